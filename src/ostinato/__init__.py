@@ -1,0 +1,68 @@
+"""Ostinato: an LLM inference engine in which no prefix is computed twice.
+
+The rooms with tensors are loaded when they are asked for, so that ``ostinato.core``,
+``ostinato.cache`` and ``ostinato.sched`` can be embedded without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ostinato.core.lease import (
+        ANTHROPIC_1H,
+        ANTHROPIC_5M,
+        OPENAI_24H,
+        PINNED,
+        LeaseReceipt,
+        LeaseStatus,
+        LeaseTerms,
+    )
+    from ostinato.core.sampling_params import SamplingParams
+    from ostinato.core.tenancy import Allotment, EraseReceipt
+    from ostinato.engine.async_llm import AsyncLLM
+    from ostinato.engine.llm import LLM
+    from ostinato.engine.outputs import CompletionOutput, RequestOutput
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LLM": "ostinato.engine.llm",
+    "AsyncLLM": "ostinato.engine.async_llm",
+    "CompletionOutput": "ostinato.engine.outputs",
+    "RequestOutput": "ostinato.engine.outputs",
+    "SamplingParams": "ostinato.core.sampling_params",
+    "Allotment": "ostinato.core.tenancy",
+    "EraseReceipt": "ostinato.core.tenancy",
+    "LeaseReceipt": "ostinato.core.lease",
+    "LeaseStatus": "ostinato.core.lease",
+    "LeaseTerms": "ostinato.core.lease",
+    "PINNED": "ostinato.core.lease",
+    "ANTHROPIC_5M": "ostinato.core.lease",
+    "ANTHROPIC_1H": "ostinato.core.lease",
+    "OPENAI_24H": "ostinato.core.lease",
+}
+
+__all__ = [
+    "ANTHROPIC_1H",
+    "ANTHROPIC_5M",
+    "LLM",
+    "OPENAI_24H",
+    "PINNED",
+    "Allotment",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EraseReceipt",
+    "LeaseReceipt",
+    "LeaseStatus",
+    "LeaseTerms",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its room."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ostinato' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
