@@ -1,0 +1,18 @@
+"""Which words does every room share? Values only: nothing here computes or waits.
+
+Files in reading order:
+
+* ``ids``: what do we call a token, a block, a request?
+* ``tokens``: how are token ids checked and packed?
+* ``identity``: what must be equal before KV may be shared?
+* ``sampling_params``: what may a user ask of the sampler?
+* ``request``: what is known about one request?
+* ``plan``: what is one step asked to do, and what came back?
+* ``config``: what may a user set?
+* ``errors``: what can go wrong?
+
+Rules:
+
+1. Imports nothing of the other rooms, and neither torch nor transformers.
+2. Values do not change, but for ``PrefixKey``, which only grows.
+"""

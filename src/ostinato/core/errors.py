@@ -1,0 +1,105 @@
+"""What can go wrong?
+
+The whole tree, so that a caller can catch as much or as little as wanted::
+
+    OstinatoError
+    ├── ConfigError (ValueError)      a setting is out of range, or two contradict each other
+    ├── ModelError                    the model cannot be served
+    │   ├── ModelNotFound             no such directory, embedded model or hub name
+    │   ├── BrokenCheckpoint          files are missing, truncated or do not fit the config
+    │   ├── MissingTokenizer          text was given, but the checkpoint has no tokenizer
+    │   └── UnsupportedModel          it would load, but we could not serve it correctly
+    ├── RequestError (ValueError)     this one request is refused; nobody else notices
+    │   ├── EmptyPrompt
+    │   ├── TokenOutOfRange
+    │   ├── PromptTooLong
+    │   ├── InvalidSamplingParams
+    │   └── DuplicateRequest
+    ├── CacheInUse                    a reset was asked for while requests hold blocks
+    └── EngineError
+        ├── StepFailed                the forward pass of a step raised; its requests end
+        └── EngineStopped             the engine was shut down
+
+Every message names the value, the limit and the setting to change.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class OstinatoError(Exception):
+    """Any error that Ostinato raises on purpose."""
+
+
+class ConfigError(OstinatoError, ValueError):
+    """A setting is out of range, or two settings contradict each other."""
+
+
+class ModelError(OstinatoError):
+    """The model cannot be served."""
+
+
+class ModelNotFound(ModelError):
+    """No directory, embedded model or hub repository of that name."""
+
+
+class BrokenCheckpoint(ModelError):
+    """The checkpoint's files are missing, truncated or do not fit its config."""
+
+
+class MissingTokenizer(ModelError):
+    """Text was given or asked for, but the checkpoint has no tokenizer."""
+
+
+class UnsupportedModel(ModelError):
+    """The model would load, but could not be served correctly."""
+
+
+class RequestError(OstinatoError, ValueError):
+    """One request is refused; it changed nothing and nobody else notices."""
+
+
+class EmptyPrompt(RequestError):
+    """A prompt has no tokens."""
+
+
+class TokenOutOfRange(RequestError):
+    """A token id is not an integer, is negative, or is not in the vocabulary."""
+
+
+class PromptTooLong(RequestError):
+    """A prompt can never fit the model's context or the block pool."""
+
+
+class InvalidSamplingParams(RequestError):
+    """A sampling parameter is out of range."""
+
+
+class DuplicateRequest(RequestError):
+    """A request id is already in use by a live request."""
+
+
+class CacheInUse(OstinatoError):
+    """The cache was asked to reset while requests hold blocks."""
+
+
+class EngineError(OstinatoError):
+    """The engine could not go on with a step or a request."""
+
+
+class StepFailed(EngineError):
+    """A step's forward pass raised; its requests ended, no other request did.
+
+    Attributes:
+        outputs: What the caller's other requests brought, in the order of the prompts; those
+            that failed say so in ``error``.
+    """
+
+    def __init__(self, message: str, outputs: Sequence[Any] = ()) -> None:
+        """Say what failed, and hand over what did not."""
+        super().__init__(message)
+        self.outputs = list(outputs)
+
+
+class EngineStopped(EngineError):
+    """The engine was shut down and takes no more requests."""

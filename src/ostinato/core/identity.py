@@ -1,0 +1,181 @@
+"""What must be equal before KV may be shared?
+
+Law 3: KV is reused only for the identical identity. One typed value says what that is, and
+every index, tier, event and router uses it. Two parts:
+
+* ``Identity``: what holds for a whole sequence (weights, epoch, KV format, adapter, tenant);
+* ``PrefixKey``: an identity, the tokens so far, and the images among them.
+"""
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+
+from ostinato.core.errors import RequestError
+from ostinato.core.ids import BlockDigest
+from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens, pack_tokens
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What two sequences must agree on before any of their KV may be shared.
+
+    Attributes:
+        weights: Fingerprint of the model's weights, by content.
+        epoch: Raised with each update of the weights.
+        kv_dtype: Format of the KV store, such as ``"bfloat16"``.
+        adapter: Digest of the adapter's content; empty without one.
+        tenant: Salt of the tenant; empty for the shared name space.
+    """
+
+    weights: bytes = b""
+    epoch: int = 0
+    kv_dtype: str = ""
+    adapter: bytes = b""
+    tenant: bytes = b""
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """One unambiguous byte string: each field behind its length."""
+        fields = (
+            self.weights,
+            self.epoch.to_bytes(8, "little"),
+            self.kv_dtype.encode(),
+            self.adapter,
+            self.tenant,
+        )
+        return b"".join(len(field).to_bytes(4, "little") + field for field in fields)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """An image's place among the tokens.
+
+    Attributes:
+        digest: Digest of the image's content.
+        start: Position of its first placeholder token.
+        length: Number of placeholder tokens, at least 1.
+    """
+
+    digest: bytes
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """Position after its last placeholder token."""
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class BlockExtra:
+    """What a block's tokens do not tell: the images that touch it.
+
+    Attributes:
+        encoded: Content digest, offset relative to the block and length of each image.
+        num_text_tokens: Tokens of the block before the first image token.
+    """
+
+    encoded: bytes
+    num_text_tokens: int
+
+
+class PrefixKey:
+    """A sequence as the cache sees it: identity, tokens so far, images among them.
+
+    Tokens are appended as they are sampled; what is there never changes. ``digests`` is a
+    memo that block hashers fill: one digest per full block, by hasher.
+    """
+
+    __slots__ = ("_packed", "digests", "identity", "images", "tokens")
+
+    def __init__(
+        self, identity: Identity, tokens: Iterable[int], images: Iterable[ImageSpan] = ()
+    ) -> None:
+        """Take a prompt.
+
+        Raises:
+            TokenOutOfRange: An id does not fit four bytes.
+            RequestError: Images overlap or lie outside the prompt.
+        """
+        self.identity = identity
+        self.tokens: array[int] = pack_tokens(tokens)
+        self.images = tuple(sorted(images, key=lambda image: image.start))
+        self.digests: dict[object, list[BlockDigest]] = {}
+        self._packed: bytes | None = None
+        _check_images(self.images, len(self.tokens))
+
+    def __len__(self) -> int:
+        """Number of tokens so far."""
+        return len(self.tokens)
+
+    def append(self, token: int) -> None:
+        """Add one sampled token."""
+        self.tokens.append(token)
+        self._packed = None
+
+    def copy(self) -> "PrefixKey":
+        """Return an independent key of the same content."""
+        twin = PrefixKey(self.identity, self.tokens, self.images)
+        twin.digests = {hasher: memo[:] for hasher, memo in self.digests.items()}
+        return twin
+
+    @property
+    def packed(self) -> bytes:
+        """All tokens as little-endian ``uint32``, shape (num_tokens * 4,)."""
+        if self._packed is None:
+            self._packed = self.tokens.tobytes()
+        return self._packed
+
+    def packed_range(self, start: int, stop: int) -> bytes:
+        """Tokens ``start .. stop`` as little-endian ``uint32``."""
+        if self._packed is not None:
+            return self._packed[start * TOKEN_BYTES : stop * TOKEN_BYTES]
+        return self.tokens[start:stop].tobytes()
+
+    def extra(self, start: int, stop: int) -> BlockExtra | None:
+        """What the images among tokens ``start .. stop`` add to a block's identity."""
+        touching = [i for i in self.images if i.start < stop and i.end > start]
+        if not touching:
+            return None
+        encoded = b"".join(
+            len(image.digest).to_bytes(4, "little")
+            + image.digest
+            + (image.start - start).to_bytes(8, "little", signed=True)
+            + image.length.to_bytes(8, "little")
+            for image in touching
+        )
+        return BlockExtra(encoded, max(0, touching[0].start - start))
+
+    def num_common_tokens(self, other: "PrefixKey") -> int:
+        """Count the tokens from position 0 on whose KV the two sequences could share.
+
+        Two images at one place are the same if digest, start and length are.
+        """
+        if self.identity != other.identity:
+            return 0
+        common = num_common_tokens(self.packed, other.packed)
+        for mine, theirs in zip_longest(self.images, other.images):
+            if mine != theirs:
+                starts = [image.start for image in (mine, theirs) if image is not None]
+                return min(common, *starts)
+        return common
+
+    def num_text_tokens(self, start: int, stop: int) -> int:
+        """Number of tokens from ``start`` on before the first image token or ``stop``."""
+        extra = self.extra(start, stop) if self.images else None
+        return stop - start if extra is None else extra.num_text_tokens
+
+
+def _check_images(images: tuple[ImageSpan, ...], num_tokens: int) -> None:
+    """Refuse spans that overlap or leave the prompt."""
+    end = 0
+    for image in images:
+        if image.length < 1 or image.start < end or image.end > num_tokens:
+            raise RequestError(
+                f"image at tokens {image.start}..{image.end} overlaps another or leaves the "
+                f"prompt of {num_tokens} tokens"
+            )
+        end = image.end

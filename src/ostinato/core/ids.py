@@ -1,0 +1,21 @@
+"""What do we call a token, a block, a request?"""
+
+from typing import NewType
+
+TokenId = NewType("TokenId", int)
+"""One entry of the vocabulary, ``0 <= id < 2**32``."""
+
+BlockId = NewType("BlockId", int)
+"""Index of a block in the pool, ``0 <= id < num_blocks``."""
+
+SlotId = NewType("SlotId", int)
+"""One token's place in the KV store: ``block_id * block_size + offset``."""
+
+RequestId = NewType("RequestId", str)
+"""Name of a request, unique among live requests; chosen by the caller or the engine."""
+
+SequenceId = NewType("SequenceId", int)
+"""Number of one sampled continuation of a request, unique for the life of an engine."""
+
+BlockDigest = NewType("BlockDigest", bytes)
+"""Content hash of a full block and everything before it."""

@@ -1,0 +1,156 @@
+"""What is one step asked to do, and what came back?
+
+A step is one forward pass over a flattened row of tokens from many sequences. The scheduler
+writes a ``StepPlan``, the runner answers with a ``StepResult`` in the same order::
+
+    sequence     new tokens       written to slots          read through
+    A (decode)   x                table[p // B] * B + p % B  tables of A
+    B (prefill)  x x x x x        ...                        tables of B
+    copies       source slots ──► target slots, in every layer, after its writes
+
+Copies come after the writes of the same layer, so that a sequence may copy what another
+sequence of the same step computes (law 1), and before attention reads.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+
+from ostinato.core.ids import SequenceId, SlotId
+from ostinato.core.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRun:
+    """Neighbouring slots to copy in every layer.
+
+    Attributes:
+        source: First slot read; written before this step, or in it.
+        target: First slot written; no other run or new token writes there.
+        num_tokens: Slots copied; neither side crosses a block.
+        group: Layers that it concerns: 0 for full attention, then one per window size.
+    """
+
+    source: SlotId
+    target: SlotId
+    num_tokens: int
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SampleTask:
+    """How to choose the token after a sequence's last new token.
+
+    Attributes:
+        params: The request's sampling parameters.
+        seeds: One per sample wanted; more than one where a prompt is forked (``n > 1``).
+        prompt: Prompt ids, shape (num_prompt_tokens,), for the repetition penalty.
+        output: Ids generated so far, shape (num_output_tokens,).
+        banned: Ids that may not be sampled now: what would end the text below ``min_tokens``.
+    """
+
+    params: SamplingParams
+    seeds: tuple[int, ...]
+    prompt: "array[int]"
+    output: "array[int]"
+    banned: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """One sequence's share of a step.
+
+    Attributes:
+        sequence_id: Whose tokens these are.
+        tokens: Ids to compute, shape (num_new_tokens,), at least one.
+        start: Position of the first of them; all before it are in the KV store.
+        tables: One block table per group of layers, each of shape
+            (>= ceil((start + num_new_tokens) / block_size),). A window group's table names its
+            null block (as many as it has blocks) where the window does not reach.
+        sample: What to sample after the last token; None in the middle of a prompt.
+        prompt_targets: For prompt log-probs, the prompt ids that follow each new token, shape
+            (<= num_new_tokens,); empty if none are asked for.
+        num_prompt_logprobs: Alternatives per prompt target.
+    """
+
+    sequence_id: SequenceId
+    tokens: "array[int]"
+    start: int
+    tables: "tuple[array[int], ...]"
+    sample: SampleTask | None = None
+    prompt_targets: "array[int]" = field(default_factory=lambda: array("I"))
+    num_prompt_logprobs: int = 0
+
+    @property
+    def end(self) -> int:
+        """Position after the last new token."""
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one forward pass computes.
+
+    Attributes:
+        sequences: Decoding sequences first, then prefill; each at most once.
+        copies: Slots to copy in every layer after its writes.
+    """
+
+    sequences: tuple[ScheduledSequence, ...]
+    copies: tuple[CopyRun, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that go through the model."""
+        return sum(len(sequence.tokens) for sequence in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and how likely the model held it.
+
+    Attributes:
+        token_id: The token.
+        logprob: Natural logarithm of its probability, before temperature and truncation.
+        rank: 1 for the most likely token.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One sampled token.
+
+    Attributes:
+        token_id: The token.
+        logprobs: If asked for, its own log-probability first, then those of the alternatives
+            from the most likely one on.
+        error: Why nothing could be sampled; empty if something was. It ends this sequence
+            and no other of the batch.
+    """
+
+    token_id: int
+    logprobs: tuple[TokenLogprob, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceResult:
+    """What came back for one scheduled sequence.
+
+    Attributes:
+        samples: One per seed of its sample task; empty without a task.
+        prompt_logprobs: One tuple per prompt target, laid out as in ``SampledToken``.
+    """
+
+    samples: tuple[SampledToken, ...] = ()
+    prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came back from one forward pass, in the plan's order."""
+
+    sequences: tuple[SequenceResult, ...]

@@ -1,0 +1,50 @@
+"""What is known about one request?"""
+
+from array import array
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ostinato.core.identity import Identity, ImageSpan
+from ostinato.core.ids import RequestId
+from ostinato.core.sampling_params import SamplingParams
+
+
+class FinishReason(StrEnum):
+    """Why a continuation ended."""
+
+    STOP = "stop"
+    """An end-of-sequence id, a stop id or a stop string."""
+    LENGTH = "length"
+    """``max_tokens``, the model's context or the pool's size was reached."""
+    ABORT = "abort"
+    """The caller cancelled it."""
+    ERROR = "error"
+    """The step that computed it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt and how it is to be continued.
+
+    Attributes:
+        request_id: Unique among live requests.
+        prompt_token_ids: Packed ids, shape (num_prompt_tokens,), at least one.
+        params: How to sample.
+        identity: What must be equal before KV may be shared.
+        images: Images among the prompt's tokens.
+        priority: Lower goes first, as in nice(1).
+        cache_read: Whether cached KV may be used; not before all prompt log-probs are there, if
+            any are asked for, since they need the logits of every token.
+        cache_write: Whether computed KV may be found by others.
+        eos_token_ids: The model's end-of-sequence ids.
+    """
+
+    request_id: RequestId
+    prompt_token_ids: "array[int]"
+    params: SamplingParams
+    identity: Identity = field(default_factory=Identity)
+    images: tuple[ImageSpan, ...] = ()
+    priority: int = 0
+    cache_read: bool = True
+    cache_write: bool = True
+    eos_token_ids: frozenset[int] = frozenset()

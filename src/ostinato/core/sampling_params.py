@@ -1,0 +1,157 @@
+"""What may a user ask of the sampler?"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ostinato.core.errors import InvalidSamplingParams
+
+MAX_LOGPROBS = 1024
+"""Most alternatives per token; each is a Python object, so a whole vocabulary is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is sampled, in the field's familiar names.
+
+    Attributes:
+        n: Continuations to sample; the prompt is computed once for all.
+        temperature: 0 is greedy.
+        top_p: Keep the most likely tokens up to this mass, in (0, 1].
+        top_k: Keep this many of the most likely tokens; 0 keeps all.
+        min_p: Drop tokens less likely than this share of the most likely one.
+        presence_penalty: Subtracted once from the logit of each token generated so far.
+        frequency_penalty: Subtracted for each time that a token was generated.
+        repetition_penalty: Divides (or, below zero, multiplies) logits of seen tokens, prompt
+            included; 1 is off.
+        logit_bias: Added to the logits of these token ids.
+        seed: The same seed gives the same text whatever else is in the batch; None draws one.
+        stop: Strings that end the text.
+        stop_token_ids: Ids that end the text, besides the model's end-of-sequence ids.
+        max_tokens: Most tokens to generate; None goes on to the model's or the pool's limit.
+        min_tokens: No end-of-sequence, stop id or stop string before so many tokens.
+        ignore_eos: Go on after the model's end-of-sequence ids.
+        logprobs: Log-probabilities of the sampled token and of this many alternatives.
+        prompt_logprobs: The same for each prompt token; such a request does not read the
+            cache, since every position needs its logits.
+        include_stop_str_in_output: Keep the stop string at the end of the text.
+        skip_special_tokens: Leave special tokens out of the text.
+        detokenize: Produce text; False gives token ids alone.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be done, and make the collections immutable.
+
+        Raises:
+            InvalidSamplingParams: A value is out of range or of the wrong type.
+        """
+        object.__setattr__(self, "stop", _strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
+        _check_integer("n", self.n, 1)
+        _check_integer("top_k", self.top_k, 0)
+        _check_integer("min_tokens", self.min_tokens, 0)
+        for name, least, most in (
+            ("max_tokens", 1, None),
+            ("seed", -(2**63), 2**64 - 1),
+            ("logprobs", 0, MAX_LOGPROBS),
+            ("prompt_logprobs", 0, MAX_LOGPROBS),
+        ):
+            value = getattr(self, name)
+            if value is not None:
+                _check_integer(name, value, least, most)
+        _check_number("temperature", self.temperature, 0.0, None)
+        _check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.0, None, open_low=True)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidSamplingParams(
+                f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}: "
+                "lower the one or raise the other"
+            )
+        if self.stop and not self.detokenize:
+            raise InvalidSamplingParams(
+                "stop strings need text: leave detokenize on, or use stop_token_ids"
+            )
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether logits depend on the tokens so far."""
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+
+
+def _check_integer(name: str, value: object, least: int, most: int | None = None) -> None:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if not is_integer or value < least or (most is not None and value > most):  # type: ignore[operator]
+        limit = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise InvalidSamplingParams(f"{name}={value!r}: must be an integer, {limit}")
+
+
+def _check_number(
+    name: str, value: Any, least: float, most: float | None, open_low: bool = False
+) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    low = is_number and (value <= least if open_low else value < least)
+    if not is_number or not math.isfinite(value) or low or (most is not None and value > most):
+        limit = f"{'above' if open_low else 'at least'} {least:g}"
+        if most is not None:
+            limit += f" and at most {most:g}"
+        raise InvalidSamplingParams(f"{name}={value!r}: must be a number, {limit}")
+
+
+def _strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise InvalidSamplingParams(f"stop={string!r}: must be a string that is not empty")
+    return strings
+
+
+def _ids(name: str, ids: Sequence[int] | None) -> tuple[int, ...]:
+    for token in ids or ():
+        _check_integer(name, token, 0, 2**32 - 1)
+    return tuple(ids or ())
+
+
+def _bias(bias: Mapping[int, float] | None) -> dict[int, float]:
+    checked = {}
+    for token, value in (bias or {}).items():
+        # JSON has string keys only, so "42" is taken for 42.
+        token = int(token) if isinstance(token, str) and token.isdigit() else token
+        _check_integer("logit_bias", token, 0, 2**32 - 1)
+        _check_number(f"logit_bias[{token}]", value, -100.0, 100.0)
+        checked[token] = float(value)
+    return checked
