@@ -1,0 +1,33 @@
+"""Which prefixes are cached, where, and for whom? The heart, without a tensor.
+
+Files in reading order, the plain path first:
+
+* ``block``: what is a block, and which states can it be in?
+* ``free_queue``: which entry is given away next?
+* ``policy``: which cached entry is worth least?
+* ``accounts``: whose blocks are they, and who may evict whose?
+* ``pool``: who holds which block?
+* ``siblings``: which cached blocks may follow a prefix?
+* ``block_hash``: when are two prefixes the same?
+* ``prefix_index``: the contract every index keeps
+* ``radix_node``, ``radix_index``: how are prefixes found by walking a tree?
+* ``hash_index``: how are prefixes found by chained digest?
+* ``window_group``: what do layers with a sliding window keep?
+* ``block_table``: which blocks does one sequence hold?
+* ``histogram``, ``stats``: what did the cache do so far?
+* ``events``, ``journal``: what is noted of what happens, and what may outsiders learn?
+* ``allocator``: how are blocks taken for somebody?
+* ``groups``: what does a sequence hold, over all groups of layers at once?
+* ``lease_book``, ``custody``: what may an administrator ask?
+* ``manager``: what may the scheduler ask?
+
+Rules:
+
+1. A block is scratch, private, held or evictable: exactly one of them.
+2. What is found is exactly what was asked for: identity, tokens and images are compared,
+   never only their digests (law 3). Windows alone trust a digest, SHA-256.
+3. A cached block's ancestors are cached; tails are evicted before roots (law 8). Of a window,
+   the blocks that a prefix's end needs are enough.
+4. Look-ups change nothing; references are taken at admission (law 6).
+5. Both indexes give the same answers on the same content.
+"""

@@ -1,0 +1,266 @@
+"""What may an administrator ask?
+
+* lease: keep a prefix, pinned or for a time;
+* erase: leave nothing of a tenant;
+* new epoch: the weights have changed, so that nothing computed before may hit;
+* reset: forget everything.
+
+All of it happens between steps.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from ostinato.cache.block_table import BlockTable
+from ostinato.cache.groups import Groups
+from ostinato.cache.journal import Journal
+from ostinato.cache.lease_book import LeaseBook
+from ostinato.cache.prefix_index import PrefixMatch
+from ostinato.core.config import window_blocks
+from ostinato.core.errors import CacheInUse
+from ostinato.core.identity import PrefixKey
+from ostinato.core.lease import LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
+from ostinato.core.tenancy import EraseReceipt
+
+
+class Custody:
+    """Leases, erasure, epochs and reset of one cache.
+
+    Attributes:
+        epoch: Raised with each update of the weights; part of every new identity.
+    """
+
+    def __init__(
+        self,
+        groups: Groups,
+        journal: Journal,
+        clock: Callable[[], float],
+        tables: Mapping[int, BlockTable],
+    ) -> None:
+        """Start without a lease, in epoch 0.
+
+        Args:
+            groups: What is cached.
+            journal: Is told of what is forgotten.
+            clock: Seconds that never fall.
+            tables: The live sequences; read, never changed.
+        """
+        self.epoch = 0
+        self._weights: bytes | None = None
+        self._groups = groups
+        self._journal = journal
+        self._live = tables
+        self._leases = LeaseBook(clock)
+
+    @property
+    def num_leases(self) -> int:
+        """Live leases."""
+        return len(self._leases)
+
+    @property
+    def num_leased_blocks(self) -> int:
+        """Blocks of the full-attention group that leases hold, each counted once."""
+        return len(self._leased(0))
+
+    def tables(self) -> list[BlockTable]:
+        """List what leases hold."""
+        return [lease.table for lease in self._leases]
+
+    def lease(self, key: PrefixKey, terms: LeaseTerms) -> LeaseReceipt:
+        """Keep a prefix from being evicted.
+
+        Args:
+            key: The prefix; as much of it is held as is cached, in whole blocks.
+            terms: For how long.
+
+        Returns:
+            What is held, and why not all of it.
+        """
+        self.expire()
+        match = self._groups.match(key, len(key))
+        wanted, cached = len(key) // self._groups.block_size, len(match.blocks)
+        if not cached:
+            return LeaseReceipt(LeaseStatus.REJECTED, reason=self._nothing_to_hold(key))
+        bindable = self._num_bindable(key, match)
+        if not bindable:
+            return LeaseReceipt(LeaseStatus.REJECTED, reason=self._limit(key))
+        held = self._hold(key, bindable)
+        lease = self._leases.open(held, terms)
+        reason = ""
+        if bindable < cached:
+            reason = self._limit(key)
+        elif cached < wanted:
+            reason = f"only {cached} of {wanted} blocks are cached"
+        status = LeaseStatus.CLIPPED if reason else LeaseStatus.ACCEPTED
+        tokens = bindable * self._groups.block_size
+        return LeaseReceipt(status, tokens, reason, lease.lease_id, lease.expires_s)
+
+    def end_lease(self, lease_id: LeaseId) -> bool:
+        """Let go of a lease; returns False if there is none of that number."""
+        lease = self._leases.close(lease_id)
+        if lease is not None:
+            self._groups.drop(lease.table)
+            self._journal.commit()  # what was above its tenant's quota is gone
+        return lease is not None
+
+    def expire(self) -> None:
+        """Let go of the leases whose time is up, in O(log n) each."""
+        for lease in self._leases.expired():
+            self._groups.drop(lease.table)
+
+    def used(self, key: PrefixKey, num_tokens: int) -> None:
+        """Note that a request used a prefix; leases that ask for it start anew.
+
+        Args:
+            key: The request's sequence.
+            num_tokens: Its first tokens that hit, copied ones included.
+        """
+        if num_tokens and num_tokens == len(key) - 1:
+            num_tokens += 1  # all that may hit did (law 4)
+        self._leases.used(key, num_tokens)
+
+    def erase(self, tenant: bytes) -> EraseReceipt:
+        """Leave no block, token id, digest or count of a tenant.
+
+        Raises:
+            CacheInUse: It has running sequences; let them end, or cancel them.
+
+        Effects: its leases end; kept events are dropped, so that consumers start over. The KV
+        store is the caller's to zero: see ``live_slots``.
+        """
+        running = sum(table.tenant == tenant for table in self._live.values())
+        if running:
+            raise CacheInUse(
+                f"{running} sequences of the tenant are running: wait until they have ended, or "
+                "cancel them"
+            )
+        leases = [lease for lease in self._leases if lease.table.tenant == tenant]
+        for lease in leases:
+            self.end_lease(lease.lease_id)
+        num_blocks = self._groups.forget(lambda entry: entry.identity.tenant == tenant)
+        self._journal.commit()
+        num_events = self._journal.forget(tenant)
+        return EraseReceipt(num_blocks=num_blocks, num_leases=len(leases), num_events=num_events)
+
+    def live_slots(self) -> list[dict[int, int]]:
+        """Say, group by group, which blocks have content and how many tokens of it."""
+        return list(self._groups.live_slots([*self._live.values(), *self.tables()]))
+
+    def new_epoch(self, weights: bytes | None = None) -> int:
+        """Note that the weights have changed.
+
+        Args:
+            weights: Their fingerprint, for requests that wait; None leaves them theirs.
+
+        Returns:
+            The new epoch, for the identities of requests from now on.
+
+        Effects: what was computed before is forgotten, at once or as soon as the running
+        sequences that read it have ended; they publish nothing more. Leases end.
+        """
+        self.epoch += 1
+        self._weights = weights
+        for table in self._live.values():
+            table.writes = False
+        for lease in list(self._leases):
+            self.end_lease(lease.lease_id)
+        self._forget_stale()
+        self._journal.commit()
+        return self.epoch
+
+    def dropped(self, table: BlockTable) -> None:
+        """Note that a sequence let go of its blocks; stale ones are forgotten."""
+        if table.key.identity.epoch < self.epoch:
+            self._forget_stale()
+
+    def renew(self, key: PrefixKey) -> PrefixKey:
+        """Return a sequence's key under the weights of now."""
+        weights = key.identity.weights if self._weights is None else self._weights
+        identity = replace(key.identity, epoch=self.epoch, weights=weights)
+        return PrefixKey(identity, key.tokens, key.images)
+
+    def reset(self) -> None:
+        """Forget everything, leases included.
+
+        Raises:
+            CacheInUse: Requests hold blocks; preempt or finish them first.
+        """
+        if self._live:
+            raise CacheInUse(
+                f"{len(self._live)} running sequences hold blocks: the cache can be reset "
+                "when they have finished, or with preempt_running=True"
+            )
+        for lease in list(self._leases):
+            self.end_lease(lease.lease_id)
+        self._groups.forget(lambda entry: True)
+        self._journal.cleared()
+
+    def _forget_stale(self) -> None:
+        self._groups.forget(lambda entry: entry.identity.epoch < self.epoch)
+
+    def _hold(self, key: PrefixKey, num_blocks: int) -> BlockTable:
+        """Hold a prefix of whole blocks; an image may go on behind it."""
+        num_tokens = num_blocks * self._groups.block_size
+        table = self._groups.hold(key, self._groups.match(key, num_tokens))
+        table.writes, table.num_planned = False, num_tokens
+        return table
+
+    def _num_bindable(self, key: PrefixKey, match: PrefixMatch) -> int:
+        """Return how many blocks of a match may be held besides all other leases and floors.
+
+        What a tenant pins is resident for good, so it stays within its quota.
+        """
+        config, tenant = self._groups.config, key.identity.tenant
+        floors = sum(allotment.floor for allotment in config.allotments.values())
+        leased = self._leased(0)
+        left = config.num_bindable - floors - len(leased)
+        quota = config.quota_of(tenant)
+        if quota is not None:
+            left = min(left, quota - len(self._leased(0, tenant)))
+        count = 0
+        for block in match.blocks:
+            left -= block not in leased
+            if left < 0:
+                break
+            count += 1
+        if self._groups.windows and count < len(match.blocks):
+            count = len(self._groups.match(key, count * self._groups.block_size).blocks)
+        return count if self._windows_bindable(count) else 0
+
+    def _windows_bindable(self, num_blocks: int) -> bool:
+        """Whether the windows before a boundary may be held besides those of all other leases."""
+        for number, window in enumerate(self._groups.windows, 1):
+            size = self._groups.block_size
+            needed = num_blocks - window.first_needed(num_blocks * size)
+            floors = sum(account.allotment.floor for account in window.pool.accounts)
+            reserve = window.pool.num_blocks - floors - len(self._leased(number)) - needed
+            if reserve < window_blocks(window.window, size):
+                return False
+        return True
+
+    def _leased(self, group: int, tenant: bytes | None = None) -> set[int]:
+        """List the blocks that leases hold in a group; those of one tenant, if it is named."""
+        null = self._groups.windows[group - 1].null_block if group else None
+        tables = [table for table in self.tables() if tenant in (None, table.tenant)]
+        held = {block for table in tables for block in table.groups[group]}
+        return held - {null} if null is not None else held
+
+    def _nothing_to_hold(self, key: PrefixKey) -> str:
+        size = self._groups.block_size
+        if len(key) < size:
+            return f"its {len(key)} tokens do not fill a block of {size}: lease a longer prefix"
+        return "no whole block of it is cached: send it as a prompt first"
+
+    def _limit(self, key: PrefixKey) -> str:
+        config = self._groups.config
+        quota = config.quota_of(key.identity.tenant)
+        if quota is not None and len(self._leased(0, key.identity.tenant)) >= quota:
+            return (
+                f"leases of its tenant may hold its quota of {quota} blocks: raise the quota, or "
+                "end another lease"
+            )
+        return (
+            f"leases and floors may bind {config.num_bindable} of {config.num_blocks} blocks, so "
+            "that the longest sequence can always run; raise num_blocks, lower max_model_len, or "
+            "end another lease"
+        )

@@ -1,0 +1,373 @@
+"""What does a sequence hold, over all groups of layers at once?
+
+Layers that keep different things are in different groups, each with a pool and block tables
+of its own. Group 0 is full attention: its index says which prefixes exist. Every other group
+is a sliding window, whose blocks hang on the same prefixes::
+
+    tokens     0-3   4-7   8-11  12-15 16-19
+    group 0    b0    b1    b2    b3    b4       full attention
+    group 1    null  null  null  b9    b4       window of 5
+
+A hit is one length that is valid in every group. A model whose layers all have windows keeps
+group 0 as well, without bytes behind its blocks: as the list of prefixes.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ostinato.cache.accounts import Accounts
+from ostinato.cache.allocator import Allocator
+from ostinato.cache.block import CacheEntry
+from ostinato.cache.block_hash import BlockHasher
+from ostinato.cache.block_table import BlockTable
+from ostinato.cache.hash_index import HashIndex
+from ostinato.cache.journal import Journal
+from ostinato.cache.policy import make_policy
+from ostinato.cache.pool import BlockPool
+from ostinato.cache.prefix_index import PrefixIndex, PrefixMatch
+from ostinato.cache.radix_index import RadixIndex
+from ostinato.cache.window_group import WindowGroup
+from ostinato.core.config import CacheConfig, WindowConfig, window_blocks
+from ostinato.core.identity import PrefixKey
+from ostinato.core.ids import BlockId
+from ostinato.core.tenancy import Allotment
+from ostinato.core.tokens import TOKEN_BYTES
+
+
+class Groups:
+    """The full-attention group, and one group per window size."""
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        hasher: BlockHasher,
+        index_hasher: BlockHasher,
+        journal: Journal,
+        clock: Callable[[], float],
+    ) -> None:
+        """Make empty groups.
+
+        Args:
+            config: Sizes, index, order and policy.
+            hasher: SHA-256, for windows and for outsiders.
+            index_hasher: For the hash index.
+            journal: Is told of evictions.
+            clock: Seconds that never fall.
+        """
+        self.config = config
+        self.block_size = config.block_size
+        self.pool = _pool(config, config.num_blocks, config.allotments, clock)
+        self.index: PrefixIndex[Any]
+        outside = hasher if journal.events is not None else None
+        if config.index == "radix":
+            self.index = RadixIndex(self.pool, config.block_size, outside)
+        else:
+            self.index = HashIndex(self.pool, index_hasher, outside)
+        self.windows = [
+            WindowGroup(w.window, _window_pool(config, w, clock), hasher) for w in config.windows
+        ]
+        self._full = Allocator(self.pool, self.index, journal, 0)
+        self._allocators = [self._full] + [
+            Allocator(window.pool, window, journal, group)
+            for group, window in enumerate(self.windows, 1)
+        ]
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Number of blocks that so many tokens fill or begin."""
+        return -(-num_tokens // self.block_size)
+
+    def match(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
+        """Find the longest prefix that is cached in every group; no effects."""
+        match = self.index.match(key, num_tokens)
+        if not self.windows:
+            return match
+        end = self._common_end(key, len(match.blocks))
+        if end < len(match.blocks):
+            return self.index.match(key, end * self.block_size)
+        if match.tail is None:
+            return match
+        name = self.index.tail_name(match.tail)
+        tails = tuple(window.find_tail(key, end, name) for window in self.windows)
+        if None in tails:
+            return self.index.match(key, end * self.block_size)
+        return replace(match, window_tails=tails)
+
+    def without_tail(self, key: PrefixKey, match: PrefixMatch) -> PrefixMatch:
+        """Return a match without what would be copied."""
+        return replace(match, tail=None, window_tails=())
+
+    def room(self, key: PrefixKey, match: PrefixMatch, num_tokens: int) -> int:
+        """Return how many tokens could have slots in every group if a match were held.
+
+        Group 0 gives slots to the whole prompt or to none of it; windows as far as they go.
+
+        Args:
+            key: The sequence.
+            match: What would be held of it.
+            num_tokens: How many slots are wanted.
+
+        Returns:
+            At most ``num_tokens``; 0 if group 0 lacks blocks. Effects: none.
+        """
+        tenant = key.identity.tenant
+        held = len(match.blocks)
+        missing = self.blocks_for(len(key)) - held
+        if missing > self.pool.num_scratch or self.config.allotments:
+            free = self._full.num_free_for(tenant) - self.index.num_idle_blocks(match)
+            if match.tail is not None and not match.tail.entry.ref_count:
+                free -= 1
+            if missing > free:
+                return 0
+        if not self.windows:
+            return num_tokens
+        for number, window in enumerate(self.windows):
+            free = self._allocators[number + 1].num_free_for(tenant)
+            free -= window.num_idle_blocks(key, held)
+            if match.window_tails and not match.window_tails[number].ref_count:
+                free -= 1
+            num_tokens = min(num_tokens, (held + free) * self.block_size)
+        return num_tokens
+
+    def hold(self, key: PrefixKey, match: PrefixMatch) -> BlockTable:
+        """Hold a match in every group, and the sources of what will be copied."""
+        table = BlockTable(key, match.blocks[:], match.num_shared_tokens, match.num_copied_tokens)
+        table.path = self.index.acquire(key, match)
+        table.num_published = len(match.blocks)
+        if self.windows:
+            table.windows = [window.acquire(key, len(match.blocks)) for window in self.windows]
+        if match.tail is not None:
+            table.tail_path = self.index.acquire_tail(match.tail)
+            for number, copy in enumerate(match.window_tails):
+                self.windows[number].hold_tail(table.windows[number], copy)
+        return table
+
+    def empty_table(self, key: PrefixKey) -> BlockTable:
+        """Return the table of a sequence that neither reads nor writes the cache."""
+        table = BlockTable(key, array("i"), writes=False)
+        table.windows = [window.acquire(key, 0) for window in self.windows]
+        return table
+
+    def growable(self, table: BlockTable, num_tokens: int) -> int:
+        """Return how many tokens could have slots in every group, at most ``num_tokens``."""
+        for allocator, blocks in zip(self._allocators, table.groups, strict=True):
+            if self.blocks_for(num_tokens) > len(blocks):
+                free = allocator.num_free_for(table.tenant)
+                num_tokens = min(num_tokens, (len(blocks) + free) * self.block_size)
+        return num_tokens
+
+    def take(self, table: BlockTable, num_tokens: int, num_window_tokens: int) -> None:
+        """Give a table slots; the caller knows that there is room."""
+        missing = self.blocks_for(num_tokens) - len(table.blocks)
+        if missing > 0:
+            table.blocks.extend(self._full.take(table.tenant, missing))
+        for number, window in enumerate(self.windows):
+            held = table.windows[number]
+            missing = self.blocks_for(num_window_tokens) - len(held.blocks)
+            if missing > 0:
+                taken = self._allocators[number + 1].take(table.tenant, missing)
+                window.append(held, taken)
+
+    def publish(self, table: BlockTable, num_blocks: int, journal: Journal) -> None:
+        """Make a table's first full blocks findable in every group."""
+        first = table.num_published
+        blocks = table.blocks[first:num_blocks]
+        table.path, publication = self.index.publish(table.path, table.key, blocks)
+        table.num_published = num_blocks
+        table.duplicates.extend(publication.duplicates)
+        adopted = first + len(publication.duplicates)  # known content comes before new content
+        if adopted < num_blocks and table.first_adopted is None:
+            table.first_adopted = adopted
+        journal.published(table.key, first + publication.num_known, num_blocks)
+        if publication.num_known:
+            journal.stats.duplicate_blocks += publication.num_known
+        if not self.windows:
+            return
+        for group, (window, held) in enumerate(zip(self.windows, table.windows, strict=True), 1):
+            new = window.publish(held, table.key, num_blocks)
+            for place in new:
+                journal.published(table.key, place, place + 1, group)
+
+    def settle(self, table: BlockTable) -> None:
+        """Exchange duplicates for canonical blocks, and give back what left a window."""
+        self.release_tails(table)
+        table.first_adopted = None
+        if table.duplicates:
+            for position, canonical in table.duplicates:
+                own = array("i", [table.blocks[position]])
+                table.blocks[position] = canonical
+                self._full.give_back(table.tenant, own)
+            table.duplicates.clear()
+        if not self.windows:
+            return
+        for window, held in zip(self.windows, table.windows, strict=True):
+            held.first_adopted = None
+            window.slide(held, table.num_planned)
+
+    def retract(self, table: BlockTable, journal: Journal) -> None:
+        """Take back what a table published in this step."""
+        identity = table.key.identity
+        if table.first_adopted is not None:
+            table.path, forgotten = self.index.retract(table.path, table.first_adopted)
+            table.num_published, table.first_adopted = table.first_adopted, None
+            journal.retracted(identity, forgotten.digests, 0)
+        for group, (window, held) in enumerate(zip(self.windows, table.windows, strict=True), 1):
+            journal.retracted(identity, window.retract(held), group)
+
+    def seal(self, table: BlockTable, num_tokens: int) -> bool:
+        """Make the partial last block of an ended sequence findable token by token."""
+        full, rest = divmod(num_tokens, self.block_size)
+        if not rest or table.num_published != full or table.duplicates:
+            return False
+        block = BlockId(table.blocks[full])
+        if not self.index.seal(table.path, table.key, block, num_tokens):
+            return False
+        del table.blocks[full]
+        text = table.key.packed_range(full * self.block_size, num_tokens)
+        for window, held in zip(self.windows, table.windows, strict=True):
+            window.seal(held, table.key, full, text)
+        return True
+
+    def release_tails(self, table: BlockTable) -> None:
+        """Let go of the sources of copies; windows have some only if group 0 has one."""
+        if table.tail_path is None:
+            return
+        self.index.release(table.tail_path)
+        table.tail_path = None
+        if not self.windows:
+            return
+        for window, held in zip(self.windows, table.windows, strict=True):
+            window.release_tail(held)
+
+    def drop(self, table: BlockTable) -> None:
+        """Let go of all that a table holds; trim its tenant to its quota."""
+        if private := table.private_blocks:
+            self._full.give_back(table.tenant, private)
+        if table.path is not None:
+            self.index.release(table.path)
+        for window, held in zip(self.windows, table.windows, strict=True):
+            window.release(held)
+        if self.config.allotments:
+            for allocator in self._allocators:
+                allocator.trim(table.tenant)
+
+    def num_shared(self, table: BlockTable, group: int, num_tokens: int) -> int:
+        """Return how many leading blocks a fork of a table shares with it in a group."""
+        if group == 0:
+            return min(table.num_published, num_tokens // self.block_size)
+        return table.windows[group - 1].num_shared
+
+    def fork(self, table: BlockTable, num_tokens: int) -> BlockTable | None:
+        """Share a table's published blocks with a new one, and give it blocks for the rest.
+
+        Returns:
+            None, with no effect, if it does not fit.
+        """
+        for group, allocator in enumerate(self._allocators):
+            missing = self.blocks_for(num_tokens) - self.num_shared(table, group, num_tokens)
+            if missing > allocator.num_free_for(table.tenant):
+                return None
+        shared = self.num_shared(table, 0, num_tokens)
+        child = BlockTable(table.key.copy(), table.blocks[:shared], writes=table.writes)
+        for position, canonical in table.duplicates:
+            child.blocks[position] = canonical
+        child.num_published = shared
+        if table.path is not None:
+            child.path = self.index.fork(table.path)
+        pairs = zip(self.windows, table.windows, strict=True)
+        child.windows = [window.fork(held) for window, held in pairs]
+        self.take(child, num_tokens, num_tokens)
+        return child
+
+    def forget(self, belongs: Callable[[CacheEntry], bool]) -> int:
+        """Make all evictable blocks scratch that belong to something; returns how many."""
+        return sum(allocator.forget(belongs) for allocator in self._allocators)
+
+    def check(self, tables: Iterable[BlockTable]) -> None:
+        """Assert every invariant of pools, index and windows."""
+        tables = list(tables)
+        self.pool.check()
+        paths = [table.path for table in tables if table.path is not None]
+        paths += [table.tail_path for table in tables if table.tail_path is not None]
+        self.index.check(paths)
+        cached: list[int] = [block.block for block in self.index.contents()]
+        private = [block for table in tables for block in table.private_blocks]
+        scratch: list[int] = list(self.pool.scratch)
+        owned = sorted(cached + private + scratch)
+        assert owned == list(range(self.config.num_blocks)), "a block has two owners or none"
+        for table in tables:
+            assert len(set(table.blocks)) == len(table.blocks), "a block twice in a table"
+        for number, window in enumerate(self.windows):
+            window.check([table.windows[number] for table in tables])
+        if not tables:
+            for allocator in self._allocators:
+                pool = allocator.pool
+                assert pool.num_free == pool.num_blocks, "blocks leaked (law 9)"
+
+    def live_slots(self, tables: Iterable[BlockTable]) -> "Iterator[dict[int, int]]":
+        """Say, group by group, which blocks have content and how many tokens of it."""
+        tables = list(tables)
+        size = self.block_size
+        live: dict[int, int] = {
+            c.block: len(c.tokens) // TOKEN_BYTES for c in self.index.contents()
+        }
+        private = {
+            block: table.num_planned - place * size
+            for table in tables
+            for place, block in enumerate(table.blocks)
+            if block not in live
+        }
+        yield {**live, **_clamped(private, size)}
+        for number, window in enumerate(self.windows):
+            live = {c.block: c.content.num_tokens for c in window.copies()}
+            private = {
+                block: table.num_planned - place * size
+                for table in tables
+                for place, block in enumerate(table.windows[number].blocks)
+                if block not in live and block != window.null_block
+            }
+            yield {**live, **_clamped(private, size)}
+
+    def _common_end(self, key: PrefixKey, end: int) -> int:
+        """Return the longest prefix, in blocks, that every window group can go on from."""
+        while True:
+            before = end
+            for window in self.windows:
+                end = window.longest_hit(key, end)
+            if end == before:
+                return end
+
+
+def _clamped(tokens: dict[int, int], most: int) -> dict[int, int]:
+    return {block: max(0, min(count, most)) for block, count in tokens.items()}
+
+
+def _pool(
+    config: CacheConfig,
+    num_blocks: int,
+    allotments: Mapping[bytes, Allotment],
+    clock: Callable[[], float],
+) -> BlockPool:
+    accounts = Accounts(allotments, lambda: make_policy(config.policy))
+    return BlockPool(num_blocks, accounts, config.free_order, clock)
+
+
+def _window_pool(
+    config: CacheConfig, window: WindowConfig, clock: Callable[[], float]
+) -> BlockPool:
+    """Make a window's pool; tenants have the same share of it as of group 0's.
+
+    Floors leave what one sequence needs to go on, as they do in group 0.
+    """
+    share = window.num_blocks / config.num_blocks
+    spare = window.num_blocks - window_blocks(window.window, config.block_size)
+    floor_share = min(share, spare / config.num_blocks)
+    allotments = {
+        tenant: Allotment(
+            int(allotment.floor * floor_share),
+            None if allotment.quota is None else max(1, int(allotment.quota * share)),
+        )
+        for tenant, allotment in config.allotments.items()
+    }
+    return _pool(config, window.num_blocks, allotments, clock)

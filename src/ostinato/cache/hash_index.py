@@ -1,0 +1,351 @@
+"""How are prefixes found by chained digest?
+
+A map from digest to content, as in vLLM: a match hashes block after block and stops at the
+first digest that is not there. Digests may collide by malice or bad luck, so each candidate's
+parent and tokens are compared as well; by induction a hit is exact whatever the digest.
+
+Rules:
+
+1. A ``Content`` is one block's worth of prefix; it lives while it has a copy.
+2. Block tables are append-only: a second block of the same content becomes another copy. A
+   match returns the oldest; when that is evicted, the next one serves.
+3. A copy's reference count is the number of live paths through it. Idle copies, and they
+   alone, are in the eviction policy.
+4. A content's parent lives at least as long: holders of a copy hold a copy of the parent.
+
+Source: vLLM's automatic prefix caching design.
+"""
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ostinato.cache.block import CacheEntry
+from ostinato.cache.block_hash import BlockHasher
+from ostinato.cache.pool import BlockPool
+from ostinato.cache.prefix_index import (
+    CachedBlock,
+    Forgotten,
+    PrefixMatch,
+    Publication,
+    TailMatch,
+)
+from ostinato.cache.siblings import Siblings
+from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.ids import BlockDigest, BlockId
+from ostinato.core.tokens import TOKEN_BYTES
+
+
+class Content:
+    """What one block holds: its tokens and, through its parent, all before them."""
+
+    __slots__ = ("children", "copies", "digest", "identity", "name", "outside", "parent", "text")
+
+    def __init__(
+        self,
+        parent: "Content | None",
+        digest: BlockDigest | None,
+        name: bytes | None,
+        text: bytes,
+        identity: Identity,
+    ) -> None:
+        """Note a content; a root has no parent and no tokens, a sealed tail no digest."""
+        self.parent = parent
+        self.digest = digest
+        self.outside: BlockDigest | None = None
+        self.name = name
+        self.text = text
+        self.identity = identity
+        self.copies: list[Copy] = []
+        self.children: Siblings[Content] = Siblings()
+
+
+class Copy(CacheEntry):
+    """One block that holds a content."""
+
+    __slots__ = ("block", "content")
+
+    def __init__(self, block: BlockId, content: Content) -> None:
+        """Note that a block holds a content."""
+        super().__init__(content.identity)
+        self.block = block
+        self.content = content
+
+    @property
+    def num_blocks(self) -> int:
+        """One, until it is evicted."""
+        return int(self in self.content.copies)
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether no cached content needs this copy."""
+        return len(self.content.copies) > 1 or not self.content.children
+
+    @property
+    def blocks_tail_first(self) -> list[BlockId]:
+        """Its block."""
+        return [self.block]
+
+
+@dataclass(slots=True)
+class HashPath:
+    """What one request holds: a root, and a copy per block."""
+
+    root: Content
+    copies: list[Copy] = field(default_factory=list)
+
+    @property
+    def last(self) -> Content:
+        """The content that the next block continues."""
+        return self.copies[-1].content if self.copies else self.root
+
+
+class HashIndex:
+    """A map from chained digests to contents."""
+
+    def __init__(
+        self, pool: BlockPool, hasher: BlockHasher, outside: BlockHasher | None = None
+    ) -> None:
+        """Make an empty index over a pool.
+
+        Args:
+            pool: Whose blocks it lists.
+            hasher: Finds contents.
+            outside: Names contents to outsiders; None if nobody listens.
+        """
+        self._pool = pool
+        self._hasher = hasher
+        self._outside = outside
+        self._block_size = hasher.block_size
+        self._contents: dict[BlockDigest, list[Content]] = {}
+        self._roots: dict[Identity, Content] = {}
+        self._root_uses: dict[Identity, int] = {}
+
+    def match(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
+        """Find the longest cached prefix among a sequence's first tokens.
+
+        Cost: one digest and one comparison per block that hits.
+        """
+        content, blocks = self._roots.get(key.identity), array("i")
+        if content is None:
+            return PrefixMatch(self._block_size)
+        copies: list[Copy] = []
+        for index in range(num_tokens // self._block_size):
+            child = self._find(content, key, index)
+            if child is None:
+                break
+            content = child
+            copies.append(child.copies[0])
+            blocks.append(child.copies[0].block)
+        tail = self._match_tail(key, num_tokens, content, len(blocks))
+        return PrefixMatch(self._block_size, blocks, tail, cursor=copies)
+
+    def _find(self, parent: Content, key: PrefixKey, index: int) -> Content | None:
+        """Look a block up by digest; compare parent and tokens, whatever the digest says."""
+        digest = self._hasher.digests(key, index + 1)[index]
+        for content in self._contents.get(digest, ()):
+            if content.parent is parent and content.name == self._hasher.block(key, index):
+                return content
+        return None
+
+    def _match_tail(
+        self, key: PrefixKey, num_tokens: int, parent: Content, num_blocks: int
+    ) -> TailMatch | None:
+        """Find the block behind a match that begins most like the sequence goes on."""
+        start = num_blocks * self._block_size
+        stop = min(num_tokens, start + self._block_size)
+        stop = start + key.num_text_tokens(start, stop)
+        best = parent.children.most_alike(key.packed_range(start, stop)) if stop > start else None
+        if best is None:
+            return None
+        content, common = best
+        copy = content.copies[0]
+        return TailMatch(copy.block, common, copy)
+
+    def tail_name(self, tail: TailMatch) -> bytes:
+        """Return the packed tokens and extras of a tail's block."""
+        content: Content = tail.entry.content
+        return content.name or content.text
+
+    def num_idle_blocks(self, match: PrefixMatch) -> int:
+        """Count the matched whole blocks that nobody holds, in O(blocks)."""
+        return sum(not copy.ref_count for copy in match.cursor or ())
+
+    def acquire(self, key: PrefixKey, match: PrefixMatch) -> HashPath:
+        """Hold the matched copies."""
+        return self._hold_path(HashPath(self._root(key), list(match.cursor or ())))
+
+    def acquire_tail(self, tail: TailMatch) -> HashPath:
+        """Hold a tail's source block and the oldest copy of all before it."""
+        copies: list[Copy] = [tail.entry]
+        content = tail.entry.content.parent
+        while content is not None and content.copies:
+            copies.insert(0, content.copies[0])
+            content = content.parent
+        assert content is not None
+        return self._hold_path(HashPath(content, copies))
+
+    def fork(self, path: HashPath) -> HashPath:
+        """Hold what a path holds once more."""
+        return self._hold_path(HashPath(path.root, path.copies[:]))
+
+    def publish(
+        self, path: HashPath, key: PrefixKey, blocks: "array[int]"
+    ) -> tuple[HashPath, Publication]:
+        """Add copies; a content that is new gets its digest."""
+        num_known, now = 0, self._pool.now()
+        for block in blocks:
+            parent, index = path.last, len(path.copies)
+            content = self._find(parent, key, index)
+            if content is None:
+                content = self._add(parent, key, index)
+            else:
+                num_known += 1
+            copy = Copy(BlockId(block), content)
+            copy.ref_count = 1
+            copy.born_s = now
+            content.copies.append(copy)
+            path.copies.append(copy)
+        return path, Publication(num_known)
+
+    def retract(self, path: HashPath, num_blocks: int) -> tuple[HashPath, Forgotten]:
+        """Remove the copies that a path published last."""
+        dropped = path.copies[num_blocks:][::-1]
+        del path.copies[num_blocks:]
+        digests: list[BlockDigest] = []
+        for copy in dropped:
+            assert copy.ref_count == 1, "somebody holds it"
+            copy.ref_count = 0
+            digests += self._forget(copy)
+        blocks = array("i", [copy.block for copy in dropped])
+        return path, Forgotten(blocks, tuple(digests))
+
+    def seal(self, path: HashPath, key: PrefixKey, block: BlockId, num_tokens: int) -> bool:
+        """Add an idle content with fewer tokens than a block and no digest."""
+        start = len(path.copies) * self._block_size
+        if key.num_text_tokens(start, num_tokens) < num_tokens - start:
+            return False  # only text is shared token by token
+        text = key.packed_range(start, num_tokens)
+        best = path.last.children.most_alike(text)
+        if best is not None and best[1] == num_tokens - start:
+            return False
+        content = Content(path.last, None, None, text, key.identity)
+        copy = Copy(block, content)
+        content.copies.append(copy)
+        path.last.children.add(None, text, content)
+        self._pool.adopt(copy)
+        self._pool.idle(copy)
+        return True
+
+    def release(self, path: HashPath) -> None:
+        """Let go of a path, tail first, in O(blocks)."""
+        for copy in reversed(path.copies):
+            assert copy.ref_count > 0, "released more often than acquired"
+            copy.ref_count -= 1
+            if copy.ref_count == 0:
+                self._pool.idle(copy)
+        self._root_uses[path.root.identity] -= 1
+        self._drop_empty_root(path.root)
+
+    def evict(self, entry: CacheEntry, most: int) -> Forgotten:
+        """Forget one idle copy."""
+        assert isinstance(entry, Copy) and not entry.ref_count and entry.is_leaf and most
+        digests = self._forget(entry)
+        self._pool.shrink(entry, 1)
+        return Forgotten(array("i", [entry.block]), digests)
+
+    def contents(self) -> Iterator[CachedBlock]:
+        """Walk every published block."""
+        size = self._block_size * TOKEN_BYTES
+        for content, before in self._walk():
+            name = content.text if content.name is None else content.name
+            for copy in content.copies:
+                yield CachedBlock(copy.block, name[:size], copy.ref_count, before, name[size:])
+
+    def check(self, paths: "list[HashPath]") -> None:
+        """Assert rules 1 to 4 and that digests and links agree."""
+        counted: dict[int, int] = {}
+        for path in paths:
+            for copy in path.copies:
+                counted[id(copy)] = counted.get(id(copy), 0) + 1
+        idle = {id(entry) for entry in self._pool.entries()}
+        contents = [content for content, _ in self._walk()]
+        copies = [copy for content in contents for copy in content.copies]
+        for copy in copies:
+            assert copy.ref_count == counted.pop(id(copy), 0), "references are miscounted"
+            assert (id(copy) in idle) == (copy.ref_count == 0), "idle copies alone are evictable"
+        assert not counted, "a path holds a copy outside the index"
+        assert len(idle) == sum(copy.ref_count == 0 for copy in copies), "a lost copy is evictable"
+        for content in contents:
+            assert content.copies, "a content without a copy"
+            assert content.name is not None or not content.children, "a sealed tail goes on"
+            known = self._contents.get(content.digest, []) if content.digest else [content]
+            assert content in known, "a content has lost its digest"
+        assert sum(map(len, self._contents.values())) == sum(c.digest is not None for c in contents)
+        for identity, root in self._roots.items():
+            held = sum(path.root is root for path in paths)
+            assert self._root_uses[identity] == held, "a root's uses are miscounted"
+            assert held or root.children, "an empty root was left behind"
+
+    def _add(self, parent: Content, key: PrefixKey, index: int) -> Content:
+        """Note a content that is new."""
+        start, stop = index * self._block_size, (index + 1) * self._block_size
+        text = key.packed_range(start, start + key.num_text_tokens(start, stop))
+        name, digest = self._hasher.block(key, index), self._hasher.digests(key, index + 1)[index]
+        content = Content(parent, digest, name, text, key.identity)
+        if self._outside is not None:
+            content.outside = self._outside.digests(key, index + 1)[index]
+        self._contents.setdefault(digest, []).append(content)
+        parent.children.add(name, text, content)
+        return content
+
+    def _forget(self, copy: Copy) -> tuple[BlockDigest, ...]:
+        """Take a copy out of its content; the last one takes the content along (rule 1).
+
+        Returns:
+            The content's name to outsiders if it is gone and has one.
+        """
+        content = copy.content
+        content.copies.remove(copy)
+        if content.copies:
+            return ()
+        parent = content.parent
+        assert parent is not None and not content.children
+        parent.children.remove(content.name, content.text, content)
+        if content.digest is not None:
+            namesakes = self._contents[content.digest]
+            namesakes.remove(content)
+            if not namesakes:
+                del self._contents[content.digest]
+        self._drop_empty_root(parent)
+        return () if content.outside is None else (content.outside,)
+
+    def _root(self, key: PrefixKey) -> Content:
+        root = self._roots.get(key.identity)
+        if root is None:
+            root = Content(None, self._hasher.root(key), None, b"", key.identity)
+            self._roots[key.identity] = root
+            self._root_uses[key.identity] = 0
+        return root
+
+    def _drop_empty_root(self, content: Content) -> None:
+        identity = content.identity
+        is_root = content.parent is None
+        if is_root and not content.children and not self._root_uses[identity]:
+            del self._roots[identity], self._root_uses[identity]
+
+    def _hold_path(self, path: HashPath) -> HashPath:
+        self._root_uses[path.root.identity] += 1
+        self._pool.hold_all([copy for copy in path.copies if not copy.ref_count])
+        for copy in path.copies:
+            copy.ref_count += 1
+        return path
+
+    def _walk(self) -> Iterator[tuple[Content, bytes]]:
+        """Walk all contents but the roots, each with the packed blocks before it."""
+        stack = [(child, identity.encoded)
+                 for identity, root in self._roots.items() for child in root.children]  # fmt: skip
+        while stack:
+            content, before = stack.pop()
+            yield content, before
+            stack += [(child, before + (content.name or b"")) for child in content.children]

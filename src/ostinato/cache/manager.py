@@ -1,0 +1,314 @@
+"""What may the scheduler ask?
+
+One manager over all groups of layers. A sequence's blocks go through it like this::
+
+    match ─► admit ─► grow ─► publish ─► (forward pass) ─► commit ─► … ─► release
+                                              └─ raised ──► fail
+
+Rules:
+
+1. ``match`` changes nothing. ``admit``, ``grow`` and ``fork`` either do all or nothing (law 6).
+2. ``publish`` makes a block findable before the forward pass that fills it: whoever finds
+   it is planned later in the same step or after it (law 5). ``fail`` takes that back.
+3. At most ``num_tokens - 1`` tokens of a prompt hit (law 4).
+4. Free + held + private = all blocks; without live tables and leases free = all (law 9).
+"""
+
+import time
+from collections.abc import Callable, Iterable
+
+from ostinato.cache.block_hash import BlockHasher, DigestFunction, make_digest, sha256
+from ostinato.cache.block_table import BlockTable
+from ostinato.cache.custody import Custody
+from ostinato.cache.events import EventLog
+from ostinato.cache.groups import Groups
+from ostinato.cache.journal import Journal
+from ostinato.cache.prefix_index import PrefixMatch
+from ostinato.cache.stats import CacheStats
+from ostinato.core.config import CacheConfig
+from ostinato.core.identity import PrefixKey
+from ostinato.core.ids import BlockId, SlotId
+from ostinato.core.plan import CopyRun
+
+
+class CacheManager:
+    """The cache heart: who holds which block, and what is found where.
+
+    Attributes:
+        config: As given.
+        groups: Pools, index and windows.
+        pool: Of the full-attention group.
+        index: Of the full-attention group.
+        events: What outsiders are told; None if ``keep_event_batches`` is 0.
+        custody: Leases, erasure, epochs and reset.
+    """
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        clock: Callable[[], float] = time.monotonic,
+        digest: DigestFunction | None = None,
+    ) -> None:
+        """Make an empty cache.
+
+        Args:
+            config: Sizes, index, order and policy.
+            clock: Seconds that never fall; for ages and leases.
+            digest: Replaces the configured digest function of the hash index.
+        """
+        self.config = config
+        self.block_size = config.block_size
+        self.events = EventLog(clock, config.keep_event_batches) if _told(config) else None
+        hasher = BlockHasher(config.block_size, sha256)
+        plain = digest is None and config.digest == "sha256"
+        index_hasher = hasher if plain else BlockHasher(
+            config.block_size, digest or make_digest(config.digest)
+        )  # fmt: skip
+        self._journal = Journal(self.events, hasher)
+        self.groups = Groups(config, hasher, index_hasher, self._journal, clock)
+        self._journal.stats.reuse_distances = self.groups.pool.reuse_distances
+        self.pool, self.index = self.groups.pool, self.groups.index
+        # Copies of the running step, by group and target block: a copy of a copy reads the
+        # first source.
+        self._copies: dict[tuple[int, int], list[CopyRun]] = {}
+        self._tables: dict[int, BlockTable] = {}
+        self.custody = Custody(self.groups, self._journal, clock, self._tables)
+
+    @property
+    def stats(self) -> CacheStats:
+        """Counters since the start."""
+        return self._journal.stats
+
+    @property
+    def num_live_tables(self) -> int:
+        """Sequences that hold blocks."""
+        return len(self._tables)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Number of blocks that so many tokens fill or begin."""
+        return self.groups.blocks_for(num_tokens)
+
+    def match(self, key: PrefixKey) -> PrefixMatch:
+        """Find the longest cached prefix of a prompt: at most all but its last token.
+
+        Effects: none.
+        """
+        if not self.config.enable_prefix_caching:
+            return PrefixMatch(self.block_size)
+        return self.groups.match(key, len(key) - 1)
+
+    def no_match(self) -> PrefixMatch:
+        """Return the match of a request that does not read the cache."""
+        return PrefixMatch(self.block_size)
+
+    def admit(
+        self,
+        key: PrefixKey,
+        match: PrefixMatch,
+        writes: bool = True,
+        preempted: bool = False,
+        most_new: int | None = None,
+    ) -> tuple[BlockTable, tuple[CopyRun, ...]] | None:
+        """Hold what matched and allocate a prompt's blocks.
+
+        Args:
+            key: The sequence; every token so far gets a slot for full attention.
+            match: What ``match`` just said of it.
+            writes: Whether its full blocks will be published.
+            preempted: Whether it ran before; counted apart.
+            most_new: New tokens that get slots in windows now; None is all of them.
+
+        Returns:
+            The block table, and the slots to copy in this step; None if not even one new
+            token fits, and then nothing has changed. Where only the source of a copy stands
+            in the way, the copy is given up.
+        """
+        hit = match.num_tokens
+        wanted = len(key) if most_new is None else min(len(key), hit + most_new)
+        room = self.groups.room(key, match, wanted)
+        if room <= hit and match.tail is not None:
+            match = self.groups.without_tail(key, match)
+            hit = match.num_tokens
+            room = self.groups.room(key, match, wanted)
+        if room <= hit:
+            return None
+        if self.config.enable_prefix_caching:
+            table = self.groups.hold(key, match)
+            table.writes = writes
+        else:
+            table = self.groups.empty_table(key)
+        self.groups.take(table, len(key), room)
+        table.num_planned = hit
+        self._tables[id(table)] = table
+        self.stats.count_lookup(
+            table.tenant, len(key), table.num_shared_tokens, table.num_copied_tokens, preempted
+        )
+        self.custody.used(key, table.num_cached_tokens)
+        return table, self._copy_tail(table, match)
+
+    def num_slots(self, table: BlockTable) -> int:
+        """Return how many tokens of a table have slots in every group."""
+        return min(map(len, table.groups)) * self.block_size
+
+    def growable(self, table: BlockTable, num_tokens: int) -> int:
+        """Return how many tokens ``grow`` could give slots to, at most ``num_tokens``.
+
+        Effects: none.
+        """
+        if num_tokens <= len(table.blocks) * self.block_size and not table.windows:
+            return num_tokens  # so it is in most decodes
+        return self.groups.growable(table, num_tokens)
+
+    def grow(self, table: BlockTable, num_tokens: int) -> bool:
+        """Give a table slots for its first ``num_tokens`` tokens in every group.
+
+        Returns:
+            False, with no effect, if a pool has too few free blocks.
+        """
+        if num_tokens <= len(table.blocks) * self.block_size and not table.windows:
+            return True
+        if self.groups.growable(table, num_tokens) < num_tokens:
+            return False
+        self.groups.take(table, num_tokens, num_tokens)
+        return True
+
+    def publish(self, table: BlockTable, num_tokens: int) -> None:
+        """Make the full blocks among the first tokens findable, before they are computed.
+
+        Args:
+            table: Whose blocks.
+            num_tokens: Tokens that will have been computed after this step.
+        """
+        table.num_planned = num_tokens
+        last = num_tokens // self.block_size
+        if table.writes and last > table.num_published:
+            self.groups.publish(table, last, self._journal)
+
+    def commit(self, tables: Iterable[BlockTable]) -> None:
+        """Note that the step that these tables took part in has run."""
+        self._copies.clear()
+        for table in tables:
+            # Most decodes have nothing to settle, and there is one per sequence and step.
+            if (
+                table.first_adopted is not None
+                or table.windows
+                or table.duplicates
+                or table.tail_path is not None
+            ):
+                self.groups.settle(table)
+        self._journal.commit()
+
+    def fail(self, tables: Iterable[BlockTable]) -> None:
+        """Take back what a failed step published, and release all its tables.
+
+        Args:
+            tables: Every table of the step, in the order of the plan.
+        """
+        self._copies.clear()
+        failed = list(tables)
+        for table in failed:
+            self.groups.release_tails(table)
+        for table in reversed(failed):  # whoever found a block is planned after its publisher
+            self.groups.retract(table, self._journal)
+            self._drop(table)
+        self._journal.fail()
+
+    def release(self, table: BlockTable, num_tokens: int) -> None:
+        """Let go of a table: published blocks stay findable, the others become scratch.
+
+        Args:
+            table: Whose blocks; not to be used any more.
+            num_tokens: Its tokens that are computed; a partial last block may be sealed.
+        """
+        self.groups.release_tails(table)
+        sealable = table.writes and self.config.seal_tails
+        if sealable and self.groups.seal(table, num_tokens):
+            self.stats.sealed_tails += 1
+        self._drop(table)
+        self._journal.commit()  # a tenant above its quota has just lost some
+
+    def fork(
+        self, table: BlockTable, num_tokens: int
+    ) -> tuple[BlockTable, tuple[CopyRun, ...]] | None:
+        """Make a table for a second continuation of the same tokens (``n > 1``).
+
+        Published blocks are shared; private ones are copied, in this step, after its writes.
+
+        Args:
+            table: The parent's; its tokens are computed in this step or before.
+            num_tokens: Tokens that both continue.
+
+        Returns:
+            The child's table and the slots to copy; None, with no effect, if it does not fit.
+        """
+        child = self.groups.fork(table, num_tokens)
+        if child is None:
+            return None
+        runs: list[CopyRun] = []
+        for group, (mine, theirs) in enumerate(zip(child.groups, table.groups, strict=True)):
+            for place in range(self.groups.num_shared(table, group, num_tokens), len(mine)):
+                used = min(self.block_size, num_tokens - place * self.block_size)
+                runs += self._copy(group, BlockId(theirs[place]), BlockId(mine[place]), used)
+        child.num_planned = num_tokens
+        self._tables[id(child)] = child
+        return child, tuple(runs)
+
+    def check(self) -> None:
+        """Assert every invariant of pools and indexes; slow, for tests.
+
+        Raises:
+            AssertionError: With a picture of the whole state.
+        """
+        try:
+            self.groups.check([*self._tables.values(), *self.custody.tables()])
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.describe()}") from error
+
+    def describe(self) -> str:
+        """Return the whole state as text, one line per block."""
+        contents = {cached.block: cached for cached in self.groups.index.contents()}
+        lines = [f"free order: {list(self.groups.pool.free_order())}"]
+        for block in range(self.config.num_blocks):
+            cached = contents.get(BlockId(block))
+            lines.append(f"block {block}: {'no content' if cached is None else cached}")
+        lines += [f"table {table}" for table in self._tables.values()]
+        return "\n".join(lines)
+
+    def _copy_tail(self, table: BlockTable, match: PrefixMatch) -> tuple[CopyRun, ...]:
+        """Plan the copies of a block that the prompt leaves in its middle, in every group."""
+        if match.tail is None:
+            return ()
+        place, count = len(match.blocks), match.tail.num_tokens
+        runs = [*self._copy(0, match.tail.block, BlockId(table.blocks[place]), count)]
+        for group, source in enumerate(match.window_tails, 1):
+            target = BlockId(table.groups[group][place])
+            runs += self._copy(group, source.block, target, count)
+        return tuple(runs)
+
+    def _copy(self, group: int, source: BlockId, target: BlockId, num_tokens: int) -> list[CopyRun]:
+        """Plan the copy of a block's first slots, around slots that are copies themselves."""
+        runs, done = [], 0
+        for earlier in self._copies.get((group, source), ()):
+            size = min(earlier.num_tokens, num_tokens - done)
+            if size > 0:
+                runs.append(CopyRun(earlier.source, self._slot(target, done), size, group))
+                done += size
+        if done < num_tokens:
+            start = self._slot(source, done)
+            runs.append(CopyRun(start, self._slot(target, done), num_tokens - done, group))
+        self._copies[group, target] = runs
+        return runs
+
+    def _slot(self, block: BlockId, offset: int) -> SlotId:
+        return SlotId(block * self.block_size + offset)
+
+    def _drop(self, table: BlockTable) -> None:
+        """Let go of all that a table holds."""
+        self.groups.drop(table)
+        del self._tables[id(table)]
+        self.custody.dropped(table)
+
+
+def _told(config: CacheConfig) -> bool:
+    """Whether anybody may listen to events."""
+    return config.keep_event_batches > 0

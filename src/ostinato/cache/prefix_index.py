@@ -1,0 +1,215 @@
+"""The contract every index keeps.
+
+An index knows which blocks hold the KV of which prefix. Two are built in: ``radix_index``
+walks a tree and compares tokens, ``hash_index`` looks up chained digests. One manager drives
+either, one suite of tests holds both to this page, and on the same content they give the
+same answers.
+
+A *path* is an index's own note of what one request holds, from the root on. Holding a block
+means holding all before it (law 8).
+"""
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from ostinato.cache.block import CacheEntry
+from ostinato.core.identity import PrefixKey
+from ostinato.core.ids import BlockDigest, BlockId
+
+PathT = TypeVar("PathT")
+
+
+@dataclass(frozen=True, slots=True)
+class TailMatch:
+    """A cached block that a prompt leaves in its middle.
+
+    Attributes:
+        block: The block whose first slots are shared.
+        num_tokens: How many, at least 1 and less than a block.
+        entry: The index's entry for it.
+        place: Which of the entry's blocks it is.
+    """
+
+    block: BlockId
+    num_tokens: int
+    entry: Any
+    place: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """The longest cached prefix of a prompt.
+
+    Attributes:
+        blocks: Whole blocks that hit, in token order, shape (num_blocks,).
+        block_size: Tokens per block.
+        tail: What can be copied out of the next block; None if nothing.
+        window_tails: Per window group, the copy of the tail's block; empty without a tail.
+        cursor: Where the index's walk ended; only the index that made it reads it. It is
+            valid until the index changes.
+    """
+
+    block_size: int
+    blocks: "array[int]" = field(default_factory=lambda: array("i"))
+    tail: TailMatch | None = None
+    window_tails: tuple[Any, ...] = ()
+    cursor: Any = None
+
+    @property
+    def num_shared_tokens(self) -> int:
+        """Tokens in whole blocks."""
+        return len(self.blocks) * self.block_size
+
+    @property
+    def num_copied_tokens(self) -> int:
+        """Tokens to be copied out of the tail's block."""
+        return 0 if self.tail is None else self.tail.num_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """All tokens that need not be computed."""
+        return self.num_shared_tokens + self.num_copied_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What became of blocks that were published.
+
+    Attributes:
+        num_known: Blocks whose content was there already; they come before all new ones.
+        duplicates: Pairs of position in the block table and the block that already held the
+            same content; the publisher's own block stays private. Empty for an index that
+            keeps every copy.
+    """
+
+    num_known: int = 0
+    duplicates: tuple[tuple[int, BlockId], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What was forgotten.
+
+    Attributes:
+        blocks: Ids, now private to the caller, tail first.
+        digests: Of the contents whose last copy is gone, tail first; not of sealed tails, and
+            none from an index that keeps no digests.
+    """
+
+    blocks: "array[int]"
+    digests: tuple[BlockDigest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CachedBlock:
+    """One published block, for pictures and checks.
+
+    Attributes:
+        block: Its id.
+        tokens: Its packed tokens; shorter than a block for a sealed tail.
+        ref_count: Live requests that hold it.
+        parent: Digest-free name of its prefix: the packed blocks before it, extras included.
+        extra: What the images that touch it add to its tokens; empty without any.
+    """
+
+    block: BlockId
+    tokens: bytes
+    ref_count: int
+    parent: bytes
+    extra: bytes = b""
+
+
+class PrefixIndex(Protocol[PathT]):
+    """Which blocks hold the KV of which prefix?"""
+
+    def match(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
+        """Find the longest cached prefix among a sequence's first tokens.
+
+        Args:
+            key: The sequence.
+            num_tokens: How many of its tokens may hit.
+
+        Effects: none; references and times of use change at admission only.
+        """
+
+    def tail_name(self, tail: TailMatch) -> bytes:
+        """Return the packed tokens and extras of a tail's block."""
+
+    def num_idle_blocks(self, match: PrefixMatch) -> int:
+        """Count the matched whole blocks that nobody holds: acquiring takes them off the free.
+
+        Effects: none.
+        """
+
+    def acquire(self, key: PrefixKey, match: PrefixMatch) -> PathT:
+        """Hold the matched whole blocks for one more request.
+
+        Returns:
+            The request's path; of length zero if nothing matched.
+        """
+
+    def acquire_tail(self, tail: TailMatch) -> PathT:
+        """Hold a tail's source block and all before it, until the copy has run.
+
+        The match that it came with has been acquired, and nothing changed since.
+        """
+
+    def fork(self, path: PathT) -> PathT:
+        """Hold what a path holds once more."""
+
+    def publish(
+        self, path: PathT, key: PrefixKey, blocks: "array[int]"
+    ) -> tuple[PathT, Publication]:
+        """Make blocks findable that continue a path.
+
+        Args:
+            path: The publisher's path.
+            key: Its sequence, at least as long as path and blocks together.
+            blocks: Private full blocks of the tokens behind the path, shape (num_blocks,).
+
+        Returns:
+            The longer path, and which content was there before.
+        """
+
+    def retract(self, path: PathT, num_blocks: int) -> tuple[PathT, Forgotten]:
+        """Take back what a path published last; nobody else holds it.
+
+        Args:
+            path: The publisher's path.
+            num_blocks: Blocks that stay.
+
+        Returns:
+            The shorter path, and what was taken back, tail first.
+        """
+
+    def seal(self, path: PathT, key: PrefixKey, block: BlockId, num_tokens: int) -> bool:
+        """Make the partial last block of an ended sequence findable token by token.
+
+        Args:
+            path: The sequence's path; the block is its continuation.
+            key: The sequence.
+            block: A private block.
+            num_tokens: Leading tokens of the sequence that are computed; the last of them
+                are in ``block``.
+
+        Returns:
+            False, with no effect, if a sibling begins with the same tokens already.
+        """
+
+    def release(self, path: PathT) -> None:
+        """Let go of a path, tail first."""
+
+    def evict(self, entry: CacheEntry, most: int) -> Forgotten:
+        """Forget up to ``most`` blocks of an evictable leaf, at least one, tail first."""
+
+    def contents(self) -> Iterator[CachedBlock]:
+        """Walk every published block; for pictures and checks."""
+
+    def check(self, paths: "list[PathT]") -> None:
+        """Assert the index's invariants.
+
+        Args:
+            paths: Every live path; reference counts are recounted from them.
+        """

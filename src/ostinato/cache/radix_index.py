@@ -1,0 +1,305 @@
+"""How are prefixes found by walking a tree?
+
+One tree per identity; its edges are runs of whole blocks with their tokens. A match compares
+tokens (``memcmp`` of packed ids), so it needs no hash to be right, and its cost in Python is
+one step per branch on the way, not per block.
+
+Rules:
+
+1. Every block of a node has the same holders; a node is split where they part.
+2. A node's reference count is the number of live paths that end in it or below it.
+3. Idle nodes are in the eviction policy, held nodes and roots are not.
+4. Each content is published once: a second block of the same content is a duplicate, which
+   its owner exchanges for the canonical one.
+
+Source: RadixAttention, arXiv 2312.07104; SGLang's radix cache.
+"""
+
+from array import array
+from collections.abc import Iterator
+
+from ostinato.cache.block import CacheEntry
+from ostinato.cache.block_hash import BlockHasher, block_bytes
+from ostinato.cache.pool import BlockPool
+from ostinato.cache.prefix_index import (
+    CachedBlock,
+    Forgotten,
+    PrefixMatch,
+    Publication,
+    TailMatch,
+)
+from ostinato.cache.radix_node import RadixNode
+from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.ids import BlockDigest, BlockId
+from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
+
+
+class RadixIndex:
+    """A tree of token runs. A path is the deepest node that a request holds."""
+
+    def __init__(self, pool: BlockPool, block_size: int, hasher: BlockHasher | None = None) -> None:
+        """Make an empty index over a pool; with a hasher if outsiders are told of blocks."""
+        self._pool = pool
+        self._block_size = block_size
+        self._hasher = hasher
+        self._roots: dict[Identity, RadixNode] = {}
+
+    def match(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
+        """Find the longest cached prefix among a sequence's first tokens.
+
+        Cost: O(num_tokens) compared bytes, O(depth) steps in Python.
+        """
+        size = self._block_size
+        node = self._roots.get(key.identity)
+        if node is None:
+            return PrefixMatch(size)
+        most, used, blocks = num_tokens // size, 0, array("i")
+        while len(blocks) < most and used == len(node.blocks):
+            child = node.children.get(block_bytes(key, len(blocks), size))
+            if child is None:
+                break
+            node = child
+            used = node.num_common_blocks(key, most - len(blocks), size)
+            blocks.extend(node.blocks[:used])
+        tail = self._match_tail(key, num_tokens, node, used)
+        return PrefixMatch(size, blocks, tail, cursor=(node, used))
+
+    def _match_tail(
+        self, key: PrefixKey, num_tokens: int, node: RadixNode, used: int
+    ) -> TailMatch | None:
+        """Find the block behind a match that begins most like the sequence goes on."""
+        size = self._block_size
+        start = (node.start + used) * size
+        stop = start + key.num_text_tokens(start, min(num_tokens, start + size))
+        if stop <= start:
+            return None
+        text = key.packed_range(start, stop)
+        if used < len(node.blocks):
+            common = num_common_tokens(node.text_of(used, size), text)
+            return TailMatch(BlockId(node.blocks[used]), common, node, used) if common else None
+        best = node.children.most_alike(text)
+        if best is None:
+            return None
+        child, common = best
+        return TailMatch(BlockId(child.blocks[0]), common, child)
+
+    def tail_name(self, tail: TailMatch) -> bytes:
+        """Return the packed tokens and extras of a tail's block."""
+        node: RadixNode = tail.entry
+        return node.name_of(tail.place, self._block_size)
+
+    def num_idle_blocks(self, match: PrefixMatch) -> int:
+        """Count the matched whole blocks that nobody holds, in O(depth)."""
+        if match.cursor is None:
+            return 0
+        node: RadixNode = match.cursor[0]
+        skipped = len(node.blocks) - match.cursor[1]
+        idle = sum(n.num_blocks for n in node.up() if not n.ref_count)
+        return idle - (skipped if not node.ref_count else 0)
+
+    def acquire(self, key: PrefixKey, match: PrefixMatch) -> RadixNode:
+        """Hold the matched blocks; the node that the match leaves in its middle is split."""
+        if match.cursor is None or not match.blocks:
+            node = self._root(key.identity)
+        else:
+            node, used = match.cursor
+            if used < len(node.blocks):
+                node = self._split(node, used)
+        return self._hold_path(node)
+
+    def acquire_tail(self, tail: TailMatch) -> RadixNode:
+        """Hold the source block alone: what follows it in its node is split off."""
+        node: RadixNode = tail.entry
+        assert node.blocks[0] == tail.block, "acquire the match first: it splits the node there"
+        if len(node.blocks) > 1:
+            node = self._split(node, 1)
+        return self._hold_path(node)
+
+    def fork(self, path: RadixNode) -> RadixNode:
+        """Hold what a path holds once more."""
+        return self._hold_path(path)
+
+    def publish(
+        self, path: RadixNode, key: PrefixKey, blocks: "array[int]"
+    ) -> tuple[RadixNode, Publication]:
+        """Add new content to the tree; where the tree has it, follow it and name duplicates."""
+        node, size, done = path, self._block_size, 0
+        duplicates: list[tuple[int, BlockId]] = []
+        while done < len(blocks):
+            child = node.children.get(block_bytes(key, node.end, size))
+            if child is None:
+                node = self._grow(node, key, blocks[done:])
+                break
+            used = child.num_common_blocks(key, len(blocks) - done, size)
+            if used < len(child.blocks):
+                child = self._split(child, used)
+            self._hold(child)
+            duplicates += [
+                (child.start + i, BlockId(block)) for i, block in enumerate(child.blocks)
+            ]
+            node, done = child, done + used
+        return node, Publication(len(duplicates), tuple(duplicates))
+
+    def retract(self, path: RadixNode, num_blocks: int) -> tuple[RadixNode, Forgotten]:
+        """Remove what a path published last; rule 1 makes it whole nodes after one split."""
+        node, dropped, digests = path, array("i"), list[BlockDigest]()
+        while node.end > num_blocks:
+            if node.start < num_blocks:
+                self._split(node, num_blocks - node.start)
+            assert node.ref_count == 1 and not node.children, "somebody builds on it"
+            parent = node.parent
+            assert parent is not None
+            dropped.extend(node.blocks[::-1])
+            digests += reversed(node.digests)
+            parent.children.remove(*node.names(self._block_size), node)
+            node = parent
+        return node, Forgotten(dropped, tuple(digests))
+
+    def seal(self, path: RadixNode, key: PrefixKey, block: BlockId, num_tokens: int) -> bool:
+        """Add an idle leaf with fewer tokens than a block."""
+        start = path.end * self._block_size
+        if key.num_text_tokens(start, num_tokens) < num_tokens - start:
+            return False  # only text is shared token by token
+        text = key.packed_range(start, num_tokens)
+        best = path.children.most_alike(text)
+        if best is not None and best[1] == num_tokens - start:
+            return False
+        tail = RadixNode(path, path.identity)
+        tail.tokens += text
+        tail.blocks.append(block)
+        path.children.add(None, text, tail)
+        self._pool.adopt(tail)
+        self._pool.idle(tail)
+        return True
+
+    def release(self, path: RadixNode) -> None:
+        """Let go of a path, tail first, in O(depth)."""
+        for node in path.up():
+            assert node.ref_count > 0, "released more often than acquired"
+            node.ref_count -= 1
+            if node.ref_count == 0 and not node.is_root:
+                self._pool.idle(node)
+            last = node
+        self._drop_empty_root(last)
+
+    def evict(self, entry: CacheEntry, most: int) -> Forgotten:
+        """Cut blocks off an idle leaf, deepest first."""
+        assert isinstance(entry, RadixNode) and not entry.ref_count and not entry.children
+        parent = entry.parent
+        assert parent is not None
+        kept = max(0, entry.num_blocks - most)
+        names, digests = entry.names(self._block_size), entry.digests[kept:]
+        dropped = entry.cut(kept, self._block_size)
+        self._pool.shrink(entry, len(dropped))
+        if not kept:
+            parent.children.remove(*names, entry)
+            self._drop_empty_root(parent)
+        return Forgotten(dropped[::-1], tuple(reversed(digests)))
+
+    def contents(self) -> Iterator[CachedBlock]:
+        """Walk every published block."""
+        size = self._block_size * TOKEN_BYTES
+        for node, before in self._walk():
+            for index, block in enumerate(node.blocks):
+                tokens = bytes(node.tokens[index * size : (index + 1) * size])
+                known = node.extras.get(node.start + index)
+                extra = b"" if known is None else known.encoded
+                yield CachedBlock(BlockId(block), tokens, node.ref_count, before, extra)
+                before += tokens + extra
+
+    def check(self, paths: "list[RadixNode]") -> None:
+        """Assert rules 1 to 4 and that the tree's links agree."""
+        counted: dict[int, int] = {}
+        for path in paths:
+            for node in path.up():
+                counted[id(node)] = counted.get(id(node), 0) + 1
+        idle = {id(entry) for entry in self._pool.entries()}
+        nodes = [node for node, _ in self._walk()]
+        for node in nodes:
+            assert node.ref_count == counted.pop(id(node), 0), "a node's references are miscounted"
+            assert node.blocks and node.tokens, "a node has no blocks"
+            assert node.parent is not None and node.start == node.parent.end
+            assert (id(node) in idle) == (node.ref_count == 0), "idle nodes alone are evictable"
+            sealed = node.is_sealed_tail(self._block_size)
+            assert not sealed or (node.num_blocks == 1 and not node.children)
+        assert len(idle) == sum(node.ref_count == 0 for node in nodes), "a lost node is evictable"
+        for root in self._roots.values():
+            assert root.ref_count == counted.pop(id(root), 0), "a root's references"
+            assert root.ref_count or root.children, "an empty root was left behind"
+        assert not counted, "a path leads to a node outside the tree"
+
+    def _root(self, identity: Identity) -> RadixNode:
+        root = self._roots.get(identity)
+        if root is None:
+            root = self._roots[identity] = RadixNode(None, identity)
+        return root
+
+    def _drop_empty_root(self, node: RadixNode) -> None:
+        if node.is_root and not node.ref_count and not node.children:
+            del self._roots[node.identity]
+
+    def _hold(self, node: RadixNode) -> None:
+        if node.ref_count == 0 and not node.is_root:
+            self._pool.hold(node)
+        node.ref_count += 1
+
+    def _hold_path(self, path: RadixNode) -> RadixNode:
+        for node in path.up():
+            self._hold(node)
+        return path
+
+    def _grow(self, node: RadixNode, key: PrefixKey, blocks: "array[int]") -> RadixNode:
+        """Put new content behind a held node: in place if it is one request's own leaf."""
+        if not node.is_root and node.ref_count == 1 and not node.children:
+            self._append(node, key, blocks)
+            return node
+        child = RadixNode(node, node.identity)
+        self._append(child, key, blocks)
+        child.ref_count = 1
+        self._pool.adopt(child)
+        node.children.add(*child.names(self._block_size), child)
+        return child
+
+    def _append(self, node: RadixNode, key: PrefixKey, blocks: "array[int]") -> None:
+        """Put blocks behind a node's own, with their digests if anybody wants them."""
+        node.append(key, blocks, self._block_size)
+        if self._hasher is not None:
+            node.digests += self._hasher.digests(key, node.end)[node.end - len(blocks) : node.end]
+
+    def _split(self, node: RadixNode, num_blocks: int) -> RadixNode:
+        """Make the first blocks of a node a node of their own, which is returned.
+
+        The old node keeps the rest, so that paths that end in it stay true.
+        """
+        size, parent = self._block_size, node.parent
+        assert parent is not None and 0 < num_blocks < node.num_blocks
+        block_name, text = node.names(size)
+        assert block_name is not None, "a sealed tail is never split"
+        head = RadixNode(parent, node.identity)
+        head.tokens += node.tokens[: num_blocks * size * TOKEN_BYTES]
+        head.blocks.extend(node.blocks[:num_blocks])
+        head.ref_count = node.ref_count
+        head.digests, node.digests = node.digests[:num_blocks], node.digests[num_blocks:]
+        head.extras = {i: extra for i, extra in node.extras.items() if i < head.end}
+        parent.children.replace(block_name, text, node, head)
+        del node.tokens[: num_blocks * size * TOKEN_BYTES]
+        del node.blocks[:num_blocks]
+        node.extras = {i: extra for i, extra in node.extras.items() if i >= head.end}
+        node.parent, node.start = head, head.end
+        head.children.add(*node.names(size), node)
+        self._pool.split(node, head)
+        return head
+
+    def _walk(self) -> Iterator[tuple[RadixNode, bytes]]:
+        """Walk all nodes but the roots, each with the packed blocks before it."""
+        stack = [(child, root.identity.encoded)
+                 for root in self._roots.values() for child in root.children]  # fmt: skip
+        while stack:
+            node, before = stack.pop()
+            yield node, before
+            size = self._block_size * TOKEN_BYTES
+            for index in range(node.num_blocks):
+                extra = node.extras.get(node.start + index)
+                before += bytes(node.tokens[index * size : (index + 1) * size])
+                before += b"" if extra is None else extra.encoded
+            stack += [(child, before) for child in node.children]

@@ -1,0 +1,146 @@
+"""What is a radix node?
+
+A run of blocks that always go together: whoever holds the first, holds all of them::
+
+    root (identity)
+    └── node  blocks 0 1 2     tokens ABCD EFGH IJKL
+        ├── node  blocks 3     tokens MNOP
+        └── node  blocks 5 6   tokens MNOX QRST
+            └── sealed tail  block 7  tokens UV
+
+The reference count is the node's, not the block's: holding a path of 2,048 blocks touches as
+many nodes as it has branches. A node is split where a second request leaves it.
+
+Source: the radix tree of RadixAttention, arXiv 2312.07104, section 3.
+"""
+
+from array import array
+from collections.abc import Iterator
+
+from ostinato.cache.block import CacheEntry
+from ostinato.cache.siblings import Siblings
+from ostinato.core.identity import BlockExtra, Identity, PrefixKey
+from ostinato.core.ids import BlockDigest, BlockId
+from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
+
+
+class RadixNode(CacheEntry):
+    """An edge of tokens and the blocks that hold them.
+
+    Attributes:
+        parent: The node before it; None for a root.
+        start: Blocks between the root and this node.
+        tokens: Packed tokens, ``block_size * 4`` bytes per block; fewer for a sealed tail.
+        blocks: Block ids, shape (num_blocks,).
+        extras: Extras of the blocks that images touch, by distance from the root in blocks.
+        children: What may follow the last block.
+        digests: One per block if outsiders are told of them; empty otherwise.
+    """
+
+    __slots__ = ("blocks", "children", "digests", "extras", "parent", "start", "tokens")
+
+    def __init__(self, parent: "RadixNode | None", identity: Identity) -> None:
+        """Make an empty node behind a parent, which does not know it yet; or a root."""
+        super().__init__(identity)
+        self.parent = parent
+        self.start = 0 if parent is None else parent.end
+        self.tokens = bytearray()
+        self.blocks: array[int] = array("i")
+        self.extras: dict[int, BlockExtra] = {}
+        self.digests: list[BlockDigest] = []
+        self.children: Siblings[RadixNode] = Siblings()
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of this node alone."""
+        return len(self.blocks)
+
+    @property
+    def is_root(self) -> bool:
+        """Whether it is the root of an identity's tree, without blocks of its own."""
+        return self.parent is None
+
+    @property
+    def end(self) -> int:
+        """Blocks between the root and this node's end."""
+        return self.start + len(self.blocks)
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether no cached content builds on it."""
+        return not self.children
+
+    @property
+    def blocks_tail_first(self) -> list[BlockId]:
+        """Block ids in the order in which they would be evicted."""
+        return [BlockId(block) for block in reversed(self.blocks)]
+
+    def is_sealed_tail(self, block_size: int) -> bool:
+        """Whether it is the partial last block of a sequence that ended."""
+        return len(self.tokens) < len(self.blocks) * block_size * TOKEN_BYTES
+
+    def up(self) -> "Iterator[RadixNode]":
+        """Walk from this node to its root, both included."""
+        node: RadixNode | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+    def names(self, block_size: int) -> tuple[bytes | None, bytes]:
+        """Return what its parent finds it by: first block with extras, and first text."""
+        name = self.name_of(0, block_size)
+        text = self.text_of(0, block_size) if self.extras else name
+        return None if self.is_sealed_tail(block_size) else name, text
+
+    def append(self, key: PrefixKey, blocks: "array[int]", block_size: int) -> None:
+        """Take over blocks of a sequence that continue this node."""
+        first, last = self.end, self.end + len(blocks)
+        if key.images:
+            for index in range(first, last):
+                extra = key.extra(index * block_size, (index + 1) * block_size)
+                if extra is not None:
+                    self.extras[index] = extra
+        self.tokens += key.packed_range(first * block_size, last * block_size)
+        self.blocks.extend(blocks)
+
+    def num_common_blocks(self, key: PrefixKey, most: int, block_size: int) -> int:
+        """Count this node's blocks that a sequence agrees with, at most ``most``."""
+        most = min(most, len(self.blocks))
+        offset = self.start * block_size * TOKEN_BYTES
+        whole = self.tokens
+        if most == len(self.blocks) and key.packed.startswith(whole, offset):
+            common = most
+        else:
+            size = most * block_size * TOKEN_BYTES
+            theirs = key.packed[offset : offset + size]
+            common = num_common_tokens(bytes(whole[:size]), theirs) // block_size
+        if key.images or self.extras:
+            for index in range(self.start, self.start + common):
+                mine = self.extras.get(index)
+                if mine != key.extra(index * block_size, (index + 1) * block_size):
+                    return index - self.start
+        return common
+
+    def name_of(self, index: int, block_size: int) -> bytes:
+        """Return the packed tokens and extras of its ``index``-th block."""
+        size = block_size * TOKEN_BYTES
+        extra = self.extras.get(self.start + index)
+        tokens = bytes(self.tokens[index * size : (index + 1) * size])
+        return tokens if extra is None else tokens + extra.encoded
+
+    def text_of(self, index: int, block_size: int) -> bytes:
+        """Return the packed tokens of its ``index``-th block before the first image."""
+        size = block_size * TOKEN_BYTES
+        extra = self.extras.get(self.start + index)
+        text_tokens = block_size if extra is None else extra.num_text_tokens
+        return bytes(self.tokens[index * size : index * size + text_tokens * TOKEN_BYTES])
+
+    def cut(self, num_blocks: int, block_size: int) -> "array[int]":
+        """Drop all blocks but the first ``num_blocks``; return the dropped ids."""
+        dropped = self.blocks[num_blocks:]
+        del self.blocks[num_blocks:]
+        del self.digests[num_blocks:]
+        del self.tokens[num_blocks * block_size * TOKEN_BYTES :]
+        for index in [index for index in self.extras if index >= self.end]:
+            del self.extras[index]
+        return dropped

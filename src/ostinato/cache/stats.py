@@ -1,0 +1,101 @@
+"""What did the cache do so far?
+
+Counts are in tokens unless the name says otherwise. Queries and hits are taken once per
+request, at its first admission; those of preempted requests that come back are counted
+apart, so that a busy engine cannot make its hit ratio look better than it is.
+"""
+
+from dataclasses import dataclass, field
+
+from ostinato.cache.histogram import Histogram
+
+MAX_TENANTS = 1024
+"""Tenants counted one by one; salts are made by clients, so their number has no bound."""
+
+
+@dataclass(slots=True)
+class LookupCounts:
+    """Look-ups of admitted requests.
+
+    Attributes:
+        num_requests: Admissions.
+        query_tokens: Tokens that were looked up.
+        shared_tokens: Tokens that hit in whole blocks.
+        copied_tokens: Tokens copied out of a block that the prompt leaves in its middle.
+    """
+
+    num_requests: int = 0
+    query_tokens: int = 0
+    shared_tokens: int = 0
+    copied_tokens: int = 0
+
+    @property
+    def hit_tokens(self) -> int:
+        """Tokens that need not be computed."""
+        return self.shared_tokens + self.copied_tokens
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of looked-up tokens that hit, from 0 to 1."""
+        return self.hit_tokens / self.query_tokens if self.query_tokens else 0.0
+
+    def add(self, query: int, shared: int, copied: int) -> None:
+        """Count one admission."""
+        self.num_requests += 1
+        self.query_tokens += query
+        self.shared_tokens += shared
+        self.copied_tokens += copied
+
+    def merge(self, other: "LookupCounts") -> None:
+        """Add another's counts."""
+        self.num_requests += other.num_requests
+        self.query_tokens += other.query_tokens
+        self.shared_tokens += other.shared_tokens
+        self.copied_tokens += other.copied_tokens
+
+
+@dataclass(slots=True)
+class CacheStats:
+    """Counters since the start. Block counts are those of the full-attention group.
+
+    Attributes:
+        first: Look-ups of requests at their first admission.
+        preempted: Look-ups of requests that come back after a preemption.
+        tenants: ``first`` by tenant, for the ``MAX_TENANTS`` that were seen last.
+        other_tenants: ``first`` of the tenants that are no longer counted one by one.
+        published_blocks: Blocks that became findable.
+        duplicate_blocks: Published blocks whose content was there already.
+        sealed_tails: Partial blocks of ended sequences that became findable.
+        evicted_blocks: Cached blocks that were given away for other content.
+        eviction_ages_s: Forgotten blocks by seconds since somebody held them.
+        residencies_s: Forgotten blocks by seconds since they were published; a run of blocks
+            that grew together counts from its first.
+        reuse_distances: Evictable blocks that were held again, by blocks given away meanwhile.
+    """
+
+    first: LookupCounts = field(default_factory=LookupCounts)
+    preempted: LookupCounts = field(default_factory=LookupCounts)
+    tenants: dict[bytes, LookupCounts] = field(default_factory=dict)
+    other_tenants: LookupCounts = field(default_factory=LookupCounts)
+    published_blocks: int = 0
+    duplicate_blocks: int = 0
+    sealed_tails: int = 0
+    evicted_blocks: int = 0
+    eviction_ages_s: Histogram = field(default_factory=Histogram)
+    residencies_s: Histogram = field(default_factory=Histogram)
+    reuse_distances: Histogram = field(default_factory=Histogram)
+
+    def count_lookup(
+        self, tenant: bytes, query: int, shared: int, copied: int, preempted: bool
+    ) -> None:
+        """Count one admission."""
+        if preempted:
+            self.preempted.add(query, shared, copied)
+            return
+        self.first.add(query, shared, copied)
+        counts = self.tenants.pop(tenant, None) or LookupCounts()
+        counts.add(query, shared, copied)
+        self.tenants[tenant] = counts  # newest last
+        if len(self.tenants) > MAX_TENANTS:
+            oldest = next(iter(self.tenants))
+            self.other_tenants.merge(self.tenants.pop(oldest))
