@@ -1,0 +1,125 @@
+"""In which order are the waiting tried?
+
+Priority comes first in every order: a lower number is served earlier. Within one priority:
+
+* ``FirstComeFirstServed``: by arrival; a preempted sequence keeps its place;
+* ``LongestPrefixFirst``: by cached prefix, so that prefixes are used while they are there
+  (RadixAttention's cache-aware order, arXiv 2312.07104);
+* ``DepthFirst`` (``depth_first``): whoever shares a prefix, one after another;
+* ``FairShare`` (``fair_share``): the tenant that has been served least so far.
+
+In all orders the scheduler passes over those who wait for a running prefill (``flight``), and in
+all but the first a later request may overtake an earlier one, within a bound: ``max_overtakes``.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from ostinato.core.ids import SequenceId
+from ostinato.sched.sequence import Sequence
+
+MAX_RANKED = 512
+"""Sequences that a ranked order looks at in one step, by arrival; each costs a look-up."""
+
+NumCachedTokens = Callable[[Sequence], int]
+"""Says how many tokens of a sequence would hit now; without effects."""
+
+
+class WaitingOrder(Protocol):
+    """The contract of every order."""
+
+    def walk(self, waiting: list[Sequence]) -> Iterator[Sequence]:
+        """Walk those to try now, best first; the caller admits some of them on the way.
+
+        Called once per step, also if nobody can be admitted; what ranking costs is spent when
+        the first one is asked for.
+
+        Args:
+            waiting: All that wait, by priority and arrival.
+        """
+
+    def admitted(self, sequence: Sequence, waiting: list[Sequence]) -> None:
+        """Note who was admitted, and who still waits."""
+
+    def planned(self, sequence: Sequence, num_tokens: int) -> None:
+        """Note that a running sequence computes so many tokens in this step."""
+
+
+class FirstComeFirstServed:
+    """Serve by priority, then by arrival."""
+
+    def walk(self, waiting: list[Sequence]) -> Iterator[Sequence]:
+        """Walk all as they stand."""
+        return iter(waiting[:])
+
+    def admitted(self, sequence: Sequence, waiting: list[Sequence]) -> None:
+        """Nobody is overtaken but those who wait for a running prefill."""
+
+    def planned(self, sequence: Sequence, num_tokens: int) -> None:
+        """Nobody counts tokens."""
+
+
+class RankedOrder:
+    """Serve by priority, then by a rank of this step, within the bound on waiting.
+
+    Nobody is overtaken more than ``max_overtakes`` times: after that a sequence stands before
+    all that came later. Looks at the first ``MAX_RANKED`` by arrival.
+    """
+
+    def __init__(self, max_overtakes: int) -> None:
+        """Start with nobody overdue."""
+        self._max_overtakes = max_overtakes
+        self._somebody_is_newly_overdue = False
+
+    def rank(self, waiting: list[Sequence]) -> dict[SequenceId, int]:
+        """Rank those who wait: lower goes first, and equals, here all, go by arrival."""
+        return {sequence.sequence_id: 0 for sequence in waiting}
+
+    def walk(self, waiting: list[Sequence]) -> Iterator[Sequence]:
+        """Walk the overdue by arrival, then the others by rank.
+
+        Whoever becomes overdue on the way is next: the bound holds within a step as well.
+        """
+        left = waiting[:MAX_RANKED]
+        ranks = self.rank(left)
+
+        def place(sequence: Sequence) -> tuple[int, bool, int, int]:
+            on_time = sequence.num_overtakes < self._max_overtakes
+            rank = ranks[sequence.sequence_id] if on_time else 0
+            return sequence.request.priority, on_time, rank, sequence.sequence_id
+
+        self._somebody_is_newly_overdue = True
+        while left:
+            if self._somebody_is_newly_overdue:
+                left.sort(key=place, reverse=True)
+                self._somebody_is_newly_overdue = False
+            yield left.pop()
+
+    def admitted(self, sequence: Sequence, waiting: list[Sequence]) -> None:
+        """Count an overtake for everybody who stands before it by arrival and still waits."""
+        for other in waiting[: bisect_left(waiting, sequence.rank, key=by_arrival)]:
+            other.num_overtakes += 1
+            if other.num_overtakes == self._max_overtakes:
+                self._somebody_is_newly_overdue = True
+
+    def planned(self, sequence: Sequence, num_tokens: int) -> None:
+        """Nobody counts tokens."""
+
+
+class LongestPrefixFirst(RankedOrder):
+    """Serve by priority, then by cached prefix, within the bound on waiting."""
+
+    def __init__(self, max_overtakes: int, num_cached_tokens: NumCachedTokens) -> None:
+        """Rank by a look-up that has no effects."""
+        super().__init__(max_overtakes)
+        self._num_cached_tokens = num_cached_tokens
+
+    def rank(self, waiting: list[Sequence]) -> dict[SequenceId, int]:
+        """Rank by what would hit now; cost: one look-up each."""
+        return {s.sequence_id: -self._num_cached_tokens(s) for s in waiting}
+
+
+def by_arrival(sequence: Sequence) -> tuple[int, int]:
+    """Return what the queue is sorted by: priority, then arrival."""
+    return sequence.rank

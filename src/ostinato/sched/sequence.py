@@ -1,0 +1,137 @@
+"""Where does one continuation of a request stand?
+
+A sequence is what the scheduler moves: one prompt and one output. A request with ``n > 1``
+starts as one sequence and is forked when its prompt has been computed::
+
+    waiting ──admit──► running ──finish──► ended
+       ▲                  │
+       └─────preempt──────┘
+"""
+
+from array import array
+from dataclasses import dataclass, field
+
+from ostinato.cache.block_table import BlockTable
+from ostinato.core.identity import PrefixKey
+from ostinato.core.ids import SequenceId
+from ostinato.core.plan import SampleTask, TokenLogprob
+from ostinato.core.request import FinishReason, Request
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One continuation of a request.
+
+    Attributes:
+        sequence_id: Its number; also the order of arrival.
+        request: Whose continuation it is.
+        index: Which of the request's ``n`` continuations.
+        key: Identity, prompt and output tokens so far.
+        seed: Of its sampling.
+        sibling_seeds: Of the continuations that are forked off when the prompt is computed.
+        num_computed: Leading tokens whose KV is in the store.
+        table: Its blocks while it runs; None while it waits.
+        num_shared_tokens: Prompt tokens that hit in whole blocks at first admission.
+        num_copied_tokens: Prompt tokens that were copied at first admission.
+        first_planned_s: When it was first admitted, by the scheduler's clock.
+        num_preemptions: How often its blocks were taken back.
+        num_overtakes: Later requests that were admitted while it waited.
+        prompt_logprobs: One tuple per prompt token from the second on, if asked for.
+        finish_reason: Why it ended; None while it lives.
+        stop_reason: The id or string that ended it, if one did.
+    """
+
+    sequence_id: SequenceId
+    request: Request
+    index: int
+    key: PrefixKey
+    seed: int
+    sibling_seeds: tuple[int, ...] = ()
+    num_computed: int = 0
+    table: BlockTable | None = None
+    num_shared_tokens: int = 0
+    num_copied_tokens: int = 0
+    first_planned_s: float | None = None
+    num_preemptions: int = 0
+    num_overtakes: int = 0
+    prompt_logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens so far."""
+        return len(self.key)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.key) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens that still have to go through the model; 1 while decoding."""
+        return len(self.key) - self.num_computed
+
+    @property
+    def output(self) -> "array[int]":
+        """Tokens sampled so far, shape (num_output_tokens,)."""
+        return self.key.tokens[self.num_prompt_tokens :]
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place among others: lower goes first, and is preempted last."""
+        return self.request.priority, self.sequence_id
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether log-probs of its prompt are still to come; of siblings the first has them."""
+        asked_for = self.request.params.prompt_logprobs is not None and self.index == 0
+        return asked_for and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether hits may be used: not for prompt log-probs, which need every logit."""
+        return self.request.cache_read and not self.wants_prompt_logprobs
+
+    def siblings(self) -> list["Sequence"]:
+        """Make the continuations that go on from the same prompt, numbered behind this one."""
+        return [
+            Sequence(
+                SequenceId(self.sequence_id + index),
+                self.request,
+                index,
+                self.key.copy(),
+                seed,
+                num_shared_tokens=self.num_shared_tokens,
+                num_copied_tokens=self.num_copied_tokens,
+                first_planned_s=self.first_planned_s,
+            )
+            for index, seed in enumerate(self.sibling_seeds, 1)
+        ]
+
+    def sample_task(self, seeds: tuple[int, ...]) -> SampleTask:
+        """Describe how its next token is chosen."""
+        params = self.request.params
+        banned: tuple[int, ...] = ()
+        if self.num_output_tokens < params.min_tokens:
+            banned = tuple(self.request.eos_token_ids) + tuple(params.stop_token_ids)
+        return SampleTask(params, seeds, self.request.prompt_token_ids, self.output, banned)
+
+    def prompt_targets(self, start: int, stop: int) -> "array[int]":
+        """Return the prompt ids that follow tokens ``start .. stop``, if log-probs are wanted."""
+        if not self.wants_prompt_logprobs:
+            return array("I")
+        return self.request.prompt_token_ids[start + 1 : stop + 1]
+
+    def take_prompt_logprobs(
+        self, start: int, logprobs: tuple[tuple[TokenLogprob, ...], ...]
+    ) -> None:
+        """Keep what is new of a chunk that began at ``start``; a chunk may be computed again."""
+        known = len(self.prompt_logprobs) - start
+        self.prompt_logprobs.extend(logprobs[max(0, known) :])

@@ -1,0 +1,74 @@
+"""What does one sequence get of a step, and what does the step bring it?"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ostinato.cache.block_table import BlockTable
+from ostinato.core.plan import SampledToken, ScheduledSequence
+from ostinato.sched.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Share:
+    """One sequence's share of the step that is planned or runs.
+
+    Attributes:
+        sequence: Who computes.
+        num_tokens: New tokens, at least 1.
+        children: Continuations that are forked off at the end of this share.
+    """
+
+    sequence: Sequence
+    num_tokens: int
+    children: list[Sequence] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """Tokens of the sequence that are computed after the step."""
+        return self.sequence.num_computed + self.num_tokens
+
+    @property
+    def samples(self) -> bool:
+        """Whether a token follows: all tokens so far are computed after the step."""
+        return self.end == self.sequence.num_tokens
+
+    @property
+    def family(self) -> list[Sequence]:
+        """The sequence and its children, in the order of their samples."""
+        return [self.sequence, *self.children]
+
+    def schedule(self) -> ScheduledSequence:
+        """Write the share down for the runner."""
+        sequence, start = self.sequence, self.sequence.num_computed
+        assert sequence.table is not None
+        seeds = tuple(member.seed for member in self.family)
+        return ScheduledSequence(
+            sequence.sequence_id,
+            sequence.key.tokens[start : self.end],
+            start,
+            sequence.table.groups,
+            sequence.sample_task(seeds) if self.samples else None,
+            sequence.prompt_targets(start, self.end),
+            sequence.request.params.prompt_logprobs or 0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceUpdate:
+    """What a step brought for one sequence.
+
+    Attributes:
+        sequence: Whose token it is; its ``finish_reason`` says whether it ended.
+        token: The new token; None if it ended without one.
+    """
+
+    sequence: Sequence
+    token: SampledToken | None = None
+
+
+def tables_of(shares: Iterable[Share]) -> list[BlockTable]:
+    """List the tables of a step, publishers before those who share their blocks."""
+    shares = list(shares)
+    members = [share.sequence for share in shares]
+    members += [child for share in shares for child in share.children]
+    return [member.table for member in members if member.table is not None]

@@ -1,0 +1,28 @@
+"""What did the scheduler do so far?"""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Counters since the start.
+
+    Attributes:
+        num_steps: Steps that ran, failed ones included.
+        num_failed_steps: Steps whose forward pass raised.
+        num_preemptions: Times that a running sequence's blocks were taken back.
+        computed_prompt_tokens: Prompt tokens that went through the model.
+        computed_output_tokens: Generated tokens that went through the model.
+    """
+
+    num_steps: int = 0
+    num_failed_steps: int = 0
+    num_preemptions: int = 0
+    computed_prompt_tokens: int = 0
+    computed_output_tokens: int = 0
+
+    def count_computed(self, start: int, stop: int, num_prompt_tokens: int) -> None:
+        """Count the computed tokens of one sequence, positions ``start .. stop``."""
+        prompt = max(0, min(stop, num_prompt_tokens) - start)
+        self.computed_prompt_tokens += prompt
+        self.computed_output_tokens += stop - start - prompt
