@@ -1,0 +1,27 @@
+"""How is a step computed? The only room that holds tensors.
+
+Files in reading order:
+
+* ``kv_store``: where do keys and values live?
+* ``inputs``: how does a plan become tensors?
+* ``attention/``: how does a query read scattered blocks?
+* ``model_call``: how is a model called?
+* ``model_runner``: how is one step executed?
+* ``logit_edits``, ``truncation``, ``randomness``, ``sampler``: which token is next?
+* ``logprobs``: how likely was it?
+* ``device``: which device does a name mean, and is it there?
+* ``resolve``: which directory does a model's name mean?
+* ``checkpoint``: are its files whole, and which weights are these?
+* ``model_loader``: how does a checkpoint become a model?
+* ``support``: which models can be served correctly?
+* ``probe``: does this one agree with its own attention?
+* ``memory``: how many blocks fit?
+
+Rules:
+
+1. Sees plans, block tables and slots; never the pool, a request's state or the scheduler.
+2. A step is one call of the model over one flattened row of tokens.
+3. In each layer: write the step's keys and values, run the plan's copies, then read.
+4. What attention is asked to do and does not know, it refuses; nothing is silently ignored.
+5. A step that fails leaves the runner able to run the next one.
+"""

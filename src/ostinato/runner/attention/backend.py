@@ -1,0 +1,122 @@
+"""What is attention asked to do, and who may answer?"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from ostinato.runner.attention.reads import ReadPlans
+from ostinato.runner.inputs import AttentionMetadata
+from ostinato.runner.kv_store import KVStore
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionStyle:
+    """How one layer weighs what it sees.
+
+    Attributes:
+        scale: Factor on the product of query and key.
+        window: Positions that a query sees, its own included; None sees all before it.
+        soft_cap: Scores are squeezed to ``cap * tanh(score / cap)`` (Gemma 2).
+        sinks: One logit per query head that takes part in the softmax and brings no value,
+            shape (num_heads,) (gpt-oss; Xiao et al., arXiv 2309.17453).
+    """
+
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is softmax over scaled products and nothing else."""
+        return self.soft_cap is None and self.sinks is None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionStep:
+    """One step as the attention of one group of layers sees it.
+
+    Attributes:
+        metadata: Where tokens go and what they see.
+        store: Keys and values of all slots.
+        backend: Who computes.
+        reads: Which sequences are read together, worked out once for all layers.
+    """
+
+    metadata: AttentionMetadata
+    store: KVStore
+    backend: "AttentionBackend"
+    reads: ReadPlans
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
+    ) -> Tensor:
+        """Store the new tokens of a layer, copy, and let each token look back.
+
+        Args:
+            layer: Index of the layer.
+            queries: Shape (num_tokens, num_heads, key_dim), any strides.
+            keys: Shape (num_tokens, num_kv_heads, key_dim), any strides.
+            values: Shape (num_tokens, num_kv_heads, value_dim), any strides.
+            style: How scores are made.
+
+        Returns:
+            Shape (num_tokens, num_heads, value_dim), in the dtype of the queries.
+
+        Effects: writes the slots of the new tokens, then those of the plan's copies, which
+        may stem from the former; only then reads.
+        """
+        self.store.write(layer, keys, values, self.metadata.slots)
+        if len(self.metadata.copy_targets):
+            self.store.copy(layer, self.metadata.copy_sources, self.metadata.copy_targets)
+        return self.backend.read(self, layer, queries, keys, values, style)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedStep:
+    """One step over all groups of layers; each layer attends in its own.
+
+    Attributes:
+        steps: One per group.
+        of_layer: The group of each layer, shape (num_layers,).
+    """
+
+    steps: tuple[AttentionStep, ...]
+    of_layer: tuple[int, ...]
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
+    ) -> Tensor:
+        """Answer one layer's call; shapes as in ``AttentionStep.attend``."""
+        return self.steps[self.of_layer[layer]].attend(layer, queries, keys, values, style)
+
+
+class AttentionBackend(Protocol):
+    """Whoever can let the queries of a step read the store."""
+
+    def read(
+        self,
+        step: AttentionStep,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        style: AttentionStyle,
+    ) -> Tensor:
+        """Let each query attend to its sequence up to itself.
+
+        Args:
+            step: What to read; the new tokens are in the store already.
+            layer: Index of the layer.
+            queries: Shape (num_tokens, num_heads, key_dim), any strides.
+            keys: The new tokens' keys, shape (num_tokens, num_kv_heads, key_dim); reading
+                them here instead of in the store is allowed where the store keeps them
+                unrounded.
+            values: The new tokens' values, likewise.
+            style: How scores are made.
+
+        Returns:
+            Shape (num_tokens, num_heads, value_dim), in the dtype of the queries.
+        """
+        ...

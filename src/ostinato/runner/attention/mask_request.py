@@ -1,0 +1,108 @@
+"""Which keys would the model's own mask have let a query see?
+
+Models ask for masks by describing them as functions of positions. We build none; but while a
+model is probed, the description is evaluated at positions far beyond the probe's prompt, and
+compared with the window that the layer then names to its attention. So a window of 4,096 is
+checked with a prompt of 24 tokens.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from ostinato.core.errors import UnsupportedModel
+from ostinato.runner.attention.registration import paged_attention
+
+PROBE_NAME = "ostinato_probe"
+"""The attention implementation under which masks are described instead of left out."""
+
+_FAR = 5000
+"""A position beyond which a mask without a window would show one that it hides."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskRequest:
+    """A mask that a model asked for.
+
+    Attributes:
+        window: Positions that a query sees; None sees all up to itself.
+        known: Whether it is causal, with that window, and nothing else.
+    """
+
+    window: int | None
+    known: bool
+
+
+def register_probe() -> None:
+    """Make the probe's attention known to ``transformers``; more than once does no harm."""
+    AttentionInterface.register(PROBE_NAME, probed_attention)
+    AttentionMaskInterface.register(PROBE_NAME, describe_mask)
+
+
+def describe_mask(
+    *_: Any, mask_function: Callable[..., Any], local_size: int | None = None, **__: Any
+) -> MaskRequest:
+    """Find out what a mask function lets through, instead of building the mask.
+
+    Args:
+        mask_function: From index tensors of batch, head, query and key to a bool tensor.
+        local_size: The window or chunk that the model names.
+    """
+    reach = local_size or _FAR
+    marks = {0, 1, 7, reach - 1, reach, reach + 1, 2 * reach, 2 * reach + 5}
+    near = {mark + step for mark in marks for step in (-reach - 1, -reach, -reach + 1, -1, 0, 1)}
+    positions = torch.tensor(sorted(p for p in marks | near if p >= 0))
+    queries, keys = positions[:, None], positions[None, :]
+    expected = keys <= queries
+    if local_size is not None:
+        expected = expected & (keys > queries - local_size)
+    zero = torch.tensor(0)
+    try:
+        seen = torch.as_tensor(mask_function(zero, zero, queries, keys))
+    except (IndexError, RuntimeError, TypeError):  # it looks at this very prompt
+        return MaskRequest(local_size, known=False)
+    return MaskRequest(local_size, known=bool((seen.expand_as(expected) == expected).all()))
+
+
+def probed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: MaskRequest | Tensor | None,
+    **keywords: Any,
+) -> tuple[Tensor, None]:
+    """Attend like ``paged_attention``, but hold the layer's mask against its keywords first.
+
+    Raises:
+        UnsupportedModel: The mask is of an unknown kind, or its window is not the layer's.
+    """
+    if isinstance(attention_mask, MaskRequest):
+        _check_request(module, attention_mask, keywords.get("sliding_window"))
+        attention_mask = None
+    return paged_attention(module, query, key, value, attention_mask, **keywords)
+
+
+def _check_request(module: nn.Module, request: MaskRequest, window: int | None) -> None:
+    name = type(module).__name__
+    if not request.known:
+        raise UnsupportedModel(
+            f"{name} asks for a mask that is neither causal nor a sliding window"
+            + (f" (chunks of {request.window})" if request.window else "")
+        )
+    if _effective(request.window, module) != _effective(window, module):
+        raise UnsupportedModel(
+            f"{name} asks for a mask with a window of {request.window} tokens, but tells its "
+            f"attention a window of {window}"
+        )
+
+
+def _effective(window: int | None, module: nn.Module) -> int | None:
+    """Return a window if it hides anything within the model's positions, else None."""
+    positions = getattr(getattr(module, "config", None), "max_position_embeddings", None)
+    return None if not window or (positions is not None and window >= positions) else window

@@ -1,0 +1,149 @@
+"""How do the models of ``transformers`` call us?
+
+``AttentionInterface`` lets a model's layers call any function that is registered by name.
+Ours takes the step as a keyword, which models hand down to every layer, and says no to
+whatever it does not know: a bias that is silently dropped gives fluent, wrong text.
+"""
+
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from ostinato.core.errors import UnsupportedModel
+from ostinato.runner.attention.backend import AttentionStyle
+
+ATTENTION_NAME = "ostinato"
+"""The name to load models with: ``attn_implementation="ostinato"``."""
+
+STEP_KEYWORD = "ostinato_step"
+"""The keyword of a model call that carries the ``LayerAttention``."""
+
+_HARMLESS = frozenset({"position_ids", "cache_position"})
+"""Keywords that some models hand down and that add nothing: positions are in keys already."""
+
+
+class LayerAttention(Protocol):
+    """What the keyword carries: a ``GroupedStep``, or whoever else wants to see the calls."""
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
+    ) -> Tensor:
+        """Answer one layer's call; shapes as in ``AttentionStep.attend``."""
+        ...
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    ostinato_step: LayerAttention | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attend through the block tables of a step, as a layer of a model asks for it.
+
+    Args:
+        module: The layer's attention module; ``layer_idx`` says which layer.
+        query: Shape (1, num_heads, num_tokens, key_dim).
+        key: Shape (1, num_kv_heads, num_tokens, key_dim).
+        value: Shape (1, num_kv_heads, num_tokens, value_dim).
+        attention_mask: Always None: block tables say who sees whom.
+        scaling: Factor on scores; None is ``key_dim ** -0.5``.
+        dropout: Always 0.
+        is_causal: Overrides the module's own attribute of this name.
+        sliding_window: Positions that a query sees; None or 0 sees all before it.
+        softcap: Soft cap of scores; None is off.
+        s_aux: Attention sinks, shape (num_heads,); None is off.
+        ostinato_step: The step.
+        others: Anything else; None and False are taken for "off".
+
+    Returns:
+        Shape (1, num_tokens, num_heads, value_dim), and None for the weights.
+
+    Raises:
+        UnsupportedModel: The layer asks for what we do not do.
+
+    Effects: writes the step's keys and values, and runs its copies, in this layer.
+    """
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    _refuse_unknown(module, causal, dropout, attention_mask, others)
+    if ostinato_step is None:
+        raise UnsupportedModel(
+            f"{type(module).__name__} does not hand keywords of the model call down to its "
+            "attention, so it cannot be told where keys and values are"
+        )
+    style = AttentionStyle(
+        scale=query.shape[3] ** -0.5 if scaling is None else float(scaling),
+        window=sliding_window or None,
+        soft_cap=softcap,
+        sinks=s_aux,
+    )
+    attended = ostinato_step.attend(
+        layer_index(module), _rows(query), _rows(key), _rows(value), style
+    )
+    return attended[None], None
+
+
+def layer_index(module: nn.Module) -> int:
+    """Return which layer an attention module belongs to.
+
+    Raises:
+        UnsupportedModel: It does not say.
+    """
+    index = getattr(module, "layer_idx", None)
+    if not isinstance(index, int):
+        raise UnsupportedModel(
+            f"{type(module).__name__} does not say which layer it is (layer_idx={index!r})"
+        )
+    return index
+
+
+def register() -> None:
+    """Make our function known to ``transformers``; once is enough, more does no harm.
+
+    The mask function returns None, so that models build no mask.
+    """
+    AttentionInterface.register(ATTENTION_NAME, paged_attention)
+    AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
+
+
+def _no_mask(*_: object, **__: object) -> None:
+    return None
+
+
+def _rows(heads: Tensor) -> Tensor:
+    """Turn (1, heads, num_tokens, dim) into (num_tokens, heads, dim), without a copy."""
+    assert heads.shape[0] == 1, "a step is one row"
+    return heads[0].transpose(0, 1)
+
+
+def _refuse_unknown(
+    module: nn.Module,
+    causal: bool,
+    dropout: float,
+    attention_mask: Tensor | None,
+    others: dict[str, Any],
+) -> None:
+    """Raise UnsupportedModel for the first thing that we do not do."""
+    name = type(module).__name__
+    if not causal:
+        raise UnsupportedModel(f"{name} attends to later tokens too; only causal attention caches")
+    if dropout:
+        raise UnsupportedModel(f"{name} asks for dropout={dropout} in inference")
+    if attention_mask is not None:
+        raise UnsupportedModel(f"{name} brings an attention mask of its own")
+    for keyword, value in others.items():
+        if value is not None and value is not False and keyword not in _HARMLESS:
+            raise UnsupportedModel(
+                f"{name} asks its attention for {keyword!r}, which Ostinato does not know"
+            )

@@ -1,0 +1,105 @@
+"""Are the files of a checkpoint whole, and which weights are these?"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from ostinato.core.errors import BrokenCheckpoint
+
+CONFIG_FILE = "config.json"
+_SINGLE_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
+_PIECE_BYTES = 2**22
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint's config.
+
+    Raises:
+        BrokenCheckpoint: It is missing, is no JSON, or does not say which model it is.
+    """
+    config = _read_json(directory / CONFIG_FILE)
+    if not isinstance(config.get("model_type"), str):
+        raise BrokenCheckpoint(f"{directory / CONFIG_FILE}: has no model_type")
+    return config
+
+
+def weight_files(directory: Path) -> tuple[Path, ...]:
+    """Return a checkpoint's safetensors files, each of them whole.
+
+    Raises:
+        BrokenCheckpoint: There are none, the index names one that is missing, or one is
+            truncated.
+
+    Cost: reads headers only.
+    """
+    # Where there is both, transformers reads the single file.
+    if (directory / _SINGLE_FILE).exists():
+        paths: tuple[Path, ...] = (directory / _SINGLE_FILE,)
+    elif (directory / _INDEX_FILE).exists():
+        paths = _shards(directory / _INDEX_FILE)
+    else:
+        raise BrokenCheckpoint(
+            f"{directory} has neither {_SINGLE_FILE} nor {_INDEX_FILE}; other formats of "
+            "weights are not read: convert them to safetensors"
+        )
+    for path in paths:
+        _check_whole(path)
+    return paths
+
+
+def fingerprint(directory: Path, weights: tuple[Path, ...]) -> bytes:
+    """Return a SHA-256 over the content of the config and of all weights.
+
+    Two checkpoints of one fingerprint compute the same KV; names and times do not matter.
+    Cost: reads every byte, about a second per gigabyte.
+    """
+    digest = hashlib.sha256()
+    for path in (directory / CONFIG_FILE, *sorted(weights)):
+        digest.update(path.stat().st_size.to_bytes(8, "little"))
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                digest.update(piece)
+    return digest.digest()
+
+
+def _shards(index: Path) -> tuple[Path, ...]:
+    """Return the files that an index names."""
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise BrokenCheckpoint(f"{index}: has no weight_map")
+    names = sorted(set(weight_map.values()))
+    missing = [name for name in names if not (index.parent / name).exists()]
+    if missing:
+        raise BrokenCheckpoint(
+            f"{index.parent}: {len(missing)} of {len(names)} weight files are missing: "
+            f"{', '.join(missing[:3])}"
+        )
+    return tuple(index.parent / name for name in names)
+
+
+def _check_whole(path: Path) -> None:
+    """Raise BrokenCheckpoint if a file is not as long as its header says."""
+    try:
+        with safe_open(str(path), framework="numpy"):
+            return
+    except (SafetensorError, OSError) as error:
+        raise BrokenCheckpoint(
+            f"{path} ({path.stat().st_size:,} bytes) is no whole safetensors file: {error}; "
+            "fetch it again"
+        ) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BrokenCheckpoint(f"{path} is missing") from error
+    except (OSError, ValueError) as error:
+        raise BrokenCheckpoint(f"{path} is no readable JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise BrokenCheckpoint(f"{path} holds no JSON object")
+    return content

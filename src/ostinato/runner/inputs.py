@@ -1,0 +1,179 @@
+"""How does a plan become tensors?
+
+The sequences of a step are laid end to end in one row, as in Orca's selective batching
+(Yu et al., OSDI 2022), and NumPy does everything that is per token::
+
+    sequence        A        B            C
+    row             a   b b b b b b   c c c
+    position        9   0 1 2 3 4 5   4 5 6
+    starts          0   1             7       10      (num_sequences + 1,)
+    logits wanted   ^             ^         ^         last rows that sample, prompt targets
+
+Cost: a few Python steps per sequence, none per token.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ostinato.core.plan import CopyRun, ScheduledSequence, StepPlan
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """Where the tokens of a step are written to and which they see.
+
+    Attributes:
+        slots: Where each new token goes, shape (num_tokens,), int64, on the device.
+        copy_sources: Slots to copy from in every layer, shape (num_copied,), on the device.
+        copy_targets: Slots to copy to, likewise.
+        starts: First row of each sequence, and the end, shape (num_sequences + 1,).
+        first_positions: Position of each sequence's first new token, shape (num_sequences,).
+        blocks: All block tables end to end, shape (num_table_entries,).
+        table_starts: First entry of each sequence's table, and the end, shape
+            (num_sequences + 1,).
+        block_size: Tokens per block.
+        device: Where tensors go.
+    """
+
+    slots: Tensor
+    copy_sources: Tensor
+    copy_targets: Tensor
+    starts: Ints
+    first_positions: Ints
+    blocks: Ints
+    table_starts: Ints
+    block_size: int
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One step as tensors.
+
+    Attributes:
+        input_ids: Shape (1, num_tokens), int64.
+        position_ids: Shape (1, num_tokens), int64.
+        logit_rows: Rows whose logits are wanted, ascending, shape (num_wanted,), int64.
+        sample_rows: Which of the wanted rows are sampled from, shape (num_sampled,), int64.
+        prompt_rows: For each sequence, the range of wanted rows that its prompt targets need.
+        groups: What attention needs to know, per group of layers.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    logit_rows: Tensor
+    sample_rows: Tensor
+    prompt_rows: tuple[range, ...]
+    groups: tuple[AttentionMetadata, ...]
+
+
+def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepInputs:
+    """Lay a plan out as tensors.
+
+    Args:
+        plan: At least one sequence, each with as many block tables as there are groups.
+        block_size: Tokens per block.
+        device: Where the tensors shall live.
+    """
+    sequences = plan.sequences
+    lengths = _ints(len(s.tokens) for s in sequences)
+    starts = _offsets(lengths)
+    first_positions = _ints(s.start for s in sequences)
+    within = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
+    positions = within + np.repeat(first_positions, lengths)
+    wanted, sampled, prompt_rows = _wanted_rows(sequences, starts)
+
+    def to_device(values: Ints) -> Tensor:
+        return torch.from_numpy(values).to(device)
+
+    def group_metadata(group: int) -> AttentionMetadata:
+        blocks, table_starts = _concatenate([s.tables[group] for s in sequences])
+        entries = np.repeat(table_starts[:-1], lengths) + positions // block_size
+        sources, targets = _copied_slots([c for c in plan.copies if c.group == group])
+        return AttentionMetadata(
+            slots=to_device(blocks[entries] * block_size + positions % block_size),
+            copy_sources=to_device(sources),
+            copy_targets=to_device(targets),
+            starts=starts,
+            first_positions=first_positions,
+            blocks=blocks,
+            table_starts=table_starts,
+            block_size=block_size,
+            device=device,
+        )
+
+    return StepInputs(
+        input_ids=to_device(_concatenate([s.tokens for s in sequences])[0])[None],
+        position_ids=to_device(positions)[None],
+        logit_rows=to_device(wanted),
+        sample_rows=to_device(sampled),
+        prompt_rows=prompt_rows,
+        groups=tuple(group_metadata(group) for group in range(len(sequences[0].tables))),
+    )
+
+
+def _wanted_rows(
+    sequences: Sequence[ScheduledSequence], starts: Ints
+) -> tuple[Ints, Ints, tuple[range, ...]]:
+    """Say which rows need logits, which of those are sampled from, which serve prompt targets."""
+    wanted: list[Ints] = []
+    sampled: list[int] = []
+    prompt_rows: list[range] = []
+    num_wanted = 0
+    for sequence, start, end in zip(sequences, starts[:-1], starts[1:], strict=True):
+        num_targets = len(sequence.prompt_targets)
+        rows = np.arange(start, start + num_targets)
+        if sequence.sample is not None and start + num_targets < end:
+            rows = np.append(rows, end - 1)
+        prompt_rows.append(range(num_wanted, num_wanted + num_targets))
+        wanted.append(rows)
+        num_wanted += len(rows)
+        if sequence.sample is not None:
+            sampled.append(num_wanted - 1)
+    return np.concatenate(wanted), np.array(sampled, dtype=np.int64), tuple(prompt_rows)
+
+
+def _copied_slots(copies: Sequence[CopyRun]) -> tuple[Ints, Ints]:
+    """Spell copies out slot by slot, so that all can be read before any is written.
+
+    A run may copy what another run of the step brings; its source is then replaced by where
+    that one came from, until no source is also a target.
+    """
+    if not copies:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    lengths = _ints(run.num_tokens for run in copies)
+    within = np.arange(lengths.sum()) - np.repeat(_offsets(lengths)[:-1], lengths)
+    sources = np.repeat(_ints(run.source for run in copies), lengths) + within
+    targets = np.repeat(_ints(run.target for run in copies), lengths) + within
+    order = np.argsort(targets)
+    for _ in range(len(copies)):
+        found = np.searchsorted(targets, sources, sorter=order).clip(max=len(targets) - 1)
+        chained = targets[order[found]] == sources
+        if not chained.any():
+            break
+        sources = np.where(chained, sources[order[found]], sources)
+    return sources, targets
+
+
+def _ints(values: Iterable[Any]) -> Ints:
+    return np.fromiter(values, dtype=np.int64)
+
+
+def _offsets(lengths: Ints) -> Ints:
+    """Where each of several runs begins, and where the last ends, shape (len(lengths) + 1,)."""
+    return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
+
+
+def _concatenate(runs: Sequence["array[int]"]) -> tuple[Ints, Ints]:
+    """Lay packed ids end to end, shape (num_ids,); and say where each run begins."""
+    packed = np.frombuffer(b"".join(map(memoryview, runs)), dtype=np.uint32)
+    return packed.astype(np.int64), _offsets(_ints(len(run) for run in runs))

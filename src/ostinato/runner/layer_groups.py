@@ -1,0 +1,54 @@
+"""Which layers share block tables?
+
+Layers that keep the same tokens: all with full attention, and all with one window size. Group
+0 is full attention, also if no layer has it: then its blocks have no bytes, and it only says
+which prefixes exist. A window that no sequence can outgrow hides nothing and counts as full.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from ostinato.runner.kv_store import KVSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroups:
+    """The layers of a model by what they keep.
+
+    Attributes:
+        windows: One window size per group behind group 0, smallest first.
+        of_layer: The group of each layer, shape (num_layers,).
+    """
+
+    windows: tuple[int, ...]
+    of_layer: tuple[int, ...]
+
+    @property
+    def num_groups(self) -> int:
+        """Groups, full attention included."""
+        return 1 + len(self.windows)
+
+    def layers(self, group: int) -> tuple[int, ...]:
+        """List the layers of a group."""
+        return tuple(layer for layer, own in enumerate(self.of_layer) if own == group)
+
+    def bytes_per_token(self, spec: KVSpec, group: int, dtype: torch.dtype) -> int:
+        """Bytes of one slot of a group, over its layers."""
+        elements = sum(spec.layers[layer].num_elements for layer in self.layers(group))
+        return elements * dtype.itemsize
+
+
+def one_group(spec: KVSpec) -> LayerGroups:
+    """Let all layers keep everything; windows are masks and nothing more."""
+    return LayerGroups((), (0,) * len(spec.layers))
+
+
+def group_layers(spec: KVSpec, max_model_len: int) -> LayerGroups:
+    """Group layers by window, for sequences of at most so many tokens."""
+    seen = [layer.sliding_window for layer in spec.layers]
+    real = [None if window is None or window >= max_model_len else window for window in seen]
+    windows = tuple(sorted({window for window in real if window is not None}))
+    return LayerGroups(
+        windows, tuple(0 if window is None else 1 + windows.index(window) for window in real)
+    )

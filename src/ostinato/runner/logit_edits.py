@@ -1,0 +1,150 @@
+"""What changes the logits before a token is chosen?
+
+In this order, which is that of vLLM and of Hugging Face's logits processors:
+
+1. ``logit_bias`` is added;
+2. ``repetition_penalty`` divides (below zero: multiplies) the logit of each token that stands in
+   the prompt or the output (Keskar et al., CTRL, arXiv 1909.05858, section 4.1);
+3. ``frequency_penalty`` is subtracted for each time, ``presence_penalty`` once for any time that
+   a token stands in the output (as OpenAI's API defines them);
+4. banned ids become -inf.
+
+Each edit touches few of the logits, so edits are lists of (row, id, value) over the whole batch,
+applied by one indexed operation each; nothing of shape (num_rows, vocab) is made but one copy.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostinato.core.plan import SampleTask
+
+Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """Some cells of the logits, each shape (num_cells,).
+
+    Attributes:
+        rows: Row of each cell.
+        ids: Token id of each cell.
+        counts: How often the token occurs in that row's text.
+    """
+
+    rows: Ints
+    ids: Ints
+    counts: Ints
+
+
+def edit_logits(logits: Tensor, tasks: Sequence[SampleTask]) -> Tensor:
+    """Apply bias, penalties and bans.
+
+    Args:
+        logits: Raw logits, shape (num_rows, vocab).
+        tasks: One per row.
+
+    Returns:
+        Edited logits in float32 or wider, shape (num_rows, vocab); ``logits`` itself where no
+        row asks for an edit.
+
+    Effects: none; the raw logits stay as they are for log-probabilities.
+    Cost: one copy of the logits, O(t log t) for the t tokens of the rows with penalties.
+    """
+    if not any(t.banned or t.params.logit_bias or t.params.has_penalties for t in tasks):
+        return logits
+    edited = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+    _add_bias(edited, tasks)
+    _penalise_repetition(edited, tasks)
+    _penalise_output(edited, tasks)
+    _ban(edited, tasks)
+    return edited
+
+
+def _add_bias(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
+    """Add each row's ``logit_bias``."""
+    triples = [
+        (row, token, bias)
+        for row, task in enumerate(tasks)
+        for token, bias in task.params.logit_bias.items()
+    ]
+    if not triples:
+        return
+    rows, ids, biases = zip(*triples, strict=True)
+    assert max(ids) < logits.shape[1], "admission refuses biased ids outside the vocabulary"
+    where = _index(logits, rows, ids)
+    logits[where] += _values(logits, biases)
+
+
+def _penalise_repetition(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
+    """Divide positive and multiply negative logits of tokens seen in prompt or output."""
+    rows = [i for i, task in enumerate(tasks) if task.params.repetition_penalty != 1.0]
+    texts = [(i, text) for i in rows for text in (tasks[i].prompt, tasks[i].output)]
+    if not texts:
+        return
+    cells = _count_tokens(texts, logits.shape[1])
+    where = _index(logits, cells.rows, cells.ids)
+    penalties = _per_cell(logits, cells, [t.params.repetition_penalty for t in tasks])
+    seen = logits[where]
+    logits[where] = torch.where(seen > 0, seen / penalties, seen * penalties)
+
+
+def _penalise_output(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
+    """Subtract what tokens of the output cost, by presence and by count."""
+    texts = [
+        (i, task.output)
+        for i, task in enumerate(tasks)
+        if task.params.frequency_penalty != 0.0 or task.params.presence_penalty != 0.0
+    ]
+    if not texts:
+        return
+    cells = _count_tokens(texts, logits.shape[1])
+    where = _index(logits, cells.rows, cells.ids)
+    frequency = _per_cell(logits, cells, [t.params.frequency_penalty for t in tasks])
+    presence = _per_cell(logits, cells, [t.params.presence_penalty for t in tasks])
+    logits[where] -= frequency * _values(logits, cells.counts) + presence
+
+
+def _ban(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
+    """Make banned ids impossible; one outside the vocabulary is so already."""
+    vocab = logits.shape[1]
+    pairs = [(i, token) for i, task in enumerate(tasks) for token in task.banned if token < vocab]
+    if pairs:
+        rows, ids = zip(*pairs, strict=True)
+        logits[_index(logits, rows, ids)] = float("-inf")
+
+
+def _count_tokens(texts: Iterable[tuple[int, "array[int]"]], vocab: int) -> _Cells:
+    """Count each row's tokens; ids that have no logit, as of images, are left out."""
+    keys: list[Ints] = []
+    for row, text in texts:
+        ids = np.array(text, dtype=np.int64)
+        keys.append(ids[ids < vocab] + row * vocab)
+    distinct, counts = np.unique(np.concatenate(keys), return_counts=True)
+    return _Cells(distinct // vocab, distinct % vocab, counts)
+
+
+def _index(
+    logits: Tensor, rows: Sequence[int] | Ints, ids: Sequence[int] | Ints
+) -> tuple[Tensor, Tensor]:
+    """Put (row, id) pairs where the logits are."""
+    return (
+        torch.as_tensor(rows, dtype=torch.int64, device=logits.device),
+        torch.as_tensor(ids, dtype=torch.int64, device=logits.device),
+    )
+
+
+def _values(logits: Tensor, values: Sequence[float] | Ints) -> Tensor:
+    """Put numbers where the logits are, in their dtype."""
+    return torch.as_tensor(values, dtype=logits.dtype, device=logits.device)
+
+
+def _per_cell(logits: Tensor, cells: _Cells, by_row: Sequence[float]) -> Tensor:
+    """Spread one number per row over its cells, shape (num_cells,)."""
+    return torch.as_tensor(
+        np.asarray(by_row, dtype=np.float64)[cells.rows], dtype=logits.dtype, device=logits.device
+    )

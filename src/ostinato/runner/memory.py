@@ -1,0 +1,111 @@
+"""How many blocks fit?
+
+Three ways to say it, the first given wins: a number of blocks, a number of bytes, or a share
+of what the device has free, capped by what the running sequences could ever use.
+"""
+
+import os
+from pathlib import Path
+
+import torch
+
+from ostinato.core.errors import ConfigError
+
+DEFAULT_SHARE = 0.5
+"""Share of free memory taken unasked: the rest is for activations and for other programs."""
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def num_blocks_for(
+    *,
+    bytes_per_block: int,
+    block_size: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    num_blocks: int | None = None,
+    kv_cache_memory: int | None = None,
+    device: torch.device | str = "cpu",
+) -> int:
+    """Return how many blocks the KV store shall have.
+
+    Args:
+        bytes_per_block: Bytes of one block over all layers.
+        block_size: Tokens per block.
+        max_num_seqs: Most sequences that run at once.
+        max_model_len: Most tokens of one sequence.
+        num_blocks: If given, the answer.
+        kv_cache_memory: If given, bytes to fill with whole blocks.
+        device: Whose free memory is looked at otherwise.
+
+    Raises:
+        ConfigError: Not even one block fits, or both settings were given.
+    """
+    if num_blocks is not None and kv_cache_memory is not None:
+        raise ConfigError(
+            f"num_blocks={num_blocks} and kv_cache_memory={kv_cache_memory} both say how large "
+            "the KV store is: give one of them"
+        )
+    if num_blocks is not None:
+        return _at_least_one(num_blocks, f"num_blocks={num_blocks}", bytes_per_block)
+    if kv_cache_memory is not None:
+        setting = f"kv_cache_memory={kv_cache_memory:,}"
+        return _at_least_one(kv_cache_memory // bytes_per_block, setting, bytes_per_block)
+    most = max_num_seqs * -(-max_model_len // block_size)
+    free = available_bytes(device)
+    if free is None:
+        raise ConfigError(f"free memory of {device} is unknown: set num_blocks or kv_cache_memory")
+    share = int(free * DEFAULT_SHARE)
+    setting = (
+        f"the default kv_cache_memory of {share:,} bytes ({DEFAULT_SHARE:.0%} of what is free)"
+    )
+    return min(most, _at_least_one(share // bytes_per_block, setting, bytes_per_block))
+
+
+def available_bytes(device: torch.device | str = "cpu") -> int | None:
+    """Return the bytes that can still be taken on a device; None if nothing tells.
+
+    On a CPU that is what the kernel could give away without swapping, within the limit of
+    the container, if there is one.
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    known = [n for n in (_machine_bytes(), _container_bytes()) if n is not None]
+    return min(known, default=None)
+
+
+def _at_least_one(num_blocks: int, setting: str, bytes_per_block: int) -> int:
+    if num_blocks < 1:
+        raise ConfigError(
+            f"{setting} holds no block: one block needs {bytes_per_block:,} bytes; "
+            "raise it, or lower block_size"
+        )
+    return num_blocks
+
+
+def _machine_bytes() -> int | None:
+    """Return MemAvailable, or the free pages where the kernel is not Linux."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    names = os.sysconf_names
+    if "SC_PHYS_PAGES" in names and "SC_PAGE_SIZE" in names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _container_bytes() -> int | None:
+    """Return what is left under the control group's limit, version 2 or 1."""
+    for limit, usage in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            left = int((_CGROUP / limit).read_text()) - int((_CGROUP / usage).read_text())
+        except (OSError, ValueError):  # absent, or "max": no limit
+            continue
+        return max(left, 0)
+    return None

@@ -1,0 +1,50 @@
+"""How is a model called?"""
+
+import inspect
+from typing import Any, cast
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ostinato.runner.attention.registration import STEP_KEYWORD, LayerAttention
+
+
+class ModelCall:
+    """Calls a model of ``transformers`` with one row of tokens.
+
+    Attributes:
+        model: In evaluation mode.
+        vocab_size: How many ids have an embedding.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Find out whether the model can leave out logits that nobody wants."""
+        self.model = model
+        self.vocab_size = cast(Tensor, model.get_input_embeddings().weight).shape[0]
+        self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None,
+        step: LayerAttention | None,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Return logits, shape (num_rows, vocab_size).
+
+        Args:
+            input_ids: Shape (1, num_tokens), int64.
+            position_ids: Shape (1, num_tokens), int64; None lets the model count by itself.
+            step: What the layers' attention is handed; None for the model's own attention.
+            rows: Rows whose logits are wanted, shape (num_rows,), int64; None wants all.
+        """
+        keywords: dict[str, Any] = {} if step is None else {STEP_KEYWORD: step}
+        if position_ids is not None:
+            keywords["position_ids"] = position_ids
+        if rows is not None and self._keeps_rows:
+            keywords["logits_to_keep"] = rows
+        output = self.model(input_ids=input_ids, use_cache=False, **keywords)
+        logits = cast(Tensor, output.logits)[0]
+        if rows is not None and not self._keeps_rows:
+            logits = logits.index_select(0, rows)
+        return logits

@@ -1,0 +1,240 @@
+"""How does a checkpoint become a model?
+
+``transformers`` builds the model and reads the weights; we check the files before and what
+was loaded after, since it would fill missing weights with random numbers and go on.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from ostinato.core.config import one_of
+from ostinato.core.errors import BrokenCheckpoint, MissingTokenizer, UnsupportedModel
+from ostinato.runner.attention.registration import ATTENTION_NAME, register
+from ostinato.runner.checkpoint import fingerprint, read_config, weight_files
+from ostinato.runner.device import resolve_device
+from ostinato.runner.kv_store import KVSpec
+from ostinato.runner.model_call import ModelCall
+from ostinato.runner.probe import probe_model
+from ostinato.runner.resolve import resolve_model
+from ostinato.runner.support import (
+    LengthLimit,
+    check_attention_interface,
+    check_config,
+    length_limit,
+)
+
+DtypeName = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """A model that is ready to be served.
+
+    Attributes:
+        name: As the user gave it.
+        path: Directory of the checkpoint.
+        model: In evaluation mode, with our attention.
+        config: Its config.
+        tokenizer: Its tokenizer; None if the checkpoint has none.
+        eos_token_ids: Ids that end a text.
+        length_limit: Most tokens of a sequence, and why.
+        vocab_size: Ids run from 0 to one below.
+        dtype: In which it computes.
+        device: Where it computes.
+        fingerprint: SHA-256 over config and weights.
+        kv_spec: What each layer keeps of a token.
+    """
+
+    name: str
+    path: Path
+    model: PreTrainedModel
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase | None
+    eos_token_ids: frozenset[int]
+    length_limit: LengthLimit
+    vocab_size: int
+    dtype: torch.dtype
+    device: torch.device
+    fingerprint: bytes
+    kv_spec: KVSpec
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a sequence, prompt and output together."""
+        return self.length_limit.num_tokens
+
+    def require_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the tokenizer.
+
+        Raises:
+            MissingTokenizer: The checkpoint has none.
+        """
+        if self.tokenizer is None:
+            raise MissingTokenizer(
+                f"model {self.name!r} has no tokenizer ({', '.join(_TOKENIZER_FILES)} not found "
+                f"in {self.path}): give prompts as token ids and set detokenize=False"
+            )
+        return self.tokenizer
+
+
+def load_model(
+    name: str | Path, dtype: DtypeName = "auto", device: torch.device | str = "cpu"
+) -> LoadedModel:
+    """Load a model and make sure that it can be served correctly.
+
+    Args:
+        name: An embedded model's name, a directory, or a hub repository.
+        dtype: In which to compute; ``auto`` is that of the checkpoint.
+        device: Where to compute.
+
+    Raises:
+        ConfigError: An unknown dtype, or a device that is not there.
+        ModelNotFound: No such model.
+        BrokenCheckpoint: Files are missing or damaged, or weights do not fit the config.
+        UnsupportedModel: It would load, but could not be served correctly.
+
+    Effects: may download; reads all weights twice, once for the fingerprint.
+    """
+    one_of("dtype", dtype, get_args(DtypeName))
+    device = resolve_device(device)
+    register()
+    path = resolve_model(name)
+    with _quiet():
+        config = _load_config(path)
+        files = weight_files(path)
+        check_config(config)
+        check_attention_interface(config)
+        model = _load_weights(path, config, _torch_dtype(dtype, config), device)
+        call = ModelCall(model)
+        spec = probe_model(model, call)
+        tokenizer = _load_tokenizer(path)
+    return LoadedModel(
+        name=str(name),
+        path=path,
+        model=model,
+        config=config,
+        tokenizer=tokenizer,
+        eos_token_ids=_eos_token_ids(model),
+        length_limit=length_limit(config),
+        vocab_size=call.vocab_size,
+        dtype=model.dtype,
+        device=device,
+        fingerprint=fingerprint(path, files),
+        kv_spec=spec,
+    )
+
+
+def _load_config(path: Path) -> PreTrainedConfig:
+    """Read the config; code that comes with a checkpoint is never run."""
+    model_type = read_config(path)["model_type"]
+    if model_type not in CONFIG_MAPPING:
+        raise UnsupportedModel(
+            f"model type {model_type!r} is not in the installed transformers, and code that "
+            "comes with checkpoints is not run"
+        )
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:  # a model's own checks of its config raise whatever they like
+        raise BrokenCheckpoint(f"{path}: config.json is not understood: {error}") from error
+    return config
+
+
+def _load_weights(
+    path: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    """Build the model and read its weights, each exactly once."""
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            # The library's grouped expert kernels take no float64; its plain ones do.
+            **({"experts_implementation": "eager"} if dtype == torch.float64 else {}),
+        )
+    except (ImportError, ValueError, NotImplementedError) as error:
+        raise UnsupportedModel(f"{path}: the weights cannot be read here: {error}") from error
+    except (RuntimeError, OSError, KeyError, TypeError) as error:
+        raise BrokenCheckpoint(f"{path}: the weights do not load: {error}") from error
+    model, info = loaded
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+        names = sorted(str(entry) for entry in info[kind])
+        if names:
+            raise BrokenCheckpoint(
+                f"{path}: {len(names)} {kind.replace('_', ' ')} among the weights, such as "
+                f"{', '.join(names[:3])}: they do not belong to this config"
+            )
+    return cast(PreTrainedModel, model.eval().to(device))
+
+
+def _load_tokenizer(path: Path) -> PreTrainedTokenizerBase | None:
+    """Read the tokenizer; None if there are no files of one."""
+    if not any((path / name).exists() for name in _TOKENIZER_FILES):
+        return None
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            path, trust_remote_code=False
+        )
+    except Exception as error:  # the tokenizer library raises plain Exception for bad JSON
+        raise BrokenCheckpoint(f"{path}: the tokenizer does not load: {error}") from error
+    return tokenizer
+
+
+def _torch_dtype(name: DtypeName, config: PreTrainedConfig) -> torch.dtype:
+    if name != "auto":
+        return {
+            "float32": torch.float32,
+            "bfloat16": torch.bfloat16,
+            "float16": torch.float16,
+            "float64": torch.float64,
+        }[name]
+    stored = config.get_text_config().dtype or config.dtype
+    return stored if isinstance(stored, torch.dtype) else torch.float32
+
+
+def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
+    """Return what ``generate`` would stop at."""
+    ids: Any = model.generation_config.eos_token_id if model.generation_config else None
+    if ids is None:
+        ids = model.config.get_text_config().eos_token_id
+    if ids is None:
+        return frozenset()
+    return frozenset(int(i) for i in (ids if isinstance(ids, (list, tuple)) else [ids]))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep progress bars and advice of ``transformers`` off the screen for a while."""
+    verbosity = transformers_logging.get_verbosity()
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if had_bars:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,125 @@
+"""How is one step executed?
+
+One call of the model over one row, then one call of the sampler::
+
+    StepPlan ─► inputs ─► model ─► logits of wanted rows ─┬─► sampler ─────┐
+                            │                             └─► log-probs ───┴─► StepResult
+                            └─ each layer: write, copy, read
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ostinato.core.plan import SequenceResult, StepPlan, StepResult, TokenLogprob
+from ostinato.runner.attention.backend import AttentionBackend, AttentionStep, GroupedStep
+from ostinato.runner.attention.reads import ReadPlans
+from ostinato.runner.attention.torch_backend import TorchAttention
+from ostinato.runner.inputs import StepInputs, build_inputs
+from ostinato.runner.kv_store import KVStore
+from ostinato.runner.layer_groups import LayerGroups, one_group
+from ostinato.runner.model_call import ModelCall
+from ostinato.runner.model_loader import LoadedModel
+from ostinato.runner.sampler import Sampler, prompt_logprobs
+
+
+class ModelRunner:
+    """Executes step plans on one model and one KV store.
+
+    Attributes:
+        loaded: The model.
+        groups: Which layers share block tables.
+        kv_stores: Keys and values of all blocks, one store per group.
+        num_tokens_computed: Tokens that went through the model so far, law 1's witness.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        num_blocks: int | Sequence[int],
+        block_size: int,
+        kv_dtype: torch.dtype | None = None,
+        attention: AttentionBackend | None = None,
+        groups: LayerGroups | None = None,
+    ) -> None:
+        """Allocate the KV store.
+
+        Args:
+            loaded: The model.
+            num_blocks: Blocks of the store; one number per group if there are several.
+            block_size: Tokens per block.
+            kv_dtype: Format of keys and values; None is the model's dtype.
+            attention: Who reads the blocks; None is plain torch.
+            groups: Which layers share block tables; None lets all of them share one.
+
+        Raises:
+            ConfigError: The blocks do not fit the memory.
+        """
+        self.loaded = loaded
+        self.groups = groups or one_group(loaded.kv_spec)
+        sizes = [num_blocks] if isinstance(num_blocks, int) else num_blocks
+        dtype = kv_dtype or loaded.dtype
+        self.kv_stores = tuple(
+            KVStore(
+                loaded.kv_spec, size, block_size, dtype, loaded.device, self.groups.layers(group)
+            )
+            for group, size in zip(range(self.groups.num_groups), sizes, strict=True)
+        )
+        self.num_tokens_computed = 0
+        self._attention = attention or TorchAttention()
+        self._call = ModelCall(loaded.model)
+        self._sampler = Sampler()
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute a step.
+
+        Args:
+            plan: At least one sequence.
+
+        Returns:
+            Samples and prompt log-probs, in the plan's order.
+
+        Effects: writes the plan's slots in every layer. If it raises, those slots hold
+        anything and all others what they held; the next step may follow.
+        """
+        longest = max(sequence.end for sequence in plan.sequences)
+        assert longest <= self.loaded.max_model_len, "the scheduler knows the model's limit"
+        inputs = build_inputs(plan, self.kv_stores[0].block_size, self.loaded.device)
+        logits = self.forward(inputs)
+        self.num_tokens_computed += plan.num_tokens
+        return self._result(plan, inputs, logits)
+
+    def forward(self, inputs: StepInputs) -> Tensor:
+        """Run the model; returns logits of the wanted rows, shape (num_wanted, vocab_size)."""
+        steps = tuple(
+            AttentionStep(metadata, store, self._attention, ReadPlans(metadata, store.zero_block))
+            for metadata, store in zip(inputs.groups, self.kv_stores, strict=True)
+        )
+        step = GroupedStep(steps, self.groups.of_layer)
+        return self._call(inputs.input_ids, inputs.position_ids, step, inputs.logit_rows)
+
+    def _result(self, plan: StepPlan, inputs: StepInputs, logits: Tensor) -> StepResult:
+        """Sample where asked to, and give prompt tokens their log-probs."""
+        tasks = [s.sample for s in plan.sequences if s.sample is not None]
+        sampled = iter(self._sampler.sample(logits.index_select(0, inputs.sample_rows), tasks))
+        return StepResult(
+            tuple(
+                SequenceResult(
+                    samples=() if sequence.sample is None else next(sampled),
+                    prompt_logprobs=self._prompt_logprobs(plan, inputs, logits, index),
+                )
+                for index, sequence in enumerate(plan.sequences)
+            )
+        )
+
+    def _prompt_logprobs(
+        self, plan: StepPlan, inputs: StepInputs, logits: Tensor, index: int
+    ) -> tuple[tuple[TokenLogprob, ...], ...]:
+        rows, sequence = inputs.prompt_rows[index], plan.sequences[index]
+        if not rows:
+            return ()
+        return prompt_logprobs(
+            logits[rows.start : rows.stop], sequence.prompt_targets, sequence.num_prompt_logprobs
+        )

@@ -1,0 +1,204 @@
+"""Does a model agree with its own attention?
+
+What a model's config says and what its code does are two things. So each model answers a
+short random prompt twice before it is served: once with the attention that it came with, once
+through a small KV store, in chunks, in scattered blocks, beside a stranger::
+
+    its own       [0 ................................ 24)     one call, dense
+    ours          [0 .... 9) [9 ......... 21) 21  22  23      a stranger's tokens in each call
+
+A layer that keeps a state of its own, looks across the row, or never asks us, cannot pass.
+Cost: seven calls of the model with a few dozen tokens each.
+"""
+
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedModel
+
+from ostinato.core.errors import UnsupportedModel
+from ostinato.core.ids import SequenceId
+from ostinato.core.plan import ScheduledSequence, StepPlan
+from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
+from ostinato.runner.attention.mask_request import PROBE_NAME, register_probe
+from ostinato.runner.attention.reads import ReadPlans
+from ostinato.runner.attention.registration import ATTENTION_NAME
+from ostinato.runner.attention.torch_backend import TorchAttention
+from ostinato.runner.inputs import build_inputs
+from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
+from ostinato.runner.model_call import ModelCall
+
+_CHUNKS = (9, 12, 1, 1, 1)
+_NUM_TOKENS = sum(_CHUNKS)
+_BLOCK_SIZE = 4
+_MOST_DIFFERENCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.1}
+_MOST_DIFFERENCE_ROUGH = 0.2
+"""Largest difference of logits, relative to their spread. Wrong attention gives about 1;
+bfloat16's rounding a few hundredths. Experts that change over a tie reach further, hence the
+median of a chunk's rows is compared, not the largest."""
+
+
+def probe_model(model: PreTrainedModel, call: ModelCall) -> KVSpec:
+    """Check that a model gives the same logits through our attention as through its own.
+
+    Args:
+        model: In evaluation mode, loaded with our attention.
+        call: Calls it.
+
+    Returns:
+        What each layer keeps of a token.
+
+    Raises:
+        UnsupportedModel: They differ, a layer never asked us or asked for what we do not
+            know, or the model fails without an attention of its own.
+
+    Effects: the model is left with our attention.
+    """
+    prompt, stranger = _prompts(call.vocab_size)
+    with torch.inference_mode():
+        try:
+            spec = _observe(model, call, prompt)
+            ours = _through_blocks(spec, call, model, prompt, stranger)
+            own = _own(model, call, prompt)
+        except (UnsupportedModel, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise UnsupportedModel(
+                f"{type(model).__name__} cannot be called as Ostinato calls models: one row of "
+                f"tokens, no cache and no mask of its own ({type(error).__name__}: {error})"
+            ) from error
+    _compare(own.double(), ours.double(), model.dtype)
+    return spec
+
+
+def _observe(model: PreTrainedModel, call: ModelCall, prompt: "array[int]") -> KVSpec:
+    """Call the model once to see what its layers ask for."""
+    register_probe()
+    recorder = _Recorder()
+    with _attention(model, PROBE_NAME):
+        call(
+            _row(prompt, model.device),
+            torch.arange(len(prompt), device=model.device)[None],
+            recorder,
+        )
+    return recorder.spec(model)
+
+
+def _own(model: PreTrainedModel, call: ModelCall, prompt: "array[int]") -> Tensor:
+    """Return the prompt's logits as the model computes them itself, positions included."""
+    with _attention(model, "eager"):
+        return call(_row(prompt, model.device), None, None)
+
+
+def _row(tokens: "array[int]", device: torch.device) -> Tensor:
+    return torch.tensor(tokens, dtype=torch.int64, device=device)[None]
+
+
+class _Recorder:
+    """Answers one call of the model with plain attention, and notes what each layer wants."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, LayerKV] = {}
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
+    ) -> Tensor:
+        """Note the shapes of a layer's keys and values; the answer is of no account."""
+        if layer in self.layers:
+            raise UnsupportedModel(f"layer {layer} attends more than once in one call")
+        self.layers[layer] = LayerKV(keys.shape[1], keys.shape[2], values.shape[2], style.window)
+        queries, keys, values = (t.transpose(0, 1)[None] for t in (queries, keys, values))
+        attended = scaled_dot_product_attention(
+            queries, keys, values, is_causal=True, enable_gqa=True
+        )
+        return attended[0].transpose(0, 1)
+
+    def spec(self, model: PreTrainedModel) -> KVSpec:
+        """Return what was noted, if it is one attention for each layer of the config."""
+        num_layers = model.config.get_text_config().num_hidden_layers
+        if sorted(self.layers) != list(range(num_layers)):
+            raise UnsupportedModel(
+                f"of the {num_layers} layers of {type(model).__name__}, only "
+                f"{sorted(self.layers)} attend through the attention interface; the others keep "
+                "their state where it cannot be cached block by block"
+            )
+        return KVSpec(tuple(self.layers[layer] for layer in range(num_layers)))
+
+
+def _prompts(vocab_size: int) -> tuple["array[int]", "array[int]"]:
+    """Draw two prompts, always the same for a vocabulary."""
+    drawn = np.random.default_rng(0).integers(vocab_size, size=2 * _NUM_TOKENS).tolist()
+    return array("I", drawn[:_NUM_TOKENS]), array("I", drawn[_NUM_TOKENS:])
+
+
+def _through_blocks(
+    spec: KVSpec,
+    call: ModelCall,
+    model: PreTrainedModel,
+    prompt: "array[int]",
+    stranger: "array[int]",
+) -> Tensor:
+    """Return the prompt's logits, (num_tokens, vocab_size), computed chunk by chunk."""
+    device = model.device
+    num_blocks = 2 * -(-_NUM_TOKENS // _BLOCK_SIZE)
+    store = KVStore(spec, num_blocks, _BLOCK_SIZE, model.dtype, device)
+    scattered = np.random.default_rng(1).permutation(num_blocks).tolist()
+    tables = array("I", scattered[0::2]), array("I", scattered[1::2])
+    rows = []
+    start = 0
+    for length in _CHUNKS:
+        plan = StepPlan(
+            tuple(
+                ScheduledSequence(SequenceId(i), tokens[start : start + length], start, (table,))
+                for i, (tokens, table) in enumerate(zip((stranger, prompt), tables, strict=True))
+            )
+        )
+        inputs = build_inputs(plan, _BLOCK_SIZE, device)
+        (metadata,) = inputs.groups
+        reads = ReadPlans(metadata, store.zero_block)
+        step = AttentionStep(metadata, store, TorchAttention(), reads)
+        logits = call(inputs.input_ids, inputs.position_ids, step)
+        rows.append(logits[length:])
+        start += length
+    return torch.cat(rows)
+
+
+@contextmanager
+def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Let the model use another attention for a while."""
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+
+
+def _compare(own: Tensor, ours: Tensor, dtype: torch.dtype) -> None:
+    """Raise UnsupportedModel if logits differ by more than the dtype's rounding explains."""
+    if not own.isfinite().all():
+        raise UnsupportedModel(
+            f"the model's own logits are not finite in {dtype}: choose another dtype"
+        )
+    spread = (own - own.mean(dim=1, keepdim=True)).square().mean(dim=1).sqrt()
+    difference = (own - ours).square().mean(dim=1).sqrt() / spread
+    limit = _MOST_DIFFERENCE.get(dtype, _MOST_DIFFERENCE_ROUGH)
+    for name, rows in _segments():
+        found = float(difference[rows].median())
+        if not found <= limit:
+            raise UnsupportedModel(
+                f"logits of a {name} differ from those of the model's own attention by "
+                f"{found:.2g} of their spread (at most {limit:g} is rounding): the model does "
+                "something in its attention, its positions or its state that Ostinato does not know"
+            )
+
+
+def _segments() -> Iterator[tuple[str, slice]]:
+    """Name the parts of the prompt by how they were computed."""
+    yield "first chunk", slice(0, _CHUNKS[0])
+    yield "second chunk", slice(_CHUNKS[0], _CHUNKS[0] + _CHUNKS[1])
+    yield "decoded token", slice(_CHUNKS[0] + _CHUNKS[1], _NUM_TOKENS)

@@ -1,0 +1,196 @@
+"""Which token is next?
+
+Rows of a batch are grouped by what they need, and each need is one tensor operation::
+
+    raw logits ─► bias, penalties, bans ─┬─► temperature 0: argmax
+      │           (logit_edits)          └─► else: weights ─► truncate ─► inverse CDF ─► ids
+      └─► log-probabilities (logprobs)                        (truncation)   ▲
+                                                    uniform(seed, position) ─┘ (randomness)
+
+**Same seed, same text.** Given the same logits, what a row gets does not depend on the batch:
+
+* its random number is a function of its seed and of how many tokens it has, nothing else;
+* weights are float64 cut to integers, 2**44 for the most likely token of a vocabulary of 150,000,
+  so that the sums of the inverse CDF are exact. Sums of floats depend on the order of addition,
+  hence on the batch's shape and the device. What the cut moves is below 1e-8 of the mass, less
+  than the error of float32 logits;
+* tokens stand in the CDF by id, so that nothing need be sorted, and ties go to the lower id.
+
+A token that was banned or truncated has weight zero exactly and cannot be drawn.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ostinato.core.plan import SampledToken, SampleTask, TokenLogprob
+from ostinato.core.sampling_params import SamplingParams
+from ostinato.runner.logit_edits import edit_logits
+from ostinato.runner.logprobs import prompt_logprobs, rows_at_once, token_logprobs
+from ostinato.runner.randomness import uniform
+from ostinato.runner.truncation import truncate
+
+__all__ = ["Sampler", "prompt_logprobs"]
+
+_NONE = -1
+"""Stands for the token of a row that has none; below every id."""
+
+
+class Sampler:
+    """Chooses the next tokens of a batch; keeps nothing from one step to the next."""
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, tasks: Sequence[SampleTask]) -> list[tuple[SampledToken, ...]]:
+        """Sample each row.
+
+        Args:
+            logits: Raw logits of any float dtype, shape (num_rows, vocab).
+            tasks: One per row.
+
+        Returns:
+            One tuple per row, with one token per seed of its task. A row without a token that
+            could be sampled gets an error that says why; the other rows do not notice.
+
+        Effects: none, neither on the logits nor on the tasks.
+        Cost: greedy rows one argmax; others O(vocab) each, of which only the best tokens are
+            put in order, and only for ``top_k`` and ``top_p``.
+        """
+        assert logits.ndim == 2 and len(logits) == len(tasks), "one row of logits per task"
+        scores = edit_logits(logits, tasks)
+        ids = _choose(scores, tasks)
+        failed = {
+            row: f"no token can be sampled: {_explain(logits[row], scores[row], tasks[row])}"
+            for row, chosen in enumerate(ids)
+            if _NONE in chosen
+        }
+        for row in failed:
+            ids[row] = [0] * len(tasks[row].seeds)
+        logprobs = _logprobs(logits, tasks, ids)
+        return [
+            tuple(
+                SampledToken(token, logprobs.get((row, place), ()), failed.get(row, ""))
+                for place, token in enumerate(chosen)
+            )
+            for row, chosen in enumerate(ids)
+        ]
+
+
+def _choose(scores: Tensor, tasks: Sequence[SampleTask]) -> list[list[int]]:
+    """Return one id per row and seed, ``_NONE`` where a row has no distribution."""
+    ids: list[list[int]] = [[] for _ in tasks]
+    greedy = [row for row, task in enumerate(tasks) if task.params.greedy]
+    random = [row for row, task in enumerate(tasks) if not task.params.greedy]
+    if greedy:
+        for row, token in zip(greedy, _argmax(_select(scores, greedy)), strict=True):
+            ids[row] = [token] * len(tasks[row].seeds)
+    step = rows_at_once(scores.shape[1])
+    for rows in (random[start : start + step] for start in range(0, len(random), step)):
+        drawn = _draw(_select(scores, rows), [tasks[row] for row in rows])
+        for row, tokens in zip(rows, drawn, strict=True):
+            ids[row] = tokens[: len(tasks[row].seeds)]
+    return ids
+
+
+def _select(scores: Tensor, rows: list[int]) -> Tensor:
+    """Return some rows in order, without a copy if they are all."""
+    if len(rows) == len(scores):
+        return scores
+    return scores[torch.tensor(rows, device=scores.device)]
+
+
+def _argmax(scores: Tensor) -> list[int]:
+    """Return each row's most likely id; ``torch.argmax`` gives the lowest of several."""
+    best = scores.argmax(-1, keepdim=True)
+    return torch.where(scores.gather(1, best).isfinite(), best, _NONE)[:, 0].tolist()
+
+
+def _draw(scores: Tensor, tasks: Sequence[SampleTask]) -> list[list[int]]:
+    """Draw each row's ids by inverse CDF.
+
+    Args:
+        scores: Edited logits, shape (num_rows, vocab).
+        tasks: One per row, none of them greedy.
+
+    Returns:
+        Ids, shape (num_rows, most seeds of a task): one per seed, then padding.
+    """
+    masses = _masses(scores, [task.params for task in tasks])
+    truncate(scores, masses, [task.params for task in tasks])
+    up_to = masses.cumsum(-1)  # (num_rows, vocab)
+    totals = up_to[:, -1:]
+    # Always below the total: as a float64 it is rounded by half an ulp at most, and the largest
+    # uniform, 1 - 2**-53, takes a whole one off.
+    targets = (_uniforms(tasks, scores) * totals).long()
+    ids = torch.searchsorted(up_to, targets, right=True)  # first id with up_to > target
+    sound = scores.amax(-1, keepdim=True).isfinite()
+    return torch.where(sound, ids, _NONE).tolist()
+
+
+def _masses(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Return how much each token weighs after temperature and ``min_p``, int64, as ``scores``.
+
+    The most likely token weighs a power of two, so the sum of a row is below 2**62.
+    """
+    temperatures = _column([p.temperature for p in params], scores)
+    best = scores.amax(-1, keepdim=True).double()
+    weights = scores.to(torch.float64, copy=True).sub_(best).div_(temperatures).exp_()  # at most 1
+    min_p = _column([p.min_p for p in params], scores)
+    if any(p.min_p > 0.0 for p in params):
+        weights.masked_fill_(weights < min_p, 0.0)
+    scale = 2.0 ** (62 - scores.shape[1].bit_length())
+    return weights.mul_(scale).long()
+
+
+def _uniforms(tasks: Sequence[SampleTask], like: Tensor) -> Tensor:
+    """Return the random numbers of all seeds, float64, shape (num_rows, most seeds)."""
+    width = max(len(task.seeds) for task in tasks)
+    numbers = [[uniform(seed, len(task.output)) for seed in task.seeds] for task in tasks]
+    padded = [line + [0.0] * (width - len(line)) for line in numbers]
+    return torch.tensor(padded, dtype=torch.float64, device=like.device)
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    """Return one float64 per row where ``like`` is, shape (num_rows, 1)."""
+    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
+
+
+def _logprobs(
+    logits: Tensor, tasks: Sequence[SampleTask], ids: list[list[int]]
+) -> dict[tuple[int, int], tuple[TokenLogprob, ...]]:
+    """Return the log-probabilities asked for, by row and place among its seeds."""
+    places = [
+        (row, place, task.params.logprobs)
+        for row, task in enumerate(tasks)
+        if task.params.logprobs is not None
+        for place in range(len(ids[row]))
+    ]
+    entries = token_logprobs(
+        logits,
+        [row for row, _, _ in places],
+        [ids[row][place] for row, place, _ in places],
+        [count for _, _, count in places],
+    )
+    return {(row, place): entry for (row, place, _), entry in zip(places, entries, strict=True)}
+
+
+def _explain(logits: Tensor, scores: Tensor, task: SampleTask) -> str:
+    """Say why nothing can be sampled from a row, before and after edits of shape (vocab,)."""
+    if logits.isnan().any():
+        return (
+            "the model gave NaN: its weights are broken, or its activations overflow "
+            f"{logits.dtype}; try dtype='float32'"
+        )
+    if logits.isposinf().any():
+        return f"the model gave +inf: its activations overflow {logits.dtype}; try dtype='float32'"
+    if logits.isneginf().all():
+        return "the model gave -inf for every token of the vocabulary"
+    if scores.isneginf().all():
+        return (
+            f"min_tokens={task.params.min_tokens} bans {len(task.banned)} ids, which are all that "
+            "the model can give; lower min_tokens or name fewer stop_token_ids"
+        )
+    return (
+        f"repetition_penalty={task.params.repetition_penalty} overflows {scores.dtype}; "
+        "bring it nearer to 1"
+    )

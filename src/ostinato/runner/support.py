@@ -1,0 +1,139 @@
+"""Which models can be served correctly?
+
+Two nets. Here are the rules that a config can be held against before gigabytes are read; what
+they let through, the probe tries out. The rules are about prefixes: the keys and values of a
+token must follow from the tokens up to it and from nothing else, or they cannot be shared.
+
+==============================  ==========================================================
+refused                         why
+==============================  ==========================================================
+encoder-decoder                 every token sees the encoder's output, which is no prefix
+recurrent and linear attention  state is kept per sequence, not per token
+chunked attention (Llama 4)     which tokens are seen does not follow from a window
+bidirectional attention         a token's keys change when tokens follow
+no attention interface (ALiBi)  the attention cannot be replaced by one that reads blocks
+unknown kinds of RoPE           frequencies might depend on how long the call is
+==============================  ==========================================================
+
+Dynamic and long RoPE change every frequency once a call reaches past a certain position; up
+to there they are plain RoPE. Such models are served up to there.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from ostinato.core.errors import UnsupportedModel
+from ostinato.runner.attention.registration import ATTENTION_NAME
+
+UNLIMITED_TOKENS = 2**31
+"""Stands for "no limit of its own" where a config names none."""
+
+_KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
+_STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
+_LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+
+
+@dataclass(frozen=True, slots=True)
+class LengthLimit:
+    """How long a sequence may become.
+
+    Attributes:
+        num_tokens: Most tokens, prompt and output together.
+        reason: Which setting of the config says so.
+    """
+
+    num_tokens: int
+    reason: str
+
+
+def check_config(config: PreTrainedConfig) -> None:
+    """Refuse what cannot be served, judging by the config alone.
+
+    Raises:
+        UnsupportedModel: Saying why.
+    """
+    kind = config.model_type
+    try:
+        text_config = config.get_text_config()
+    except ValueError as error:
+        raise UnsupportedModel(f"{kind} holds several text models: {error}") from error
+    if config.is_encoder_decoder or text_config.is_encoder_decoder:
+        raise UnsupportedModel(f"{kind} is an encoder-decoder; only decoders are served")
+    if getattr(text_config, "use_bidirectional_attention", False):
+        raise UnsupportedModel(
+            f"{kind} lets tokens see later ones (use_bidirectional_attention), so keys change "
+            "when tokens follow and no prefix can be shared"
+        )
+    unknown = set(getattr(text_config, "layer_types", None) or ()) - _KNOWN_LAYERS
+    if unknown:
+        raise UnsupportedModel(
+            f"{kind} has layers of type {', '.join(sorted(map(str, unknown)))}; served are "
+            f"{', '.join(sorted(_KNOWN_LAYERS))}: others keep a state per sequence or see "
+            "tokens that no sliding window describes"
+        )
+    for rope in _ropes(text_config):
+        if rope["rope_type"] not in _STATIC_ROPE | {"dynamic", "longrope"}:
+            raise UnsupportedModel(
+                f"{kind} has RoPE of type {rope['rope_type']!r}, of which Ostinato does not "
+                "know whether it depends on the length of a call"
+            )
+
+
+def check_attention_interface(config: PreTrainedConfig) -> None:
+    """Refuse models whose class cannot be built with our attention.
+
+    Builds the model without memory for its weights.
+
+    Raises:
+        UnsupportedModel: There is no causal language model of that type, or it has attention
+            of its own.
+    """
+    try:
+        with torch.device("meta"):
+            AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME)
+    except KeyError as error:
+        raise UnsupportedModel(
+            f"{config.model_type} does not call its attention through the interface of "
+            "transformers, so it cannot be replaced by one that reads blocks"
+        ) from error
+    except (ValueError, ImportError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UnsupportedModel(
+            f"{config.model_type} cannot be built as a causal language model: {reason}"
+        ) from error
+
+
+def length_limit(config: PreTrainedConfig) -> LengthLimit:
+    """Return how long a sequence may become before the model stops being right."""
+    text_config = config.get_text_config()
+    limit = LengthLimit(UNLIMITED_TOKENS, "no limit in the config")
+    for name in _LENGTH_NAMES:
+        length = getattr(text_config, name, None)
+        if isinstance(length, int) and length > 0:
+            limit = LengthLimit(length, f"{name}={length}")
+            break
+    for rope in _ropes(text_config):
+        original = rope.get("original_max_position_embeddings") or getattr(
+            text_config, "original_max_position_embeddings", None
+        )
+        if rope["rope_type"] == "longrope" and original and original < limit.num_tokens:
+            reason = f"longrope changes all frequencies beyond {original} tokens"
+            limit = LengthLimit(int(original), reason)
+    return limit
+
+
+def _ropes(text_config: PreTrainedConfig) -> Iterator[Mapping[str, Any]]:
+    """Yield the RoPE settings of a config: one, or one per type of layer."""
+    settings = getattr(text_config, "rope_parameters", None)
+    if not isinstance(settings, Mapping):
+        return
+    if "rope_type" in settings:
+        yield settings
+        return
+    for setting in settings.values():
+        if isinstance(setting, Mapping) and "rope_type" in setting:
+            yield setting
