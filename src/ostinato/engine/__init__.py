@@ -1,0 +1,29 @@
+"""How do prompts become texts? The loop, and its two faces.
+
+Files in reading order:
+
+* ``config``: what may a user set?
+* ``prompts``: what may a prompt be?
+* ``chat``: how does a conversation become a prompt?
+* ``outputs``: what does the caller get?
+* ``detokenizer``: how do tokens become text, never half a character?
+* ``stop_strings``: has the text reached a stop string?
+* ``request_state``: what has one request brought so far?
+* ``weights``: which weights change, and do they fit?
+* ``kv_events_wire``: how do events look on the wire?
+* ``kv_events_publisher``: who sends them?
+* ``requests``: may this request be served, and what is it before it is added?
+* ``engine``: how does the loop go round?
+* ``progress``: how far along is a batch, and how much of it was cached?
+* ``administration``: what may an operator ask of an engine?
+* ``interrupts``: how does Ctrl-C end a batch without tearing the engine?
+* ``llm``: how is it used offline?
+* ``crossing``: how do an event loop and the engine's thread talk?
+* ``async_llm``: how is it used from an event loop?
+
+Rules:
+
+1. The loop has no I/O and no threads; the faces and the publisher of events bring theirs.
+2. A request is checked in full before anything of it is added.
+3. A failed step ends the requests that took part in it and no other.
+"""

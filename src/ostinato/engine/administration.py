@@ -1,0 +1,105 @@
+"""What may an operator ask of an engine?
+
+* lease: keep a prefix, pinned or for a time, as hosted APIs sell it;
+* erase: leave nothing of a tenant, down to the keys and values;
+* new weights: see ``weights``.
+
+All of it happens between steps; the faces see to that, each in its way.
+"""
+
+import torch
+
+from ostinato.core.errors import CacheInUse, EmptyPrompt
+from ostinato.core.identity import PrefixKey
+from ostinato.core.lease import LeaseId, LeaseReceipt, LeaseTerms
+from ostinato.core.tenancy import EraseReceipt
+from ostinato.engine.engine import Engine
+from ostinato.engine.prompts import Prompt
+from ostinato.engine.requests import tokenize
+from ostinato.engine.weights import WeightUpdate
+
+
+class Administration:
+    """The operator's side of one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Serve an engine."""
+        self._engine = engine
+
+    def lease(self, prompt: Prompt, terms: LeaseTerms) -> LeaseReceipt:
+        """Keep a prompt's cached blocks from being evicted.
+
+        Args:
+            prompt: The prefix; its salt says whose it is.
+            terms: For how long.
+
+        Returns:
+            What is held, and why not all of it.
+
+        Raises:
+            RequestError: It is no prompt of this model.
+        """
+        tokens = tokenize(prompt, self._engine.loaded)
+        if not tokens:
+            raise EmptyPrompt("a lease needs at least one token: the prompt is empty")
+        identity = self._engine.identity(prompt.cache_salt)
+        return self._engine.cache.custody.lease(PrefixKey(identity, tokens), terms)
+
+    def end_lease(self, lease_id: LeaseId) -> bool:
+        """Let go of a lease; returns False if there is none of that number."""
+        return self._engine.cache.custody.end_lease(lease_id)
+
+    def erase(self, cache_salt: str, num_cancelled: int = 0) -> EraseReceipt:
+        """Leave nothing of a tenant: no block, token id, digest, event, count, key or value.
+
+        Args:
+            cache_salt: The tenant's.
+            num_cancelled: Its requests that were cancelled for it; for the receipt.
+
+        Raises:
+            CacheInUse: Requests of it are live: let them end, or cancel them.
+
+        Effects: every slot of the KV stores without live content is overwritten with zeros,
+        since blocks that were evicted or given back still hold what was computed. The numbers
+        of the tenant's requests stay in the totals; salts of ``allotments`` stay in the
+        settings. Cost: every layer's unused slots are read once, and written where need be.
+        """
+        live = self._engine.requests_of(cache_salt)
+        if live:
+            raise CacheInUse(
+                f"{len(live)} requests of the tenant are live: wait until they have ended, or "
+                "pass cancel_running=True"
+            )
+        receipt = self._engine.cache.custody.erase(cache_salt.encode())
+        return EraseReceipt(
+            num_cancelled,
+            receipt.num_blocks,
+            receipt.num_leases,
+            receipt.num_events,
+            self._zero_unused_slots(),
+        )
+
+    def update_weights(self, update: WeightUpdate) -> int:
+        """Put new weights in the place of the old ones.
+
+        Returns:
+            The new epoch.
+
+        Effects: running requests go on over the keys and values that they have, and publish
+        nothing more; nothing that was computed before can hit. Leases end.
+        """
+        return self._engine.adopt(update)
+
+    def _zero_unused_slots(self) -> int:
+        """Overwrite all slots without live content; returns how many."""
+        count = 0
+        live_slots = self._engine.cache.custody.live_slots()
+        for store, live in zip(self._engine.runner.kv_stores, live_slots, strict=True):
+            offsets = torch.arange(store.block_size)  # (block_size,)
+            used = torch.zeros(store.num_blocks, dtype=torch.int64)  # (num_blocks,)
+            for block, num_tokens in live.items():
+                used[block] = num_tokens
+            unused = (offsets >= used[:, None]).flatten().nonzero().flatten()  # (num_unused,)
+            store.zero(unused.to(store.device))
+            count += len(unused)
+        return count

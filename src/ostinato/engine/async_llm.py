@@ -1,0 +1,295 @@
+"""How is it used from an event loop?
+
+The engine runs in a thread of its own; the caller's loop never waits for a forward pass::
+
+    event loop                       engine thread
+    generate ──► command queue ────► add ─► step ─► step ─► …
+       ▲                                      │
+       └──── mailbox ◄── call_soon_threadsafe ┘
+
+Outputs are cumulative, so a mailbox keeps the newest alone: a slow reader misses no token
+and holds up nobody.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ostinato.cache.stats import CacheStats
+from ostinato.core.errors import EngineStopped, OstinatoError
+from ostinato.core.lease import PINNED, LeaseId, LeaseReceipt, LeaseTerms
+from ostinato.core.sampling_params import SamplingParams
+from ostinato.core.tenancy import EraseReceipt
+from ostinato.engine.administration import Administration
+from ostinato.engine.chat import Message, render_chat
+from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
+from ostinato.engine.crossing import AnswerT, CommandQueue, Mailbox
+from ostinato.engine.engine import Engine, logger
+from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.prompts import Prompt, PromptInput, check_salt, parse_prompt
+from ostinato.engine.requests import EngineRequest
+from ostinato.engine.weights import WeightSource, read_weights
+
+
+class AsyncLLM:
+    """A model with a prefix cache, for many callers at once, with streaming and cancel."""
+
+    def __init__(self, model: str | Path = DEFAULT_MODEL, **settings: Any) -> None:
+        """Load a model and start the engine's thread.
+
+        Args:
+            model: Embedded model, checkpoint directory or hub name.
+            **settings: See ``EngineConfig``.
+
+        Raises:
+            ConfigError: A setting is out of range.
+            ModelError: The model cannot be served.
+        """
+        self._engine = Engine(EngineConfig.of(model, settings))
+        self._administration = Administration(self._engine)
+        self._commands = CommandQueue()
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._making = threading.Lock()  # tokenizers are not made for many threads at once
+        self._is_broken = False
+        self._thread = threading.Thread(target=self._serve, name="ostinato-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def cache_stats(self) -> CacheStats:
+        """Counters of the prefix cache since the start."""
+        return self._engine.cache_stats
+
+    def generate(
+        self,
+        prompt: PromptInput,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Continue a prompt, and yield everything so far whenever there is more.
+
+        Args:
+            prompt: A text, a row of token ids, or a dict (see ``PromptDict``).
+            params: How to sample; None is ``SamplingParams()``.
+            request_id: To cancel it by; None makes one up.
+            priority: Lower goes first.
+
+        Raises:
+            RequestError: The request can never be served.
+            EngineStopped: The engine was shut down.
+
+        Effects: leaving the iteration early cancels the request and frees its blocks.
+        """
+        return self._stream(parse_prompt(prompt), params, request_id, priority)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Continue a conversation; as ``generate``.
+
+        Raises:
+            MissingTokenizer: The checkpoint has none.
+            RequestError: As in ``generate``, or the chat template refuses.
+        """
+        tokenizer = self._engine.loaded.require_tokenizer()
+        token_ids = render_chat(tokenizer, messages, chat_template, add_generation_prompt)
+        return self._stream(Prompt(token_ids=token_ids), params, request_id, priority)
+
+    def abort(self, request_id: str) -> None:
+        """Cancel a request; its reader gets what there is, with ``finish_reason="abort"``.
+
+        Unknown ids are ignored: the request may just have ended.
+        """
+        self._tell(lambda: self._cancel(request_id))
+
+    async def reset_prefix_cache(self, preempt_running: bool = False) -> None:
+        """Forget every cached prefix.
+
+        Args:
+            preempt_running: Whether running requests give their blocks back and start again.
+
+        Raises:
+            CacheInUse: Requests run, and they were not to be preempted.
+        """
+        await self._call(lambda: self._engine.reset_cache(preempt_running))
+
+    async def update_weights(self, source: WeightSource) -> int:
+        """Put new weights in the place of the old ones; as ``LLM.update_weights``.
+
+        Effects: it happens between two steps. Running requests go on, over the keys and values
+        that they have, and publish nothing more.
+        """
+        update = await asyncio.to_thread(read_weights, source, self._engine.loaded)
+        return await self._call(lambda: self._administration.update_weights(update))
+
+    async def lease(self, prompt: PromptInput, terms: LeaseTerms = PINNED) -> LeaseReceipt:
+        """Keep a prompt's cached blocks from being evicted; as ``LLM.lease``."""
+        parsed = parse_prompt(prompt)
+        return await self._call(lambda: self._administration.lease(parsed, terms))
+
+    async def end_lease(self, lease_id: LeaseId) -> bool:
+        """Let go of a lease; returns False if there is none of that number."""
+        return await self._call(lambda: self._administration.end_lease(lease_id))
+
+    async def erase(self, cache_salt: str, cancel_running: bool = False) -> EraseReceipt:
+        """Leave nothing of a tenant in cache, statistics and KV store.
+
+        Args:
+            cache_salt: The tenant's.
+            cancel_running: Whether its requests are cancelled; else they are waited for.
+
+        Returns:
+            What was erased, by place.
+
+        Effects: until it is done, new requests of the tenant are refused (RequestError). Other
+        tenants' requests go on.
+        """
+        check_salt(cache_salt)
+        # Not waited for: whoever gives up in between must leave the tenant open.
+        self._commands.put(lambda: self._engine.close_tenant(cache_salt))
+        try:
+            cancelled = 0
+            if cancel_running:
+                cancelled = await self._call(lambda: self._cancel_all(cache_salt))
+            while await self._call(lambda: self._engine.requests_of(cache_salt)):
+                await asyncio.sleep(0)  # the answer comes between steps: one question per step
+            return await self._call(lambda: self._administration.erase(cache_salt, cancelled))
+        finally:
+            self._tell(lambda: self._engine.open_tenant(cache_salt))
+
+    def shutdown(self) -> None:
+        """End all requests and the engine's thread; a second call does nothing."""
+        self._commands.close("the engine was shut down: make another AsyncLLM")
+        self._thread.join()
+
+    async def __aenter__(self) -> "AsyncLLM":
+        """Return itself."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Shut down without blocking the event loop."""
+        await asyncio.to_thread(self.shutdown)
+
+    async def _stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        request_id: str | None,
+        priority: int,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        made = await asyncio.to_thread(
+            self._make,
+            prompt,
+            SamplingParams() if params is None else params,
+            request_id,
+            priority,
+        )
+        mailbox = Mailbox()
+        self._commands.put(lambda: self._add(made, mailbox))
+        finished = False
+        try:
+            while not finished:
+                output = await mailbox.take()
+                finished = output.finished
+                yield output
+        except OstinatoError:
+            finished = True
+            raise
+        finally:
+            if not finished:
+                self._tell(lambda: self._leave(made.request.request_id, mailbox))
+
+    def _make(
+        self, prompt: Prompt, params: SamplingParams, request_id: str | None, priority: int
+    ) -> EngineRequest:
+        self._commands.check()
+        with self._making:
+            return self._engine.make_request(prompt, params, request_id, priority)
+
+    async def _call(self, question: Callable[[], AnswerT]) -> AnswerT:
+        """Run something in the engine's thread, between steps, and wait for it."""
+        return await self._commands.ask(question)
+
+    def _tell(self, command: Callable[[], None]) -> None:
+        """Have something tidied up; an engine that has stopped has nothing to tidy."""
+        with suppress(EngineStopped):
+            self._commands.put(command)
+
+    def _serve(self) -> None:
+        """The engine's thread. A fault of ours ends the engine, and every reader learns of it."""
+        try:
+            while self._commands.is_open:
+                self._go_round()
+            for live in list(self._mailboxes):
+                self._cancel(live)
+        except Exception as fault:
+            logger.exception("the engine's loop broke; all its requests end")
+            self._break(f"the engine's loop broke: {fault!r}")
+        self._commands.obey_the_last()
+        self._engine.close()
+
+    def _go_round(self) -> None:
+        """Obey what has come, or wait for it if there is nothing else to do; then step."""
+        self._commands.obey(wait=not self._engine.has_work)
+        for state in self._engine.step():
+            name = state.request.request_id
+            mailbox = self._mailboxes[name]
+            if state.finished:
+                del self._mailboxes[name]
+            mailbox.post(state.output())
+
+    def _break(self, reason: str) -> None:
+        """Take no more requests, and tell everybody why."""
+        self._is_broken = True
+        self._commands.close(reason)
+        for mailbox in self._mailboxes.values():
+            mailbox.post(EngineStopped(reason))
+        self._mailboxes.clear()
+
+    def _add(self, made: EngineRequest, mailbox: Mailbox) -> None:
+        """Take a request; a refusal goes to its reader."""
+        try:
+            self._commands.check()
+            self._engine.add(made)
+        except OstinatoError as error:
+            mailbox.post(error)
+        else:
+            self._mailboxes[made.request.request_id] = mailbox
+
+    def _leave(self, request_id: str, mailbox: Mailbox) -> None:
+        """End a request that nobody reads any more; another of its name goes on."""
+        if self._mailboxes.get(request_id) is mailbox:
+            self._cancel(request_id)
+
+    def _cancel(self, request_id: str) -> None:
+        """End a request; its reader gets what there is."""
+        if self._is_broken:  # and all its readers know
+            return
+        output = self._engine.cancel(request_id)
+        mailbox = self._mailboxes.pop(request_id, None)
+        if output is not None and mailbox is not None:
+            mailbox.post(output)
+
+    def _cancel_all(self, cache_salt: str) -> int:
+        """End a tenant's requests; returns how many."""
+        names = self._engine.requests_of(cache_salt)
+        for name in names:
+            self._cancel(name)
+        return len(names)

@@ -1,0 +1,67 @@
+"""How does a conversation become a prompt?
+
+Through the tokenizer's chat template. A template that keeps earlier turns as they are makes
+every turn a prefix of the next; then the next turn finds all of it in the cache.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ostinato.core.errors import RequestError
+
+Message = Mapping[str, Any]
+"""At least ``role`` and ``content``, as in OpenAI's API."""
+
+
+def is_conversation(messages: object) -> bool:
+    """Whether it is meant as one conversation rather than as a list of them."""
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        return True  # and none that can be rendered
+    return bool(messages) and not isinstance(messages[0], Sequence)
+
+
+def render_chat(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    chat_template: str | None = None,
+    add_generation_prompt: bool = True,
+) -> list[int]:
+    """Write a conversation as token ids.
+
+    Args:
+        tokenizer: Of ``transformers``.
+        messages: In order; at least one.
+        chat_template: Jinja; None is the tokenizer's own.
+        add_generation_prompt: Whether to open the assistant's turn.
+
+    Raises:
+        RequestError: There is no message or no template, or the template refuses.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        raise RequestError(
+            f"a conversation must be a list of messages, not {type(messages).__name__} "
+            f"({messages!r:.80})"
+        )
+    if not messages:
+        raise RequestError("messages is empty: a conversation needs at least one message")
+    for position, message in enumerate(messages):
+        if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
+            raise RequestError(
+                f"message {position} is {message!r:.80}: it needs a 'role' and a 'content'"
+            )
+    if chat_template is None and not getattr(tokenizer, "chat_template", None):
+        raise RequestError(
+            "the tokenizer has no chat template: give chat_template, or use generate()"
+        )
+    try:
+        encoded = tokenizer.apply_chat_template(
+            list(messages),
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            tokenize=True,
+            return_dict=True,
+            tokenizer_kwargs={"verbose": False},  # that it is too long is for admission to say
+        )
+    except Exception as error:  # a template may raise whatever its author liked
+        raise RequestError(f"the chat template refuses these messages: {error}") from error
+    return list(encoded["input_ids"])

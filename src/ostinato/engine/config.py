@@ -1,0 +1,244 @@
+"""What may a user set?
+
+One flat set of keywords, shared by ``LLM``, ``AsyncLLM`` and the command line; from it come
+the settings of the torch-free rooms.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ostinato.core.config import (
+    CacheConfig,
+    DigestName,
+    FreeOrder,
+    IndexName,
+    PolicyName,
+    SchedulerConfig,
+    WaitingOrder,
+    WindowConfig,
+    at_least,
+    one_of,
+)
+from ostinato.core.errors import ConfigError
+from ostinato.core.tenancy import Allotment
+
+DtypeName = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+
+KEPT_EVENT_BATCHES = 10_000
+"""Kept for consumers that missed some, if KV events are published and nothing else is said."""
+
+DEFAULT_MODEL = "tiny-shakespeare"
+"""The model that ships with the package."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of an engine.
+
+    Attributes:
+        model: Embedded model, checkpoint directory or hub name.
+        dtype: In which to compute; ``auto`` is the checkpoint's.
+        kv_cache_dtype: In which keys and values are kept; ``auto`` is the model's.
+        device: Where to compute, as torch names it.
+        index: ``radix`` or ``hash``.
+        block_size: Tokens per block.
+        num_blocks: Blocks in the pool; None takes them from ``kv_cache_memory``.
+        kv_cache_memory: Bytes for keys and values; None takes a share of the free memory.
+        max_num_batched_tokens: Token budget of one step.
+        max_chunk_tokens: Most tokens of one prompt in a step; None lets it take all that is
+            left, and then nobody else is admitted while a long prompt is computed.
+        max_num_seqs: Most sequences that run at once.
+        max_model_len: Most tokens of a sequence; None is the model's own limit.
+        enable_prefix_caching: Off, every prompt is computed in full.
+        order: ``fcfs``, ``longest_prefix``, ``depth_first`` or ``fair_share``.
+        max_overtakes: How often a waiting request may be overtaken, except with ``fcfs``.
+        free_order: ``scratch_first`` or ``classic``.
+        eviction_policy: Which cached block is worth least.
+        digest: Content hash of the hash index.
+        seal_tails: Keep the partial last block of an ended sequence findable.
+        allotments: Floors and quotas in blocks, by the ``cache_salt`` of a tenant's requests.
+        keep_event_batches: Batches of KV events kept for consumers that missed some; 0 makes
+            no events, None keeps 10,000 if they are published and none otherwise.
+        kv_events_endpoint: Where to publish KV events over ZeroMQ, such as
+            ``tcp://127.0.0.1:5557``; None publishes none. They carry token ids: whoever can
+            connect can read prompts.
+        kv_events_replay_endpoint: Where consumers ask for batches that they missed; None
+            answers nobody.
+        kv_events_topic: First frame of every message with KV events.
+        seed: Of the seeds for requests that bring none.
+    """
+
+    model: str = DEFAULT_MODEL
+    dtype: DtypeName = "auto"
+    kv_cache_dtype: DtypeName = "auto"
+    device: str = "cpu"
+    index: IndexName = "radix"
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_memory: int | None = None
+    max_num_batched_tokens: int = 2048
+    max_chunk_tokens: int | None = None
+    max_num_seqs: int = 256
+    max_model_len: int | None = None
+    enable_prefix_caching: bool = True
+    order: WaitingOrder = "fcfs"
+    max_overtakes: int = 64
+    free_order: FreeOrder = "scratch_first"
+    eviction_policy: PolicyName = "lru"
+    digest: DigestName = "sha256"
+    seal_tails: bool = True
+    allotments: Mapping[str, Allotment] = field(default_factory=dict)
+    keep_event_batches: int | None = None
+    kv_events_endpoint: str | None = None
+    kv_events_replay_endpoint: str | None = None
+    kv_events_topic: str = ""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be, before a model is loaded.
+
+        Raises:
+            ConfigError: A value is out of range or unknown, or two contradict each other.
+        """
+        one_of("dtype", self.dtype, get_args(DtypeName))
+        one_of("kv_cache_dtype", self.kv_cache_dtype, get_args(DtypeName))
+        at_least("seed", self.seed, 0)
+        for name in ("enable_prefix_caching", "seal_tails"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must be True or False")
+        for name in ("num_blocks", "kv_cache_memory", "max_model_len"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)
+        if self.num_blocks is not None and self.kv_cache_memory is not None:
+            raise ConfigError(
+                f"num_blocks={self.num_blocks} and kv_cache_memory={self.kv_cache_memory} both "
+                "size the pool: give one of them"
+            )
+        self._check_kv_events()
+        self._check_allotments()
+        self.cache(self.num_blocks or 2**31)
+        self.scheduler(self.max_model_len or 1)
+
+    @classmethod
+    def of(cls, model: str | Path, settings: Mapping[str, Any]) -> "EngineConfig":
+        """Return the settings given as keywords.
+
+        Raises:
+            ConfigError: There is no such setting, and the message names the nearest one; or a
+                value cannot be.
+        """
+        if not isinstance(model, (str, Path)):
+            raise ConfigError(f"model={model!r}: must be a name or a directory")
+        known = [setting.name for setting in fields(cls)]
+        for name in settings:
+            if name not in known:
+                near = get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+                raise ConfigError(f"there is no setting {name!r}: {hint}")
+        return cls(model=str(model), **settings)
+
+    @property
+    def num_kept_event_batches(self) -> int:
+        """Batches of KV events that the cache keeps; 0 makes no events."""
+        if self.keep_event_batches is not None:
+            return self.keep_event_batches
+        return 0 if self.kv_events_endpoint is None else KEPT_EVENT_BATCHES
+
+    def cache(
+        self, num_blocks: int, windows: tuple[WindowConfig, ...] = (), reserved_blocks: int = 0
+    ) -> CacheConfig:
+        """Return the cache's settings for pools of that size."""
+        return CacheConfig(
+            num_blocks=num_blocks,
+            block_size=self.block_size,
+            index=self.index,
+            free_order=self.free_order,
+            policy=self.eviction_policy,
+            digest=self.digest,
+            enable_prefix_caching=self.enable_prefix_caching,
+            seal_tails=self.seal_tails,
+            windows=windows,
+            allotments={salt.encode(): share for salt, share in self.allotments.items()},
+            reserved_blocks=reserved_blocks,
+            keep_event_batches=self.num_kept_event_batches,
+        )
+
+    def longest(self, limit: int, reason: str) -> int:
+        """Settle the longest sequence between user and model.
+
+        Args:
+            limit: Most tokens that the model can do.
+            reason: What says so.
+
+        Raises:
+            ConfigError: The user asked for more.
+        """
+        if self.max_model_len is not None and self.max_model_len > limit:
+            raise ConfigError(
+                f"max_model_len={self.max_model_len} is above the {limit} tokens that "
+                f"{self.model!r} can do ({reason}): lower max_model_len"
+            )
+        return self.max_model_len or limit
+
+    def scheduler(self, max_model_len: int) -> SchedulerConfig:
+        """Return the scheduler's settings for sequences of that length."""
+        return SchedulerConfig(
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_chunk_tokens=self.max_chunk_tokens,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=max_model_len,
+            order=self.order,
+            max_overtakes=self.max_overtakes,
+        )
+
+    def _check_allotments(self) -> None:
+        if not isinstance(self.allotments, Mapping):
+            raise ConfigError(f"allotments={self.allotments!r}: must map salts to Allotments")
+        for salt, share in self.allotments.items():
+            if not isinstance(salt, str) or not isinstance(share, Allotment):
+                raise ConfigError(
+                    f"allotments[{salt!r}]={share!r}: must map a cache_salt, a str, to an "
+                    "Allotment(floor=..., quota=...)"
+                )
+
+    def _check_kv_events(self) -> None:
+        """Refuse settings of KV events that cannot be or contradict each other."""
+        for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or "://" not in value):
+                raise ConfigError(f"{name}={value!r}: must be like 'tcp://127.0.0.1:5557'")
+        if not isinstance(self.kv_events_topic, str):
+            raise ConfigError(f"kv_events_topic={self.kv_events_topic!r}: must be a string")
+        if self.kv_events_endpoint is None:
+            self._check_nothing_is_published()
+        else:
+            self._check_something_is_published(self.kv_events_endpoint)
+
+    def _check_nothing_is_published(self) -> None:
+        for name in ("kv_events_replay_endpoint", "kv_events_topic"):
+            if getattr(self, name):
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} without kv_events_endpoint: no KV events "
+                    "are published; set it, to 'tcp://127.0.0.1:5557' for instance"
+                )
+
+    def _check_something_is_published(self, endpoint: str) -> None:
+        if not self.enable_prefix_caching:
+            raise ConfigError(
+                f"kv_events_endpoint={endpoint!r} and enable_prefix_caching=False: nothing is "
+                "cached, so there are no KV events; give up one of them"
+            )
+        if self.keep_event_batches == 0:
+            raise ConfigError(
+                f"kv_events_endpoint={endpoint!r} and keep_event_batches=0, which makes no KV "
+                "events: set it to 1 or more, or leave it out"
+            )
+        any_port = endpoint.endswith((":0", ":*"))
+        if self.kv_events_replay_endpoint == endpoint and not any_port:
+            raise ConfigError(
+                f"kv_events_endpoint and kv_events_replay_endpoint are both {endpoint!r}: each "
+                "socket needs an address of its own"
+            )

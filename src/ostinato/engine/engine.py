@@ -1,0 +1,297 @@
+"""How does the loop go round?
+
+Without I/O and without threads: requests go in, ``step`` is called while there is work,
+outputs come out. ``LLM`` and ``AsyncLLM`` wrap it, each in its way::
+
+    add ─► scheduler.plan ─► runner.execute ─► scheduler.commit ─► request states ─► outputs
+                                  └─ raises ─► scheduler.fail ───┘
+
+A step that raises ends the requests that took part in it and no other.
+"""
+
+import logging
+import random
+import time
+import weakref
+from collections.abc import Callable
+
+import torch
+
+from ostinato.cache.manager import CacheManager
+from ostinato.cache.stats import CacheStats
+from ostinato.core.errors import RequestError
+from ostinato.core.identity import Identity
+from ostinato.core.ids import RequestId
+from ostinato.core.request import FinishReason, Request
+from ostinato.core.sampling_params import SamplingParams
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.kv_events_publisher import publish_kv_events
+from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.prompts import Prompt
+from ostinato.engine.request_state import RequestState
+from ostinato.engine.requests import (
+    EngineRequest,
+    check_params,
+    check_priority,
+    check_request_id,
+    draw_seeds,
+    tokenize,
+)
+from ostinato.engine.sizing import size_pools
+from ostinato.engine.token_table import TokenTable
+from ostinato.engine.weights import WeightUpdate
+from ostinato.runner.layer_groups import group_layers
+from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.model_runner import ModelRunner
+from ostinato.sched.scheduler import Scheduler
+from ostinato.sched.share import SequenceUpdate
+from ostinato.sched.stats import SchedulerStats
+
+logger = logging.getLogger("ostinato")
+
+
+class Engine:
+    """The loop: one model, one cache, one scheduler.
+
+    Attributes:
+        config: As given.
+        loaded: The model.
+        runner: Executes steps.
+        cache: Who holds which block.
+        scheduler: Who computes what.
+        is_computing: Whether a forward pass is under way, so that whatever is raised now ends
+            the step and does no other harm.
+        kv_events: Tells outsiders what is cached; None unless ``kv_events_endpoint`` is set.
+    """
+
+    def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        """Load the model and size the pool.
+
+        Raises:
+            ConfigError: A setting cannot be met.
+            ModelError: The model cannot be served.
+        """
+        self.config = config
+        self.loaded: LoadedModel = load_model(config.model, config.dtype, config.device)
+        limit = self.loaded.length_limit
+        scheduling = config.scheduler(config.longest(limit.num_tokens, limit.reason))
+        kv_dtype, spec = self._kv_dtype(), self.loaded.kv_spec
+        groups = group_layers(spec, scheduling.max_model_len)
+        sizes = size_pools(config, scheduling, spec, groups, kv_dtype, self.loaded.device)
+        self.runner = ModelRunner(
+            self.loaded, sizes.all, config.block_size, kv_dtype, groups=groups
+        )
+        longest = -(-scheduling.max_model_len // config.block_size)
+        reserved = min(longest, sizes.num_blocks)
+        self.cache = CacheManager(config.cache(sizes.num_blocks, sizes.windows, reserved), clock)
+        self.scheduler = Scheduler(scheduling, self.cache, clock)
+        self.is_computing = False
+        self._clock = clock
+        tokenizer = self.loaded.tokenizer
+        self._tokens = None if tokenizer is None else TokenTable(tokenizer)
+        self._states: dict[RequestId, RequestState] = {}
+        self._random = random.Random(config.seed)
+        self._next_request = 0
+        device = self.loaded.device.type
+        self.kv_events = publish_kv_events(config, self.cache, device, clock)
+        if self.kv_events is not None:  # also if nobody calls close()
+            weakref.finalize(self, self.kv_events.close)
+        self._closed: list[bytes] = []  # tenants that are being erased
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is live."""
+        return self.scheduler.has_work
+
+    @property
+    def cache_stats(self) -> CacheStats:
+        """Counters of the cache."""
+        return self.cache.stats
+
+    @property
+    def scheduler_stats(self) -> SchedulerStats:
+        """Counters of the scheduler."""
+        return self.scheduler.stats
+
+    def make_request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> EngineRequest:
+        """Tokenize a prompt and check everything about the request; nothing is added yet.
+
+        Raises:
+            RequestError: The request can never be served; the message says why.
+            MissingTokenizer: Text is involved and the checkpoint has no tokenizer.
+        """
+        arrival_s = self._clock()
+        check_params(params, self.loaded.vocab_size)
+        if params.detokenize or prompt.text is not None:
+            self.loaded.require_tokenizer()
+        name = self._new_id() if request_id is None else check_request_id(request_id)
+        request = Request(
+            RequestId(name),
+            tokenize(prompt, self.loaded),
+            params,
+            identity=self.identity(prompt.cache_salt),
+            priority=check_priority(priority),
+            cache_read=prompt.cache_read,
+            cache_write=prompt.cache_write,
+            eos_token_ids=self.loaded.eos_token_ids,
+        )
+        self.scheduler.check(request)
+        return EngineRequest(request, prompt.text, draw_seeds(params, self._random), arrival_s)
+
+    def add(self, made: EngineRequest) -> None:
+        """Take a request that was made.
+
+        Raises:
+            DuplicateRequest: Another of its name was added meanwhile.
+            RequestError: Its tenant is being erased.
+        """
+        if made.request.identity.tenant in self._closed:
+            raise RequestError(
+                f"cache_salt={made.request.identity.tenant.decode()!r} is being erased: send "
+                "its requests when that is done"
+            )
+        self.scheduler.add(made.request, made.seeds)
+        state = RequestState(made.request, made.prompt, self._tokens, made.arrival_s)
+        self._states[made.request.request_id] = state
+
+    def step(self) -> list[RequestState]:
+        """Run one step.
+
+        Returns:
+            The requests that got a token or ended; those that ended are forgotten by the
+            engine. An output is written when ``output()`` is called, not before.
+
+        Raises:
+            BaseException: Only what is no ``Exception``, such as ``KeyboardInterrupt``; the
+                step's requests have ended then.
+        """
+        plan = self.scheduler.plan()
+        if not plan.sequences:
+            return []
+        try:
+            self.is_computing = True
+            result = self.runner.execute(plan)
+            self.is_computing = False
+        except Exception as error:
+            self.is_computing = False
+            logger.exception("a step failed; its %d sequences end", len(plan.sequences))
+            return self._fail(f"the forward pass failed: {type(error).__name__}: {error}")
+        except BaseException as interruption:
+            self.is_computing = False
+            self._fail(f"interrupted: {type(interruption).__name__}")
+            raise
+        return self._take(self.scheduler.commit(result))
+
+    def cancel(self, request_id: str) -> RequestOutput | None:
+        """End a request between steps, and give its blocks back.
+
+        Returns:
+            What it brought; None if no such request is live.
+        """
+        now_s, ended = self._clock(), self.scheduler.cancel(RequestId(request_id))
+        state = self._states.pop(RequestId(request_id), None)
+        if state is None:
+            return None
+        for sequence in ended:
+            state.take(sequence, None, now_s)
+        state.fail(FinishReason.ABORT, None, now_s)
+        return state.output()
+
+    def discard(self, request_id: str) -> None:
+        """End a request whose output nobody wants; an unknown id is none."""
+        self.scheduler.cancel(RequestId(request_id))
+        self._states.pop(RequestId(request_id), None)
+
+    def reset_cache(self, preempt_running: bool = False) -> None:
+        """Forget every cached prefix, between steps.
+
+        Raises:
+            CacheInUse: Requests run, and they were not to be preempted.
+        """
+        if preempt_running:
+            self.scheduler.preempt_all()
+        self.cache.custody.reset()
+
+    def requests_of(self, cache_salt: str) -> list[RequestId]:
+        """List a tenant's live requests."""
+        tenant = cache_salt.encode()
+        states = self._states.items()
+        return [name for name, state in states if state.request.identity.tenant == tenant]
+
+    def close_tenant(self, cache_salt: str) -> None:
+        """Refuse a tenant's requests until ``open_tenant`` was called as often as this."""
+        self._closed.append(cache_salt.encode())
+
+    def open_tenant(self, cache_salt: str) -> None:
+        """Take a tenant's requests again."""
+        self._closed.remove(cache_salt.encode())
+
+    def adopt(self, update: WeightUpdate) -> int:
+        """Go on with new weights, between steps; returns the new epoch."""
+        self.loaded = update.apply(self.loaded)
+        return self.cache.custody.new_epoch(self.loaded.fingerprint)
+
+    def identity(self, cache_salt: str) -> Identity:
+        """Return what a tenant's requests must agree on now."""
+        return Identity(
+            weights=self.loaded.fingerprint,
+            epoch=self.cache.custody.epoch,
+            kv_dtype=str(self.runner.kv_stores[0].dtype),
+            tenant=cache_salt.encode(),
+        )
+
+    def close(self) -> None:
+        """Stop telling outsiders what is cached; a second call does nothing."""
+        if self.kv_events is not None:
+            self.kv_events.close()
+
+    def _take(self, updates: list[SequenceUpdate]) -> list[RequestState]:
+        """Hand what a step brought to the requests, and end those that reached a stop string."""
+        now_s = self._clock()
+        touched: dict[RequestId, RequestState] = {}
+        for update in updates:
+            sequence = update.sequence
+            state = self._states[sequence.request.request_id]
+            touched[sequence.request.request_id] = state
+            stop = state.take(sequence, update.token, now_s)
+            if stop is not None:
+                self.scheduler.finish(sequence, FinishReason.STOP, stop)
+        return self._collect(touched)
+
+    def _fail(self, error: str) -> list[RequestState]:
+        """End the requests of a failed step; their siblings in other steps end as well."""
+        now_s = self._clock()
+        touched: dict[RequestId, RequestState] = {}
+        for update in self.scheduler.fail():
+            request_id = update.sequence.request.request_id
+            touched[request_id] = self._states[request_id]
+            touched[request_id].take(update.sequence, None, now_s)
+        for request_id, state in touched.items():
+            self.scheduler.cancel(request_id)
+            state.fail(FinishReason.ERROR, error, now_s)
+        return self._collect(touched)
+
+    def _collect(self, touched: dict[RequestId, RequestState]) -> list[RequestState]:
+        """Forget the requests that have ended."""
+        for request_id, state in touched.items():
+            if state.finished:
+                del self._states[request_id]
+        return list(touched.values())
+
+    def _new_id(self) -> str:
+        """Return a name that no live request has."""
+        while (name := f"request-{self._next_request}") in self._states:
+            self._next_request += 1
+        self._next_request += 1
+        return name
+
+    def _kv_dtype(self) -> torch.dtype:
+        """Settle in which format keys and values are kept."""
+        name = self.config.kv_cache_dtype
+        return self.loaded.dtype if name == "auto" else getattr(torch, name)

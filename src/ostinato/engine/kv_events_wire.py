@@ -1,0 +1,153 @@
+"""How do events look on the wire?
+
+As vLLM publishes its KV events, so that its consumers understand ours: msgpack arrays, each
+event with the name of its class in front::
+
+    [ts, [event, ...], nil]
+
+    ["BlockStored", hashes, parent, tokens, block size, nil, medium, adapter,
+                    extra keys, group, kind, window]
+    ["BlockRemoved", hashes, medium, group]
+    ["AllBlocksCleared"]
+
+The number of a batch travels beside it. A tenant's salt does not travel: it is in the digests,
+which nobody can compute who does not know it.
+
+Source: vLLM's documentation of KV events (``KVEventBatch``); written anew.
+"""
+
+import msgspec
+
+from ostinato.cache import events
+
+FULL_ATTENTION = "full_attention"
+SLIDING_WINDOW = "sliding_window"
+
+
+class WireEvent(
+    msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False, tag=True
+):
+    """What all events share: an array that begins with the name of the class."""
+
+
+class BlockStored(WireEvent, frozen=True, array_like=True, omit_defaults=True, gc=False, tag=True):
+    """Neighbouring full blocks became findable.
+
+    Attributes:
+        block_hashes: SHA-256 digests, 32 bytes each, one per block, in token order.
+        parent_block_hash: Digest of the block before the first; None at the start of a prompt.
+        token_ids: Of all blocks, shape (num_blocks * block_size,).
+        block_size: Tokens per block.
+        lora_id: Always None: adapters have no numbers here.
+        medium: ``"CPU"`` or ``"GPU"``.
+        lora_name: Content digest of the adapter in hexadecimal digits; None without one.
+        extra_keys: Per block what images add to its digest, as one byte string, or None; None if
+            no block has any.
+        group_idx: Group of layers; 0 is full attention.
+        kv_cache_spec_kind: ``"full_attention"`` or ``"sliding_window"``.
+        kv_cache_spec_sliding_window: Tokens that such a layer sees; None for full attention.
+    """
+
+    block_hashes: tuple[bytes, ...]
+    parent_block_hash: bytes | None
+    token_ids: tuple[int, ...]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: tuple[tuple[bytes, ...] | None, ...] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class BlockRemoved(WireEvent, frozen=True, array_like=True, omit_defaults=True, gc=False, tag=True):
+    """The last copy of each of these blocks is gone.
+
+    Attributes:
+        block_hashes: SHA-256 digests.
+        medium: ``"CPU"`` or ``"GPU"``.
+        group_idx: Group of layers; 0 is full attention.
+    """
+
+    block_hashes: tuple[bytes, ...]
+    medium: str | None
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(
+    WireEvent, frozen=True, array_like=True, omit_defaults=True, gc=False, tag=True
+):
+    """Nothing is cached any more."""
+
+
+class WireBatch(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """What one message carries.
+
+    Attributes:
+        ts: Seconds since 1970.
+        events: In the order in which they happened.
+        data_parallel_rank: Always None: an engine is one rank.
+    """
+
+    ts: float
+    events: tuple[BlockStored | BlockRemoved | AllBlocksCleared, ...]
+    data_parallel_rank: int | None = None
+
+
+class BatchEncoder:
+    """Writes batches of one cache; may be used by one thread at a time."""
+
+    def __init__(self, medium: str, windows: tuple[int, ...] = (), zero_s: float = 0.0) -> None:
+        """Know what is the same for all events of a cache.
+
+        Args:
+            medium: ``"CPU"`` or ``"GPU"``.
+            windows: Tokens that the layers of groups 1, 2, ... see.
+            zero_s: Seconds from 1970 to the zero of the cache's clock.
+        """
+        self._medium = medium
+        self._windows = windows
+        self._zero_s = zero_s
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def encode(self, batch: events.EventBatch) -> bytes:
+        """Return a batch as msgpack; its number is not in there."""
+        written = tuple(map(self._event, batch.events))
+        return self._encoder.encode(WireBatch(self._zero_s + batch.time_s, written))
+
+    def _event(self, event: events.Event) -> BlockStored | BlockRemoved | AllBlocksCleared:
+        if isinstance(event, events.BlockStored):
+            return self._stored(event)
+        if isinstance(event, events.BlockRemoved):
+            return BlockRemoved(event.digests, self._medium, event.group)
+        return AllBlocksCleared()
+
+    def _stored(self, event: events.BlockStored) -> BlockStored:
+        window = self._windows[event.group - 1] if event.group else None
+        extras = tuple(None if extra is None else (extra,) for extra in event.extras)
+        return BlockStored(
+            block_hashes=event.digests,
+            parent_block_hash=event.parent,
+            token_ids=tuple(event.tokens),
+            block_size=event.block_size,
+            lora_id=None,
+            medium=self._medium,
+            lora_name=event.identity.adapter.hex() or None,
+            extra_keys=extras if any(extras) else None,
+            group_idx=event.group,
+            kv_cache_spec_kind=FULL_ATTENTION if window is None else SLIDING_WINDOW,
+            kv_cache_spec_sliding_window=window,
+        )
+
+
+_DECODER = msgspec.msgpack.Decoder(WireBatch)
+
+
+def decode(payload: bytes) -> WireBatch:
+    """Read a batch, as a consumer does.
+
+    Raises:
+        msgspec.DecodeError: It is no such batch.
+    """
+    return _DECODER.decode(payload)

@@ -1,0 +1,136 @@
+"""What does the caller get?
+
+The names are vLLM's, so that programs written for it can read them. One ``RequestOutput`` is the
+state of a request at one moment; a stream is a sequence of them, each with all of the text so far.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """How likely the model held one token.
+
+    Attributes:
+        logprob: Natural logarithm of its probability, before temperature and truncation.
+        rank: 1 for the most likely token.
+        decoded_token: Its text; None without a tokenizer.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimings:
+    """When things happened to a request, in seconds of the engine's clock.
+
+    The clock only runs forward (``time.monotonic`` unless another is passed to the engine), so
+    differences mean something and the numbers themselves do not. What has not happened is None.
+
+    Attributes:
+        arrival: The engine took the request in.
+        first_scheduled: The first step with a token of it began.
+        first_token: Its first generated token was there.
+        finished: Its last continuation ended.
+    """
+
+    arrival: float
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+
+    @property
+    def queue_time(self) -> float | None:
+        """Seconds that it waited for its first step."""
+        return _between(self.arrival, self.first_scheduled)
+
+    @property
+    def prefill_time(self) -> float | None:
+        """Seconds from its first step to its first token."""
+        return _between(self.first_scheduled, self.first_token)
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """Seconds from its arrival to its first token: waiting and prefill."""
+        return _between(self.arrival, self.first_token)
+
+    @property
+    def decode_time(self) -> float | None:
+        """Seconds from its first token to its end."""
+        return _between(self.first_token, self.finished)
+
+    @property
+    def total_time(self) -> float | None:
+        """Seconds from its arrival to its end."""
+        return _between(self.arrival, self.finished)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One continuation of a prompt.
+
+    Attributes:
+        index: Which of the request's ``n`` continuations.
+        text: All that is certain of its text so far; what may become a stop string, and a
+            character still without its end, are not in it. Empty with ``detokenize=False``.
+        token_ids: All ids generated so far, with the one that ended it.
+        finish_reason: ``"stop"``, ``"length"``, ``"abort"`` or ``"error"``; None while it goes on.
+        stop_reason: The stop string or stop id that ended it; None for the model's own
+            end-of-sequence ids and for every other reason.
+        logprobs: For each generated token, it and its alternatives by id, itself first; None unless
+            asked for.
+        cumulative_logprob: Sum over the generated tokens; None unless log-probabilities were
+            asked for.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What is there of one request.
+
+    Attributes:
+        request_id: Name of the request.
+        prompt: Its text; None if it was given as token ids.
+        prompt_token_ids: Its ids.
+        outputs: Its continuations in order, ``n`` of them.
+        finished: Whether all of them have ended.
+        timings: When things happened.
+        prompt_logprobs: For each prompt token, it and its alternatives by id; None for the first
+            token, which nothing comes before, and None instead of the list unless asked for.
+        num_cached_tokens: Prompt tokens whose KV came from the cache when the request was first
+            admitted, at most ``len(prompt_token_ids) - 1``.
+        num_copied_tokens: Those of them that were copied out of a block which the prompt leaves
+            in its middle.
+        error: Why it failed; None if it did not.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    timings: RequestTimings
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int = 0
+    num_copied_tokens: int = 0
+    error: str | None = None
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    """Return the seconds between two moments; None before both have come."""
+    return None if start is None or end is None else end - start

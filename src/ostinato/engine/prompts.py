@@ -1,0 +1,157 @@
+"""What may a prompt be?
+
+A text, a row of token ids, or a dict with one of them and how the cache is to be used.
+Lists of those are batches. ``"To be"`` and ``[5, 6, 7]`` are one prompt each, ``["To be"]``
+and ``[[5, 6, 7]]`` are batches of one, and ``[]`` is a batch of none.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import numpy as np
+
+from ostinato.core.errors import RequestError
+
+TokenIds = Sequence[int]
+
+
+class PromptDict(TypedDict, total=False):
+    """A prompt with settings.
+
+    Attributes:
+        prompt: Its text; or
+        prompt_token_ids: its ids.
+        cache_salt: Only requests of the same salt share blocks.
+        cache_read: False computes every token, whatever is cached.
+        cache_write: False leaves nothing behind for others.
+    """
+
+    prompt: str
+    prompt_token_ids: TokenIds
+    cache_salt: str
+    cache_read: bool
+    cache_write: bool
+
+
+PromptInput = str | TokenIds | PromptDict
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt, told apart.
+
+    Attributes:
+        text: As given; None for token ids.
+        token_ids: As given; None for a text.
+        cache_salt: Only requests of the same salt share blocks.
+        cache_read: Whether cached KV may be used.
+        cache_write: Whether computed KV may be found by others.
+    """
+
+    text: str | None = None
+    token_ids: TokenIds | None = None
+    cache_salt: str = ""
+    cache_read: bool = True
+    cache_write: bool = True
+
+
+def parse_prompts(prompts: PromptInput | Iterable[PromptInput]) -> list[Prompt]:
+    """Tell one prompt from many.
+
+    Raises:
+        RequestError: Something is no prompt; the message says what and where.
+    """
+    if isinstance(prompts, (str, dict)) or _is_one_row(prompts):
+        return [parse_prompt(prompts)]
+    if not isinstance(prompts, Iterable) or (isinstance(prompts, np.ndarray) and not prompts.ndim):
+        raise RequestError(_unknown(prompts))
+    return [parse_prompt(prompt) for prompt in prompts]
+
+
+def parse_prompt(prompt: Any) -> Prompt:
+    """Tell what one prompt is.
+
+    Raises:
+        RequestError: It is neither a text, nor token ids, nor a dict with one of them.
+    """
+    if isinstance(prompt, str):
+        return Prompt(text=_whole_characters("prompt", prompt))
+    if isinstance(prompt, dict):
+        return _parse_dict(prompt)
+    if _may_hold_ids(prompt):
+        return Prompt(token_ids=prompt)
+    raise RequestError(_unknown(prompt))
+
+
+def check_salt(cache_salt: object) -> None:
+    """Refuse what cannot name a tenant.
+
+    Raises:
+        RequestError: It is no text, or holds half of a character.
+    """
+    if not isinstance(cache_salt, str):
+        raise RequestError(f"cache_salt={cache_salt!r}: must be a str")
+    _whole_characters("cache_salt", cache_salt)
+
+
+def _parse_dict(prompt: dict[str, Any]) -> Prompt:
+    unknown = set(prompt) - set(PromptDict.__annotations__)
+    if unknown:
+        raise RequestError(
+            f"unknown prompt key {min(unknown, key=str)!r}: known are "
+            f"{', '.join(PromptDict.__annotations__)}"
+        )
+    if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
+        raise RequestError("a prompt dict needs one of 'prompt' and 'prompt_token_ids'")
+    check_salt(prompt.get("cache_salt", ""))
+    for name in ("cache_read", "cache_write"):
+        if not isinstance(prompt.get(name, True), bool):
+            raise RequestError(f"{name}={prompt[name]!r}: must be a bool")
+    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if "prompt" in prompt and not isinstance(text, str):
+        raise RequestError(f"prompt={text!r:.80}: must be a text")
+    if "prompt_token_ids" in prompt and not _may_hold_ids(token_ids):
+        raise RequestError(f"prompt_token_ids={token_ids!r:.80}: must be a list of token ids")
+    _whole_characters("prompt", prompt.get("prompt", ""))
+    settings = {k: v for k, v in prompt.items() if k.startswith("cache_")}
+    return Prompt(text=text, token_ids=token_ids, **settings)
+
+
+def _is_one_row(prompts: object) -> bool:
+    """Whether it is one row of ids rather than a batch."""
+    if isinstance(prompts, np.ndarray):
+        return prompts.ndim == 1
+    if not isinstance(prompts, Sequence) or not len(prompts):
+        return False
+    return not isinstance(prompts[0], (str, dict, Sequence, np.ndarray))
+
+
+def _may_hold_ids(row: object) -> bool:
+    """Whether it is a row of something; bytes and texts are rows of something else."""
+    is_row = isinstance(row, (Sequence, np.ndarray))
+    return is_row and not isinstance(row, (str, bytes, bytearray, memoryview))
+
+
+def _whole_characters(name: str, text: str) -> str:
+    """Return a text, unless it holds half of a character, which no tokenizer knows.
+
+    Raises:
+        RequestError: Saying where. Python's strings may hold surrogates, and JSON brings them.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start]
+        raise RequestError(
+            f"{name}={text!r:.80}: {half!r} at position {error.start} is half a character; "
+            "was the text cut between two surrogates?"
+        ) from error
+    return text
+
+
+def _unknown(prompt: object) -> str:
+    return (
+        f"a prompt must be a text, a list of token ids or a dict, not {type(prompt).__name__} "
+        f"({prompt!r:.80})"
+    )

@@ -1,0 +1,189 @@
+"""What has one request brought so far?
+
+Tokens come in from the scheduler; text, log-probabilities and outputs in the caller's shape
+go out.
+"""
+
+from collections.abc import Sequence
+
+from ostinato.core.plan import SampledToken, TokenLogprob
+from ostinato.core.request import FinishReason, Request
+from ostinato.engine.detokenizer import Detokenizer
+from ostinato.engine.outputs import CompletionOutput, Logprob, RequestOutput, RequestTimings
+from ostinato.engine.stop_strings import StopChecker
+from ostinato.engine.token_table import TokenTable
+from ostinato.sched.sequence import Sequence as SchedSequence
+
+
+class CompletionState:
+    """One continuation: its tokens, its text, and whether it has ended."""
+
+    def __init__(self, index: int, request: Request, tokens: TokenTable | None) -> None:
+        """Start without a token."""
+        self.index = index
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[tuple[TokenLogprob, ...]] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self._params = request.params
+        self._detokenizer: Detokenizer | None = None
+        if tokens is not None and self._params.detokenize:
+            skip = self._params.skip_special_tokens
+            self._detokenizer = Detokenizer(tokens, skip, request.prompt_token_ids)
+        include = self._params.include_stop_str_in_output
+        self._stops = StopChecker(self._params.stop, include=include)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that the text has reached, if any."""
+        return self._stops.matched
+
+    def append(self, token: SampledToken, reason: FinishReason | None) -> None:
+        """Take a token.
+
+        Args:
+            token: What was sampled.
+            reason: Why the sequence ended with it, if it did. An id that stopped it is no part
+                of the text, unless stop strings are to be included.
+        """
+        self.token_ids.append(token.token_id)
+        if token.logprobs:
+            self.logprobs.append(token.logprobs)
+        if self._detokenizer is None:
+            return
+        new_text = ""
+        if reason is not FinishReason.STOP or self._params.include_stop_str_in_output:
+            new_text = self._detokenizer.append([token.token_id])
+        may_stop = len(self.token_ids) > self._params.min_tokens
+        self.text += self._stops.append(new_text, may_stop)
+
+    def end(self, reason: FinishReason, stop_reason: int | str | None) -> None:
+        """Note why it ended; text that was held back is let go."""
+        if self._detokenizer is not None and self.stop_string is None:
+            self.text += self._stops.append(self._detokenizer.finish())
+            if self.stop_string is None:
+                self.text += self._stops.finish()
+            else:  # the last character completed it
+                reason, stop_reason = FinishReason.STOP, self.stop_string
+        self.finish_reason, self.stop_reason = reason, stop_reason
+
+
+class RequestState:
+    """One request: its continuations and when things happened."""
+
+    def __init__(
+        self, request: Request, prompt: str | None, tokens: TokenTable | None, arrival_s: float
+    ) -> None:
+        """Start a request that has just arrived."""
+        self.request = request
+        self.error: str | None = None
+        self._prompt = prompt
+        self._tokens = tokens
+        self._arrival_s = arrival_s
+        self._first_token_s: float | None = None
+        self._finished_s: float | None = None
+        self._leader: SchedSequence | None = None
+        self._completions = [
+            CompletionState(index, request, tokens) for index in range(request.params.n)
+        ]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every continuation has ended."""
+        return all(c.finish_reason is not None for c in self._completions)
+
+    def take(self, sequence: SchedSequence, token: SampledToken | None, now_s: float) -> str | None:
+        """Take what a step brought for one continuation.
+
+        Returns:
+            The stop string that its text has now reached, if the scheduler does not know
+            yet that it ended.
+        """
+        completion = self._completions[sequence.index]
+        if sequence.index == 0:
+            self._leader = sequence
+        if token is not None and token.error:
+            self.error = token.error
+        elif token is not None:
+            if self._first_token_s is None:
+                self._first_token_s = now_s
+            completion.append(token, sequence.finish_reason)
+        if completion.stop_string is not None:
+            self._end(completion, FinishReason.STOP, completion.stop_string, now_s)
+            return completion.stop_string if sequence.finish_reason is None else None
+        if sequence.finish_reason is not None:
+            self._end(completion, sequence.finish_reason, sequence.stop_reason, now_s)
+        return None
+
+    def fail(self, reason: FinishReason, error: str | None, now_s: float) -> None:
+        """End every continuation that has not ended."""
+        self.error = error
+        for completion in self._completions:
+            if completion.finish_reason is None:
+                self._end(completion, reason, None, now_s)
+
+    def output(self) -> RequestOutput:
+        """Return what there is so far, in the caller's shape."""
+        leader = self._leader
+        prompt_logprobs = leader.prompt_logprobs if leader is not None else []
+        return RequestOutput(
+            request_id=self.request.request_id,
+            prompt=self._prompt,
+            prompt_token_ids=self.request.prompt_token_ids.tolist(),
+            prompt_logprobs=self._prompt_logprobs(prompt_logprobs),
+            outputs=[self._completion(completion) for completion in self._completions],
+            finished=self.finished,
+            num_cached_tokens=leader.num_shared_tokens + leader.num_copied_tokens if leader else 0,
+            num_copied_tokens=leader.num_copied_tokens if leader else 0,
+            timings=RequestTimings(
+                arrival=self._arrival_s,
+                first_scheduled=leader.first_planned_s if leader else None,
+                first_token=self._first_token_s,
+                finished=self._finished_s,
+            ),
+            error=self.error,
+        )
+
+    def _end(
+        self,
+        completion: CompletionState,
+        reason: FinishReason,
+        stop_reason: int | str | None,
+        now_s: float,
+    ) -> None:
+        completion.end(reason, stop_reason)
+        if self.finished:
+            self._finished_s = now_s
+
+    def _completion(self, completion: CompletionState) -> CompletionOutput:
+        wanted = self.request.params.logprobs is not None
+        reason = completion.finish_reason
+        return CompletionOutput(
+            index=completion.index,
+            text=completion.text,
+            token_ids=completion.token_ids[:],
+            finish_reason=None if reason is None else str(reason),
+            stop_reason=completion.stop_reason,
+            logprobs=[self._named(tokens) for tokens in completion.logprobs] if wanted else None,
+            cumulative_logprob=sum(t[0].logprob for t in completion.logprobs) if wanted else None,
+        )
+
+    def _prompt_logprobs(
+        self, logprobs: Sequence[tuple[TokenLogprob, ...]]
+    ) -> list[dict[int, Logprob] | None] | None:
+        """The first prompt token has none: nothing comes before it."""
+        if self.request.params.prompt_logprobs is None:
+            return None
+        return [None, *(self._named(tokens) for tokens in logprobs)]
+
+    def _named(self, tokens: tuple[TokenLogprob, ...]) -> dict[int, Logprob]:
+        """Key log-probabilities by token, with each token's text."""
+        return {
+            token.token_id: Logprob(
+                logprob=token.logprob,
+                rank=token.rank,
+                decoded_token=None if self._tokens is None else self._tokens.text(token.token_id),
+            )
+            for token in tokens
+        }

@@ -1,0 +1,114 @@
+"""May this request be served, and what is it before it is added?
+
+Everything that hangs on the model is checked here, and nothing changes: a caller's mistake must
+not be found out when half of a batch is in the queue.
+"""
+
+import hashlib
+import operator
+import random
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.core.errors import InvalidSamplingParams, RequestError
+from ostinato.core.request import Request
+from ostinato.core.sampling_params import SamplingParams
+from ostinato.core.tokens import check_vocabulary, pack_tokens
+from ostinato.engine.prompts import Prompt
+from ostinato.runner.model_loader import LoadedModel
+
+MAX_SAMPLES = 16384
+"""Most continuations of one prompt: each is an object from the first step on."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A request that passed every check and may be added.
+
+    Attributes:
+        request: As the scheduler takes it.
+        prompt: The text, if it was given as one.
+        seeds: One per continuation.
+        arrival_s: By the engine's clock.
+    """
+
+    request: Request
+    prompt: str | None
+    seeds: tuple[int, ...]
+    arrival_s: float
+
+
+def tokenize(prompt: Prompt, loaded: LoadedModel) -> "array[int]":
+    """Return a prompt's packed ids, shape (num_tokens,), all of them in the vocabulary.
+
+    Raises:
+        TokenOutOfRange: An id is not.
+        MissingTokenizer: It is a text, and the checkpoint has no tokenizer.
+    """
+    if prompt.token_ids is not None:
+        tokens = pack_tokens(prompt.token_ids)
+    else:
+        assert prompt.text is not None, "a prompt is a text or a row of ids"
+        tokenizer = loaded.require_tokenizer()
+        # Not verbose: that a prompt is too long is for admission to say.
+        tokens = pack_tokens(tokenizer(prompt.text, verbose=False)["input_ids"])
+    check_vocabulary(tokens, loaded.vocab_size)
+    return tokens
+
+
+def check_params(params: Any, vocab_size: int) -> None:
+    """Refuse what cannot be sampled from this model.
+
+    Raises:
+        InvalidSamplingParams: They are none, name ids that the model does not have, or ask for
+            too many continuations.
+    """
+    if not isinstance(params, SamplingParams):
+        raise InvalidSamplingParams(f"params={params!r:.80}: must be SamplingParams")
+    if params.n > MAX_SAMPLES:
+        raise InvalidSamplingParams(
+            f"n={params.n}: must be at most {MAX_SAMPLES}; send the prompt again for more"
+        )
+    for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+        for token in ids:
+            if token >= vocab_size:
+                raise InvalidSamplingParams(
+                    f"{name} names token id {token}: ids of this model run from 0 to "
+                    f"{vocab_size - 1}"
+                )
+
+
+def check_priority(priority: Any) -> int:
+    """Return a priority as a Python integer.
+
+    Raises:
+        RequestError: It is none.
+    """
+    try:
+        return operator.index(priority)
+    except TypeError as error:
+        raise RequestError(f"priority={priority!r:.80}: must be an integer") from error
+
+
+def check_request_id(request_id: Any) -> str:
+    """Return a request's name.
+
+    Raises:
+        RequestError: It is no text.
+    """
+    if not isinstance(request_id, str):
+        raise RequestError(f"request_id={request_id!r:.80}: must be a str")
+    return request_id
+
+
+def draw_seeds(params: SamplingParams, generator: random.Random) -> tuple[int, ...]:
+    """Derive one seed per continuation; the first is the request's own, or drawn."""
+    seed = generator.getrandbits(63) if params.seed is None else params.seed
+    return (seed, *(_derive(seed, index) for index in range(1, params.n)))
+
+
+def _derive(seed: int, index: int) -> int:
+    """Return the seed of a request's ``index``-th continuation: independent of the others."""
+    digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

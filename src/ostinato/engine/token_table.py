@@ -1,0 +1,135 @@
+"""What does one token stand for: bytes, text in context, or nothing?
+
+Looked up once per distinct id and remembered, so make one table per tokenizer and share it.
+
+========================  ========================================  =====================
+tokenizer                 a token is                                example
+========================  ========================================  =====================
+byte-level BPE            bytes                                     GPT-2, Llama 3, Qwen
+pieces, byte fallback     text, or one byte written ``<0xE4>``      Llama 2, Gemma, Mistral
+anything else             text                                      Unigram, characters
+========================  ========================================  =====================
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers.decoders import ByteLevel
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """What is known about one id.
+
+    Attributes:
+        known: Whether the tokenizer knows it; models often have more ids than their tokenizer.
+        special: Whether ``skip_special_tokens`` leaves it out.
+        data: The bytes it stands for; None if it is text, which depends on what comes before.
+    """
+
+    known: bool
+    special: bool = False
+    data: bytes | None = None
+
+
+class TokenTable:
+    """A tokenizer's tokens, one by one; grows as ids are asked for, to one entry per id."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Wrap any tokenizer of ``transformers``, fast or slow."""
+        self._tokenizer = tokenizer
+        self._byte_of = dict(_byte_alphabet()) if _is_byte_level(tokenizer) else None
+        self._entries: dict[int, TokenEntry] = {}
+        self._texts: dict[int, str] = {}
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Return the text of ids, special ones included.
+
+        Never cleans up spaces before punctuation: that would change text already shown, and
+        it damages what the model wrote (`` .5`` becomes ``.5``).
+        """
+        text = self._tokenizer.decode(
+            token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+    def entry(self, token_id: int) -> TokenEntry:
+        """Return what is known about an id."""
+        entry = self._entries.get(token_id)
+        if entry is None:
+            entry = self._entries[token_id] = self._look_up(token_id)
+        return entry
+
+    def text(self, token_id: int) -> str:
+        """Return an id's text in the middle of a text, as for lists of log-probabilities.
+
+        A leading space is kept, which ``decode([token_id])`` of many tokenizers strips; part of
+        a character shows as U+FFFD, an id that the tokenizer does not know as nothing.
+        """
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self._text_after_itself(token_id)
+        return text
+
+    def _text_after_itself(self, token_id: int) -> str:
+        """Decode a token twice in a row and take the second one."""
+        entry = self.entry(token_id)
+        if not entry.known:
+            return ""
+        if entry.data is not None:
+            return entry.data.decode("utf-8", "replace")
+        return self.decode([token_id, token_id])[len(self.decode([token_id])) :]
+
+    def _look_up(self, token_id: int) -> TokenEntry:
+        """Ask the tokenizer about an id."""
+        token = self._token(token_id)
+        if token is None:
+            return TokenEntry(known=False)
+        text = self.decode([token_id])
+        shown = self._tokenizer.decode([token_id], skip_special_tokens=True)
+        special = bool(text) and not shown
+        return TokenEntry(known=True, special=special, data=self._bytes(token, text))
+
+    def _token(self, token_id: int) -> str | None:
+        """Return an id's entry in the vocabulary; fast tokenizers give None, slow ones raise."""
+        try:
+            token = self._tokenizer.convert_ids_to_tokens(token_id)
+        except (LookupError, ValueError):
+            return None
+        return None if token is None else str(token)
+
+    def _bytes(self, token: str, text: str) -> bytes | None:
+        """Return the bytes that a token stands for, if it stands for bytes.
+
+        Args:
+            token: Its entry in the vocabulary.
+            text: What it decodes to alone; a tokenizer without byte fallback repeats ``<0xE4>``.
+        """
+        if self._byte_of is not None:
+            values = [self._byte_of.get(character) for character in token]
+            plain = [value for value in values if value is not None]
+            return bytes(plain) if len(plain) == len(values) else token.encode()
+        piece = _BYTE_PIECE.fullmatch(token)
+        return bytes([int(piece[1], 16)]) if piece and text != token else None
+
+
+def _is_byte_level(tokenizer: Any) -> bool:
+    """Whether each token is a string over the byte alphabet, and nothing but that."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return isinstance(getattr(backend, "decoder", None), ByteLevel)
+
+
+def _byte_alphabet() -> Iterator[tuple[str, int]]:
+    """Yield the character that stands for each byte in byte-level BPE.
+
+    Printable bytes of Latin-1 stand for themselves, the others for characters from U+0100 on.
+    Source: ``bytes_to_unicode`` of GPT-2 (Radford et al., 2019).
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    yield from ((chr(byte), byte) for byte in sorted(printable))
+    yield from ((chr(0x100 + place), byte) for place, byte in enumerate(others))

@@ -1,0 +1,158 @@
+"""Which weights change, and do they fit?
+
+Weights come as a checkpoint, which replaces all of them, or by name, which leaves the others
+as they are. Everything is checked before anything changes.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostinato.core.errors import BrokenCheckpoint, ConfigError
+from ostinato.runner.model_loader import LoadedModel, load_model
+
+WeightSource = str | Path | Mapping[str, Tensor]
+"""A checkpoint as ``LLM`` takes it, or tensors by name."""
+
+_IRRELEVANT = {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "architectures"}
+"""Entries of a config that do not say what is computed; the dtype is the engine's own."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightUpdate:
+    """Weights that were checked against a model.
+
+    Attributes:
+        tensors: By name; a part of the model's.
+        digest: SHA-256 over names and content, or of the whole checkpoint.
+        is_complete: Whether nothing of the old weights stays.
+    """
+
+    tensors: Mapping[str, Tensor]
+    digest: bytes
+    is_complete: bool
+
+    @torch.no_grad()
+    def apply(self, loaded: LoadedModel) -> LoadedModel:
+        """Overwrite a model's weights in place.
+
+        Returns:
+            The same model under its new fingerprint. That of a whole checkpoint is what a fresh
+            engine would have; that of a part also hangs on all that was there before.
+        """
+        kept = loaded.model.state_dict()
+        for name, tensor in self.tensors.items():
+            kept[name].copy_(tensor)
+        partial = hashlib.sha256(loaded.fingerprint + self.digest).digest()
+        return replace(loaded, fingerprint=self.digest if self.is_complete else partial)
+
+
+def read_weights(source: WeightSource, loaded: LoadedModel) -> WeightUpdate:
+    """Fetch and check new weights for a model; nothing changes yet.
+
+    Args:
+        source: A checkpoint of the same config, or tensors by the names of the model's
+            ``state_dict()``.
+        loaded: The model as it is.
+
+    Raises:
+        ConfigError: A tensor does not fit, or the checkpoint is of another model.
+        ModelError: The checkpoint cannot be read.
+
+    Cost: a checkpoint is loaded beside the model, so that its memory is needed twice.
+    """
+    if isinstance(source, Mapping):
+        _check_tensors(source, loaded)
+        return WeightUpdate(dict(source), _digest(source), is_complete=False)
+    if not isinstance(source, (str, Path)):
+        raise ConfigError(
+            f"weights come as a checkpoint's name or a mapping from names to tensors, not as "
+            f"{type(source).__name__}"
+        )
+    dtype: Any = str(loaded.dtype).removeprefix("torch.")
+    fresh = load_model(source, dtype, loaded.device)
+    _check_same_config(fresh, loaded)
+    tensors = fresh.model.state_dict()
+    _check_checkpoint(tensors, loaded, fresh.path)
+    return WeightUpdate(tensors, fresh.fingerprint, is_complete=True)
+
+
+def _check_tensors(given: Mapping[str, Tensor], loaded: LoadedModel) -> None:
+    """Refuse what is no weight of the model."""
+    kept = loaded.model.state_dict()
+    if not given:
+        raise ConfigError("the mapping names no weight: nothing would change")
+    for name, tensor in given.items():
+        if name not in kept:
+            raise ConfigError(f"weight {name!r}: the model has none of that name")
+        if not isinstance(tensor, Tensor):
+            raise ConfigError(f"weight {name!r} is a {type(tensor).__name__}: give a torch.Tensor")
+        if tensor.shape != kept[name].shape:
+            raise ConfigError(
+                f"weight {name!r} has shape {tuple(tensor.shape)}, but the model's has "
+                f"{tuple(kept[name].shape)}"
+            )
+        if tensor.dtype != kept[name].dtype:
+            raise ConfigError(
+                f"weight {name!r} is {tensor.dtype}, but the model computes in "
+                f"{kept[name].dtype}: convert it with .to({kept[name].dtype})"
+            )
+    _check_tied(given, kept)
+
+
+def _check_tied(given: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> None:
+    """Refuse two values for names that are one tensor in the model."""
+    seen: dict[int, str] = {}
+    for name in sorted(given):
+        first = seen.setdefault(kept[name].data_ptr(), name)
+        if kept[name].numel() and not torch.equal(given[first].cpu(), given[name].cpu()):
+            raise ConfigError(
+                f"weights {first!r} and {name!r} are tied in this model, but differ: give one"
+            )
+
+
+def _check_same_config(fresh: LoadedModel, loaded: LoadedModel) -> None:
+    """Refuse a checkpoint whose config computes something else."""
+    new, old = (_relevant(model.config.to_dict()) for model in (fresh, loaded))
+    changed = sorted(key for key in {*new, *old} if new.get(key) != old.get(key))
+    if changed:
+        key = changed[0]
+        raise ConfigError(
+            f"{fresh.path}: its config says {key}={new.get(key)!r}, but the engine's model has "
+            f"{old.get(key)!r}: weights of another model need another engine"
+        )
+
+
+def _check_checkpoint(tensors: Mapping[str, Tensor], loaded: LoadedModel, path: Path) -> None:
+    """Refuse a checkpoint whose weights are not the model's, one by one."""
+    kept = loaded.model.state_dict()
+    for name in sorted({*tensors, *kept}):
+        if name not in tensors or name not in kept:
+            where = "the checkpoint" if name in tensors else "the model"
+            raise BrokenCheckpoint(f"{path}: weight {name!r} is in {where} alone")
+        if tensors[name].shape != kept[name].shape or tensors[name].dtype != kept[name].dtype:
+            raise BrokenCheckpoint(
+                f"{path}: weight {name!r} is {tensors[name].dtype} of shape "
+                f"{tuple(tensors[name].shape)}, but the model's is {kept[name].dtype} of shape "
+                f"{tuple(kept[name].shape)}"
+            )
+
+
+def _relevant(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in _IRRELEVANT}
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return a SHA-256 over names and contents; shapes and dtypes are the model's."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        content = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(len(name.encode()).to_bytes(8, "little") + name.encode())
+        digest.update(content.numel().to_bytes(8, "little"))
+        digest.update(content.numpy().data)
+    return digest.digest()
