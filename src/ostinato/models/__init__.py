@@ -1,0 +1,1 @@
+"""Which models come inside the package? One folder each, in Hugging Face format."""
