@@ -1,0 +1,61 @@
+"""What may be asked from a shell? One file per subcommand; this one puts them together.
+
+A subcommand is a module with a function ``run``: its docstring is the help text, its
+parameters are the arguments and options. It is added to ``_COMMANDS``, in the order of the
+help text.
+
+Rules:
+
+1. Starting loads no torch: what needs tensors is imported inside ``run``.
+2. Commands raise; ``_errors`` alone turns errors into a line on stderr and an exit code.
+"""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+import ostinato
+from ostinato.cli import _errors, chat, demo, generate, savings, size
+
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "demo": demo.run,
+    "generate": generate.run,
+    "chat": chat.run,
+    "size": size.run,
+    "savings": savings.run,
+}
+
+app = typer.Typer(
+    cls=_errors.CommandGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _name, _run in _COMMANDS.items():
+    app.command(_name)(_run)
+
+
+def main() -> None:
+    """Run the command line; never returns."""
+    _errors.run(app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ostinato {ostinato.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and leave.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """An LLM inference engine in which no prefix is computed twice."""

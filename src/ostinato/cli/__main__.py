@@ -1,0 +1,6 @@
+"""``python -m ostinato.cli``, for where the ``ostinato`` script is not on the path."""
+
+from ostinato.cli import main
+
+if __name__ == "__main__":
+    main()

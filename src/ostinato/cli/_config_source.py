@@ -1,0 +1,92 @@
+"""Where does a model's config come from?
+
+In this order: a file, a directory, a model inside the package, the Hugging Face hub. Only the
+config is read or fetched, never the weights.
+"""
+
+import json
+import logging
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from rich.console import Console
+
+from ostinato.core.errors import BrokenCheckpoint, ModelNotFound
+from ostinato.lab.kv_config import Config
+
+_NAME = "config.json"
+
+
+def load_config(model: str) -> Config:
+    """Return a model's parsed ``config.json``.
+
+    Args:
+        model: A ``config.json``, a directory with one, the name of an embedded model, or that
+            of a repository on the hub.
+
+    Raises:
+        ModelNotFound: There is none of these, or the hub cannot be reached.
+        BrokenCheckpoint: The file is no JSON object.
+
+    Effects: a hub name is fetched into the hub's own cache.
+    """
+    source = _find(model)
+    try:
+        config = json.loads(source.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BrokenCheckpoint(f"{source} cannot be read as JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise BrokenCheckpoint(f"{source} holds {type(config).__name__}, not a JSON object")
+    return config
+
+
+def _find(model: str) -> Traversable:
+    """Say which file is meant."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / _NAME).is_file():
+            raise ModelNotFound(f"{model} is a directory without {_NAME}")
+        return path / _NAME
+    if path.is_file():
+        return path
+    embedded = _embedded()
+    if model in embedded:
+        return embedded[model]
+    if model.startswith((".", "/", "~")) or model.endswith(".json"):
+        raise ModelNotFound(f"{model}: there is no such file or directory")
+    return _fetch(model)
+
+
+def _embedded() -> dict[str, Traversable]:
+    """The configs inside the package, by model name."""
+    folders = resources.files("ostinato.models").iterdir()
+    configs = {folder.name: folder / _NAME for folder in folders if folder.is_dir()}
+    return {name: config for name, config in sorted(configs.items()) if config.is_file()}
+
+
+def _fetch(model: str) -> Path:
+    """Fetch a config from the hub."""
+    # Imported here: most calls need no network, and start faster without its libraries.
+    from huggingface_hub import errors, hf_hub_download
+
+    # A line for each of its retries would bury ours.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    try:
+        with Console(stderr=True).status(f"Asking the Hugging Face hub for {model} ..."):
+            return Path(hf_hub_download(model, _NAME))
+    except errors.HFValidationError:
+        cause = "nor can it be the name of a repository on the hub"
+    except errors.LocalEntryNotFoundError:
+        cause = "and the hub cannot be reached"
+    except errors.GatedRepoError:
+        cause = "and on the hub it is gated: accept its terms there and run `hf auth login`"
+    except errors.RepositoryNotFoundError:
+        cause = "and the hub shows no such repository; if it is private, run `hf auth login`"
+    except errors.EntryNotFoundError:
+        cause = f"and its repository on the hub has no {_NAME}"
+    except OSError as error:
+        cause = f"and the hub did not answer as it should: {error}"
+    raise ModelNotFound(
+        f"{model!r} is no file, directory or embedded model ({', '.join(_embedded())}), {cause}"
+    )

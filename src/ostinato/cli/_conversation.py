@@ -1,0 +1,89 @@
+"""What has been said so far, and what is answered next?
+
+Each turn's prompt is the whole conversation, so all but the newest words are in the cache.
+"""
+
+from typing import TYPE_CHECKING
+
+from ostinato.cli._errors import complain
+from ostinato.cli._streaming import account, follow, note, was_interrupted, write
+from ostinato.core.errors import RequestError, StepFailed
+from ostinato.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from ostinato import AsyncLLM, RequestOutput
+
+
+class Conversation:
+    """Messages, and the model that answers them.
+
+    Attributes:
+        messages: In order, as the chat template takes them.
+    """
+
+    def __init__(
+        self,
+        llm: "AsyncLLM",
+        params: SamplingParams,
+        system: str | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        """Begin with the system prompt alone, or with nothing."""
+        self._llm = llm
+        self._params = params
+        self._system = system
+        self._chat_template = chat_template
+        self._num_turns = 0
+        self.messages: list[dict[str, str]]
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin again; what is cached stays cached."""
+        self.messages = []
+        if self._system is not None:
+            self.messages.append({"role": "system", "content": self._system})
+
+    def answer(self, line: str) -> bool:
+        """Answer a line on stdout, and say on stderr what it cost.
+
+        Returns:
+            Whether the answer came to its end. After Ctrl-C there may be half of one, which stays
+            in the conversation; a line without any answer does not stay.
+        """
+        self.messages.append({"role": "user", "content": line})
+        try:
+            output = self._ask()
+        except (RequestError, StepFailed) as error:
+            complain(str(error))
+            self._drop()
+            note("/reset begins a new one")
+            return True
+        return self._keep(output)
+
+    def _ask(self) -> "RequestOutput":
+        """Show the answer while it is made."""
+        self._num_turns += 1
+        request_id = f"turn-{self._num_turns}"
+        outputs = self._llm.chat(
+            self.messages,
+            self._params,
+            chat_template=self._chat_template,
+            request_id=request_id,
+        )
+        return follow(self._llm, outputs, request_id, write)
+
+    def _keep(self, output: "RequestOutput") -> bool:
+        """Add an answer to the conversation."""
+        write("\n")
+        interrupted, text = was_interrupted(output), output.outputs[0].text
+        if text or not interrupted:
+            self.messages.append({"role": "assistant", "content": text})
+        note(account(output) + (" | stopped" if interrupted else ""))
+        if interrupted and not text:
+            self._drop()
+        return not interrupted
+
+    def _drop(self) -> None:
+        """Take back the line that was asked last."""
+        self.messages.pop()
+        note("that line is not part of the conversation")

@@ -1,0 +1,69 @@
+"""How does a command end when something goes wrong?
+
+One line on stderr, and an exit code that scripts can tell apart:
+
+====  ==============================================================
+code  meaning
+====  ==============================================================
+1     our own mistake
+2     the user can mend it: an error of ours, or a wrong option
+130   interrupted with Ctrl-C
+====  ==============================================================
+
+``OSTINATO_TRACEBACK=1`` shows where it was raised instead.
+"""
+
+import os
+import sys
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from typer.core import TyperGroup
+
+from ostinato.core.errors import OstinatoError
+
+OUR_MISTAKE = 1
+USER_CAN_MEND_IT = 2
+INTERRUPTED = 130
+
+
+class CommandGroup(TyperGroup):
+    """Commands whose errors end in one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the chosen command."""
+        try:
+            return super().invoke(ctx)
+        except OstinatoError as error:
+            _raise_if_wanted(error)
+            complain(str(error))
+            raise typer.Exit(USER_CAN_MEND_IT) from error
+        except KeyboardInterrupt as interrupt:
+            complain("interrupted")
+            raise typer.Exit(INTERRUPTED) from interrupt
+
+
+def run(app: typer.Typer) -> None:
+    """Run the command line and leave the process, whatever happens in it."""
+    try:
+        app(prog_name="ostinato")
+    except Exception as error:
+        _raise_if_wanted(error)
+        complain(
+            f"this is a mistake of ours: {type(error).__name__}: {error} "
+            "(OSTINATO_TRACEBACK=1 shows where)"
+        )
+        sys.exit(OUR_MISTAKE)
+
+
+def complain(message: str) -> None:
+    """Print one red line to stderr; terminals may wrap it, files do not."""
+    line = Text("error: ", style="bold red").append(" ".join(message.split()), style="red")
+    Console(stderr=True, soft_wrap=True).print(line)
+
+
+def _raise_if_wanted(error: Exception) -> None:
+    if os.environ.get("OSTINATO_TRACEBACK") == "1":
+        raise error

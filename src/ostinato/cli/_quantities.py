@@ -1,0 +1,60 @@
+"""How are bytes and counts written for people?"""
+
+import re
+from fractions import Fraction
+
+from ostinato.core.errors import ConfigError
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def read_bytes(name: str, text: str) -> int:
+    """Read an amount of memory, such as ``24GiB``, ``1.5 TB`` or ``4096``.
+
+    Args:
+        name: The setting, for messages.
+        text: A number and a unit; ``24G`` is refused, since it means two things.
+
+    Raises:
+        ConfigError: It is no positive amount, or the unit is unknown.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    units = {unit.lower(): factor for unit, factor in _UNITS.items()}
+    factor = units.get(match[2].lower()) if match else None
+    amount = int(Fraction(match[1]) * factor) if match and factor else 0
+    if amount < 1:
+        raise ConfigError(
+            f"{name}={text!r}: must be an amount above 0, such as 24GiB, 24GB or plain bytes; "
+            f"units are {', '.join(unit for unit in _UNITS if unit)}"
+        )
+    return amount
+
+
+def write_bytes(num_bytes: int) -> str:
+    """Write an amount of memory with three digits, such as ``64 KiB`` or ``1.37 GiB``."""
+    amount, unit = float(num_bytes), 0
+    # 1023.5 would be written as 1024.
+    while amount >= 1023.5 and unit < len(_BINARY_UNITS) - 1:
+        amount, unit = amount / 1024, unit + 1
+    digits = 0 if amount >= 99.95 or unit == 0 else 1 if amount >= 9.995 else 2
+    number = f"{amount:,.{digits}f}"
+    if "." in number:
+        number = number.rstrip("0").rstrip(".")
+    return f"{number} {_BINARY_UNITS[unit]}"
+
+
+def count(num: int, noun: str) -> str:
+    """Write a count and its noun: ``1 token``, ``1,000 tokens``."""
+    return f"{num:,} {noun}" if num == 1 else f"{num:,} {noun}s"

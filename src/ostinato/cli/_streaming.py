@@ -1,0 +1,153 @@
+"""How does an answer appear while it is made, and what is said of it after?
+
+Ctrl-C ends the answer and not the program: the engine cancels the request between two steps and
+gives its blocks back, and what there is of the answer stays.
+"""
+
+import asyncio
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from ostinato.cli._durations import write_seconds
+from ostinato.cli._quantities import count
+from ostinato.core.errors import StepFailed
+
+if TYPE_CHECKING:
+    from ostinato import AsyncLLM, RequestOutput
+
+_CONTROLS = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
+_CONTROLS |= {code: 0xFFFD for code in range(0x7F, 0xA0)}
+
+
+def write(text: str) -> None:
+    """Write text to stdout as it is, at once: no line breaks, tabs or symbols of ours.
+
+    On a terminal, control characters are made visible: a model must not move the cursor.
+    """
+    sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def write_prompt(text: str) -> None:
+    """Write as ``write`` does, in bold where the terminal can."""
+    bold = sys.stdout.isatty() and not Console().is_dumb_terminal
+    sys.stdout.write("\x1b[1m" if bold else "")
+    write(text)
+    sys.stdout.write("\x1b[0m" if bold else "")
+
+
+def note(text: str) -> None:
+    """Say something about an answer on stderr; terminals wrap it between words."""
+    console = Console(stderr=True)
+    console.print(
+        text, style="dim", markup=False, highlight=False, soft_wrap=not console.is_terminal
+    )
+
+
+def follow(
+    llm: "AsyncLLM",
+    outputs: "AsyncIterator[RequestOutput]",
+    request_id: str,
+    show: Callable[[str], None],
+) -> "RequestOutput":
+    """Wait for the end of a request, showing its first continuation as it grows.
+
+    Args:
+        llm: Whose request it is.
+        outputs: Its outputs.
+        request_id: Its name.
+        show: Takes the text in pieces.
+
+    Returns:
+        The last output; after Ctrl-C with ``finish_reason="abort"``.
+
+    Raises:
+        RequestError: The request was refused.
+        StepFailed: A forward pass raised.
+    """
+    pressed = threading.Event()
+
+    def cancel() -> None:
+        pressed.set()
+        llm.abort(request_id)
+
+    async def wait() -> "RequestOutput":
+        shown, output = "", None
+        async for output in outputs:
+            _show_more(output, shown, show)
+            shown = output.outputs[0].text
+            if pressed.is_set() and not output.finished:
+                llm.abort(request_id)  # the first time, the engine did not have the request yet
+        assert output is not None, "a request brings at least one output"
+        return output
+
+    with _on_ctrl_c(cancel):
+        return asyncio.run(wait())
+
+
+def _show_more(output: "RequestOutput", shown: str, show: Callable[[str], None]) -> None:
+    """Show what is new of a text, or say what went wrong."""
+    if output.error is not None:
+        if shown:
+            show("\n")
+        raise StepFailed(output.error, [output])
+    show(output.outputs[0].text[len(shown) :])
+
+
+def was_interrupted(output: "RequestOutput") -> bool:
+    """Whether Ctrl-C ended any continuation."""
+    return any(completion.finish_reason == "abort" for completion in output.outputs)
+
+
+def account(output: "RequestOutput") -> str:
+    """Say in one line what was reused, what was made, and how fast."""
+    made = sum(len(completion.token_ids) for completion in output.outputs)
+    words = [
+        f"{count(len(output.prompt_token_ids), 'prompt token')}, "
+        f"{output.num_cached_tokens:,} cached",
+        f"{made:,} generated",
+    ]
+    timings = output.timings
+    if timings.time_to_first_token is not None:
+        words.append(f"first after {write_seconds(timings.time_to_first_token)}")
+    decoded = made - len(output.outputs)
+    if timings.decode_time and decoded > 0:
+        words.append(f"then {decoded / timings.decode_time:.0f}/s")
+    return " | ".join(words)
+
+
+@contextmanager
+def loaded(model: str, settings: dict[str, Any]) -> "Iterator[AsyncLLM]":
+    """Load a model, and end the engine's thread afterwards.
+
+    Args:
+        model: Embedded model, checkpoint directory or hub name.
+        settings: See ``EngineConfig``.
+
+    Raises:
+        ModelError: The model cannot be served.
+    """
+    with Console(stderr=True).status(f"Loading {model} ..."):
+        from ostinato import AsyncLLM
+
+        llm = AsyncLLM(model, **settings)
+    try:
+        yield llm
+    finally:
+        llm.shutdown()
+
+
+@contextmanager
+def _on_ctrl_c(action: Callable[[], None]) -> Iterator[None]:
+    """Do something else than raise ``KeyboardInterrupt``, for a while."""
+    before = signal.signal(signal.SIGINT, lambda _signal, _frame: action())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,157 @@
+"""How is a conversation held from a shell?"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ostinato.cli import _engine_options as options
+from ostinato.cli._conversation import Conversation
+from ostinato.cli._quantities import count
+from ostinato.cli._streaming import loaded, note
+from ostinato.cli._typed_lines import is_interactive, typed_lines
+from ostinato.core.errors import ConfigError
+from ostinato.core.sampling_params import SamplingParams
+from ostinato.engine.config import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from ostinato import AsyncLLM
+
+_COMMANDS = {
+    "/help": "this list",
+    "/reset": "begin a new conversation; what is cached stays",
+    "/stats": "what the cache did so far",
+    "/quit": "leave, as does Ctrl-D",
+}
+_CTRL_C = "Ctrl-C stops an answer; Ctrl-D or /quit leaves"
+_SPEECH_ENDS: dict[str, tuple[str, ...]] = {DEFAULT_MODEL: ("\n\n",)}
+"""Stop strings of models that do not end their answers themselves."""
+
+
+def run(
+    model: options.Model = DEFAULT_MODEL,
+    system: Annotated[
+        str | None, typer.Option("--system", "-s", help="What stands before the conversation.")
+    ] = None,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(help="A file with a Jinja chat template, for models that have none."),
+    ] = None,
+    max_tokens: options.MaxTokens = 200,
+    temperature: options.Temperature = 0.8,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    dtype: options.Dtype = "auto",
+    index: options.Index = "radix",
+    block_size: options.BlockSize = 16,
+    num_blocks: options.NumBlocks = None,
+    kv_cache_memory: options.KVCacheMemory = None,
+    max_model_len: options.MaxModelLen = None,
+    cache: options.Caching = True,
+) -> None:
+    """Talk to a model; every turn says what it reused.
+
+    A turn's prompt is the whole conversation so far, and all of it but the newest words is in the
+    cache. Ctrl-C stops an answer and keeps the conversation, Ctrl-D leaves, /help lists commands.
+    Lines may also be piped in, one per turn.
+    """
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=stop or _SPEECH_ENDS.get(model, ()),
+    )
+    settings = options.engine_settings(
+        model,
+        kv_cache_memory,
+        dtype=dtype,
+        index=index,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        enable_prefix_caching=cache,
+    )
+    template = None if chat_template is None else _read(chat_template)
+    with loaded(model, settings) as llm:
+        _hold(Conversation(llm, params, system, template), llm, model)
+
+
+def _read(chat_template: Path) -> str:
+    """Return a chat template.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    try:
+        return chat_template.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"chat_template={str(chat_template)!r} cannot be read: {error}"
+        ) from error
+
+
+def _hold(conversation: Conversation, llm: "AsyncLLM", model: str) -> None:
+    """Take lines and answer them, to the end of input."""
+    if is_interactive():
+        note(f"This is {model}. {_CTRL_C}; /help lists commands.")
+    for line in typed_lines("you: ", _CTRL_C):
+        try:
+            if line.strip() == "/quit":
+                return
+            _take(line, conversation, llm)
+        except KeyboardInterrupt:  # pressed when the answer had just ended
+            if not is_interactive():
+                raise
+
+
+def _take(line: str, conversation: Conversation, llm: "AsyncLLM") -> None:
+    """Obey a command or answer a line.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C stopped the answer.
+    """
+    command = line.strip()
+    if command == "/reset":
+        conversation.reset()
+        note("a new conversation")
+    elif command == "/stats":
+        note(_stats(llm))
+    elif command == "/help":
+        Console(stderr=True).print(_help(), style="dim")
+    elif command.startswith("/"):
+        note(f"there is no {command}; /help lists commands")
+    elif command and not conversation.answer(line):
+        raise KeyboardInterrupt
+
+
+def _help() -> Table:
+    table = Table.grid(padding=(0, 2))
+    for command, purpose in _COMMANDS.items():
+        table.add_row(command, purpose)
+    return table
+
+
+def _stats(llm: "AsyncLLM") -> str:
+    """Say what the cache did since the start."""
+    stats = llm.cache_stats
+    looked_up = stats.first
+    return (
+        f"{count(looked_up.num_requests, 'turn')}: {looked_up.hit_tokens:,} of "
+        f"{count(looked_up.query_tokens, 'prompt token')} were cached "
+        f"({looked_up.hit_ratio:.1%}); {count(stats.published_blocks, 'block')} published, "
+        f"{stats.evicted_blocks:,} evicted"
+    )

@@ -1,0 +1,178 @@
+"""How does a newcomer see what prefix caching does? By running it.
+
+Everything is measured while it is shown, on the model that ships with the package: first four
+small tests, after the article "Adding Prefix Caching to NanoGPT", then a thousand calls with
+one system prompt, without a cache and with one.
+"""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from ostinato.cli import _engine_options as options
+from ostinato.cli._demo_calls import MOST_CALLS, SUFFIX_TOKENS, SYSTEM_TOKENS, calls
+from ostinato.cli._demo_examples import Outcome, draw_examples, run_examples
+from ostinato.cli._demo_tables import Figures, as_json, calls_table, first_token_table, notes
+from ostinato.cli._demo_waves import OUTPUT_TOKENS, Wave, first_tokens, run_wave
+from ostinato.cli._durations import write_seconds
+from ostinato.cli._quantities import count
+from ostinato.core.errors import ConfigError
+from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
+
+if TYPE_CHECKING:
+    from ostinato.engine.engine import Engine
+
+_WIDEST = 100
+"""Columns of prose that still read well."""
+
+_OPENING = (
+    "\nPrompts that begin alike need not be computed twice: the keys and values of their tokens "
+    "are kept in blocks, and found again.\n\n"
+    "Watch it in less than a minute, on a small model that has read Shakespeare letter by letter: "
+    "to it, a letter is a token. Every figure below is measured now.\n"
+)
+_NEXT = {
+    "ostinato chat": "talk to it; each turn says what it reused",
+    'ostinato generate "ROMEO:"': "continue a text, with any model",
+    "ostinato savings --help": "the same sum for your own prompts",
+    f"ostinato size {DEFAULT_MODEL}": "what a model's cache weighs in bytes",
+    "ostinato demo --index hash": "this once more, with other settings",
+}
+
+
+def run(
+    num_calls: Annotated[
+        int, typer.Option("--calls", "-n", help="Calls with one system prompt.")
+    ] = 1000,
+    block_size: options.BlockSize = 16,
+    index: options.Index = "radix",
+    patience: Annotated[
+        float,
+        typer.Option(help="Seconds until the run without a cache is stopped and its time scaled."),
+    ] = 20.0,
+    as_json_: Annotated[
+        bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")
+    ] = False,
+) -> None:
+    """Show in a minute what prefix caching does: start here.
+
+    Runs on the small model inside the package, without a download. Four tests of a few letters,
+    then 1,000 calls that share a system prompt of 512 tokens: without a cache, on an empty cache,
+    and once more. In the end a table of tokens computed and saved, and of the time to the first
+    token.
+    """
+    _check(num_calls, block_size, index, patience)
+    console = _console(as_json_)
+    console.print(_OPENING)
+    results = _small_tests(console, index)
+    figures = _many_calls(console, num_calls, block_size, index, patience)
+    if as_json_:
+        typer.echo(json.dumps(as_json(results, figures), indent=2))
+    _show_next(console)
+
+
+def _check(num_calls: int, block_size: int, index: str, patience: float) -> None:
+    """Refuse what cannot be before anything is loaded."""
+    if not 2 <= num_calls <= MOST_CALLS:
+        raise ConfigError(f"calls={num_calls}: must be from 2 to {MOST_CALLS:,}")
+    if not patience >= 0:  # nor NaN
+        raise ConfigError(f"patience={patience:g}: must be a number of seconds, at least 0")
+    EngineConfig.of(DEFAULT_MODEL, {"block_size": block_size, "index": index})
+
+
+def _console(quiet: bool) -> Console:
+    """Make a console that is no wider than prose should be."""
+    console = Console(quiet=quiet, highlight=False)
+    console.width = min(console.width, _WIDEST)
+    return console
+
+
+def _small_tests(console: Console, index: str) -> list[list[Outcome]]:
+    """Run the four tests and show them."""
+    with console.status("Loading the model ..."):
+        results = run_examples(index)
+    console.print(draw_examples(results))
+    return results
+
+
+def _many_calls(
+    console: Console, num_calls: int, block_size: int, index: str, patience: float
+) -> Figures:
+    """Run the calls in all three ways, and show each while it runs and after it."""
+    console.print(
+        f"[bold]{count(num_calls, 'call')} at once[/]: {SYSTEM_TOKENS} tokens of system prompt, "
+        f"{SUFFIX_TOKENS} of their own, {OUTPUT_TOKENS} of answer"
+    )
+    prompts = calls(num_calls)
+    plain, cached = _engines(console, block_size, index)
+    no_cache = _show_wave(console, "no cache", plain, prompts, patience)
+    cold = _show_wave(console, "cold cache", cached, prompts)
+    warm = _show_wave(console, "same again", cached, prompts)
+    with console.status("Measuring the time to the first token ..."):
+        cold_call, warm_call = first_tokens(cached, prompts[0], prompts[-1])
+    figures = Figures(block_size, no_cache, cold, warm, cold_call, warm_call)
+    console.print(calls_table(figures), first_token_table(figures), sep="")
+    for note in notes(figures):
+        console.print(Text(note, style="dim"))
+    return figures
+
+
+def _engines(console: Console, block_size: int, index: str) -> "tuple[Engine, Engine]":
+    """Load the model without a cache and with one; float32, which most machines do fast."""
+    from ostinato.engine.engine import Engine
+
+    settings = {"dtype": "float32", "block_size": block_size, "index": index}
+    with console.status("Loading the model ..."):
+        return (
+            Engine(EngineConfig.of(DEFAULT_MODEL, settings | {"enable_prefix_caching": False})),
+            Engine(EngineConfig.of(DEFAULT_MODEL, settings)),
+        )
+
+
+def _show_wave(
+    console: Console,
+    name: str,
+    engine: "Engine",
+    prompts: list[str],
+    limit_s: float | None = None,
+) -> Wave:
+    """Run a wave under a progress bar that leaves one line behind."""
+    columns = (
+        TextColumn("   {task.description:<10}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("calls, {task.fields[computed]:,} tokens computed"),
+    )
+    hidden = not console.is_terminal or console.quiet
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        task = progress.add_task(name, total=len(prompts), computed=0)
+
+        def watch(answered: int, computed: int) -> None:
+            progress.update(task, completed=answered, computed=computed)
+
+        wave = run_wave(engine, prompts, watch, limit_s)
+    console.print(_wave_line(name, wave))
+    return wave
+
+
+def _wave_line(name: str, wave: Wave) -> str:
+    """Say what a wave took."""
+    line = (
+        f"   {name:<10}{write_seconds(wave.seconds):>9}{wave.computed_tokens:>12,} tokens computed"
+    )
+    if wave.complete:
+        return line
+    return f"{line}, {len(wave.answers):,} calls answered"
+
+
+def _show_next(console: Console) -> None:
+    """List what to try."""
+    table = Table.grid(padding=(0, 2))
+    for command, purpose in _NEXT.items():
+        table.add_row(Text(f"   {command}", style="cyan", overflow="fold"), purpose)
+    console.print("\n[bold]What to try next[/]", table, sep="\n")

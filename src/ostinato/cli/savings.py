@@ -1,0 +1,143 @@
+"""``ostinato savings``: how many tokens does a shared prefix keep out of the model?"""
+
+import json
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ostinato.cli._quantities import count
+from ostinato.lab.savings import Reuse, Workload, by_token, by_whole_blocks, without_cache
+
+
+def run(
+    shared: Annotated[
+        int, typer.Option("--shared", "-s", help="Tokens that all prompts begin with.")
+    ] = 512,
+    suffix: Annotated[
+        int, typer.Option("--suffix", "-x", help="Tokens that each prompt has of its own.")
+    ] = 16,
+    requests: Annotated[int, typer.Option("--requests", "-n", help="Number of requests.")] = 1000,
+    block_size: Annotated[
+        int, typer.Option("--block-size", "-b", help="Tokens per block of the cache.")
+    ] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Count the tokens that a shared prefix keeps out of the model.
+
+    Without a cache, by whole blocks, and by token: the last two differ where the prefix ends
+    inside a block. Try: ostinato savings -s 4097 -x 100 -n 50
+    """
+    workload = Workload(shared, suffix, requests, block_size)
+    if as_json:
+        typer.echo(json.dumps(_as_json(workload), indent=2))
+        return
+    console = Console()
+    console.print(_title(workload), _table(workload), _sentence(by_token(workload)), sep="\n")
+    for note in _notes(workload):
+        console.print(Text(note, style="dim"))
+
+
+def _title(workload: Workload) -> Text:
+    title = Text("\n").append(count(workload.num_requests, "request"), style="bold")
+    return title.append(
+        f" on a cold cache: {workload.shared_tokens:,} shared + {workload.suffix_tokens:,} own "
+        f"tokens each, blocks of {workload.block_size:,}."
+    )
+
+
+def _table(workload: Workload) -> Table:
+    """Draw one row per kind of cache."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold")
+    table.add_column("", no_wrap=True)
+    for column in (
+        "each\nfinds",
+        "each\ncopies",
+        "each\ncomputes",
+        "all\ncompute",
+        "all\nsave",
+        "",
+    ):
+        table.add_column(column, justify="right", overflow="fold")
+    rows = {
+        "no cache": without_cache(workload),
+        "whole blocks": by_whole_blocks(workload),
+        "by token": by_token(workload),
+    }
+    for name, reuse in rows.items():
+        figures = (
+            reuse.found_tokens,
+            reuse.copied_tokens,
+            reuse.computed_per_request_tokens,
+            reuse.computed_tokens,
+            reuse.saved_tokens,
+        )
+        share = f"{reuse.saved_share:.1%}" if reuse.saved_tokens else ""
+        table.add_row(name, *(f"{figure:,}" if figure else "-" for figure in figures), share)
+    return table
+
+
+def _sentence(reuse: Reuse) -> Text:
+    """Say it in words."""
+    workload = reuse.workload
+    if not reuse.saved_tokens:
+        return Text("Nothing is saved: there is no second request that shares a token.")
+    sentence = Text(
+        f"{count(workload.num_requests, 'request')} sharing "
+        f"{count(workload.shared_tokens, 'token')} send {reuse.computed_tokens:,} tokens through "
+        f"the model instead of {workload.total_tokens:,}: "
+    )
+    return sentence.append(f"{reuse.saved_share:.1%} fewer.", style="bold green")
+
+
+def _notes(workload: Workload) -> Iterator[str]:
+    """Say why the figures are not rounder."""
+    token = by_token(workload)
+    more = token.saved_tokens - by_whole_blocks(workload).saved_tokens
+    if workload.num_requests > 1:
+        yield "Each: every request but the first, which computes its whole prompt."
+    if workload.suffix_tokens == 0:
+        yield (
+            "The prompts are identical, and yet each computes one token: without a query there is "
+            "no next token."
+        )
+    if more:
+        yield (
+            f"By token saves {count(more, 'token')} more: what can be reused ends "
+            f"{count(token.copied_tokens, 'token')} into a block, which Ostinato copies instead of "
+            "computing."
+        )
+    if more and token.needs_a_sealed_tail:
+        yield (
+            "That block is not full in any prompt, so it is found once a request has ended: this "
+            "holds for requests one after another, not for all at once."
+        )
+
+
+def _as_json(workload: Workload) -> dict[str, object]:
+    """Lay out all figures."""
+    return {
+        "shared_tokens": workload.shared_tokens,
+        "suffix_tokens": workload.suffix_tokens,
+        "num_requests": workload.num_requests,
+        "block_size": workload.block_size,
+        "all_prompt_tokens": workload.total_tokens,
+        "without_cache": _reuse_as_json(without_cache(workload)),
+        "by_whole_blocks": _reuse_as_json(by_whole_blocks(workload)),
+        "by_token": _reuse_as_json(by_token(workload)),
+    }
+
+
+def _reuse_as_json(reuse: Reuse) -> dict[str, object]:
+    return {
+        "found_per_request_tokens": reuse.found_tokens,
+        "copied_per_request_tokens": reuse.copied_tokens,
+        "computed_per_request_tokens": reuse.computed_per_request_tokens,
+        "computed_tokens": reuse.computed_tokens,
+        "saved_tokens": reuse.saved_tokens,
+        "saved_share": reuse.saved_share,
+    }

@@ -1,0 +1,255 @@
+"""``ostinato size``: how many bytes of KV does a model keep?"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ostinato.cli._config_source import load_config
+from ostinato.cli._quantities import count, read_bytes, write_bytes
+from ostinato.core.config import at_least
+from ostinato.lab.kv_bytes import DTYPE_BITS, Footprint, KVBytes, LayerGroup, kv_bytes
+from ostinato.lab.kv_layers import Kind
+
+_DTYPES = ", ".join(["auto", *DTYPE_BITS])
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What was asked.
+
+    Attributes:
+        model: The model as the user named it.
+        num_tokens: Length of a sequence.
+        num_requests: Sequences at once, which share nothing.
+        memory: Memory for KV, as the user wrote it.
+    """
+
+    model: str
+    num_tokens: int
+    num_requests: int
+    memory: str
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory for KV in bytes."""
+        return read_bytes("memory", self.memory)
+
+
+def run(
+    model: Annotated[
+        str,
+        typer.Argument(help="A config.json, a directory, an embedded model, or a name on the hub."),
+    ],
+    dtype: Annotated[
+        str, typer.Option(help=f"Format of the KV: {_DTYPES}. auto takes the model's own.")
+    ] = "auto",
+    tokens: Annotated[int, typer.Option(help="Length of a sequence.")] = 1000,
+    requests: Annotated[int, typer.Option(help="Sequences at once, sharing nothing.")] = 100,
+    memory: Annotated[str, typer.Option(help="Memory for KV, such as 24GiB or 80GB.")] = "24GiB",
+    as_json: Annotated[bool, typer.Option("--json", help="Print exact bytes as JSON.")] = False,
+) -> None:
+    """Size a model's KV cache from its config alone: no weights, no GPU.
+
+    Multi-head, grouped-query, multi-query and latent attention, sliding windows, layers that
+    share KV, and layers that keep a state instead. Try: ostinato size tiny-shakespeare
+    """
+    at_least("tokens", tokens, 1)
+    at_least("requests", requests, 1)
+    question = Question(model, tokens, requests, memory.strip())
+    size = kv_bytes(load_config(model), dtype)
+    if as_json:
+        typer.echo(json.dumps(_as_json(question, size), indent=2))
+        return
+    console = Console()
+    console.print(_title(question, size), _layers_table(size), _sum_table(question, size), sep="\n")
+    for note in _notes(question, size):
+        console.print(Text(note, style="dim"))
+
+
+def _title(question: Question, size: KVBytes) -> Text:
+    family = f" ({size.model_type})" if size.model_type else ""
+    title = Text("\n").append(question.model, style="bold")
+    return title.append(f"{family} keeps its KV in {size.dtype}.")
+
+
+def _layers_table(size: KVBytes) -> Table:
+    """Draw one row per kind of layer, with the columns that this model needs."""
+    columns: dict[str, tuple[Callable[[LayerGroup], str], str]] = {
+        "Layers": (lambda group: str(group.num_layers), str(size.num_layers)),
+        "Kind": (_kind, "all"),
+        "KV heads": (_heads, ""),
+        "KV per token": (lambda group: f"{group.token_bytes:,} B", f"{size.token_bytes:,} B"),
+    }
+    if size.windowed is not None:
+        columns["Window"] = (_window, "")
+        columns["holds at most"] = (_at_most, "")
+    if size.state_bytes:
+        columns["State"] = (_state, write_bytes(size.state_bytes))
+    several = len(size.groups) > 1
+    table = Table(box=box.SIMPLE, pad_edge=False, header_style="bold", show_footer=several)
+    for name, (_, total) in columns.items():
+        table.add_column(
+            name, total, justify="left" if name == "Kind" else "right", overflow="fold"
+        )
+    for group in size.groups:
+        table.add_row(*(cell(group) for cell, _ in columns.values()))
+    return table
+
+
+def _kind(group: LayerGroup) -> str:
+    """Name a group: ``grouped-query``, ``grouped-query + Mamba-2``, ``convolution``."""
+    layer = group.layer
+    if layer.state is None:
+        return str(layer.kind)
+    return layer.state.name if layer.kind is Kind.STATE else f"{layer.kind} + {layer.state.name}"
+
+
+def _heads(group: LayerGroup) -> str:
+    """Write the number of KV heads and their size, or that of the latent vector."""
+    layer = group.layer
+    if not layer.values_per_token:
+        return "-"
+    heads = f"{layer.num_kv_heads} x " if layer.num_kv_heads else ""
+    return f"{heads}{layer.head_dim}"
+
+
+def _window(group: LayerGroup) -> str:
+    window = group.layer.window_tokens
+    return "-" if window is None else f"{window:,}"
+
+
+def _at_most(group: LayerGroup) -> str:
+    return _bytes_or_dash(group.window_bytes)
+
+
+def _state(group: LayerGroup) -> str:
+    return _bytes_or_dash(group.state_bytes)
+
+
+def _bytes_or_dash(num_bytes: int | None) -> str:
+    return write_bytes(num_bytes) if num_bytes else "-"
+
+
+def _sum_table(question: Question, size: KVBytes) -> Table:
+    """Draw one column per way of keeping KV."""
+    ways = list(_ways(size))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for title, _ in ways:
+        table.add_column(title, justify="right", overflow="fold")
+    for name, cell in _sums(question, size):
+        table.add_row(name, *(cell(footprint) for _, footprint in ways))
+    return table
+
+
+def _ways(size: KVBytes) -> Iterator[tuple[str, Footprint]]:
+    """List the ways in which engines keep this model's KV."""
+    if size.expanded is not None:
+        yield "latents kept", size.whole
+        yield "heads kept", size.expanded
+    else:
+        yield "every token kept", size.whole
+    if size.windowed is not None:
+        yield "windows kept", size.windowed
+
+
+def _sums(question: Question, size: KVBytes) -> Iterator[tuple[str, Callable[[Footprint], str]]]:
+    """List the rows: a name, and what to write for each way of keeping KV."""
+    tokens, requests, memory = question.num_tokens, question.num_requests, question.memory_bytes
+    yield "1 token", lambda way: write_bytes(way.token_bytes)
+    if tokens != 1000 or size.state_bytes:
+        yield "1,000 tokens", lambda way: write_bytes(way.tokens_bytes(1000))
+    state = " and its state" if size.state_bytes else ""
+    yield (
+        f"1 sequence of {count(tokens, 'token')}{state}",
+        lambda way: write_bytes(way.sequence_bytes(tokens)),
+    )
+    if requests > 1:
+        yield (
+            f"{requests:,} such sequences, sharing nothing",
+            lambda way: write_bytes(requests * way.sequence_bytes(tokens)),
+        )
+    yield (
+        f"Such sequences in {question.memory}",
+        lambda way: _number(way.sequences_within(memory, tokens)),
+    )
+    yield (
+        f"Longest sequence in {question.memory}",
+        lambda way: _number(way.longest_within(memory), "token"),
+    )
+
+
+def _number(value: int | None, noun: str | None = None) -> str:
+    if value is None:
+        return "any length" if noun else "any number"
+    return count(value, noun) if noun else f"{value:,}"
+
+
+def _notes(question: Question, size: KVBytes) -> Iterator[str]:
+    """Say what the figures do not."""
+    yield from size.notes
+    if size.windowed is not None:
+        yield "Windows kept: for engines that free what slid out of a window."
+    if size.expanded is not None:
+        yield "Heads kept: for engines that store the K and V which a latent expands to."
+    if size.state_bytes:
+        yield "A state holds a whole prefix: it can be reused only at positions where it was saved."
+    if size.token_bytes:
+        prefix = count(question.num_tokens, "token")
+        kept = write_bytes(size.whole.tokens_bytes(question.num_tokens))
+        yield f"A cached prefix of {prefix} takes {kept}, once for all that begin with it."
+
+
+def _as_json(question: Question, size: KVBytes) -> dict[str, object]:
+    """Lay out all figures in exact bytes; null where there is no such figure."""
+    ways = {"whole": size.whole, "windowed": size.windowed, "expanded": size.expanded}
+    return {
+        "model": question.model,
+        "tokens": question.num_tokens,
+        "requests": question.num_requests,
+        "memory_bytes": question.memory_bytes,
+        "model_type": size.model_type,
+        "dtype": size.dtype,
+        "num_layers": size.num_layers,
+        "token_bytes": size.token_bytes,
+        "state_bytes": size.state_bytes,
+        "layers": [_group_as_json(group) for group in size.groups],
+        "footprints": {
+            name: None if way is None else _way_as_json(question, way) for name, way in ways.items()
+        },
+        "notes": list(size.notes),
+    }
+
+
+def _group_as_json(group: LayerGroup) -> dict[str, object]:
+    layer = group.layer
+    return {
+        "num_layers": group.num_layers,
+        "kind": str(layer.kind),
+        "num_kv_heads": layer.num_kv_heads,
+        "head_dim": layer.head_dim,
+        "window_tokens": layer.window_tokens,
+        "state": None if layer.state is None else layer.state.name,
+        "token_bytes": group.token_bytes,
+        "window_bytes": group.window_bytes,
+        "state_bytes": group.state_bytes,
+    }
+
+
+def _way_as_json(question: Question, way: Footprint) -> dict[str, object]:
+    sequence_bytes = way.sequence_bytes(question.num_tokens)
+    return {
+        "token_bytes": way.token_bytes,
+        "thousand_tokens_bytes": way.tokens_bytes(1000),
+        "sequence_bytes": sequence_bytes,
+        "all_requests_bytes": question.num_requests * sequence_bytes,
+        "num_sequences_within": way.sequences_within(question.memory_bytes, question.num_tokens),
+        "longest_sequence_tokens": way.longest_within(question.memory_bytes),
+    }
