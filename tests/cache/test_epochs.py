@@ -1,0 +1,146 @@
+"""The weights have changed: what was computed before must not hit, nor stay for long."""
+
+import pytest
+
+from ostinato.core.config import WindowConfig
+from ostinato.core.lease import PINNED
+from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache
+
+pytestmark = [on_both_indexes, pytest.mark.parametrize("windows", [(), (WindowConfig(6, 12),)])]
+
+FREE = ["free"] * 12
+
+
+def cache_of(index: str, windows: tuple[WindowConfig, ...]) -> TinyCache:
+    """Return an empty cache of twelve blocks."""
+    return tiny_cache(12, index=index, windows=windows)
+
+
+def new_epoch(cache: TinyCache) -> None:
+    """Change the weights between two steps."""
+    before = cache.manager.custody.epoch
+    assert cache.manager.custody.new_epoch() == before + 1 == cache.manager.custody.epoch
+    cache.manager.check()
+
+
+def window_contents(cache: TinyCache) -> int:
+    """Count what window groups keep."""
+    return sum(len(list(window.copies())) for window in cache.manager.groups.windows)
+
+
+def test_nothing_that_was_computed_before_hits(index, windows):
+    """Neither under the new weights nor under the old: it is gone at once."""
+    cache = cache_of(index, windows)
+    cache.serve("ABCDEFGHIJ")
+    new_epoch(cache)
+    for epoch in (0, 1):
+        assert cache.match("ABCDEFGHIJ", epoch=epoch).num_tokens == 0
+    assert cache.picture().split() == FREE
+    assert window_contents(cache) == 0
+
+
+def test_what_is_computed_afterwards_hits(index, windows):
+    cache = cache_of(index, windows)
+    cache.serve("ABCDEFGH")
+    new_epoch(cache)
+    assert cache.serve("ABCDEFGHIJ", epoch=1).num_computed_here == 10
+    assert cache.match("ABCDEFGHIJ", epoch=1).num_tokens == 9
+
+
+def test_a_running_request_goes_on_and_publishes_nothing_more(index, windows):
+    """Three blocks are published under the old weights; the fourth and the tail never are."""
+    cache = cache_of(index, windows)
+    cache.admit("running", "ABCDEFGHIJKL")
+    new_epoch(cache)
+    assert cache.append("running", "MNOPQR")
+    text = cache.picture()
+    assert "IJKL:held" in text and "MNOP:private" in text and "QR:private" in text
+    assert cache.match("ABCDEFGHIJKLM", epoch=1).num_tokens == 0
+    cache.finish("running")
+    assert cache.picture().split() == FREE
+    assert window_contents(cache) == 0
+
+
+def test_a_prompt_under_way_is_completed_on_the_old_weights(index, windows):
+    """Chunked prefill: half of it is computed when the weights change."""
+    cache = cache_of(index, windows)
+    cache.plan("running", "ABCDEFGHIJKL", upto=8)
+    cache.commit()
+    new_epoch(cache)
+    cache.advance("running", 12)
+    cache.commit()
+    assert "IJKL:private" in cache.picture()
+    cache.finish("running")
+    assert cache.picture().split() == FREE
+
+
+def test_old_content_is_gone_when_its_last_reader_ends(index, windows):
+    cache = cache_of(index, windows)
+    cache.admit("one", "ABCDEFGHIJ")
+    cache.admit("two", "ABCDEFGHXY")
+    new_epoch(cache)
+    cache.finish("one")
+    assert "ABCD:held" in cache.picture()
+    cache.finish("two")
+    assert cache.picture().split() == FREE
+    assert window_contents(cache) == 0
+
+
+def test_content_of_the_new_weights_stays_when_a_reader_of_the_old_ends(index, windows):
+    cache = cache_of(index, windows)
+    cache.admit("old", "ABCDEFGH")
+    new_epoch(cache)
+    cache.serve("ABCDEFGH", epoch=1)
+    cache.finish("old")
+    assert cache.match("ABCDEFGHI", epoch=1).num_tokens == 8
+    assert cache.picture().count("evictable") == 2
+
+
+def test_the_child_of_a_request_of_the_old_weights_publishes_nothing(index, windows):
+    cache = cache_of(index, windows)
+    cache.admit("parent", "ABCDEF")
+    new_epoch(cache)
+    cache.append("parent", "G")
+    cache.advance("parent", 7)
+    assert cache.fork("parent", "child") is not None
+    cache.commit()
+    assert cache.append("child", "XYZ")
+    cache.finish("parent")
+    cache.finish("child")
+    assert cache.picture().split() == FREE
+
+
+def test_leases_end_with_the_weights(index, windows):
+    """Also one on what a running request still reads."""
+    cache = cache_of(index, windows)
+    cache.admit("running", "ABCDEFGH")
+    cache.serve("abcdefgh")
+    for prompt in ("ABCDEFGH", "abcdefgh"):
+        assert cache.manager.custody.lease(prefix_key(prompt), PINNED).lease_id is not None
+    new_epoch(cache)
+    assert cache.manager.custody.num_leases == 0
+    assert "abcd" not in cache.picture() and "ABCD:held" in cache.picture()
+    cache.finish("running")
+    assert cache.picture().split() == FREE
+
+
+def test_a_step_that_fails_after_the_change_leaves_nothing(index, windows):
+    cache = cache_of(index, windows)
+    cache.admit("old", "ABCDEFGH")
+    new_epoch(cache)
+    cache.plan("new", "ABCDEFGHIJ", epoch=1)
+    cache.advance("old", 8)
+    cache.fail()
+    assert cache.picture().split() == FREE
+    assert window_contents(cache) == 0
+
+
+def test_who_waits_is_looked_up_under_the_weights_of_now(index, windows):
+    """Fingerprint and epoch; without a fingerprint, its own stays."""
+    cache = cache_of(index, windows)
+    waiting = prefix_key("ABCD", weights=b"old", tenant=b"t")
+    cache.manager.custody.new_epoch()
+    assert cache.manager.custody.renew(waiting).identity.weights == b"old"
+    cache.manager.custody.new_epoch(b"new")
+    renewed = cache.manager.custody.renew(waiting).identity
+    assert (renewed.weights, renewed.epoch, renewed.tenant) == (b"new", 2, b"t")

@@ -1,0 +1,293 @@
+"""``ostinato generate``, as a user sees it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ostinato import LLM, RequestOutput, SamplingParams
+from ostinato.core.plan import StepPlan, StepResult
+from ostinato.runner.model_runner import ModelRunner
+
+from .engine_watch import EngineWatch, press_ctrl_c_in_step
+from .terminal import Terminal
+
+PROMPT = "ROMEO:\nWhat light"
+FEW = ("--max-tokens", "12", "--num-blocks", "64")
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    """The same model in Python, to compare with."""
+    with LLM(num_blocks=256) as llm:
+        yield llm
+
+
+def expected(llm: LLM, prompt: str = PROMPT, **params: Any) -> RequestOutput:
+    """What the Python face gives; 12 tokens at temperature 0.8, as in ``FEW``."""
+    settings = {"max_tokens": 12, "temperature": 0.8} | params
+    return llm.generate(prompt, SamplingParams(**settings), use_tqdm=False)[0]
+
+
+def test_the_text_goes_to_stdout_and_what_it_cost_to_stderr(
+    terminal: Terminal, watch: EngineWatch, llm: LLM
+):
+    """The prompt and its continuation, as Python gives it with the same seed."""
+    result = terminal.run("generate", PROMPT, "--seed", "5", *FEW)
+
+    assert result.exit_code == 0
+    assert result.stdout == f"{PROMPT}{expected(llm, seed=5).outputs[0].text}\n"
+    assert result.stderr.startswith(
+        f"{len(PROMPT)} prompt tokens, 0 cached | 12 generated | first after "
+    )
+    assert watch.embedded_tokens == [len(PROMPT) + 12 - 1]
+
+
+def test_the_prompt_can_be_left_out(terminal: Terminal, llm: LLM):
+    result = terminal.run("generate", PROMPT, "--no-echo", "--seed", "5", *FEW)
+
+    assert result.stdout == f"{expected(llm, seed=5).outputs[0].text}\n"
+
+
+@pytest.mark.parametrize("arguments", [(), ("-",)])
+def test_a_pipe_gives_the_prompt_without_its_last_line_break(
+    terminal: Terminal, arguments: tuple[str, ...]
+):
+    """``echo`` adds one; line breaks before it are the user's."""
+    result = terminal.run("generate", *arguments, "--json", *FEW, stdin="ROMEO:\n\nWhat\n")
+
+    assert json.loads(result.stdout)["prompt"] == "ROMEO:\n\nWhat"
+
+
+def test_several_continuations_share_one_prompt(terminal: Terminal, watch: EngineWatch, llm: LLM):
+    """Three texts below each other; the prompt goes through the model once."""
+    result = terminal.run("generate", PROMPT, "-n", "3", "--seed", "5", *FEW)
+    texts = [output.text for output in expected(llm, seed=5, n=3).outputs]
+    headings = [line for line in result.stdout.splitlines() if line.endswith("───")]
+
+    assert len(set(texts)) == 3
+    assert [heading.rstrip("─ ") for heading in headings] == ["1 of 3", "2 of 3", "3 of 3"]
+    for heading, text in zip(headings, texts, strict=True):
+        assert f"{heading}\n{PROMPT}{text}\n" in result.stdout
+    assert "36 generated" in result.stderr
+    assert watch.embedded_tokens == [len(PROMPT) + 3 * 11]
+
+
+def test_json_gives_the_whole_result(terminal: Terminal, llm: LLM):
+    """And nothing else: a program reads it."""
+    options = ("-n", "2", "--seed", "5", "--logprobs", "2", "--prompt-logprobs", "0", "--json")
+    text = terminal.show("generate", PROMPT, *options, *FEW)
+    result = json.loads(text)
+    same = expected(llm, seed=5, n=2, logprobs=2, prompt_logprobs=0)
+
+    assert result["model"] == "tiny-shakespeare"
+    assert result["prompt"] == PROMPT
+    assert result["prompt_token_ids"] == same.prompt_token_ids
+    assert result["num_cached_tokens"] == result["num_copied_tokens"] == 0
+    assert [output["token_ids"] for output in result["outputs"]] == [
+        output.token_ids for output in same.outputs
+    ]
+    assert {output["finish_reason"] for output in result["outputs"]} == {"length"}
+    assert 0 < result["seconds"]["first_token"] <= result["seconds"]["total"]
+    assert result["prompt_logprobs"][0] is None
+    assert [entry[0]["token"] for entry in result["prompt_logprobs"][1:]] == list(PROMPT[1:])
+
+
+def test_json_log_probabilities_begin_with_the_token_itself(terminal: Terminal):
+    """Then come the likeliest two, of which it may be one."""
+    text = terminal.show("generate", PROMPT, "--logprobs", "2", "--json", *FEW)
+    [output] = json.loads(text)["outputs"]
+    first = [position[0] for position in output["logprobs"]]
+
+    assert [entry["token_id"] for entry in first] == output["token_ids"]
+    assert "".join(entry["token"] for entry in first) == output["text"]
+    assert sum(entry["logprob"] for entry in first) == pytest.approx(output["cumulative_logprob"])
+    assert {len(position) for position in output["logprobs"]} <= {2, 3}
+
+
+def test_a_stop_string_ends_the_text_before_itself(terminal: Terminal):
+    """Greedy, so that there is one text; stop at a word out of its middle."""
+    greedy = (PROMPT, "-t", "0", "--max-tokens", "40", "--num-blocks", "64", "--json")
+    [whole] = json.loads(terminal.show("generate", *greedy))["outputs"]
+    word = whole["text"].split()[2]
+    text = terminal.show("generate", *greedy, "--stop", "nowhere to be found", "--stop", word)
+    [stopped] = json.loads(text)["outputs"]
+
+    assert stopped["text"] == whole["text"][: whole["text"].index(word)]
+    assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", word)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "param", "meant"),
+    [
+        ("--top-k", "1", "top_k", 1),
+        ("--top-p", "0.3", "top_p", 0.3),
+        ("--min-p", "0.9", "min_p", 0.9),
+        ("--presence-penalty", "1.5", "presence_penalty", 1.5),
+        ("--frequency-penalty", "1.5", "frequency_penalty", 1.5),
+        ("--repetition-penalty", "3", "repetition_penalty", 3.0),
+    ],
+)
+def test_every_option_of_sampling_reaches_the_sampler(
+    terminal: Terminal, llm: LLM, option: str, value: str, param: str, meant: float
+):
+    """Each changes the text that the seed alone gives, and gives the same as in Python."""
+    plain = expected(llm, seed=5, max_tokens=40).outputs[0].text
+    result = terminal.run(
+        *("generate", PROMPT, "--no-echo", "--seed", "5", option, value),
+        *("--max-tokens", "40", "--num-blocks", "64"),
+    )
+
+    assert (
+        result.stdout
+        == f"{expected(llm, seed=5, max_tokens=40, **{param: meant}).outputs[0].text}\n"
+    )
+    assert result.stdout != f"{plain}\n"
+
+
+def test_every_setting_of_the_engine_reaches_it(terminal: Terminal, watch: EngineWatch):
+    """Memory has a unit; 64 KiB hold 2 blocks of 8 tokens in float32."""
+    result = terminal.run(
+        *("generate", "To be", "--max-tokens", "2", "--dtype", "float32", "--index", "hash"),
+        *("--block-size", "8", "--kv-cache-memory", "64KiB", "--max-model-len", "10", "--no-cache"),
+    )
+    [engine] = watch.engines
+
+    assert result.exit_code == 0
+    assert engine.config.dtype == "float32"
+    assert engine.cache.config.index == "hash"
+    assert engine.cache.config.block_size == 8
+    assert engine.cache.config.num_blocks == 2
+    assert not engine.cache.config.enable_prefix_caching
+    assert engine.scheduler.config.max_model_len == 10
+
+
+def test_ctrl_c_keeps_the_text_so_far_and_gives_the_blocks_back(
+    terminal: Terminal, watch: EngineWatch, llm: LLM, monkeypatch: pytest.MonkeyPatch
+):
+    """Pressed in the tenth step: ten letters, of those that the seed would have gone on with."""
+    press_ctrl_c_in_step(10, monkeypatch)
+    options = ("--seed", "5", "--max-tokens", "1500", "--no-echo")
+    result = terminal.run("generate", PROMPT, *options)
+    text = expected(llm, seed=5, max_tokens=10).outputs[0].text
+
+    assert result.exit_code == 130
+    assert result.stdout == f"{text}\n"
+    assert "10 generated" in result.stderr
+    assert result.stderr.splitlines()[-1] == "error: interrupted"
+    watch.check_nothing_is_held()
+
+
+def test_a_failing_forward_pass_is_told_in_one_line(
+    terminal: Terminal, watch: EngineWatch, monkeypatch: pytest.MonkeyPatch
+):
+    """Exit code 2: less memory for the pool, or a smaller model, may be all it takes."""
+
+    def out_of_memory(runner: ModelRunner, plan: StepPlan) -> StepResult:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(ModelRunner, "execute", out_of_memory)
+
+    assert "the forward pass failed: MemoryError: no room" in terminal.refuse("generate", PROMPT)
+
+
+@pytest.mark.parametrize("command", ["demo", "generate", "chat"])
+def test_help_fits_the_screen(terminal: Terminal, command: str):
+    """80 columns, nothing cut."""
+    text = terminal.show(command, "--help")
+
+    assert f"Usage: ostinato {command}" in text
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "…" not in text
+
+
+class TestRefusals:
+    """One line, exit code 2, nothing on stdout."""
+
+    @pytest.mark.parametrize("stdin", ["", "\n"])
+    def test_an_empty_prompt(self, terminal: Terminal, stdin: str):
+        assert "the prompt is empty" in terminal.refuse("generate", stdin=stdin)
+        assert "the prompt is empty" in terminal.refuse("generate", "")
+
+    def test_a_prompt_that_is_no_text(self, terminal: Terminal):
+        """Bytes that are not UTF-8, from a pipe or as an argument."""
+        assert "not UTF-8" in terminal.refuse("generate", "-", stdin=b"To be \xff")
+        assert "not UTF-8" in terminal.refuse("generate", "To be \udcff")
+
+    def test_an_unknown_model(self, terminal: Terminal):
+        line = terminal.refuse("generate", "To be", "--model", "./nothing")
+
+        assert "'./nothing'" in line
+        assert "tiny-shakespeare" in line
+
+    def test_a_prompt_longer_than_the_model_can(self, terminal: Terminal):
+        """Not even the prompt is printed."""
+        line = terminal.refuse("generate", "To be " * 10, *FEW, "--max-model-len", "20")
+
+        assert "60 tokens" in line
+        assert "max_model_len=20" in line
+
+    @pytest.mark.parametrize(
+        ("option", "value"),
+        [
+            ("--max-tokens", "0"),
+            ("--temperature", "-1"),
+            ("--temperature", "nan"),
+            ("--top-p", "0"),
+            ("--top-k", "-1"),
+            ("--min-p", "2"),
+            ("--presence-penalty", "3"),
+            ("--frequency-penalty", "-3"),
+            ("--repetition-penalty", "0"),
+            ("--seed", str(2**64)),
+            ("-n", "0"),
+            ("--stop", ""),
+            ("--num-blocks", "0"),
+            ("--block-size", "0"),
+            ("--max-model-len", "0"),
+            ("--kv-cache-memory", "3G"),
+            ("--dtype", "int8"),
+            ("--index", "tree"),
+        ],
+    )
+    def test_an_option_out_of_range(self, terminal: Terminal, option: str, value: str):
+        line = terminal.refuse("generate", "To be", option, value)
+
+        assert option.strip("-").replace("-", "_") in line
+        assert value in line
+
+    def test_two_sizes_of_the_pool(self, terminal: Terminal):
+        sizes = ("--num-blocks", "8", "--kv-cache-memory", "1MiB")
+        line = terminal.refuse("generate", "To be", *sizes)
+
+        assert "num_blocks=8 and kv_cache_memory=1048576" in line
+
+    @pytest.mark.parametrize("option", ["--logprobs", "--prompt-logprobs"])
+    def test_log_probabilities_that_nobody_would_see(self, terminal: Terminal, option: str):
+        assert "add --json" in terminal.refuse("generate", "To be", option, "1")
+
+
+def test_a_wrong_option_is_refused_before_torch_is_loaded():
+    """The user learns of it at once; so do those who ask for help or for sums."""
+    program = (
+        "import sys\n"
+        "from ostinato.cli import main\n"
+        "sys.argv = ['ostinato', *sys.argv[1:]]\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit as leaving:\n"
+        "    code = leaving.code\n"
+        "print(code, {'torch', 'transformers'} & set(sys.modules), file=sys.stderr)\n"
+    )
+    for arguments, code in (
+        (("generate", "To be", "--max-tokens", "0"), 2),
+        (("chat", "--help"), 0),
+        (("size", "tiny-shakespeare"), 0),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
+        )
+        assert done.stderr.endswith(f"{code} set()\n")

@@ -1,0 +1,254 @@
+"""``ostinato size``, as a user sees it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from ostinato.cli._quantities import read_bytes, write_bytes
+from ostinato.core.errors import ConfigError
+
+from .terminal import Terminal
+
+LLAMA_2_7B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "torch_dtype": "float16",
+}
+GEMMA_3 = {"model_type": "gemma3_text", "dtype": "bfloat16"}
+DEEPSEEK_V3 = {"model_type": "deepseek_v3", "dtype": "bfloat16"}
+HYBRID = {"model_type": "qwen3_5_text", "dtype": "bfloat16", "num_hidden_layers": 64}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A directory with the config of Llama 2 7B and nothing else."""
+    return written(tmp_path, LLAMA_2_7B).parent
+
+
+def written(folder: Path, config: Any) -> Path:
+    """A ``config.json`` with this content."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def test_llama_2_7b_takes_524_288_bytes_a_token(terminal: Terminal, checkpoint: Path):
+    """A directory is enough; so is the file itself."""
+    for model in (checkpoint, checkpoint / "config.json"):
+        text = terminal.show("size", str(model))
+        assert "multi-head" in text
+        assert "32 x 128" in text
+        assert "524,288 B" in text
+        assert row(text, "1 token") == "512 KiB"
+        assert row(text, "1 sequence of 1,000 tokens") == "500 MiB"
+        assert row(text, "100 such sequences, sharing nothing") == "48.8 GiB"
+        assert row(text, "Longest sequence in 24GiB") == "49,152 tokens"
+        assert row(text, "Such sequences in 24GiB") == "49"
+
+
+def test_the_model_inside_the_package_is_found_by_name(terminal: Terminal):
+    """Four layers of two KV heads of 64, in bfloat16."""
+    text = terminal.show("size", "tiny-shakespeare", "--tokens", "2048", "--memory", "1 MiB")
+
+    assert row(text, "1 token") == "2 KiB"
+    assert row(text, "1 sequence of 2,048 tokens") == "4 MiB"
+    assert row(text, "Such sequences in 1 MiB") == "0"
+    assert row(text, "Longest sequence in 1 MiB") == "512 tokens"
+
+
+def test_windows_get_their_own_column(terminal: Terminal, tmp_path: Path):
+    """What all tokens take, and what is left where sliding layers free theirs."""
+    text = terminal.show("size", str(written(tmp_path, GEMMA_3)), "--tokens", "8192")
+
+    assert "Window" in text
+    assert row(text, "1 sequence of 8,192 tokens").split("  ")[0] == "832 MiB"
+    assert row(text, "1 sequence of 8,192 tokens").endswith("480 MiB")
+    assert "engines that free what slid out of a window" in text
+
+
+def test_latents_are_shown_beside_the_heads_that_they_expand_to(terminal: Terminal, tmp_path: Path):
+    text = terminal.show("size", str(written(tmp_path, DEEPSEEK_V3)))
+
+    assert "70,272 B" in text
+    assert row(text, "1 token").split() == ["68.6", "KiB", "4.77", "MiB"]
+
+
+def test_states_are_counted_once_per_sequence(terminal: Terminal, tmp_path: Path):
+    """48 of 64 layers keep a state; it does not grow, and makes reuse harder."""
+    text = terminal.show("size", str(written(tmp_path, HYBRID)))
+
+    assert "65,536 B" in text
+    assert "linear attention" in text
+    assert row(text, "1,000 tokens") == "62.5 MiB"
+    assert row(text, "1 sequence of 1,000 tokens and its state") == "162 MiB"
+    assert "reused only at positions where it was" in text
+
+
+def test_the_dtype_can_be_chosen(terminal: Terminal, checkpoint: Path):
+    assert "262,144 B" in terminal.show("size", str(checkpoint), "--dtype", "fp8")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("config", [LLAMA_2_7B, GEMMA_3, DEEPSEEK_V3, HYBRID])
+def test_tables_fit_the_screen(
+    terminal: Terminal, tmp_path: Path, config: dict[str, Any], columns: int
+):
+    """No cell wraps: every row of figures keeps to one line."""
+    terminal.columns = columns
+    text = terminal.show("size", str(written(tmp_path, config)), "--requests", "100000")
+
+    tables = [line for line in text.splitlines() if line.startswith(" ")]
+    assert max(len(line) for line in tables) <= columns
+    assert row(text, "100,000 such sequences, sharing nothing")
+
+
+def test_json_gives_exact_bytes(terminal: Terminal, tmp_path: Path):
+    """For scripts: no units, and null for what there is not."""
+    model = str(written(tmp_path, GEMMA_3))
+    figures = json.loads(terminal.show("size", model, "--tokens", "8192", "--json"))
+
+    assert figures["model"] == model
+    assert figures["token_bytes"] == 106_496
+    assert figures["memory_bytes"] == 24 * 2**30
+    assert [layer["num_layers"] for layer in figures["layers"]] == [22, 4]
+    assert figures["footprints"]["whole"]["sequence_bytes"] == 8192 * 106_496
+    assert figures["footprints"]["windowed"]["sequence_bytes"] == 4096 * (22 + 2 * 4) * 4096
+    assert figures["footprints"]["expanded"] is None
+
+
+class TestRefusals:
+    """One line, exit code 2, no traceback."""
+
+    def test_a_path_that_is_not_there(self, terminal: Terminal, tmp_path: Path):
+        assert "no such file" in terminal.refuse("size", str(tmp_path / "nothing"))
+
+    def test_a_directory_without_a_config(self, terminal: Terminal, tmp_path: Path):
+        assert "without config.json" in terminal.refuse("size", str(tmp_path))
+
+    @pytest.mark.parametrize("text", ['{"model_type": "llama"', "[1, 2]", "\udcff"])
+    def test_a_file_that_holds_no_config(self, terminal: Terminal, tmp_path: Path, text: str):
+        """Truncated, of another kind, or no text at all."""
+        path = tmp_path / "config.json"
+        path.write_bytes(text.encode(errors="surrogateescape"))
+
+        assert "config.json" in terminal.refuse("size", str(path))
+
+    def test_a_model_that_we_cannot_size(self, terminal: Terminal, tmp_path: Path):
+        model = str(written(tmp_path, {"model_type": "bert", "num_hidden_layers": 12}))
+
+        assert "num_attention_heads" in terminal.refuse("size", model)
+
+    @pytest.mark.parametrize(
+        ("option", "value"),
+        [("--dtype", "float12"), ("--memory", "24G"), ("--tokens", "0"), ("--requests", "0")],
+    )
+    def test_an_option_out_of_range(self, terminal: Terminal, option: str, value: str):
+        line = terminal.refuse("size", "tiny-shakespeare", option, value)
+
+        assert value in line
+        assert option.strip("-") in line
+
+
+class TestHub:
+    """Names that are nothing here are asked for on the hub."""
+
+    def test_only_the_config_is_fetched(
+        self, terminal: Terminal, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        asked = []
+
+        def fetch(repository: str, name: str) -> str:
+            asked.append((repository, name))
+            return str(checkpoint / name)
+
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
+
+        assert "524,288 B" in terminal.run("size", "meta-llama/Llama-2-7b-hf").stdout
+        assert asked == [("meta-llama/Llama-2-7b-hf", "config.json")]
+
+    def test_without_a_network_the_line_says_so(
+        self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ):
+        """The hub's own offline switch, and an empty cache."""
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+        line = terminal.refuse("size", "nobody/nothing")
+
+        assert "'nobody/nothing'" in line
+        assert "tiny-shakespeare" in line
+        assert "the hub cannot be reached" in line
+
+    def test_a_name_that_no_repository_can_have(self, terminal: Terminal):
+        assert "nor can it be the name" in terminal.refuse("size", "not a name")
+
+    @pytest.mark.parametrize(
+        ("error", "named"),
+        [
+            (errors.EntryNotFoundError("no entry"), "has no config.json"),
+            (ConnectionResetError("reset by peer"), "reset by peer"),
+        ],
+    )
+    def test_what_the_hub_answers_is_told(
+        self,
+        terminal: Terminal,
+        monkeypatch: pytest.MonkeyPatch,
+        error: Exception,
+        named: str,
+    ):
+        def fetch(repository: str, name: str) -> str:
+            raise error
+
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
+
+        assert named in terminal.refuse("size", "somebody/something")
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("4096", 4096),
+        ("24GiB", 24 * 2**30),
+        ("24 gib", 24 * 2**30),
+        ("80GB", 80 * 10**9),
+        ("1.5TiB", 3 * 2**39),
+        ("0.1MB", 100_000),
+    ],
+)
+def test_amounts_of_memory_are_read_with_decimal_and_binary_units(text: str, num_bytes: int):
+    assert read_bytes("memory", text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "24G", "24 XB", "0", "1e9", "0.1B"])
+def test_amounts_that_are_none_are_refused(text: str):
+    with pytest.raises(ConfigError, match="memory="):
+        read_bytes("memory", text)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1,023 B"),
+        (1024, "1 KiB"),
+        (70_272, "68.6 KiB"),
+        (2**20 - 1, "1 MiB"),
+        (1_500_000_000, "1.4 GiB"),
+        (465 * 2**30, "465 GiB"),
+        (5000 * 2**40, "5,000 TiB"),
+    ],
+)
+def test_amounts_of_memory_are_written_with_three_digits(num_bytes: int, text: str):
+    assert write_bytes(num_bytes) == text
+
+
+def row(text: str, name: str) -> str:
+    """What stands behind a name in the table."""
+    [line] = [line for line in text.splitlines() if line.startswith(f" {name}  ")]
+    return line.removeprefix(f" {name}").strip()

@@ -1,0 +1,202 @@
+"""Who is evicted, and what each setting and counter means, on every index (law 8)."""
+
+import pytest
+
+from ostinato.core.errors import CacheInUse
+from tests.support.tiny_cache import on_both_indexes, tiny_cache
+
+pytestmark = on_both_indexes
+
+
+# --- eviction (law 8) ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("free_order", ["scratch_first", "classic"])
+def test_evicting_one_by_one_every_ancestor_of_a_cached_block_is_cached(index, free_order):
+    """A tree of nine contents goes block by block; nothing in it is ever out of reach."""
+    prompts = ["ABCDEFGHIJKL", "ABCDEFGHXYZW", "ABCD1234UV", "QRSTEFGHIJ", "ABCD12345678"]
+    cache = tiny_cache(12, index=index, free_order=free_order)
+    for prompt in prompts:
+        cache.serve(prompt)
+    cached = len(list(cache.manager.index.contents()))
+    assert cached == 10
+    for number in range(12):
+        reachable = {
+            block
+            for prompt in prompts
+            for match in [cache.match(prompt + "?")]
+            for block in [*match.blocks, *([match.tail.block] if match.tail else [])]
+        }
+        assert reachable == {block.block for block in cache.manager.index.contents()}
+        cache.admit(f"stranger {number}", "!", writes=False)
+    assert cache.picture() == " ".join(["!:private"] * 12)
+
+
+def test_of_one_request_the_deepest_block_is_evicted_first(index):
+    cache = tiny_cache(3, index=index)
+    cache.serve("ABCDEFGHIJ")
+    assert cache.free_queue() == "2 1 0"
+
+
+def test_a_block_in_use_again_is_not_the_next_to_go(index):
+    """Least recently used, not first cached."""
+    cache = tiny_cache(3, index=index)
+    for prompt in ("ABCD", "EFGH", "IJKL"):
+        cache.serve(prompt)
+    cache.serve("ABC")  # a copy is a use
+    cache.admit("stranger", "!")
+    assert "EFGH" not in cache.picture()
+    assert "ABCD" in cache.picture()
+
+
+# --- settings and single blocks -----------------------------------------------------------
+
+
+def test_scratch_blocks_are_given_away_before_cached_ones(index):
+    cache = tiny_cache(3, index=index)
+    cache.serve("ABCD")
+    cache.admit("short", "1", writes=False)
+    cache.finish("short")
+    assert cache.free_queue() == "1 2 0", "the one freed last is given first"
+
+
+def test_in_classic_order_the_block_that_was_freed_first_goes_first(index):
+    cache = tiny_cache(3, index=index, free_order="classic")
+    cache.serve("ABCD")
+    cache.admit("short", "1", writes=False)
+    cache.finish("short")
+    assert cache.free_queue() == "2 0 1"
+    cache.admit("two blocks", "12345", writes=False)
+    assert cache.blocks("two blocks") == [2, 0], "ABCD goes before the block freed last"
+
+
+def test_a_pool_of_one_block_serves_one_block_at_a_time(index):
+    cache = tiny_cache(1, index=index)
+    cache.serve("ABCD")
+    assert cache.match("ABCD").num_tokens == 3
+    assert cache.admit("too long", "ABCDE") is None
+    cache.serve("AB")
+    assert cache.picture() == "AB~:evictable"
+    cache.admit("running", "X")
+    assert cache.admit("waiting", "Y") is None
+
+
+def test_with_blocks_of_one_token_every_token_is_a_whole_block(index):
+    cache = tiny_cache(8, 1, index=index)
+    cache.serve("ABC")
+    again = cache.serve("ABCD")
+    assert (again.num_shared, again.num_copied) == (3, 0)
+    assert "~" not in cache.picture()
+
+
+def test_who_does_not_write_leaves_nothing_behind(index):
+    cache = tiny_cache(4, index=index)
+    cache.serve("ABCDEF", writes=False)
+    assert cache.picture() == "free free free free"
+
+
+def test_who_does_not_write_reads_all_the_same(index):
+    cache = tiny_cache(4, index=index)
+    cache.serve("ABCD")
+    assert cache.serve("ABCDEFGH", writes=False).num_shared == 4
+    assert cache.picture() == "ABCD:evictable free free free"
+
+
+def test_who_does_not_read_computes_everything_and_writes_all_the_same(index):
+    cache = tiny_cache(4, index=index)
+    cache.serve("ABCD")
+    again = cache.serve("ABCDEFGH", reads=False)
+    assert again.num_computed_here == 8
+    assert cache.match("ABCDEFGHI").num_tokens == 8
+
+
+def test_with_prefix_caching_off_nothing_is_kept_or_found(index):
+    cache = tiny_cache(4, index=index, enable_prefix_caching=False)
+    cache.plan("parent", "ABCDEFGH")
+    assert cache.plan("other", "ABCD").num_shared == 0
+    cache.commit()
+    cache.finish("parent")
+    cache.finish("other")
+    assert cache.picture() == "free free free free"
+
+
+def test_with_prefix_caching_off_a_fork_copies_everything(index):
+    cache = tiny_cache(6, index=index, enable_prefix_caching=False)
+    cache.plan("parent", "ABCDEFGH")
+    assert cache.fork("parent", "child").blocks == [2, 3]
+    cache.fail()
+    assert cache.manager.pool.num_free == 6
+
+
+def test_a_reset_is_refused_while_a_sequence_holds_blocks(index):
+    cache = tiny_cache(4, index=index)
+    cache.serve("ABCD")
+    cache.admit("running", "ABCDE")
+    with pytest.raises(CacheInUse, match="1 running sequence"):
+        cache.manager.custody.reset()
+    assert cache.match("ABCDE").num_tokens == 4
+
+
+def test_a_reset_forgets_everything(index):
+    cache = tiny_cache(4, index=index)
+    cache.serve("ABCDEF")
+    cache.serve("ABCDEF", tenant=b"somebody")
+    cache.manager.custody.reset()
+    cache.manager.check()
+    assert cache.picture() == "free free free free"
+    assert cache.match("ABCDEF").num_tokens == 0
+    cache.serve("ABCDEF")
+    assert cache.match("ABCDEF").num_tokens == 5
+
+
+# --- statistics ---------------------------------------------------------------------------
+
+
+def test_hits_are_counted_once_at_admission_and_preempted_ones_apart(index):
+    cache = tiny_cache(8, index=index)
+    cache.serve("ABCDEFGH")
+    cache.match("ABCDEFXY")
+    cache.serve("ABCDEFXY")
+    cache.serve("ABCDEFGHI", preempted=True)
+    first, preempted = cache.manager.stats.first, cache.manager.stats.preempted
+
+    assert (first.num_requests, first.query_tokens) == (2, 16)
+    assert (first.shared_tokens, first.copied_tokens, first.hit_tokens) == (4, 2, 6)
+    assert first.hit_ratio == 6 / 16
+    assert (preempted.num_requests, preempted.hit_tokens) == (1, 8)
+
+
+def test_a_refused_admission_is_not_counted(index):
+    cache = tiny_cache(1, index=index)
+    assert cache.plan("refused", "ABCDE") is None
+    assert cache.manager.stats.first.num_requests == 0
+
+
+def test_a_preempted_sequence_finds_its_own_blocks_and_tail(index):
+    """Preemption is a release: nine of its ten tokens hit when it comes back."""
+    cache = tiny_cache(8, index=index)
+    cache.admit("preempted", "ABCDEF")
+    cache.append("preempted", "GHI")
+    cache.finish("preempted")
+    back = cache.admit("back", "ABCDEFGHIJ", preempted=True)
+    assert (back.num_shared, back.num_copied) == (8, 1)
+
+
+def test_evictions_are_counted_with_their_age(index):
+    """The clock counts steps: both blocks were released after step 1 and go in step 3."""
+    cache = tiny_cache(3, index=index)
+    cache.serve("ABCDEFGH")
+    cache.serve("1", writes=False)
+    cache.serve("1234567890", writes=False)
+    stats = cache.manager.stats
+    assert stats.evicted_blocks == 2
+    assert stats.eviction_ages_s.num_values == 2
+    assert stats.eviction_ages_s.total == 2.0, "two blocks, one second old each"
+
+
+def test_doubled_content_is_counted(index):
+    cache = tiny_cache(8, index=index)
+    cache.serve("ABCDEFGH")
+    cache.serve("ABCDEFGHIJKL", reads=False)
+    stats = cache.manager.stats
+    assert (stats.published_blocks, stats.duplicate_blocks) == (3, 2)

@@ -1,0 +1,119 @@
+"""Law 3 on every index: another image or another identity is another content."""
+
+import pytest
+
+from ostinato.core.identity import ImageSpan
+from tests.support.tiny_cache import on_both_indexes, tiny_cache
+
+pytestmark = on_both_indexes
+
+
+def found(cache, prompt: str, **what) -> tuple[int, int]:
+    """Tokens that hit in whole blocks, and tokens to copy."""
+    match = cache.match(prompt, **what)
+    return match.num_shared_tokens, match.num_copied_tokens
+
+
+# --- images ---------------------------------------------------------------------------------
+
+
+def test_an_image_is_part_of_the_block_that_it_touches(index):
+    cache = tiny_cache(8, index=index)
+    cat, dog = ImageSpan(b"cat", 2, 4), ImageSpan(b"dog", 2, 4)
+    cache.serve("AB####CD", images=[cat])
+
+    assert found(cache, "AB####CDE", images=[cat]) == (8, 0)
+    assert found(cache, "AB####CDE", images=[dog]) == (0, 2), "the text before it is shared"
+    assert found(cache, "AB####CDE") == (0, 2)
+
+
+def test_an_image_deep_in_a_run_tells_its_block_from_another(index):
+    """Equal tokens in every block; the third one shows a cat, and is not the dog's."""
+    cache = tiny_cache(8, index=index)
+    cache.serve("ABCDEFGH####IJKL", images=[ImageSpan(b"cat", 8, 4)])
+    assert found(cache, "ABCDEFGH####IJKLM", images=[ImageSpan(b"dog", 8, 4)]) == (8, 0)
+    assert found(cache, "ABCDEFGH####IJKLM") == (8, 0)
+    dog = cache.serve("ABCDEFGH####IJKL", images=[ImageSpan(b"dog", 8, 4)])
+    assert dog.num_computed_here == 8
+    assert cache.picture().count("evictable") == 6
+
+
+def test_the_same_image_at_another_offset_is_another_content(index):
+    """Both blocks read ####, the one begins with the image's first token, the other not."""
+    cache = tiny_cache(8, index=index)
+    cache.serve("A####BCD", images=[ImageSpan(b"cat", 1, 4)])
+    assert found(cache, "A####BCDE", images=[ImageSpan(b"cat", 2, 3)]) == (0, 1)
+    assert found(cache, "A####BCDE", images=[ImageSpan(b"cat", 1, 3)]) == (0, 1)
+
+
+def test_text_behind_an_image_is_shared_in_whole_blocks_only_with_the_same_image(index):
+    cache = tiny_cache(8, index=index)
+    cache.serve("####ABCDEFGH", images=[ImageSpan(b"cat", 0, 4)])
+    assert found(cache, "####ABCDEFGHI", images=[ImageSpan(b"cat", 0, 4)]) == (12, 0)
+    assert found(cache, "####ABCDEFGHI", images=[ImageSpan(b"dog", 0, 4)]) == (0, 0)
+    assert found(cache, "####ABCDEFXYZ", images=[ImageSpan(b"cat", 0, 4)]) == (8, 2)
+
+
+def test_image_tokens_are_never_copied_one_by_one(index):
+    """Half an image hits only as part of a whole block."""
+    cache = tiny_cache(8, index=index)
+    cat = ImageSpan(b"cat", 5, 6)
+    cache.serve("ABCDE######X", images=[cat])
+    assert found(cache, "ABCDE######", images=[cat]) == (8, 0)
+    assert found(cache, "ABCDE###", images=[ImageSpan(b"cat", 5, 3)]) == (4, 1)
+
+
+def test_a_tail_is_shared_up_to_the_first_image_of_either_side(index):
+    cache = tiny_cache(8, index=index)
+    cache.serve("ABC#EFGH", images=[ImageSpan(b"cat", 3, 1)])
+    assert found(cache, "ABC#EFGH") == (0, 3)
+    assert found(cache, "ABC#EFGH", images=[ImageSpan(b"cat", 2, 2)]) == (0, 2)
+
+
+def test_a_partial_block_with_an_image_is_not_sealed(index):
+    cache = tiny_cache(4, index=index)
+    cache.serve("ABCDE##", images=[ImageSpan(b"cat", 5, 2)])
+    assert cache.picture() == "ABCD:evictable free free free"
+
+
+def test_variants_of_an_image_live_side_by_side(index):
+    """Equal tokens, equal text, three contents; each is found by its own."""
+    cache = tiny_cache(8, index=index)
+    pictures = [[ImageSpan(name, 1, 3)] for name in (b"cat", b"dog", b"emu")]
+    for images in pictures:
+        cache.serve("A###", images=images)
+    blocks = [cache.match("A###B", images=images).blocks[0] for images in pictures]
+    assert len(set(blocks)) == 3
+    contents = list(cache.manager.index.contents())
+    assert len({(c.parent, c.tokens) for c in contents}) == 1
+    assert len({(c.parent, c.tokens, c.extra) for c in contents}) == 3
+
+
+# --- identity -------------------------------------------------------------------------------
+
+OTHER_IDENTITIES = {
+    "tenant": {"tenant": b"somebody"},
+    "adapter": {"adapter": b"an adapter's digest"},
+    "weights": {"weights": b"other weights"},
+    "epoch": {"epoch": 1},
+    "KV format": {"kv_dtype": "float16"},
+}
+
+
+@pytest.mark.parametrize("other", OTHER_IDENTITIES.values(), ids=OTHER_IDENTITIES)
+def test_another_identity_finds_nothing(index, other):
+    """Law 3, in whole blocks and in tails, in both directions."""
+    cache = tiny_cache(8, index=index)
+    cache.serve("ABCDEF")
+    assert found(cache, "ABCDEF", **other) == (0, 0)
+    cache.serve("XYZWUV", **other)
+    assert found(cache, "XYZWUV") == (0, 0)
+    assert found(cache, "XYZWUV", **other) == (4, 1)
+
+
+def test_identity_fields_do_not_run_into_each_other(index):
+    """ab + c is not a + bc."""
+    cache = tiny_cache(8, index=index)
+    cache.serve("ABCDEF", adapter=b"ab", tenant=b"c")
+    assert found(cache, "ABCDEF", adapter=b"a", tenant=b"bc") == (0, 0)
+    assert found(cache, "ABCDEF", tenant=b"abc") == (0, 0)

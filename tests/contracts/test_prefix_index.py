@@ -1,0 +1,266 @@
+"""What every prefix index finds: whole blocks, single tokens of the next one, nothing else.
+
+One suite for all indexes, mostly through the manager that drives them. Images and identities
+are in ``test_never_wrong``, references, refusals and failures in ``test_cache_manager``.
+"""
+
+from array import array
+
+import pytest
+
+from tests.support.tiny_cache import letters, on_both_indexes, prefix_key, tiny_cache
+
+pytestmark = on_both_indexes
+
+
+def found(cache, prompt: str, **what) -> tuple[int, int]:
+    """Tokens that hit in whole blocks, and tokens to copy."""
+    match = cache.match(prompt, **what)
+    return match.num_shared_tokens, match.num_copied_tokens
+
+
+# --- whole blocks ---------------------------------------------------------------------------
+
+
+def test_an_empty_cache_finds_nothing(index):
+    cache = tiny_cache(2, index=index)
+    assert found(cache, "ABCDE") == (0, 0)
+    assert list(cache.match("ABCDE").blocks) == []
+
+
+def test_a_prefix_hit_in_whole_blocks_ends_at_the_first_block_that_differs(index):
+    cache = tiny_cache(4, index=index)
+    cache.serve("ABCDEFGH")
+
+    assert cache.match("ABCDEFXY").num_shared_tokens == 4
+    assert cache.picture() == "ABCD:evictable EFGH:evictable free free"
+
+
+def test_blocks_are_named_in_token_order(index):
+    """Even where the table does not ascend."""
+    cache = tiny_cache(4, index=index)
+    cache.admit("early", "1")
+    cache.serve("ABCDEFGH")
+    cache.finish("early")
+    cache.serve("ABCDEFGHIJKL")
+    match = cache.match("ABCDEFGHIJKLM")
+
+    texts = dict(enumerate(cache.picture().replace(":evictable", "").split()))
+    assert [texts[block] for block in match.blocks] == ["ABCD", "EFGH", "IJKL"]
+
+
+def test_equal_blocks_behind_different_prefixes_are_different_content(index):
+    """Law 3: EFGH behind ABCD is not EFGH behind XBCD."""
+    cache = tiny_cache(8, index=index)
+    cache.serve("ABCDEFGH")
+    assert found(cache, "XBCDEFGHI") == (0, 0)
+    cache.serve("XBCDEFGH")
+    assert cache.picture().count("EFGH:evictable") == 2
+
+
+def test_a_block_may_follow_itself(index):
+    """AAAA AAAA AAAA: equal tokens at different depths."""
+    cache = tiny_cache(8, index=index)
+    cache.serve("AAAAAAAA")
+    assert found(cache, "AAAAAAAAAAAA") == (8, 0)
+    cache.serve("AAAAAAAAAAAA")
+    assert found(cache, "AAAAAAAAAAAAA") == (12, 0)
+
+
+def test_generated_tokens_are_found_like_any_others(index):
+    """Law 1: the next turn of a chat hits the last answer."""
+    cache = tiny_cache(8, index=index)
+    cache.admit("chat", "ABCDEF")
+    cache.append("chat", "GHIJKL")
+    assert found(cache, "ABCDEFGHIJKLM") == (12, 0)
+
+
+def test_what_is_running_is_found_while_it_runs(index):
+    """Law 5: a follower of the same step shares what its leader computes in it."""
+    cache = tiny_cache(8, index=index)
+    cache.plan("leader", "ABCDEFGHIJ")
+    assert cache.plan("follower", "ABCDEFGHXY").num_shared == 8
+    cache.commit()
+
+
+def test_only_the_computed_part_of_a_chunked_prompt_is_found(index):
+    cache = tiny_cache(8, index=index)
+    cache.admit("chunked", "ABCDEFGHIJKL", upto=6)
+    assert found(cache, "ABCDEFGHIJKLM") == (4, 0)
+    cache.advance("chunked", 9)
+    cache.commit()
+    assert found(cache, "ABCDEFGHIJKLM") == (8, 0)
+
+
+# --- law 4: at least one token is computed --------------------------------------------------
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 4, 8, 9])
+def test_a_prompt_that_is_cached_verbatim_hits_all_but_its_last_token(index, block_size):
+    cache = tiny_cache(16, block_size, index=index)
+    cache.serve("ABCDEFGH")
+    assert cache.match("ABCDEFGH").num_tokens == 7
+    cache.serve("ABCDEFGH")
+    assert cache.match("ABCDEFGH").num_tokens == 7
+
+
+def test_a_prompt_of_one_token_never_hits(index):
+    cache = tiny_cache(4, 1, index=index)
+    cache.serve("AA")
+    assert found(cache, "A") == (0, 0)
+
+
+# --- tails, token by token ------------------------------------------------------------------
+
+
+def test_a_prompt_that_leaves_a_block_in_its_middle_copies_what_it_shares(index):
+    cache = tiny_cache(4, index=index)
+    cache.serve("ABCDEFGH")
+    match = cache.match("ABCDEFXY")
+
+    assert match.num_tokens == 6
+    assert match.tail.block == 1 and match.tail.num_tokens == 2
+
+
+def test_a_prompt_that_ends_inside_a_cached_block_copies_up_to_its_last_token(index):
+    cache = tiny_cache(4, index=index)
+    cache.serve("ABCDEFGHIJKL")
+    assert found(cache, "ABCDEFG") == (4, 2)
+    assert found(cache, "ABC") == (0, 2)
+
+
+def test_the_sibling_that_agrees_longest_is_copied(index):
+    """Neighbours in sorted order on either side, and far ones that must not win."""
+    cache = tiny_cache(16, index=index)
+    for block in ("AAAA", "ABAA", "ABCA", "ABCZ", "ABZZ", "AZZZ"):
+        cache.serve("...." + block)
+
+    def source(prompt: str) -> tuple[str, int]:
+        tail = cache.match("...." + prompt + "?").tail
+        return cache.picture().split()[tail.block].split(":")[0], tail.num_tokens
+
+    assert source("ABCM") in {("ABCA", 3), ("ABCZ", 3)}
+    assert source("ABCB")[1] == 3
+    assert source("ABAZ") == ("ABAA", 3)
+    assert source("ABZA") == ("ABZZ", 3)
+    assert source("AZAA") == ("AZZZ", 2)
+    assert source("AAAZ") == ("AAAA", 3)
+    assert found(cache, "....ZZZZ") == (4, 0)
+
+
+def test_tokens_are_compared_as_wholes_and_not_byte_by_byte(index):
+    """0x0141 and 0x0241 share their low byte, and nothing else."""
+    cache = tiny_cache(4, 2, index=index)
+    cache.serve(chr(0x0141) * 2)
+    assert found(cache, chr(0x0241) * 3) == (0, 0)
+    assert found(cache, chr(0x0141) + chr(0x0241) * 2) == (0, 1)
+
+
+def test_the_partial_last_block_of_an_ended_sequence_is_found_token_by_token(index):
+    cache = tiny_cache(4, index=index)
+    cache.serve("ABCDUV")
+    assert cache.picture() == "ABCD:evictable UV~:evictable free free"
+    assert found(cache, "ABCDUVWX") == (4, 2)
+    assert found(cache, "ABCDUXYZ") == (4, 1)
+    assert found(cache, "ABCDUV") == (4, 1)
+
+
+def test_a_sealed_tail_is_never_a_whole_block(index):
+    """UV~ has two tokens: a longer prompt copies them, and fills a block of its own."""
+    cache = tiny_cache(4, index=index)
+    cache.serve("ABCDUV")
+    longer = cache.admit("longer", "ABCDUVWX")
+    assert (longer.num_shared, longer.num_copied) == (4, 2)
+    assert cache.picture() == "ABCD:held UV~:evictable UVWX:held free"
+    assert found(cache, "ABCDUVWXYZ") == (8, 0)
+
+
+def test_a_tail_that_a_sibling_begins_with_already_is_not_sealed_again(index):
+    cache = tiny_cache(8, index=index)
+    cache.serve("ABCDUVWX")
+    cache.serve("ABCDUV")
+    assert "~" not in cache.picture()
+    cache.serve("ABCDPQ")
+    cache.serve("ABCDPQ")
+    cache.serve("ABCDP")
+    assert cache.picture().count("~") == 1
+
+
+def test_a_longer_tail_is_sealed_beside_a_shorter_one(index):
+    cache = tiny_cache(8, index=index)
+    cache.serve("ABCDU")
+    cache.serve("ABCDUV")
+    assert cache.picture().count("~") == 2
+    assert found(cache, "ABCDUVW") == (4, 2)
+
+
+def test_without_sealing_a_partial_block_is_forgotten(index):
+    cache = tiny_cache(4, index=index, seal_tails=False)
+    cache.serve("ABCDUV")
+    assert cache.picture() == "ABCD:evictable free free free"
+    assert found(cache, "ABCDUVWX") == (4, 0)
+
+
+def test_a_cancelled_prefill_leaves_what_it_computed_token_by_token(index):
+    """Six of ten tokens were computed: a block, and a tail of two."""
+    cache = tiny_cache(4, index=index)
+    cache.admit("cancelled", "ABCDEFGHIJ", upto=6)
+    cache.finish("cancelled")
+    assert cache.picture() == "ABCD:evictable EF~:evictable free free"
+    assert found(cache, "ABCDEFGHIJ") == (4, 2)
+
+
+# --- the index on its own -------------------------------------------------------------------
+
+
+def test_publishing_extends_the_path_and_retracting_shortens_it(index):
+    """Without a manager: acquire nothing, publish three blocks, take two back, release."""
+    cache = tiny_cache(4, index=index)
+    pool, prefixes = cache.manager.pool, cache.manager.index
+    key = prefix_key("ABCDEFGHIJKL")
+    blocks = pool.take_scratch(3)
+    pool.charge(pool.accounts.common, 3)
+    path, publication = prefixes.publish(
+        prefixes.acquire(key, prefixes.match(key, 12)), key, blocks
+    )
+    assert publication.duplicates == ()
+    prefixes.check([path])
+
+    path, forgotten = prefixes.retract(path, 1)
+    prefixes.check([path])
+    assert list(forgotten.blocks) == list(blocks[:0:-1])
+    assert [letters(cached.tokens) for cached in prefixes.contents()] == ["ABCD"]
+
+    prefixes.release(path)
+    prefixes.check([])
+    pool.give_scratch(forgotten.blocks, pool.accounts.common)
+    assert pool.num_free == 4
+
+
+def test_contents_name_each_block_with_its_whole_prefix(index):
+    """The name is the same for both indexes and differs with anything before the block."""
+    cache = tiny_cache(8, index=index)
+    cache.serve("ABCDEFGH")
+    cache.serve("XXXXEFGH")
+    cache.serve("ABCDEFGH", tenant=b"somebody")
+    names = {(cached.parent, cached.tokens) for cached in cache.manager.index.contents()}
+    assert len(names) == 6
+    plain = prefix_key("").identity.encoded
+    assert (plain + array("I", map(ord, "ABCD")).tobytes(), _packed("EFGH")) in names
+
+
+def test_evicting_part_of_a_run_leaves_its_beginning_findable(index):
+    cache = tiny_cache(3, index=index)
+    cache.serve("ABCDEFGHIJKL")
+    pool = cache.manager.pool
+    victim = pool.accounts.common.policy.victim()
+    freed = cache.manager.index.evict(victim, 1).blocks
+    pool.charge(pool.accounts.common, 1)
+    pool.give_scratch(freed, pool.accounts.common)
+    cache.manager.check()
+    assert list(freed) == [2]
+    assert found(cache, "ABCDEFGHIJKLM") == (8, 0)
+
+
+def _packed(text: str) -> bytes:
+    return array("I", map(ord, text)).tobytes()

@@ -1,0 +1,99 @@
+"""What must be equal before KV may be shared (law 3)."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinato.core.errors import RequestError
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey
+
+short = st.sampled_from([b"", b"a", b"b", b"ab", b"\0", b"\0\0\0\0"])
+identities = st.builds(
+    Identity,
+    weights=short,
+    epoch=st.integers(0, 2),
+    kv_dtype=st.sampled_from(["", "a", "ab"]),
+    adapter=short,
+    tenant=short,
+)
+
+
+@given(identities, identities)
+def test_identities_are_equal_if_and_only_if_their_encodings_are(one, other):
+    """No field can pass for a part of its neighbour."""
+    assert (one == other) == (one.encoded == other.encoded)
+
+
+@given(st.lists(st.integers(0, 1), max_size=12), st.lists(st.integers(0, 1), max_size=12))
+def test_sequences_of_one_identity_share_their_common_tokens(one, other):
+    pairs = enumerate(zip(one, other, strict=False))
+    expected = next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+    left, right = PrefixKey(Identity(), one), PrefixKey(Identity(), other)
+    assert left.num_common_tokens(right) == right.num_common_tokens(left) == expected
+    assert left.num_common_tokens(PrefixKey(Identity(epoch=1), other)) == 0
+
+
+CAT, DOG = ImageSpan(b"cat", 2, 3), ImageSpan(b"dog", 2, 3)
+
+
+OTHERS = {
+    "no image": (),
+    "another image": (DOG,),
+    "another length": (ImageSpan(b"cat", 2, 4),),
+    "another place": (ImageSpan(b"cat", 3, 3),),
+}
+
+
+@pytest.mark.parametrize("others", OTHERS.values(), ids=OTHERS)
+def test_sequences_share_nothing_from_the_first_image_on_that_differs(others):
+    one, other = (PrefixKey(Identity(), [7] * 12, images) for images in ((CAT,), others))
+    assert one.num_common_tokens(other) == other.num_common_tokens(one) == 2
+
+
+def test_behind_an_equal_image_sequences_share_on_up_to_the_next():
+    tokens = [7] * 12
+    key = PrefixKey(Identity(), tokens, [CAT, ImageSpan(b"emu", 8, 1)])
+    assert key.num_common_tokens(PrefixKey(Identity(), tokens, [CAT])) == 8
+    assert key.num_common_tokens(PrefixKey(Identity(), tokens[:7], [CAT])) == 7
+    assert key.num_common_tokens(key.copy()) == 12
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        [ImageSpan(b"", 3, 2)],
+        [ImageSpan(b"", -1, 2)],
+        [ImageSpan(b"", 0, 0)],
+        [ImageSpan(b"", 0, 2), ImageSpan(b"", 1, 2)],
+    ],
+    ids=["leaves the prompt", "before it", "empty", "overlap"],
+)
+def test_images_that_overlap_or_leave_the_prompt_are_refused(images):
+    with pytest.raises(RequestError, match="prompt of 4 tokens"):
+        PrefixKey(Identity(), [1, 2, 3, 4], images)
+
+
+def test_text_tokens_are_counted_up_to_the_first_image():
+    key = PrefixKey(Identity(), range(12), [CAT])
+    assert key.num_text_tokens(0, 4) == 2
+    assert key.num_text_tokens(0, 2) == 2
+    assert key.num_text_tokens(4, 8) == 0, "the image reaches into it"
+    assert key.num_text_tokens(5, 8) == 3
+
+
+def test_a_copy_goes_its_own_way():
+    key = PrefixKey(Identity(), [1, 2])
+    twin = key.copy()
+    twin.append(3)
+    assert (list(key.tokens), list(twin.tokens)) == ([1, 2], [1, 2, 3])
+    key.append(4)
+    assert key.packed[8:] == (4).to_bytes(4, "little")
+    assert twin.packed_range(2, 3) == (3).to_bytes(4, "little")
+
+
+def test_the_packed_view_keeps_up_with_appended_tokens():
+    key = PrefixKey(Identity(), [1])
+    assert len(key.packed) == 4
+    key.append(2)
+    assert len(key.packed) == 8
+    assert key.packed_range(1, 2) == key.packed[4:]

@@ -1,0 +1,94 @@
+"""Every page keeps to what the repository holds."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.reading import ROOT, name_of, pages, prose, tracked_files
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+# A folder at the root of somebody's machine, unless it ends a longer path or an address.
+MACHINE_PATH = re.compile(r"(?<![\w.)}\"'/-])/(?:home|root|Users|work|opt|mnt|srv|tmp)/\w+")
+LOCAL_ADDRESS = re.compile("file" + "://|--(?:extra-)?index-" + "url|--find-" + "links")
+TEXT = {".py", ".md", ".toml", ".txt", ".yml", ".yaml", ".json", ".jinja", ".cfg", ""}
+
+
+def text_files() -> list[Path]:
+    """Every file that a person may have written."""
+    return [path for path in tracked_files() if path.suffix in TEXT]
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_every_relative_link_leads_somewhere(page: Path):
+    """Pages move; the links to them do not by themselves."""
+    for target in LINK.findall(prose(page)):
+        file = target.partition("#")[0]
+        if file and not re.match(r"[a-z]+:", target):
+            assert (page.parent / file).exists(), f"{name_of(page)} links to {target}"
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_every_link_into_a_page_names_one_of_its_headings(page: Path):
+    """README's own links included, which the site's build does not see."""
+    for target in LINK.findall(prose(page)):
+        file, _, anchor = target.partition("#")
+        goal = page if not file else page.parent / file
+        if anchor and goal.suffix == ".md" and goal.is_file():
+            assert anchor in _anchors(goal), f"{name_of(page)} links to {target}"
+
+
+@pytest.mark.parametrize("path", text_files(), ids=name_of)
+def test_no_file_speaks_of_one_machine(path: Path):
+    """A path or an address that only one machine knows misleads everybody else."""
+    text = path.read_text(encoding="utf-8")
+    assert not MACHINE_PATH.findall(text)
+    assert not LOCAL_ADDRESS.findall(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("see /" + "home/ada/notes", True),
+        ("`/" + "tmp/cache`", True),
+        ("out=/" + "work/x", True),
+        ("https://example.org/home/page", False),
+        ("docs/work/page and a.b/opt/x", False),
+        ("host memory/disk", False),
+    ],
+)
+def test_the_watch_tells_machine_paths_from_others(text: str, found: bool):
+    """It must neither miss one nor cry at addresses."""
+    assert bool(MACHINE_PATH.search(text)) is found
+
+
+def test_every_number_of_a_law_is_taken_once():
+    """Code cites laws by number, so there are ten, in order."""
+    text = (ROOT / "docs/laws.md").read_text()
+    assert re.findall(r"^## (\d+)\. ", text, re.MULTILINE) == [str(n) for n in range(1, 11)]
+    assert text.count("\nTested by:") == 10
+
+
+def test_every_test_that_a_law_names_exists():
+    """`path::name` is a test function in that file."""
+    text = (ROOT / "docs/laws.md").read_text()
+    named = re.findall(r"`(tests/[\w/.]+\.py)(?:::(\w+))?`", text)
+    assert len(named) > 10
+    for file, name in named:
+        assert (ROOT / file).is_file(), file
+        assert not name or f"def {name}(" in (ROOT / file).read_text(), name
+
+
+def test_every_law_names_its_tests_or_says_that_it_is_not_built_yet():
+    """Nothing in between."""
+    text = (ROOT / "docs/laws.md").read_text()
+    for law in re.split(r"^## \d+\. ", text, flags=re.MULTILINE)[1:]:
+        proof = law.partition("\nTested by:")[2]
+        assert ("`tests/" in proof) != ("nothing yet" in proof), law.splitlines()[0]
+
+
+def _anchors(page: Path) -> set[str]:
+    """The names under which a page's headings can be reached."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", h.lower()).strip()) for h in headings}

@@ -1,0 +1,76 @@
+"""The two commands do what README and CONTRIBUTING say of them."""
+
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from tests.docs.reading import ROOT
+
+SCRIPTS = ["scripts/setup", "scripts/demo", "scripts/check", ".ci/run"]
+GATES = ["lint", "types", "imports", "tests", "docs"]
+
+
+def check(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run scripts/check with arguments that end before any set-up."""
+    return subprocess.run(
+        [ROOT / "scripts/check", *arguments], cwd=cwd, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_are_valid_and_can_be_started(name: str):
+    """A lost executable bit is the most common way to break a README."""
+    assert os.access(ROOT / name, os.X_OK)
+    subprocess.run(["bash", "-n", ROOT / name], check=True)
+
+
+def test_ci_calls_the_same_command_as_people_do():
+    """And has no other line of substance."""
+    lines = [line for line in (ROOT / ".ci/run").read_text().splitlines() if line[:1] != "#"]
+    assert len(lines) == 2
+    assert "scripts/check" in lines[1]
+
+
+def test_check_lists_its_gates_from_any_folder(tmp_path: Path):
+    """The names that it takes are those that CONTRIBUTING.md lists."""
+    assert check("--list", cwd=tmp_path).stdout.split() == GATES
+    assert f"every gate: {', '.join(GATES)}." in (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def test_check_refuses_a_gate_that_it_does_not_know():
+    """It names the wrong word and the right ones, and runs nothing."""
+    refused = check("lint", "typos")
+    assert refused.returncode == 2
+    assert "typos" in refused.stderr
+    assert ", ".join(GATES) in refused.stderr.replace(" ", ", ").replace(",,", ",")
+
+
+def requirements() -> list[Requirement]:
+    """What the base install and the development extra ask for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [
+        Requirement(r) for r in project["dependencies"] + project["optional-dependencies"]["dev"]
+    ]
+
+
+def pins() -> dict[str, str]:
+    """Package to version, from constraints.txt; any other kind of line is an error."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    rows = [re.fullmatch(r"([\w.-]+)==([\w.]+)", line) for line in lines if line[:1] != "#"]
+    assert all(rows), "only `name==version`: no addresses, no local versions such as +cpu"
+    return {canonicalize_name(row[1]): row[2] for row in rows if row}
+
+
+def test_constraints_pin_every_requirement_within_its_range():
+    """What was tested must be something that pyproject.toml allows."""
+    for requirement in requirements():
+        pinned = pins().get(canonicalize_name(requirement.name))
+        assert pinned, f"{requirement.name} is not pinned"
+        assert Version(pinned) in requirement.specifier, f"{requirement} excludes {pinned}"

@@ -1,0 +1,39 @@
+"""What the engine's tests share: tiny engines that must be idle after every test."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ostinato import LLM
+from tests.support.checkpoints import Checkpoints, checkpoints
+from tests.support.engines import assert_idle, make_llm
+
+__all__ = ["bard", "checkpoints", "llm", "make_llm"]
+
+
+@pytest.fixture(scope="module")
+def shared_llm(checkpoints: Checkpoints) -> LLM:
+    """Load a random Llama in float64: 64 blocks of 4, and 256 tokens at most."""
+    return LLM(str(checkpoints.path("llama")), dtype="float64", block_size=4, num_blocks=64)
+
+
+@pytest.fixture
+def llm(shared_llm: LLM) -> Iterator[LLM]:
+    """Lend a random Llama with a cold cache; the test leaves nothing running (law 9)."""
+    shared_llm.reset_prefix_cache()
+    yield shared_llm
+    assert_idle(shared_llm.engine)
+
+
+@pytest.fixture(scope="module")
+def shared_bard() -> LLM:
+    """Load the embedded model."""
+    return LLM("tiny-shakespeare", dtype="float32", num_blocks=256)
+
+
+@pytest.fixture
+def bard(shared_bard: LLM) -> Iterator[LLM]:
+    """Lend the embedded model, whose text is text, with a cold cache; as ``llm``."""
+    shared_bard.reset_prefix_cache()
+    yield shared_bard
+    assert_idle(shared_bard.engine)

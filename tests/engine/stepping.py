@@ -1,0 +1,67 @@
+"""Engines with an event loop, whose steps a test lets pass one at a time.
+
+::
+
+    with async_llm(checkpoints) as llm:
+        steps = StepByStep(llm)
+        task = asyncio.create_task(last(llm.generate(prompt)))
+        await steps.until(something)        # the request is in the middle now
+        steps.go_on(1000)                   # the rest at full speed
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ostinato import AsyncLLM
+from tests.support.checkpoints import Checkpoints
+from tests.support.engines import assert_idle
+
+
+@contextmanager
+def async_llm(checkpoints: Checkpoints, **settings) -> Iterator[AsyncLLM]:
+    """Lend an engine whose thread is gone and which is idle when the test is over."""
+    settings = {
+        "dtype": "float64",
+        "block_size": 4,
+        "num_blocks": 32,
+        "max_model_len": 64,
+        **settings,
+    }
+    llm = AsyncLLM(str(checkpoints.path("llama")), **settings)
+    try:
+        yield llm
+    finally:
+        llm.shutdown()
+        assert_idle(llm._engine)
+
+
+class StepByStep:
+    """Lets an engine's steps pass one at a time."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        """Stop the engine before its next forward pass."""
+        self._permits = threading.Semaphore(0)
+        self._execute = llm._engine.runner.execute
+        llm._engine.runner.execute = self._wait
+
+    def _wait(self, plan):
+        assert self._permits.acquire(timeout=30)
+        return self._execute(plan)
+
+    def go_on(self, steps: int = 1) -> None:
+        """Let steps pass."""
+        self._permits.release(steps)
+
+    async def until(self, task: asyncio.Future) -> None:
+        """Let steps pass, a few at a time, until something is done."""
+        while not task.done():
+            self.go_on()
+            await asyncio.sleep(0.002)
+
+
+async def last(stream):
+    """Read a stream to its end; returns its last output."""
+    outputs = [output async for output in stream]
+    return outputs[-1]

@@ -1,0 +1,621 @@
+"""Real consumers over real sockets: what they know from the stream alone is what is cached."""
+
+import asyncio
+import gc
+import random
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from ostinato import LLM, AsyncLLM, SamplingParams
+from ostinato.cache.block_hash import BlockHasher, sha256
+from ostinato.cache.events import EventBatch
+from ostinato.cache.manager import CacheManager
+from ostinato.core.config import IndexName, WindowConfig
+from ostinato.core.errors import CacheInUse, ConfigError
+from ostinato.core.identity import ImageSpan
+from ostinato.core.lease import PINNED
+from ostinato.engine.config import KEPT_EVENT_BATCHES, EngineConfig
+from ostinato.engine.kv_events_publisher import KVEventsPublisher
+from ostinato.engine.kv_events_wire import BatchEncoder
+from ostinato.engine.prompts import Prompt
+from tests.engine.kv_events_consumer import PATIENCE_MS, Consumer, agree, truth
+from tests.support.engines import MakeLLM
+from tests.support.fake_runner import toss_a_coin
+from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache
+from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
+
+ANY_PORT = "tcp://127.0.0.1:0"
+WINDOWS = (WindowConfig(5, 12), WindowConfig(3, 9))
+
+Publish = Callable[..., KVEventsPublisher]
+Listen = Callable[[KVEventsPublisher], Consumer]
+
+
+@pytest.fixture
+def publish() -> Iterator[Publish]:
+    """Publish caches' events on ports of their own, and close them after the test."""
+    publishers: list[KVEventsPublisher] = []
+
+    def start(cache: CacheManager, encoder: BatchEncoder | None = None, **settings: Any):
+        assert cache.events is not None
+        windows = tuple(window.window for window in cache.config.windows)
+        encoder = encoder or BatchEncoder("CPU", windows)
+        publishers.append(KVEventsPublisher(cache.events, encoder, ANY_PORT, ANY_PORT, **settings))
+        return publishers[-1]
+
+    yield start
+    for publisher in publishers:
+        publisher.close()
+
+
+@pytest.fixture
+def listen() -> "Iterator[Listen]":
+    """Make consumers, and close their sockets after the test."""
+    context, consumers = zmq.Context(), list[Consumer]()
+
+    def start(publisher: KVEventsPublisher) -> Consumer:
+        consumers.append(Consumer(context, publisher))
+        return consumers[-1]
+
+    yield start
+    context.destroy(linger=0)
+
+
+def meet(consumer: Consumer, cache: CacheManager) -> None:
+    """Clear an empty cache until a consumer hears of it: from then on it hears everything."""
+    assert cache.events is not None
+    while not consumer.poll(wait_ms=20):
+        cache.custody.reset()
+    consumer.catch_up()
+    assert consumer.next == cache.events.next_sequence
+    consumer.num_replayed = 0
+
+
+def flush(cache: CacheManager) -> int:
+    """End the batch to come, and return the number of the next one."""
+    assert cache.events is not None
+    cache.events.flush()
+    return cache.events.next_sequence
+
+
+def random_prompt(chance: random.Random, length: int) -> tuple[str, tuple[ImageSpan, ...]]:
+    """Letters A and B, and sometimes one of two images among them, written as dots."""
+    text = "".join(chance.choices("AB", k=length))
+    if length < 4 or chance.random() < 0.7:
+        return text, ()
+    start = chance.randrange(length - 2)
+    image = ImageSpan(chance.choice([b"cat", b"dog"]), start, 2)
+    return f"{text[:start]}..{text[start + 2 :]}", (image,)
+
+
+def disturb(tiny: TinyScheduler, chance: random.Random, number: int) -> None:
+    """Let one thing happen: a request, a failure, a cancellation, a reset, an update, a lease."""
+    event, custody = chance.random(), tiny.cache.custody
+    if event < 0.5:
+        prompt, images = random_prompt(chance, chance.randint(1, 16))
+        tiny.add(
+            str(number),
+            prompt,
+            tenant=chance.choice(["", "", "x"]),
+            images=images,
+            cache_write=chance.random() < 0.9,
+            max_tokens=chance.randint(1, 8),
+            n=chance.choice([1, 1, 2]),
+        )
+    elif event < 0.6:
+        tiny.failing_step()
+    elif event < 0.63:
+        tiny.preempt_all()
+    elif event < 0.65:
+        tiny.reset()
+    elif event < 0.7:
+        key = prefix_key("".join(chance.choices("AB", k=8)))
+        lease = custody.lease(key, PINNED)
+        if lease.lease_id is not None and chance.random() < 0.8:
+            custody.end_lease(lease.lease_id)
+    elif event < 0.75 and str(number - 1) not in tiny.reasons:
+        tiny.cancel(str(number - 1))
+    tiny.step()
+
+
+def random_traffic(index: IndexName, seed: int, **settings: Any) -> TinyScheduler:
+    """A scheduler whose cache is too small for its traffic, in blocks of two."""
+    settings = {"keep_event_batches": 10_000, "sample": toss_a_coin, **settings}
+    return tiny_scheduler(18, 2, budget=12, index=index, max_model_len=30, **settings)
+
+
+# --- exactly what is cached ---
+
+
+@on_both_indexes
+@pytest.mark.parametrize("windows", [(), WINDOWS], ids=["full", "windows"])
+def test_who_listens_from_the_start_knows_exactly_what_is_cached(
+    index: IndexName, windows: tuple[WindowConfig, ...], publish: Publish, listen: Listen
+):
+    """Hits, forks, evictions, preemptions, failures, resets and leases; nothing was replayed."""
+    met: Counter[str] = Counter()
+    for seed in range(6):
+        tiny, chance = random_traffic(index, seed, windows=windows), random.Random(seed)
+        consumer = listen(publish(tiny.cache))
+        meet(consumer, tiny.cache)
+        for number in range(60):
+            disturb(tiny, chance, number)
+            consumer.listen_until(flush(tiny.cache))
+            agree(consumer, tiny.cache)
+        tiny.run()
+        consumer.listen_until(flush(tiny.cache))
+        agree(consumer, tiny.cache)
+        assert (consumer.num_replayed, consumer.num_starts) == (0, 0)
+        met["evictions"] += tiny.cache.stats.evicted_blocks
+        met["preemptions"] += tiny.scheduler.stats.num_preemptions
+        met["hits"] += tiny.cache.stats.first.shared_tokens
+        met["blocks"] += len(consumer.blocks)
+        met["forks"] += sum("/" in name for name in tiny.outputs)
+        met["failures"] += list(tiny.reasons.values()).count("error")
+    for what in ("evictions", "preemptions", "hits", "blocks", "forks", "failures"):
+        assert met[what] > 0, f"the traffic was too tame: no {what}"
+
+
+@on_both_indexes
+def test_who_joins_late_catches_up_by_replay(index: IndexName, publish: Publish, listen: Listen):
+    """From batch 0 on, as long as all of them are kept."""
+    tiny, chance = random_traffic(index, 1, windows=WINDOWS), random.Random(1)
+    publisher = publish(tiny.cache)
+    for number in range(60):
+        disturb(tiny, chance, number)
+    late = listen(publisher)
+    assert late.catch_up()
+    assert late.next == late.num_replayed
+    flush(tiny.cache)
+    late.catch_up()
+    agree(late, tiny.cache)
+
+
+@on_both_indexes
+@pytest.mark.parametrize("digest", ["sha256", "xxh3_128"])
+def test_blocks_have_one_name_whatever_the_index_looks_them_up_by(
+    index: IndexName, digest: Any, publish: Publish, listen: Listen
+):
+    """A digest that is random in each process would mean nothing to anybody else."""
+    tiny = random_traffic(index, 2, digest=digest)
+    consumer, chance = listen(publish(tiny.cache)), random.Random(2)
+    for number in range(60):
+        disturb(tiny, chance, number)
+    tiny.add("last", "ABBABAAB")
+    tiny.run()
+    flush(tiny.cache)
+    consumer.catch_up()
+    agree(consumer, tiny.cache)
+    assert tiny.cache.stats.evicted_blocks and consumer.blocks
+
+
+@on_both_indexes
+def test_a_whole_engine_is_known_from_outside(index: IndexName, make_llm: MakeLLM, listen: Listen):
+    """A model with windows, through `LLM` and its settings; a step of it raises."""
+    llm = make_llm(
+        "gemma3_text",
+        index=index,
+        num_blocks=40,
+        max_model_len=60,
+        kv_events_endpoint=ANY_PORT,
+        kv_events_replay_endpoint=ANY_PORT,
+        kv_events_topic="worker-1",
+    )
+    engine = llm.engine
+    assert engine.kv_events is not None
+    consumer, chance = listen(engine.kv_events), random.Random(0)
+    meet(consumer, engine.cache)
+    execute = engine.runner.execute
+
+    def fail_at_times(plan: Any) -> Any:
+        if chance.random() < 0.1:
+            raise RuntimeError("out of luck")
+        return execute(plan)
+
+    engine.runner.execute = fail_at_times  # type: ignore[method-assign]
+    common = [chance.randrange(3, 300) for _ in range(24)]
+    prompts = [[*common[: 4 * i], *(chance.randrange(3, 300) for _ in range(9))] for i in range(6)]
+    for prompt in prompts * 2:
+        made = engine.make_request(
+            Prompt(token_ids=prompt), SamplingParams(max_tokens=12, n=chance.choice([1, 2]), seed=1)
+        )
+        engine.add(made)
+        engine.step()
+    while engine.has_work:
+        engine.step()
+    consumer.listen_until(flush(engine.cache))
+    agree(consumer, engine.cache)
+    assert {group for _, group in consumer.blocks} == {0, 1}
+    assert consumer.num_replayed == 0
+    assert engine.cache.stats.evicted_blocks, "nothing was ever taken back"
+    engine.close()
+
+
+# --- gaps ---
+
+
+class Gate(BatchEncoder):
+    """An encoder that can hold the publisher's thread up."""
+
+    def __init__(self) -> None:
+        super().__init__("CPU")
+        self.open, self.reached = threading.Event(), threading.Event()
+        self.open.set()
+
+    def encode(self, batch: EventBatch) -> bytes:
+        if not self.open.is_set():
+            self.reached.set()
+        assert self.open.wait(PATIENCE_MS / 1000)
+        return super().encode(batch)
+
+
+def test_an_overflowing_queue_drops_batches_and_the_engine_goes_on(
+    publish: Publish, listen: Listen
+):
+    """Two of ten are queued, eight dropped; the next one shows the gap, and it is replayed."""
+    cache, gate = tiny_cache(32, keep_event_batches=100), Gate()
+    publisher = publish(cache.manager, gate, max_queued=2)
+    consumer = listen(publisher)
+    meet(consumer, cache.manager)
+    publisher.settle()
+    before = consumer.next
+    gate.open.clear()
+    for letter in "ABCDEFGHIJ":
+        cache.serve(letter * 8)
+    assert publisher.num_dropped == 8
+    gate.open.set()
+    consumer.listen_until(before + 2)
+    assert consumer.num_replayed == 0
+    publisher.settle()
+    cache.serve("KKKKKKKK")
+    consumer.listen_until(before + 11)
+    assert consumer.num_replayed == 9, "eight that were dropped, and the one that told"
+    agree(consumer, cache.manager)
+
+
+def test_a_gap_that_is_kept_no_more_makes_the_consumer_start_over(publish: Publish, listen: Listen):
+    """The replay's end comes first, and nothing else: it must not go on with a hole."""
+    cache = tiny_cache(32, keep_event_batches=3)
+    consumer = listen(publish(cache.manager))
+    meet(consumer, cache.manager)
+    for letter in "ABCDE":
+        cache.serve(letter * 8)
+    oldest = flush(cache.manager) - 3
+    assert consumer.ask(oldest - 1) == []
+    assert [number for number, _ in consumer.ask(oldest)] == [oldest, oldest + 1, oldest + 2]
+    assert consumer.ask(oldest + 3) == [], "nothing has happened since"
+
+
+def test_who_started_over_is_exact_again_when_the_cache_is_cleared(
+    publish: Publish, listen: Listen
+):
+    """A clearing needs no memory of what was there."""
+    cache = tiny_cache(32, keep_event_batches=2)
+    publisher = publish(cache.manager)
+    for letter in "ABCDE":
+        cache.serve(letter * 8)
+    publisher.settle()
+    late = listen(publisher)
+    while not late.poll(wait_ms=20):
+        cache.serve(letter * 4)  # a hit: tells nothing
+        cache.manager.custody.reset()
+    assert late.num_starts == 1
+    cache.serve("ABCDEFGH")
+    late.listen_until(flush(cache.manager))
+    agree(late, cache.manager)
+    assert len(late.blocks) == 2
+
+
+def test_a_request_that_is_no_request_is_ignored(
+    publish: Publish, listen: Listen, caplog: pytest.LogCaptureFixture
+):
+    """Whatever comes in on a socket, the thread goes on."""
+    cache = tiny_cache(8, keep_event_batches=10)
+    publisher = publish(cache.manager)
+    cache.serve("ABCDEFGH")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as rude:
+        rude.connect(publisher.replay_endpoint or "")
+        for frames in (
+            [b"hello"],
+            [b"", b"1"],
+            [b"", struct.pack(">Q", 0), b"?"],
+            [b"x", b"y" * 8],
+        ):
+            rude.send_multipart(frames)
+        rude.send_multipart([b"", struct.pack(">Q", 2**64 - 1)])
+        assert rude.poll(PATIENCE_MS)
+        assert rude.recv_multipart() == [b"", b"\xff" * 8, b""], "the end, at once"
+    assert len(listen(publisher).ask(0)) == 1
+    assert [record.message[:35] for record in caplog.records].count(
+        "a request for a replay of KV events"
+    ) == 4
+
+
+def test_a_consumer_that_leaves_in_the_middle_of_its_replay_hurts_nobody(
+    publish: Publish, listen: Listen, caplog: pytest.LogCaptureFixture
+):
+    """The rest of its replay is given up, and said so; the next one is answered."""
+    cache, gate = tiny_cache(32, keep_event_batches=100), Gate()
+    publisher = publish(cache.manager, gate)
+    for letter in "ABCDE":
+        cache.serve(letter * 8)
+    publisher.settle()
+    gate.open.clear()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as leaver:
+        leaver.connect(publisher.replay_endpoint or "")
+        leaver.send_multipart([b"", bytes(8)])
+        assert gate.reached.wait(PATIENCE_MS / 1000)
+    gate.open.set()
+    assert len(listen(publisher).ask(0)) == 5
+    assert "a replay of KV events from 0 was given up" in caplog.text
+
+
+# --- erasure ---
+
+
+@on_both_indexes
+def test_erasing_a_tenant_leaves_none_of_its_events_anywhere(
+    index: IndexName, publish: Publish, listen: Listen
+):
+    """Nor its salt on any wire, ever; who listened before is told to forget."""
+    cache = tiny_cache(32, index=index, keep_event_batches=100)
+    publisher = publish(cache.manager)
+    witness = listen(publisher)
+    meet(witness, cache.manager)
+    cache.serve("ABCDEFGH")
+    cache.serve("SECRETSECRET", tenant=b"salt-of-x")
+    witness.listen_until(flush(cache.manager))
+    of_tenant = [d for (d, _), block in witness.blocks.items() if block.tokens[0] != ord("A")]
+    of_tenant = [d for d in of_tenant if bytes(d) not in _digests(cache, "ABCDEFGH")]
+    assert len(of_tenant) == 3
+    cache.manager.custody.erase(b"salt-of-x")
+    assert not publisher._queue
+
+    witness.listen_until(flush(cache.manager))
+    agree(witness, cache.manager)
+    late = listen(publisher)
+    late.catch_up()
+    agree(late, cache.manager)
+    assert late.next == witness.next, "numbers have no gaps"
+    told = b"".join(late.payloads)
+    assert not any(digest in told for digest in of_tenant)
+    assert bytes(map(ord, "SECR")) not in told
+    assert b"salt-of-x" not in told + b"".join(witness.payloads)
+
+
+def _digests(cache: TinyCache, prompt: str) -> list[bytes]:
+    return list(BlockHasher(4, sha256).digests(prefix_key(prompt), len(prompt) // 4))
+
+
+def test_who_missed_an_erasure_starts_over(publish: Publish, listen: Listen):
+    """The removals are gone with the rest: a replay of the gap would leave the tenant's blocks."""
+    cache = tiny_cache(32, keep_event_batches=100)
+    publisher = publish(cache.manager)
+    consumer = listen(publisher)
+    cache.serve("ABCDEFGH")
+    cache.serve("SECRETSECRET", tenant=b"x")
+    flush(cache.manager)
+    consumer.catch_up()
+    assert len(consumer.blocks) == 5
+    cache.manager.custody.erase(b"x")
+    end = flush(cache.manager)
+    assert consumer.ask(consumer.next) == []
+    consumer.start_over(end)
+    agree(consumer, cache.manager)
+    assert len(consumer.blocks) == 2
+
+
+def test_erasing_waits_until_the_queue_is_empty(publish: Publish, listen: Listen):
+    """What the thread still holds is the tenant's as well."""
+    cache, gate = tiny_cache(32, keep_event_batches=100), Gate()
+    publisher = publish(cache.manager, gate)
+    gate.open.clear()
+    cache.serve("SECRETSECRET", tenant=b"x")
+    eraser = threading.Thread(target=cache.manager.custody.erase, args=(b"x",))
+    eraser.start()
+    eraser.join(0.1)
+    assert eraser.is_alive(), "it did not wait"
+    gate.open.set()
+    eraser.join(PATIENCE_MS / 1000)
+    assert not eraser.is_alive() and not publisher._queue
+
+
+def test_a_tenant_that_runs_is_not_erased_and_nobody_is_told(publish: Publish, listen: Listen):
+    cache = tiny_cache(32, keep_event_batches=100)
+    consumer = listen(publish(cache.manager))
+    cache.admit("runs", "ABCDEFGH", tenant=b"x")
+    with pytest.raises(CacheInUse):
+        cache.manager.custody.erase(b"x")
+    consumer.catch_up()
+    agree(consumer, cache.manager)
+    assert len(consumer.blocks) == 2
+
+
+# --- routing ---
+
+
+@on_both_indexes
+@pytest.mark.parametrize("windows", [(), WINDOWS], ids=["full", "windows"])
+def test_a_router_finds_the_worker_with_the_longest_prefix(
+    index: IndexName, windows: tuple[WindowConfig, ...], publish: Publish, listen: Listen
+):
+    """With nothing but the stream of each worker and a `BlockHasher`; also per tenant."""
+    workers = [random_traffic(index, seed, windows=windows) for seed in range(3)]
+    chance = random.Random(9)
+    for worker in workers:
+        for number in range(40):
+            (prompt, images), tenant = random_prompt(chance, 12), chance.choice(["", "x"])
+            worker.add(str(number), prompt, images=images, tenant=tenant, max_tokens=2)
+            worker.step()
+        worker.run()
+        flush(worker.cache)
+    views = [listen(publish(worker.cache)) for worker in workers]
+    for view in views:
+        view.catch_up()
+    sizes, found = tuple(window.window for window in windows), set()
+    for _ in range(200):
+        prompt, images = random_prompt(chance, chance.randint(1, 24))
+        key = prefix_key(prompt, images, tenant=chance.choice([b"", b"x"]))
+        told = [view.longest_prefix(key, 2, sizes) for view in views]
+        real = [len(worker.cache.match(key.copy()).blocks) for worker in workers]
+        assert told == real
+        found.add(tuple(real))
+    assert len(found) > 5, "the workers hardly differ"
+
+
+# --- sockets ---
+
+
+def test_an_endpoint_that_is_taken_is_named(make_llm: MakeLLM):
+    """Two engines, one port: the second says which setting to change."""
+    llm = make_llm("llama", num_blocks=70, kv_events_endpoint=ANY_PORT)
+    assert llm.engine.kv_events is not None
+    taken = llm.engine.kv_events.endpoint
+    with pytest.raises(ConfigError, match=f"kv_events_endpoint='{taken}' cannot be bound: Addr"):
+        make_llm("llama", num_blocks=70, kv_events_endpoint=taken)
+    with pytest.raises(ConfigError, match=f"kv_events_replay_endpoint='{taken}' cannot be bound"):
+        make_llm(
+            "llama",
+            num_blocks=70,
+            kv_events_endpoint=ANY_PORT,
+            kv_events_replay_endpoint=taken,
+        )
+
+
+def _free_again(endpoint: str) -> bool:
+    with zmq.Context() as context, context.socket(zmq.PUB) as socket:
+        socket.bind(endpoint)
+    return True
+
+
+@pytest.mark.parametrize("how", ["close", "with", "forgotten"])
+def test_the_port_is_free_again_when_the_engine_is_gone(how: str, checkpoints: Any, listen: Listen):
+    """Also if nobody closes it, and while a consumer is connected that never reads."""
+    llm: LLM | None = LLM(
+        str(checkpoints.path("llama")), num_blocks=70, kv_events_endpoint=ANY_PORT
+    )
+    assert llm is not None
+    publisher = llm.engine.kv_events
+    assert publisher is not None
+    listen(publisher)
+    llm.generate({"prompt_token_ids": [5] * 40}, SamplingParams(max_tokens=1), use_tqdm=False)
+    if how == "close":
+        llm.close()
+        llm.close()
+    elif how == "with":
+        with llm:
+            pass
+    llm = None
+    gc.collect()
+    publisher._thread.join(PATIENCE_MS / 1000)
+    assert not publisher._thread.is_alive()
+    assert _free_again(publisher.endpoint)
+
+
+def test_shutting_an_async_engine_down_closes_its_sockets(checkpoints: Any):
+    """What was sent before it still arrives."""
+    llm = AsyncLLM(
+        str(checkpoints.path("llama")),
+        num_blocks=70,
+        kv_events_endpoint=ANY_PORT,
+        kv_events_replay_endpoint=ANY_PORT,
+    )
+    publisher = llm._engine.kv_events
+    assert publisher is not None
+
+    async def one() -> None:
+        async with llm:
+            prompt = {"prompt_token_ids": [5] * 40}
+            async for _ in llm.generate(prompt, SamplingParams(max_tokens=2)):
+                pass
+
+    asyncio.run(one())
+    assert not publisher._thread.is_alive()
+    assert _free_again(publisher.endpoint)
+    assert _free_again(publisher.replay_endpoint or "")
+
+
+def test_whatever_was_told_before_closing_arrives(publish: Publish, listen: Listen):
+    """The queue is sent before the sockets go."""
+    cache, gate = tiny_cache(32, keep_event_batches=100), Gate()
+    publisher = publish(cache.manager, gate)
+    consumer = listen(publisher)
+    meet(consumer, cache.manager)
+    gate.open.clear()
+    for letter in "ABCDE":
+        cache.serve(letter * 8)
+    closer = threading.Thread(target=publisher.close)
+    closer.start()
+    gate.open.set()
+    closer.join(PATIENCE_MS / 1000)
+    assert not closer.is_alive()
+    consumer.listen_until(flush(cache.manager))
+    agree(consumer, cache.manager)
+    cache.serve("after that, the cache goes on and nobody is told")
+
+
+def test_a_fault_of_the_publisher_ends_events_and_nothing_else(
+    publish: Publish, caplog: pytest.LogCaptureFixture
+):
+    """The engine must not hang or fall over them, and erasing must not wait for ever."""
+
+    class Broken(BatchEncoder):
+        def encode(self, batch: EventBatch) -> bytes:
+            raise RuntimeError("cannot write")
+
+    cache = tiny_cache(32, keep_event_batches=100)
+    publisher = publish(cache.manager, Broken("CPU"))
+    cache.serve("ABCDEFGH", tenant=b"x")
+    publisher._thread.join(PATIENCE_MS / 1000)
+    cache.serve("IJKLMNOP", tenant=b"x")
+    assert cache.manager.custody.erase(b"x").num_blocks == 4
+    publisher.close()
+    assert "KV events ended; the engine goes on without them" in caplog.text
+
+
+# --- settings ---
+
+
+def test_batches_are_kept_if_they_are_published_and_nothing_else_is_said():
+    assert EngineConfig().num_kept_event_batches == 0
+    assert EngineConfig(kv_events_endpoint=ANY_PORT).num_kept_event_batches == KEPT_EVENT_BATCHES
+    config = EngineConfig(kv_events_endpoint=ANY_PORT, keep_event_batches=7)
+    assert config.cache(num_blocks=8).keep_event_batches == 7
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kv_events_endpoint": 5557}, "kv_events_endpoint=5557: must be like 'tcp:"),
+        ({"kv_events_endpoint": "localhost:5557"}, "kv_events_endpoint='localhost:5557': must be"),
+        ({"kv_events_replay_endpoint": ANY_PORT}, "without kv_events_endpoint"),
+        ({"kv_events_topic": "kv"}, "kv_events_topic='kv' without kv_events_endpoint"),
+        ({"kv_events_endpoint": ANY_PORT, "kv_events_topic": b"kv"}, "must be a string"),
+        ({"kv_events_endpoint": ANY_PORT, "keep_event_batches": 0}, "keep_event_batches=0, which"),
+        ({"kv_events_endpoint": ANY_PORT, "keep_event_batches": -1}, "keep_event_batches=-1: must"),
+        ({"kv_events_endpoint": ANY_PORT, "enable_prefix_caching": False}, "nothing is cached"),
+        (
+            {"kv_events_endpoint": "ipc://x", "kv_events_replay_endpoint": "ipc://x"},
+            "each socket needs an address of its own",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(**settings)
+
+
+def test_without_events_nobody_is_told_and_nothing_is_counted_for_them(make_llm: MakeLLM):
+    """The plain path: no log, no thread, no socket, and no digest is computed."""
+    llm = make_llm("llama", num_blocks=70)
+    llm.generate({"prompt_token_ids": [5] * 40}, SamplingParams(max_tokens=9), use_tqdm=False)
+    assert llm.engine.kv_events is None and llm.engine.cache.events is None
+    assert "ostinato-kv-events" not in {thread.name for thread in threading.enumerate()}
+    assert not any(node.digests for node, _ in llm.engine.cache.index._walk())  # type: ignore[attr-defined]
+    assert truth(llm.engine.cache), "there were blocks to tell of"

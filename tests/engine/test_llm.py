@@ -1,0 +1,574 @@
+"""The offline face: batches in, results in the field's familiar shape out."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ostinato import LLM, RequestOutput, SamplingParams
+from ostinato.core.errors import (
+    InvalidSamplingParams,
+    MissingTokenizer,
+    ModelNotFound,
+    RequestError,
+)
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.engine import Engine
+from ostinato.engine.prompts import Prompt
+from tests.support.checkpoints import EOS_ID, VOCAB_SIZE, Checkpoints, without_tokenizer
+from tests.support.engines import MakeLLM, assert_idle
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+PROMPTS = [list(range(3 + 5 * start, 14 + 5 * start)) for start in range(6)]
+
+
+def tokens_of(outputs: Sequence[RequestOutput]) -> list[list[int]]:
+    """Return the ids of each request's first continuation."""
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+# --- results ---
+
+
+def test_results_have_the_familiar_shape(bard: LLM) -> None:
+    output = bard.generate("ROMEO:", GREEDY, use_tqdm=False)[0]
+    completion = output.outputs[0]
+
+    assert output.prompt == "ROMEO:"
+    assert output.prompt_token_ids == bard.get_tokenizer()("ROMEO:")["input_ids"]
+    assert (output.finished, output.error, output.num_cached_tokens) == (True, None, 0)
+    assert (completion.index, completion.finish_reason, completion.stop_reason) == (
+        0,
+        "length",
+        None,
+    )
+    assert completion.text == bard.get_tokenizer().decode(completion.token_ids)
+    assert len(completion.token_ids) == 8
+    assert completion.logprobs is completion.cumulative_logprob is output.prompt_logprobs is None
+
+
+def test_moments_come_in_order(llm: LLM) -> None:
+    timings = llm.generate(PROMPTS, GREEDY, use_tqdm=False)[-1].timings
+    moments = (timings.arrival, timings.first_scheduled, timings.first_token, timings.finished)
+
+    assert None not in moments
+    assert list(moments) == sorted(moments)  # type: ignore[type-var]
+
+
+def test_a_clock_may_start_at_zero(checkpoints: Checkpoints) -> None:
+    """The first token comes at zero, and each later one a second later."""
+    now_s = 0.0
+    config = EngineConfig.of(checkpoints.path("llama"), {"num_blocks": 8})
+    engine = Engine(config, clock=lambda: now_s)
+    engine.add(engine.make_request(Prompt(token_ids=PROMPTS[0]), GREEDY))
+
+    states = []
+    while engine.has_work:
+        states = engine.step()
+        now_s += 1.0
+
+    timings = states[0].output().timings
+    assert (timings.first_token, timings.finished) == (0.0, 7.0)
+
+
+def test_batches_may_run_in_other_threads(llm: LLM) -> None:
+    """Signals belong to the main thread, and are left alone."""
+    with ThreadPoolExecutor(1) as pool:
+        ran = pool.submit(llm.generate, PROMPTS, GREEDY, use_tqdm=False)
+
+    assert tokens_of(ran.result()) == tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+
+
+def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    """The first runs longest, the last is served first."""
+    lengths = range(9, 3, -1)
+    params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in lengths]
+
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False, priority=list(range(6, 0, -1)))
+
+    assert [output.prompt_token_ids for output in outputs] == PROMPTS
+    assert list(map(len, tokens_of(outputs))) == list(lengths)
+
+
+def test_lower_priority_numbers_run_first(make_llm: MakeLLM) -> None:
+    """One at a time: the order of the first steps is that of the priorities."""
+    llm = make_llm("llama", max_num_seqs=1)
+
+    outputs = llm.generate(PROMPTS[:4], GREEDY, use_tqdm=False, priority=[2, 0, 3, -1])
+
+    starts = [output.timings.first_scheduled or 0.0 for output in outputs]
+    assert sorted(range(4), key=starts.__getitem__) == [3, 1, 0, 2]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_one_setting_for_all_or_one_per_prompt(count: int, llm: LLM) -> None:
+    with pytest.raises(RequestError, match=f"{count} params for 6 prompts: give one for all"):
+        llm.generate(PROMPTS, [GREEDY] * count, use_tqdm=False)
+    with pytest.raises(RequestError, match=f"{count} priority for 6 prompts"):
+        llm.generate(PROMPTS, GREEDY, use_tqdm=False, priority=[1] * count)
+
+
+@pytest.mark.parametrize(
+    "params", [{"max_tokens": 5}, 5, "greedy", {}, [None], [{"max_tokens": 5}], [[GREEDY]]]
+)
+def test_what_is_no_sampling_params_is_refused(params: Any, llm: LLM) -> None:
+    with pytest.raises(InvalidSamplingParams, match="must be SamplingParams"):
+        llm.generate([PROMPTS[0]], params, use_tqdm=False)
+
+
+@pytest.mark.parametrize("priority", ["high", None, 1.5, [None], ["a"], float("nan")])
+def test_a_priority_is_an_integer(priority: Any, llm: LLM) -> None:
+    with pytest.raises(RequestError, match=r"priority=.*: must be an integer"):
+        llm.generate([PROMPTS[0]], GREEDY, use_tqdm=False, priority=priority)
+
+
+def test_progress_is_shown_on_stderr(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    """Prefill and decode tokens per second, and the share of cached tokens."""
+    llm.generate(PROMPTS[:1] * 2, GREEDY)
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Generating: 100%" in err
+    assert "2/2" in err
+    assert "prefill " in err and "decode " in err and "tok/s" in err
+    assert "cached 36.4%" in err  # two blocks of 4, among 22 tokens
+
+
+def test_no_progress_is_shown_unasked(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
+    llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+
+    assert capfd.readouterr() == ("", "")
+
+
+# --- sampling ---
+
+
+def test_the_same_seed_gives_the_same_tokens_in_any_company(make_llm: MakeLLM) -> None:
+    """Alone, among strangers, in chunks, cached, and after preemptions."""
+    params = SamplingParams(seed=7, max_tokens=12, ignore_eos=True)
+    others = SamplingParams(seed=8, max_tokens=12, ignore_eos=True)
+    alone = tokens_of(make_llm("llama").generate([PROMPTS[0]], params, use_tqdm=False))[0]
+
+    for settings in (
+        {},
+        {"max_num_batched_tokens": 5, "max_num_seqs": 3},
+        {"num_blocks": 14},
+        {"index": "hash", "num_blocks": 14},
+    ):
+        llm = make_llm("llama", **settings)
+        batch = [*PROMPTS[1:4], PROMPTS[0], *PROMPTS[4:]]
+        for _ in range(2):
+            each = [params if prompt is PROMPTS[0] else others for prompt in batch]
+            assert tokens_of(llm.generate(batch, each, use_tqdm=False))[3] == alone
+        if "num_blocks" in settings:
+            assert llm.engine.scheduler_stats.num_preemptions > 0
+
+
+def test_other_seeds_give_other_tokens(llm: LLM) -> None:
+    params = [SamplingParams(seed=seed, max_tokens=8, ignore_eos=True) for seed in range(6)]
+
+    outputs = llm.generate([PROMPTS[0]] * 6, params, use_tqdm=False)
+
+    assert len(set(map(tuple, tokens_of(outputs)))) == 6
+
+
+def test_without_a_seed_the_engines_seed_decides(make_llm: MakeLLM) -> None:
+    """Two runs of one program agree; two requests of one run do not."""
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    runs = [
+        tokens_of(make_llm("llama", seed=seed).generate([PROMPTS[0]] * 2, params, use_tqdm=False))
+        for seed in (1, 1, 2)
+    ]
+
+    assert runs[0] == runs[1]
+    assert len(set(map(tuple, runs[0] + runs[2]))) == 4
+
+
+def test_several_continuations_differ_and_the_first_is_the_seeds_own(llm: LLM) -> None:
+    many = SamplingParams(n=5, seed=3, max_tokens=8, ignore_eos=True)
+    one = SamplingParams(n=1, seed=3, max_tokens=8, ignore_eos=True)
+
+    completions = llm.generate([PROMPTS[0]], many, use_tqdm=False)[0].outputs
+
+    assert [completion.index for completion in completions] == list(range(5))
+    assert len({tuple(completion.token_ids) for completion in completions}) == 5
+    assert [completions[0].token_ids] == tokens_of(llm.generate([PROMPTS[0]], one, use_tqdm=False))
+
+
+def test_more_continuations_than_seats_are_all_made(make_llm: MakeLLM) -> None:
+    """Seven continuations for two seats and a small pool: who finds no room waits."""
+    params = SamplingParams(n=7, seed=3, max_tokens=8, ignore_eos=True)
+    roomy, narrow = make_llm("llama"), make_llm("llama", max_num_seqs=2, num_blocks=9)
+
+    outputs = [llm.generate([PROMPTS[0]], params, use_tqdm=False)[0] for llm in (roomy, narrow)]
+
+    one, other = ([completion.token_ids for completion in output.outputs] for output in outputs)
+    assert one == other
+    assert len(one) == 7
+
+
+def test_the_most_likely_token_alone_is_greedy(llm: LLM) -> None:
+    params = SamplingParams(top_k=1, temperature=2.0, seed=1, max_tokens=8, ignore_eos=True)
+
+    assert tokens_of(llm.generate(PROMPTS, params, use_tqdm=False)) == tokens_of(
+        llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    )
+
+
+def test_a_bias_forces_and_forbids_tokens(llm: LLM) -> None:
+    force = SamplingParams(temperature=0.0, max_tokens=3, logit_bias={42: 100.0})
+    favourite = tokens_of(llm.generate([PROMPTS[0]], GREEDY, use_tqdm=False))[0][0]
+    forbid = SamplingParams(temperature=0.0, max_tokens=1, logit_bias={favourite: -100.0})
+
+    assert tokens_of(llm.generate([PROMPTS[0]], force, use_tqdm=False)) == [[42] * 3]
+    assert tokens_of(llm.generate([PROMPTS[0]], forbid, use_tqdm=False))[0] != [favourite]
+
+
+def test_penalties_count_what_was_generated(llm: LLM) -> None:
+    """Log-probs come before penalties: so from them the choice can be made once more."""
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=20,
+        ignore_eos=True,
+        presence_penalty=0.7,
+        frequency_penalty=0.9,
+        logit_bias=dict.fromkeys(range(20, 24), 8.0),
+        logprobs=VOCAB_SIZE,
+    )
+
+    completion = llm.generate([PROMPTS[0]], params, use_tqdm=False)[0].outputs[0]
+
+    def score(logprobs: dict[int, Any], token: int, before: list[int]) -> float:
+        count = before.count(token)
+        bias = 8.0 * (20 <= token < 24)
+        return float(logprobs[token].logprob) + bias - 0.7 * (count > 0) - 0.9 * count
+
+    assert completion.logprobs is not None
+    for place, (token, logprobs) in enumerate(
+        zip(completion.token_ids, completion.logprobs, strict=True)
+    ):
+        before = completion.token_ids[:place]
+        assert token == max(logprobs, key=lambda t: score(logprobs, t, before))
+    assert len(set(completion.token_ids)) > 3
+
+
+def test_a_strong_repetition_penalty_forbids_what_was_seen(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, repetition_penalty=1e6)
+
+    tokens = tokens_of(llm.generate([PROMPTS[0]], params, use_tqdm=False))[0]
+
+    assert len({*tokens, *PROMPTS[0]}) == 30 + len(PROMPTS[0])
+
+
+def test_log_probabilities_name_the_token_and_its_alternatives(llm: LLM) -> None:
+    params = SamplingParams(seed=4, max_tokens=6, ignore_eos=True, logprobs=3, prompt_logprobs=2)
+
+    output = llm.generate([PROMPTS[0]], params, use_tqdm=False)[0]
+    completion = output.outputs[0]
+
+    assert completion.logprobs is not None and output.prompt_logprobs is not None
+    assert len(completion.logprobs) == 6
+    for token, logprobs in zip(completion.token_ids, completion.logprobs, strict=True):
+        assert next(iter(logprobs)) == token
+        assert len(logprobs) == (3 if logprobs[token].rank <= 3 else 4)
+        assert {1, 2, 3} <= {entry.rank for entry in logprobs.values()}
+        best = sorted(logprobs.values(), key=lambda entry: entry.rank)
+        assert all(one.logprob >= other.logprob for one, other in pairwise(best))
+        assert all(entry.logprob < 0.0 for entry in best)
+    mine = [lp[t].logprob for t, lp in zip(completion.token_ids, completion.logprobs, strict=True)]
+    assert completion.cumulative_logprob == pytest.approx(sum(mine))
+
+    assert output.prompt_logprobs[0] is None
+    assert len(output.prompt_logprobs) == len(PROMPTS[0])
+    for token, entry in zip(PROMPTS[0][1:], output.prompt_logprobs[1:], strict=True):
+        assert entry is not None and next(iter(entry)) == token
+
+
+def test_log_probabilities_say_what_tokens_read_like(bard: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=0)
+
+    completion = bard.generate("ROMEO:", params, use_tqdm=False)[0].outputs[0]
+
+    assert completion.logprobs is not None
+    pieces = [entry.decoded_token or "" for row in completion.logprobs for entry in row.values()]
+    assert "".join(pieces) == completion.text
+
+
+# --- where texts end ---
+
+
+def test_a_stop_string_ends_the_text_wherever_tokens_end(bard: LLM) -> None:
+    """Every token is one character, so each of these stop strings spans several."""
+    params = SamplingParams(temperature=0.0, max_tokens=40)
+    text = bard.generate("ROMEO:\n", params, use_tqdm=False)[0].outputs[0].text
+    stop = text[17:22]
+    assert stop not in text[:17]
+
+    outputs = [
+        bard.generate(
+            "ROMEO:\n",
+            SamplingParams(
+                temperature=0.0, max_tokens=40, stop=[stop, "zzz"], include_stop_str_in_output=keep
+            ),
+            use_tqdm=False,
+        )[0].outputs[0]
+        for keep in (False, True)
+    ]
+
+    assert [output.text for output in outputs] == [text[:17], text[:22]]
+    for output in outputs:
+        assert (output.finish_reason, output.stop_reason) == ("stop", stop)
+        assert len(output.token_ids) == 22
+
+
+def test_text_that_might_have_become_a_stop_string_is_let_go_at_the_end(bard: LLM) -> None:
+    """The stop string is the rest of the text and something more."""
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    text = bard.generate("ROMEO:\n", params, use_tqdm=False)[0].outputs[0].text
+
+    stopping = SamplingParams(temperature=0.0, max_tokens=12, stop=text[8:] + "\x00")
+    output = bard.generate("ROMEO:\n", stopping, use_tqdm=False)[0].outputs[0]
+
+    assert (output.text, output.finish_reason) == (text, "length")
+
+
+def test_no_stop_string_counts_below_min_tokens(bard: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=60)
+    text = bard.generate("ROMEO:\n", params, use_tqdm=False)[0].outputs[0].text
+    first, second = (text.index("e", start) for start in (0, text.index("e") + 1))
+
+    stopping = SamplingParams(temperature=0.0, max_tokens=60, stop="e", min_tokens=first + 1)
+    output = bard.generate("ROMEO:\n", stopping, use_tqdm=False)[0].outputs[0]
+
+    assert output.text == text[:second]
+
+
+def test_a_stop_id_ends_the_text_and_is_no_part_of_it(bard: LLM) -> None:
+    plain = bard.generate("ROMEO:\n", GREEDY, use_tqdm=False)[0].outputs[0]
+    end = plain.token_ids[5]
+    cut = plain.token_ids.index(end)
+
+    for keep in (False, True):
+        params = SamplingParams(
+            temperature=0.0, max_tokens=8, stop_token_ids=[end], include_stop_str_in_output=keep
+        )
+        output = bard.generate("ROMEO:\n", params, use_tqdm=False)[0].outputs[0]
+
+        assert output.token_ids == plain.token_ids[: cut + 1]
+        assert output.text == plain.text[: cut + keep]
+        assert (output.finish_reason, output.stop_reason) == ("stop", end)
+
+
+def test_the_end_of_sequence_waits_for_min_tokens_and_may_be_ignored(llm: LLM) -> None:
+    """A bias makes the end of sequence the first choice in every step."""
+
+    def run(**changes: Any) -> Any:
+        params = SamplingParams(
+            temperature=0.0, max_tokens=6, logit_bias={EOS_ID: 100.0}, **changes
+        )
+        return llm.generate([PROMPTS[0]], params, use_tqdm=False)[0].outputs[0]
+
+    at_once, later, ignored = run(), run(min_tokens=3), run(ignore_eos=True)
+
+    assert (at_once.token_ids, at_once.finish_reason) == ([EOS_ID], "stop")
+    assert at_once.stop_reason is None and at_once.text == ""
+    assert EOS_ID not in later.token_ids[:3]
+    assert (later.token_ids[3:], later.finish_reason) == ([EOS_ID], "stop")
+    assert (ignored.token_ids, ignored.finish_reason) == ([EOS_ID] * 6, "length")
+    assert ignored.text == ""
+    assert run(ignore_eos=True, skip_special_tokens=False).text == "<eos>" * 6
+
+
+def test_one_continuation_may_end_before_the_others(llm: LLM) -> None:
+    params = SamplingParams(n=6, seed=2, max_tokens=30, stop_token_ids=list(range(3, 30)))
+
+    completions = llm.generate([PROMPTS[0]], params, use_tqdm=False)[0].outputs
+
+    lengths = {len(completion.token_ids) for completion in completions}
+    assert len(lengths) > 2
+    for completion in completions:
+        assert (completion.finish_reason == "stop") == (completion.token_ids[-1] < 30)
+
+
+# --- the cache, as callers steer it ---
+
+
+def test_another_salt_finds_nothing(llm: LLM) -> None:
+    """The same ids under three names: each finds its own, and none another's."""
+    asked = [{"prompt_token_ids": PROMPTS[0], "cache_salt": salt} for salt in ("", "a", "b")]
+
+    for expected in (0, 10):
+        outputs = [llm.generate(prompt, GREEDY, use_tqdm=False)[0] for prompt in asked]
+        assert [output.num_cached_tokens for output in outputs] == [expected] * 3
+        assert len(set(map(tuple, tokens_of(outputs)))) == 1
+
+
+def test_salts_do_not_share_within_a_step_either(llm: LLM) -> None:
+    asked = [{"prompt_token_ids": PROMPTS[0], "cache_salt": salt} for salt in "abab"]
+
+    outputs = llm.generate(asked, GREEDY, use_tqdm=False)
+
+    assert [output.num_cached_tokens for output in outputs] == [0, 0, 8, 8]
+
+
+def test_reading_and_writing_are_opted_out_of_apart(llm: LLM) -> None:
+    ids = PROMPTS[0]
+    steps = [
+        ({"prompt_token_ids": ids, "cache_write": False}, 0),
+        ({"prompt_token_ids": ids}, 0),
+        ({"prompt_token_ids": ids, "cache_read": False}, 0),
+        ({"prompt_token_ids": ids, "cache_write": False}, 10),
+        ({"prompt_token_ids": ids}, 10),
+    ]
+    for prompt, expected in steps:
+        assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens == expected
+
+
+def test_a_reset_forgets(llm: LLM) -> None:
+    llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    llm.reset_prefix_cache()
+
+    assert llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+    assert llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)[0].num_cached_tokens == 10
+
+
+def test_counters_are_of_first_admissions(make_llm: MakeLLM) -> None:
+    llm = make_llm("llama")
+    for _ in range(2):
+        llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False)
+
+    first = llm.cache_stats.first
+    assert (first.num_requests, first.query_tokens, first.hit_tokens) == (2, 22, 10)
+    assert first.hit_ratio == pytest.approx(10 / 22)
+
+
+# --- chat ---
+
+
+def conversation(*contents: str) -> list[dict[str, str]]:
+    """Return messages of user and assistant in turn."""
+    roles = ("user", "assistant")
+    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
+
+
+def test_a_conversation_is_written_by_the_template_and_the_next_turn_finds_it(bard: LLM) -> None:
+    question = conversation("What news?")
+    first = bard.chat(question, GREEDY, use_tqdm=False)[0]
+    tokenizer = bard.get_tokenizer()
+    rendered = tokenizer.apply_chat_template(question, tokenize=True, add_generation_prompt=True)
+    assert first.prompt_token_ids == list(rendered["input_ids"])
+
+    more = [*question, {"role": "assistant", "content": first.outputs[0].text}, *question]
+    second = bard.chat(more, GREEDY, use_tqdm=False)[0]
+
+    assert second.num_cached_tokens >= len(first.prompt_token_ids)
+
+
+def test_several_conversations_are_a_batch(bard: LLM) -> None:
+    talks = [conversation("What news?"), conversation("Who is there?")]
+
+    outputs = bard.chat(talks, GREEDY, use_tqdm=False)
+
+    alone = [bard.chat(talk, GREEDY, use_tqdm=False)[0] for talk in talks]
+    assert tokens_of(outputs) == tokens_of(alone)
+
+
+def test_a_template_may_be_given(llm: LLM) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+    output = llm.chat(conversation("To be"), GREEDY, chat_template=template, use_tqdm=False)[0]
+
+    assert output.prompt_token_ids == llm.get_tokenizer()("To be")["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        (None, "must be a list of messages, not NoneType"),
+        ("hi", "must be a list of messages, not str"),
+        ({"role": "user", "content": "hi"}, "must be a list of messages, not dict"),
+        (["hi"], "must be a list of messages, not str"),
+        ([5], "message 0 is 5: it needs a 'role' and a 'content'"),
+        ([{}], "message 0 is {}: it needs"),
+        ([{"role": "user"}], "message 0 is {'role': 'user'}"),
+        ([[]], "messages is empty"),
+        ([{"role": "user", "content": "hi"}], "has no chat template: give chat_template"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(messages: Any, message: str, llm: LLM) -> None:
+    with pytest.raises(RequestError, match=message):
+        llm.chat(messages, GREEDY, use_tqdm=False)
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{% if %}"])
+def test_a_template_that_refuses_is_quoted(template: str, llm: LLM) -> None:
+    with pytest.raises(RequestError, match="the chat template refuses these messages: "):
+        llm.chat(conversation("hi"), GREEDY, chat_template=template, use_tqdm=False)
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens=0: must be an integer, at least 1"),
+        ({"n": 0}, "n=0: must be an integer, at least 1"),
+        ({"n": 10**9}, "n=1000000000: "),
+        ({"temperature": -0.1}, r"temperature=-0\.1: must be a number, at least 0"),
+        ({"temperature": float("nan")}, "temperature=nan: must be a number"),
+        ({"top_p": 0.0}, r"top_p=0\.0: must be a number, above 0 and at most 1"),
+        ({"top_k": -1}, "top_k=-1: must be an integer, at least 0"),
+        ({"min_p": 1.5}, r"min_p=1\.5: must be a number, at least 0 and at most 1"),
+        ({"presence_penalty": 3}, "presence_penalty=3: must be a number"),
+        ({"repetition_penalty": 0}, "repetition_penalty=0: must be a number, above 0"),
+        ({"seed": "x"}, "seed='x': must be an integer"),
+        ({"stop": [""]}, "stop='': must be a string that is not empty"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids=-1: must be an integer"),
+        ({"stop_token_ids": [320]}, "stop_token_ids names token id 320: .* from 0 to 319"),
+        ({"logit_bias": {320: 1.0}}, "logit_bias names token id 320: .* from 0 to 319"),
+        ({"logit_bias": {5: 101.0}}, r"logit_bias\[5\]=101\.0: must be a number"),
+        ({"logprobs": -1}, "logprobs=-1: must be an integer, from 0 to"),
+        ({"prompt_logprobs": 10**6}, "prompt_logprobs=1000000: must be an integer, from 0 to"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens=9 is above max_tokens=8"),
+        ({"stop": "x", "detokenize": False}, "stop strings need text"),
+    ],
+)
+def test_params_that_cannot_be_are_refused(changes: dict[str, Any], message: str, llm: LLM) -> None:
+    """The engine goes on: a good request works afterwards."""
+    with pytest.raises(InvalidSamplingParams, match=message):
+        llm.generate([PROMPTS[0]], SamplingParams(**changes), use_tqdm=False)
+    assert_idle(llm.engine)
+
+    assert len(tokens_of(llm.generate([PROMPTS[0]], GREEDY, use_tqdm=False))[0]) == 8
+
+
+def test_without_a_tokenizer_ids_are_served_and_texts_are_not(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    path = without_tokenizer(checkpoints.path("llama"), tmp_path / "bare")
+    llm = LLM(path, num_blocks=32)
+    silent = SamplingParams(temperature=0.0, max_tokens=4, detokenize=False, logprobs=1)
+
+    output = llm.generate([PROMPTS[0]], silent, use_tqdm=False)[0].outputs[0]
+    assert (len(output.token_ids), output.text) == (4, "")
+    assert output.logprobs is not None
+    assert {entry.decoded_token for row in output.logprobs for entry in row.values()} == {None}
+
+    for ask in (
+        lambda: llm.generate("To be", silent, use_tqdm=False),
+        lambda: llm.generate([PROMPTS[0]], GREEDY, use_tqdm=False),
+        lambda: llm.chat(conversation("hi"), silent, use_tqdm=False),
+        llm.get_tokenizer,
+    ):
+        with pytest.raises(MissingTokenizer, match="give prompts as token ids and set detokenize"):
+            ask()
+    assert_idle(llm.engine)
+
+
+def test_a_model_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ModelNotFound, match="embedded models: tiny-shakespeare"):
+        LLM("/no/such/model")

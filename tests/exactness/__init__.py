@@ -1,0 +1,1 @@
+"""Does the cache change any answer, and is everything computed once?"""

@@ -1,0 +1,27 @@
+"""What these tests share: checkpoints, engines that end idle, and references."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.exactness.reference import Reference
+from tests.support.checkpoints import Checkpoints, checkpoints
+from tests.support.engines import make_llm
+
+__all__ = ["checkpoints", "make_llm", "reference_of"]
+
+ReferenceOf = Callable[[str], Reference]
+
+
+@pytest.fixture(scope="module")
+def reference_of(checkpoints: Checkpoints) -> Iterator[ReferenceOf]:
+    """Ask ``transformers`` instead; each family is loaded once."""
+    references: dict[str, Reference] = {}
+
+    def reference(family: str) -> Reference:
+        if family not in references:
+            references[family] = Reference(checkpoints.path(family))
+        return references[family]
+
+    yield reference
+    references.clear()

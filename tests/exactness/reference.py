@@ -1,0 +1,76 @@
+"""What would ``transformers`` say? Alone, without a cache of ours, with its own attention.
+
+The reference runs prompt by prompt, in float64, with eager attention and, where there are
+experts, with eager experts: the library's kernels for them take no float64.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tests.support.checkpoints import VOCAB_SIZE, WINDOW
+
+NUM_NEW = 10
+"""Tokens that each prompt is continued by."""
+
+_FIRST_ID = 3  # below are special ids
+
+
+def random_ids(seed: int, num_tokens: int) -> list[int]:
+    """Draw token ids, none of them special."""
+    return np.random.default_rng(seed).integers(_FIRST_ID, VOCAB_SIZE, num_tokens).tolist()
+
+
+_BASE = random_ids(0, 37)
+
+PROMPTS = [
+    _BASE,
+    _BASE[:33] + random_ids(1, 6),
+    _BASE[:19] + random_ids(2, 14),
+    _BASE[:6] + random_ids(3, 20),
+    random_ids(4, 25),
+]
+"""Strangers and relatives. With blocks of four, relatives part within a block: at tokens 33, 19
+and 6; and every prompt is longer than the windows of the models."""
+
+assert min(map(len, PROMPTS)) > 2 * WINDOW
+
+
+class Reference:
+    """One model of ``transformers``, and what it has said so far."""
+
+    def __init__(self, path: Path) -> None:
+        """Load a checkpoint."""
+        self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=torch.float64,
+            attn_implementation="eager",
+            experts_implementation="eager",
+        ).eval()
+        self._said: dict[tuple[int, ...], list[int]] = {}
+
+    def generated(self, prompt: Sequence[int], eos_token_ids: Sequence[int] = ()) -> list[int]:
+        """Continue a prompt greedily by ``NUM_NEW`` tokens, or up to an id that ends it."""
+        known = (*eos_token_ids, -1, *prompt)
+        if known not in self._said:
+            self._model.generation_config.eos_token_id = list(eos_token_ids) or None
+            rows = torch.tensor([prompt])
+            with torch.inference_mode():
+                whole = self._model.generate(
+                    rows,
+                    attention_mask=torch.ones_like(rows),
+                    max_new_tokens=NUM_NEW,
+                    do_sample=False,
+                )
+            self._said[known] = whole[0, len(prompt) :].tolist()
+        return self._said[known]
+
+    def logprobs(self, tokens: Sequence[int]) -> Tensor:
+        """Return log-probabilities of what follows each token, shape (num_tokens, vocab_size)."""
+        with torch.inference_mode():
+            logits = self._model(torch.tensor([tokens]), use_cache=False).logits[0]
+        return logits.log_softmax(dim=-1)

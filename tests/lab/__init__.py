@@ -1,0 +1,1 @@
+"""The arithmetic of caching, against worked examples, oracles and the library's own caches."""

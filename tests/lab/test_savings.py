@@ -1,0 +1,157 @@
+"""How many tokens does a shared prefix keep out of the model?"""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinato.core.errors import ConfigError
+from ostinato.lab.savings import (
+    Reuse,
+    Workload,
+    by_token,
+    by_whole_blocks,
+    without_cache,
+)
+
+
+def test_a_thousand_calls_with_one_system_prompt_save_511_488_tokens():
+    """The article's figure: 999 x 512, as every call brings tokens of its own."""
+    workload = Workload(shared_tokens=512, suffix_tokens=16, num_requests=1000)
+
+    assert without_cache(workload).computed_tokens == 528_000
+    for reuse in (by_whole_blocks(workload), by_token(workload)):
+        assert reuse.saved_tokens == 511_488
+        assert reuse.computed_tokens == 512 + 1000 * 16
+
+
+@pytest.mark.parametrize("block_size", [4, 16, 256, 512])
+def test_one_own_token_and_a_block_size_that_divides_the_prefix_are_enough(block_size: int):
+    """The figure holds under exactly these two conditions."""
+    assert by_whole_blocks(Workload(512, 1, 1000, block_size)).saved_tokens == 511_488
+
+
+@pytest.mark.parametrize("block_size", [3, 100, 1024])
+def test_whole_blocks_fall_short_of_it_where_the_block_size_does_not_divide_the_prefix(
+    block_size: int,
+):
+    """By token it holds all the same."""
+    workload = Workload(512, 1, 1000, block_size)
+
+    assert by_whole_blocks(workload).saved_tokens < 511_488
+    assert by_token(workload).saved_tokens == 511_488
+
+
+def test_identical_prompts_compute_one_token_each():
+    """512 tokens and nothing else: a query is needed, so 511,488 cannot be reached (law 4)."""
+    workload = Workload(shared_tokens=512, suffix_tokens=0, num_requests=1000)
+
+    assert without_cache(workload).computed_tokens == 512_000
+    assert by_token(workload).computed_per_request_tokens == 1
+    assert by_token(workload).computed_tokens == 512 + 999
+    assert by_token(workload).saved_tokens == 511_488 - 999
+
+
+def test_identical_prompts_lose_their_last_block_where_only_whole_blocks_are_found():
+    """At most 511 of 512 tokens may be found, which is 31 blocks of 16."""
+    reuse = by_whole_blocks(Workload(shared_tokens=512, suffix_tokens=0, num_requests=1000))
+
+    assert reuse.found_tokens == 496
+    assert reuse.saved_tokens == 999 * 496
+
+
+def test_the_257th_block_of_4_097_shared_tokens_is_copied():
+    """By whole blocks 4,096 tokens are reused; with copy-on-write one more."""
+    workload = Workload(shared_tokens=4097, suffix_tokens=100, num_requests=2, block_size=16)
+
+    assert by_whole_blocks(workload).found_tokens == 4096
+    assert by_whole_blocks(workload).saved_tokens == 4096
+    assert (by_token(workload).found_tokens, by_token(workload).copied_tokens) == (4096, 1)
+    assert by_token(workload).saved_tokens == 4097
+
+
+def test_a_single_request_saves_nothing():
+    """It is the one that computes the prefix."""
+    workload = Workload(shared_tokens=512, suffix_tokens=16, num_requests=1)
+
+    assert by_token(workload).computed_tokens == 528
+    assert by_token(workload).saved_tokens == 0
+
+
+def test_requests_that_share_nothing_save_nothing():
+    """A cache does not help strangers."""
+    assert by_token(Workload(shared_tokens=0, suffix_tokens=16, num_requests=9)).saved_share == 0
+
+
+def test_a_block_that_no_prompt_fills_can_be_copied_only_after_its_request_has_ended():
+    """5 + 4 tokens never fill a block of 16; 4,097 + 100 fill the one where they part."""
+    assert by_token(Workload(5, 4, 3, block_size=16)).needs_a_sealed_tail
+    assert not by_token(Workload(4097, 100, 3, block_size=16)).needs_a_sealed_tail
+    assert not by_token(Workload(512, 0, 3, block_size=16)).needs_a_sealed_tail
+    assert not by_token(Workload(512, 1, 3, block_size=16)).needs_a_sealed_tail
+
+
+@pytest.mark.parametrize(
+    ("shared", "suffix", "requests", "block_size", "named"),
+    [
+        (-1, 16, 10, 16, "shared=-1"),
+        (512, -1, 10, 16, "suffix=-1"),
+        (512, 16, 0, 16, "requests=0"),
+        (512, 16, 10, 0, "block_size=0"),
+        (0, 0, 10, 16, "shared=0 and suffix=0"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(
+    shared: int, suffix: int, requests: int, block_size: int, named: str
+):
+    with pytest.raises(ConfigError, match=named):
+        Workload(shared, suffix, requests, block_size)
+
+
+workloads = st.builds(
+    Workload,
+    shared_tokens=st.integers(1, 40),
+    suffix_tokens=st.integers(0, 9),
+    num_requests=st.integers(1, 5),
+    block_size=st.integers(1, 12),
+)
+
+
+@given(workloads)
+def test_whole_blocks_agree_with_a_cache_that_remembers_them(workload: Workload):
+    """The oracle serves every prompt in turn and remembers all prefixes of whole blocks."""
+    assert by_whole_blocks(workload).computed_tokens == served(workload, workload.block_size)
+
+
+@given(workloads)
+def test_by_token_agrees_with_a_cache_that_remembers_every_prefix(workload: Workload):
+    """The block size decides what is copied, and never how much is computed."""
+    reuse = by_token(workload)
+
+    assert reuse.computed_tokens == served(workload, granularity=1)
+    assert reuse.found_tokens % workload.block_size == 0
+    assert 0 <= reuse.copied_tokens < workload.block_size
+
+
+@given(workloads)
+def test_figures_add_up_and_finer_caches_save_more(workload: Workload):
+    """Nothing is counted twice, and every request computes at least one token."""
+    steps: list[Reuse] = [without_cache(workload), by_whole_blocks(workload), by_token(workload)]
+
+    for reuse in steps:
+        assert reuse.computed_tokens + reuse.saved_tokens == workload.total_tokens
+        assert reuse.computed_per_request_tokens >= 1
+    assert sorted(steps, key=lambda reuse: reuse.saved_tokens) == steps
+
+
+def served(workload: Workload, granularity: int) -> int:
+    """Tokens that a slow and obvious cache computes: it keeps prefixes of this granularity."""
+    remembered = {()}
+    computed = 0
+    for request in range(workload.num_requests):
+        own = [f"own {request}"] * workload.suffix_tokens
+        prompt = (*["shared"] * workload.shared_tokens, *own)
+        ends = range(0, len(prompt) + 1, granularity)
+        hit = max(end for end in ends if end < len(prompt) and prompt[:end] in remembered)
+        computed += len(prompt) - hit
+        remembered |= {prompt[:end] for end in ends}
+    return computed

@@ -1,0 +1,143 @@
+"""A random walk through worlds with everything switched on, every step checked.
+
+By hand, with a progress bar::
+
+    python -m tests.properties.heart_walk 200000
+"""
+
+import random
+import sys
+from collections import Counter
+from typing import get_args
+
+from tqdm import tqdm
+
+from ostinato.core.config import WaitingOrder
+from ostinato.core.lease import PINNED, LeaseTerms
+from ostinato.core.tenancy import Allotment
+from tests.properties.heart import Heart
+from tests.properties.heart_setting import Setting, Wish
+
+EVENTS_PER_WORLD = 150
+"""Until another setting is drawn; a pool of 16 blocks is long under pressure by then."""
+
+WEIGHTS = {
+    "step": 62,
+    "arrive": 26,
+    "lease": 5,
+    "end_lease": 2,
+    "wait": 2,
+    "cancel": 3,
+    "stop": 2,
+    "fail": 2,
+    "new_epoch": 0.6,
+    "erase": 1,
+    "preempt_all": 1,
+    "reset": 0.3,
+}
+
+TERMS = (PINNED, LeaseTerms(3.0), LeaseTerms(4.0, refresh_on_hit=True))
+
+
+def random_setting(rng: random.Random) -> Setting:
+    """Draw a world: mostly small, with up to two windows and two tenants that have a share."""
+    num_blocks, size = rng.choice([2, 3, 4, 6, 8, 12, 16, 20]), rng.randint(1, 4)
+    reserved = rng.randint((num_blocks + 2) // 3, num_blocks)
+    windows = [rng.randint(1, 9) for _ in range(rng.choice([0, 1, 1, 2]))]
+    return Setting(
+        num_blocks=num_blocks,
+        block_size=size,
+        reserved=reserved,
+        windows=tuple((window, rng.choice([0, 0, 1, 3, 8])) for window in windows),
+        allotments=_allotments(rng, num_blocks - reserved),
+        index=rng.choice(["radix", "hash"]),
+        free_order=rng.choice(["scratch_first", "classic"]),
+        seal_tails=rng.random() < 0.7,
+        enable_prefix_caching=rng.random() < 0.95,
+        seats=rng.choice([1, 2, 3, 4, 6]),
+        spare_budget=rng.choice([0, 1, 3, 20]),
+        max_chunk_tokens=rng.choice([None, None, 1, 2, 3, 5]),
+        order=rng.choice(get_args(WaitingOrder)),
+    )
+
+
+def _allotments(rng: random.Random, most: int) -> dict[str, Allotment]:
+    """Draw floors that sum to at most so many blocks, and quotas above them."""
+    allotments = {}
+    for tenant in rng.choice([(), ("a",), ("a", "b")]):
+        floor = rng.randint(0, most)
+        most -= floor
+        more = rng.choice([None, 0, 1, 4])
+        allotments[tenant] = Allotment(floor, None if more is None else max(1, floor + more))
+    return allotments
+
+
+def random_event(heart: Heart, rng: random.Random) -> str:
+    """Let something happen at random, and say what."""
+    what = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+    number, cut = rng.randrange(1000), rng.choice([-1, -1, rng.randrange(1000)])
+    if what == "arrive":
+        suffix = "".join(rng.choices("AB", k=rng.choice([0, 1, 1, 2, 2, 3, 5, 9])))
+        heart.arrive(number, cut, suffix, random_wish(rng))
+    elif what == "lease":
+        heart.lease(number, cut, rng.choice(TERMS), rng.random() < 0.15)
+    elif what == "erase":
+        heart.erase(number, waits=rng.random() < 0.5)
+    elif what == "wait":
+        heart.wait(rng.randint(1, 4))
+    elif what in ("cancel", "stop", "end_lease"):
+        getattr(heart, what)(number)
+    else:
+        getattr(heart, what)()
+    return what
+
+
+def random_wish(rng: random.Random) -> Wish:
+    """Draw what somebody wants; mostly nothing special."""
+
+    def rarely(share: float) -> bool:
+        return rng.random() < share
+
+    return Wish(
+        n=rng.choice([1, 1, 1, 1, 2, 3]),
+        max_tokens=rng.choice([1, 2, 3, 6, 12, None]),
+        priority=rng.choice([0, 0, 0, 1, -1]),
+        tenant=rng.choice([None, None, None, 0, 1, 2]),
+        reads=not rarely(0.07),
+        writes=not rarely(0.07),
+        prompt_logprobs=rarely(0.05),
+        eos="B" if rarely(0.2) else "",
+        image=(1, 3) if rarely(0.08) else None,
+    )
+
+
+def walk(seed: int, num_events: int, show_progress: bool = False) -> Counter[str]:
+    """Walk, checking after every step.
+
+    Returns:
+        How often each thing was met.
+
+    Raises:
+        AssertionError: With the seed, the event and the setting.
+    """
+    rng, met = random.Random(seed), Counter[str]()
+    setting = random_setting(rng)
+    heart = Heart(setting)
+    for event in tqdm(range(num_events), disable=not show_progress, unit="events"):
+        try:
+            random_event(heart, rng)
+            if event % EVENTS_PER_WORLD == EVENTS_PER_WORLD - 1:
+                heart.finish()
+                met += heart.met
+                setting = random_setting(rng)
+                heart = Heart(setting)
+        except (AssertionError, KeyError, IndexError) as error:
+            where = f"seed {seed}, event {event}, {setting}"
+            raise AssertionError(f"{where}: {error}") from error
+    heart.finish()
+    return met + heart.met
+
+
+if __name__ == "__main__":
+    for thing, times in sorted(walk(20_240, int(sys.argv[1]), show_progress=True).items()):
+        print(f"{times:>9,} {thing}")

@@ -1,0 +1,286 @@
+"""One cache, used as a scheduler uses it, beside an oracle and a fake KV store.
+
+The oracle predicts all that can be seen of the cache. The KV store has one number per slot,
+which stands for everything that the KV of a token depends on. Steps write and copy slots, so
+whatever a sequence reads, and whatever is findable, can be compared with the truth.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+
+from ostinato.cache.manager import CacheManager
+from ostinato.cache.prefix_index import CachedBlock, PrefixMatch
+from ostinato.core.config import CacheConfig
+from ostinato.core.errors import CacheInUse
+from ostinato.core.plan import CopyRun
+from tests.properties.oracle import Oracle
+from tests.properties.sequences import Live, Prompt
+from tests.properties.values import Values
+
+Content = tuple[bytes, bytes, bytes]
+"""A published block's prefix, tokens and images."""
+
+TORN = -1
+"""What a failed step leaves in the slots that it was to write."""
+
+
+class Side:
+    """One cache with its oracle and its KV store."""
+
+    def __init__(
+        self, config: CacheConfig, values: Values, digest: Callable[[bytes], bytes] | None
+    ) -> None:
+        """Make an empty cache."""
+        self.config = config
+        self.manager = CacheManager(config, clock=lambda: 0.0, digest=digest)
+        self.oracle = Oracle(config, values)
+        self.values = values
+        self.kv: list[int] = [TORN] * config.num_slots
+        self.sequences: dict[int, Live] = {}
+        self.step: list[Live] = []
+        self.copies: list[CopyRun] = []
+        self.met: Counter[str] = Counter()
+
+    # --- what happens ---
+
+    def arrive(self, number: int, prompt: Prompt) -> None:
+        """Take a prompt; it waits."""
+        key = prompt.key()
+        values = self.values.of(key)
+        self.sequences[number] = Live(number, key, prompt.reads, prompt.writes, values)
+
+    def admit(self, live: Live, match: PrefixMatch, chunk: int) -> None:
+        """Admit a waiting sequence if it fits, and plan its first chunk."""
+        self._publish_planned()
+        hits, source = list(match.blocks), match.tail.block if match.tail else None
+        table = self.oracle.admit(live.key, live.values[:], hits, source, live.writes)
+        admitted = self.manager.admit(live.key, match, live.writes, live.was_preempted)
+        assert (admitted is None) == (table is None), "fits, or does not fit"
+        if admitted is None or table is None:
+            self.met["refused"] += 1
+            return
+        live.table, copies = admitted
+        live.expected, live.values = table, table.values
+        live.num_computed = len(hits) * self.config.block_size + sum(c.num_tokens for c in copies)
+        assert live.num_computed == live.table.num_cached_tokens < len(live.key), "law 4"
+        self.copies += copies
+        self.met["copy given up"] += source is not None and not copies
+        self._count(hits, copies)
+        self._plan(live, chunk)
+        self._publish_planned()
+
+    def look_up(self, live: Live) -> PrefixMatch:
+        """Match a waiting sequence, and compare with what there is."""
+        if not live.reads or not self.config.enable_prefix_caching:
+            return self.manager.no_match()
+        self._publish_planned()
+        match = self.manager.match(live.key)
+        hits = self.oracle.hits(live.key, live.values)
+        num_copied, sources = self.oracle.tails(live.key, live.values, len(hits))
+        assert list(match.blocks) == hits, "whole blocks"
+        assert match.num_copied_tokens == num_copied, "the longest tail"
+        assert match.tail is None or match.tail.block in sources, "a tail of that length"
+        return match
+
+    def go_on(self, live: Live, chunk: int) -> None:
+        """Plan more tokens of a running sequence, if there is room."""
+        assert live.table is not None and live.expected is not None
+        fits = self.manager.grow(live.table, len(live.key))
+        assert fits == self.oracle.grow(live.expected, len(live.key))
+        self.met["no room to grow"] += not fits
+        if fits:
+            self._plan(live, chunk)
+
+    def fork(self, parent: Live, number: int) -> None:
+        """Make a second continuation of a sequence whose prompt this step completes."""
+        assert parent.table is not None and parent.expected is not None
+        self._publish_planned()
+        forked = self.manager.fork(parent.table, len(parent.key))
+        table = self.oracle.fork(parent.expected, len(parent.key))
+        assert (forked is None) == (table is None), "fits, or does not fit"
+        if forked is None or table is None:
+            return
+        child_table, copies = forked
+        table.key = child_table.key
+        child = replace(parent, number=number, key=table.key, values=table.values)
+        child.table, child.expected = child_table, table
+        child.num_computed = parent.planned or 0  # nothing of its own in this step
+        self.sequences[number] = child
+        self.step.append(child)
+        self.copies += copies
+        self.met["forked"] += 1
+
+    def give_up(self, live: Live, come_back: bool) -> None:
+        """Preempt or cancel a sequence; one that has published waits for the step's end."""
+        if live.in_step and live.is_published:
+            live.is_cancelled |= not come_back
+            return
+        if live.in_step:
+            self.step.remove(live)
+            live.planned = None
+        if live.table is not None and live.expected is not None:
+            self.manager.release(live.table, live.num_computed)
+            self.oracle.release(live.expected, live.num_computed)
+            live.was_preempted = True
+        live.table = live.expected = None
+        live.num_computed = 0
+        if not come_back:
+            del self.sequences[live.number]
+
+    def commit(self, token_of: Callable[[Live], int]) -> None:
+        """Run the step: write, copy, read; then sample where a prompt is complete."""
+        self._publish_planned()
+        self._run_step()
+        self.manager.commit([live.table for live in self.step])
+        self.oracle.commit([live.expected for live in self.step])
+        for live in self._end_step():
+            live.num_computed = live.planned or 0
+            live.planned, live.is_published = None, False
+            if live.num_computed == len(live.key):
+                live.key.append(token_of(live))
+                live.values[:] = self.values.of(live.key, live.values)
+            if live.is_cancelled:
+                self.give_up(live, come_back=False)
+
+    def fail(self) -> None:
+        """Let the step's forward pass raise halfway: its slots hold anything."""
+        self._publish_planned()
+        for slot in [*self._written(), *self._copied()]:
+            self.kv[slot] = TORN
+        self.manager.fail([live.table for live in self.step])
+        self.oracle.fail([live.expected for live in self.step])
+        self.met["failed with followers"] += len(self.step) > 1
+        for live in self._end_step():
+            del self.sequences[live.number]
+
+    def reset(self) -> None:
+        """Forget everything, as soon as everybody who runs has been preempted."""
+        if self.oracle.tables:
+            with pytest.raises(CacheInUse, match=f"{len(self.oracle.tables)} running"):
+                self.manager.custody.reset()
+            self.check()
+        for live in list(self.sequences.values()):
+            self.give_up(live, come_back=True)
+        self.manager.custody.reset()
+        self.oracle.reset(list(self.manager.pool.free_order()))
+
+    # --- what is compared ---
+
+    def check(self) -> None:
+        """Compare everything that can be seen with the oracle, and KV with the truth."""
+        self.manager.check()
+        assert list(self.manager.pool.free_order()) == self.oracle.free_order(), self._two_sides()
+        seen = {c.block: (c.ref_count, len(c.tokens) // 4) for c in self.manager.index.contents()}
+        references = self.oracle.references()
+        assert seen == {
+            block: (references[block], len(cached.values))
+            for block, cached in self.oracle.cached.items()
+        }, self._two_sides()
+        for live in self.sequences.values():
+            if live.table is not None and live.expected is not None:
+                assert list(live.table.blocks) == live.expected.blocks, self._two_sides()
+        if not self.step:
+            self._check_findable()
+            for live in self.sequences.values():
+                self._check_readable(live, live.num_computed)
+
+    def _check_readable(self, live: Live, num_tokens: int) -> None:
+        """Law 3: what a sequence reads is the KV of its own tokens."""
+        for position in range(num_tokens):
+            assert self.kv[self._slot(live, position)] == live.values[position], (
+                f"sequence {live.number} reads another's KV at token {position}"
+            )
+
+    def _check_findable(self) -> None:
+        """Law 5: whatever is findable between steps has been computed, and for this prefix."""
+        for block, cached in self.oracle.cached.items():
+            start = block * self.config.block_size
+            assert self.kv[start : start + len(cached.values)] == list(cached.values), (
+                f"block {block} does not hold what it is found by"
+            )
+
+    def contents(self) -> Counter[Content]:
+        """Return all published contents with the number of their copies."""
+        return Counter(_content(cached) for cached in self.manager.index.contents())
+
+    def queue(self) -> list[Content | None]:
+        """Return the free queue by content; None for a block without."""
+        contents = {c.block: _content(c) for c in self.manager.index.contents()}
+        return [contents.get(block) for block in self.manager.pool.free_order()]
+
+    def held(self) -> Counter[tuple[Content, int]]:
+        """Return all published contents with their reference counts."""
+        return Counter((_content(c), c.ref_count) for c in self.manager.index.contents())
+
+    # --- small print ---
+
+    def _plan(self, live: Live, chunk: int) -> None:
+        live.planned = min(len(live.key), live.num_computed + chunk)
+        live.is_published = False
+        self.step.append(live)
+
+    def _publish_planned(self) -> None:
+        for live in self.step:
+            if not live.is_published:
+                self.manager.publish(live.table, live.planned)
+                self.oracle.publish(live.expected, live.planned)
+                live.is_published = True
+
+    def _end_step(self) -> list[Live]:
+        ended, self.step, self.copies = self.step, [], []
+        return ended
+
+    def _slot(self, live: Live, position: int) -> int:
+        assert live.table is not None
+        block, offset = divmod(position, self.config.block_size)
+        return live.table.blocks[block] * self.config.block_size + offset
+
+    def _written(self) -> dict[int, int]:
+        """Return the step's new tokens: slot and value; forked children compute nothing."""
+        written: dict[int, int] = {}
+        for live in self.step:
+            for position in range(live.num_computed, live.planned or 0):
+                slot = self._slot(live, position)
+                assert slot not in written, "two tokens of a step in one slot"
+                written[slot] = live.values[position]
+        return written
+
+    def _copied(self) -> dict[int, int]:
+        """Return the step's copies, slot by slot: target and source."""
+        copied: dict[int, int] = {}
+        size = self.config.block_size
+        for run in self.copies:
+            last = run.num_tokens - 1
+            assert run.source // size == (run.source + last) // size, "a copy crosses a block"
+            assert run.target // size == (run.target + last) // size, "a copy crosses a block"
+            for offset in range(run.num_tokens):
+                assert run.target + offset not in copied, "two copies into one slot"
+                copied[run.target + offset] = run.source + offset
+        return copied
+
+    def _run_step(self) -> None:
+        """Write, then copy all at once, then let every sequence read what is before it."""
+        written, copied = self._written(), self._copied()
+        assert not set(written) & set(copied), "a copy and a new token in one slot"
+        for slot, value in written.items():
+            self.kv[slot] = value
+        assert not set(copied) & set(copied.values()), "a copy reads what another one writes"
+        for target, source in copied.items():
+            self.kv[target] = self.kv[source]
+        for live in self.step:
+            self._check_readable(live, live.planned or 0)
+
+    def _count(self, hits: list[int], copies: Iterable[CopyRun]) -> None:
+        self.met["admitted"] += 1
+        self.met["shared"] += bool(hits)
+        self.met["copied"] += bool(copies)
+
+    def _two_sides(self) -> str:
+        return f"{self.manager.describe()}\noracle: {self.oracle.free_order()} {self.oracle.cached}"
+
+
+def _content(cached: CachedBlock) -> Content:
+    return cached.parent, cached.tokens, cached.extra

@@ -1,0 +1,1 @@
+"""Do scattered blocks read like one row?"""

@@ -1,0 +1,240 @@
+"""Whatever the shapes, blocks and limits, each query gets what the slow reference gives it.
+
+The store is NaN wherever the step may not look, so that a look shows.
+"""
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ostinato.core.ids import SequenceId, SlotId
+from ostinato.core.plan import CopyRun, ScheduledSequence, StepPlan
+from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
+from ostinato.runner.attention.reads import ReadPlans
+from ostinato.runner.attention.torch_backend import ScratchLimits, TorchAttention
+from ostinato.runner.inputs import build_inputs
+from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
+from tests.runner.attention.reference import attend_one
+
+ROOMY = ScratchLimits()
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of one layer, and the lengths of the sequences of one step."""
+
+    sequences: tuple[tuple[int, int], ...]
+    """Cached and new tokens of each."""
+    num_kv_heads: int = 1
+    group: int = 1
+    key_dim: int = 4
+    value_dim: int = 4
+    block_size: int = 4
+
+
+class Scene:
+    """A store with cached tokens, and a step that brings new ones."""
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, seed: int = 0) -> None:
+        self.shape = shape
+        rng = np.random.default_rng(seed)
+        draw = torch.Generator().manual_seed(seed)
+        size = shape.block_size
+        counts = [-(-sum(lengths) // size) for lengths in shape.sequences]
+        num_blocks = sum(counts) + 2
+        scattered = iter(rng.permutation(num_blocks).tolist())
+        self.tables = [[next(scattered) for _ in range(count)] for count in counts]
+        layer = LayerKV(shape.num_kv_heads, shape.key_dim, shape.value_dim)
+        self.store = KVStore(KVSpec((layer,)), num_blocks, size, dtype)
+        self.whole = [
+            (
+                torch.randn(sum(n), shape.num_kv_heads, shape.key_dim, generator=draw).to(dtype),
+                torch.randn(sum(n), shape.num_kv_heads, shape.value_dim, generator=draw).to(dtype),
+            )
+            for n in shape.sequences
+        ]
+        num_new = sum(new for _, new in shape.sequences)
+        num_heads = shape.num_kv_heads * shape.group
+        self.queries = torch.randn(num_new, num_heads, shape.key_dim, generator=draw).to(dtype)
+        self._poison()
+        for (cached, _), table, (keys, values) in zip(
+            shape.sequences, self.tables, self.whole, strict=True
+        ):
+            self.store.write(0, keys[:cached], values[:cached], self._slots(table, cached))
+
+    def _poison(self) -> None:
+        """What strangers left in the blocks is NaN."""
+        slots = torch.arange(self.store.num_blocks * self.shape.block_size)
+        shape, layer = (len(slots), self.shape.num_kv_heads), self.store.spec.layers[0]
+        self.store.write(
+            0,
+            torch.full((*shape, layer.key_dim), torch.nan),
+            torch.full((*shape, layer.value_dim), torch.nan),
+            slots,
+        )
+
+    def _slots(self, table: list[int], num_tokens: int) -> Tensor:
+        size = self.shape.block_size
+        return torch.tensor([table[p // size] * size + p % size for p in range(num_tokens)]).long()
+
+    def attend(
+        self,
+        style: AttentionStyle,
+        scratch: ScratchLimits = ROOMY,
+        copies: tuple[CopyRun, ...] = (),
+    ) -> Tensor:
+        """Run the step through the backend under test."""
+        plan = StepPlan(
+            tuple(
+                ScheduledSequence(
+                    SequenceId(i), array("I", [0] * new), cached, (array("I", self.tables[i]),)
+                )
+                for i, (cached, new) in enumerate(self.shape.sequences)
+            ),
+            copies,
+        )
+        metadata = build_inputs(plan, self.shape.block_size, torch.device("cpu")).groups[0]
+        reads = ReadPlans(metadata, self.store.zero_block)
+        step = AttentionStep(metadata, self.store, TorchAttention(scratch), reads)
+        new = [n for _, n in self.shape.sequences]
+        keys, values = (
+            torch.cat([both[i][-n:] for both, n in zip(self.whole, new, strict=True)])
+            for i in (0, 1)
+        )
+        first = step.attend(0, self.queries, keys, values, style)
+        assert torch.equal(first, step.attend(0, self.queries, keys, values, style)), "memo"
+        return first
+
+    def expected(self, style: AttentionStyle) -> Tensor:
+        """Run it through the reference, token by token."""
+        found, row = [], 0
+        for (cached, new), (keys, values) in zip(self.shape.sequences, self.whole, strict=True):
+            for position in range(cached, cached + new):
+                found.append(
+                    attend_one(
+                        self.queries[row].double(),
+                        keys[: position + 1].double(),
+                        values[: position + 1].double(),
+                        style,
+                    )
+                )
+                row += 1
+        return torch.stack(found)
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    """A few sequences; like lengths are common, so that they meet in batches."""
+    cached = st.sampled_from([0, 0, 3, 4, 9]) | st.integers(0, 20)
+    new = st.sampled_from([1, 1, 4, 5]) | st.integers(1, 12)
+    return Shape(
+        sequences=tuple(draw(st.lists(st.tuples(cached, new), min_size=1, max_size=6))),
+        num_kv_heads=draw(st.integers(1, 3)),
+        group=draw(st.integers(1, 3)),
+        key_dim=draw(st.sampled_from([2, 4])),
+        value_dim=draw(st.sampled_from([2, 4, 6])),
+        block_size=draw(st.sampled_from([1, 2, 4, 16])),
+    )
+
+
+@st.composite
+def styles(draw: st.DrawFn, num_heads: int) -> AttentionStyle:
+    """All that a layer may ask for, in any combination."""
+    sink = st.floats(-3, 3, width=32)
+    return AttentionStyle(
+        scale=draw(st.sampled_from([0.5, 1.0, 2.0])),
+        window=draw(st.none() | st.integers(1, 24)),
+        soft_cap=draw(st.none() | st.sampled_from([0.5, 5.0])),
+        sinks=draw(
+            st.none() | st.lists(sink, min_size=num_heads, max_size=num_heads).map(torch.tensor)
+        ),
+    )
+
+
+scratch_limits = st.builds(
+    ScratchLimits,
+    gather_bytes=st.sampled_from([1, 300, 1000, 2**22]),
+    fused_bytes=st.sampled_from([1, 1000, 2**28]),
+    score_bytes=st.sampled_from([1, 500, 2**25]),
+    mask_memo_bytes=st.sampled_from([0, 2**25]),
+)
+
+
+@settings(deadline=None)
+@given(st.data(), shapes(), scratch_limits, st.integers(0, 2**16))
+def test_every_query_gets_what_the_reference_gives_it(
+    data: st.DataObject, shape: Shape, scratch: ScratchLimits, seed: int
+):
+    """Grouped heads, windows, soft caps, sinks, chunks, padding, tiles, in float64."""
+    style = data.draw(styles(shape.num_kv_heads * shape.group))
+    scene = Scene(shape, torch.float64, seed)
+
+    found = scene.attend(style, scratch)
+
+    torch.testing.assert_close(found, scene.expected(style), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, 1e-5), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)],
+)
+@pytest.mark.parametrize("cap", [None, 5.0])
+def test_every_dtype_is_right_to_its_own_precision(
+    dtype: torch.dtype, tolerance: float, cap: float | None
+):
+    scene = Scene(Shape(((0, 9), (30, 1), (28, 1), (17, 6)), 2, 2), dtype)
+    style = AttentionStyle(scale=0.5, window=20, soft_cap=cap)
+
+    found = scene.attend(style)
+
+    assert found.dtype == dtype
+    torch.testing.assert_close(
+        found.double(), scene.expected(style), rtol=tolerance, atol=tolerance
+    )
+
+
+def test_a_store_of_another_dtype_is_read_back_rounded():
+    """Queries in float32 over keys in bfloat16: right to bfloat16, also for new tokens."""
+    scene = Scene(Shape(((5, 3), (0, 4))), torch.float32)
+    rounded = KVStore(scene.store.spec, scene.store.num_blocks, 4, torch.bfloat16)
+    keys, values = scene.store.read(0, torch.arange(scene.store.num_blocks * 4))
+    rounded.write(0, keys, values, torch.arange(len(keys)))
+    scene.store = rounded
+    style = AttentionStyle(scale=1.0)
+
+    found = scene.attend(style)
+
+    scene.whole = [(k.bfloat16().float(), v.bfloat16().float()) for k, v in scene.whole]
+    torch.testing.assert_close(found.double(), scene.expected(style), rtol=1e-5, atol=1e-5)
+
+
+def test_copies_come_after_the_writes_and_before_the_reads_of_a_layer():
+    """The second sequence's cached tokens are copied from what the first one writes."""
+    scene = Scene(Shape(((0, 4), (3, 2))), torch.float64)
+    (leader, _), (follower, _) = [(table, None) for table in scene.tables]
+    keys, values = scene.whole[0]
+    for own, theirs in zip(scene.whole[1], (keys, values), strict=True):
+        own[:3] = theirs[:3]
+    scene._poison()
+    copy = CopyRun(SlotId(leader[0] * 4), SlotId(follower[0] * 4), 3)
+    style = AttentionStyle(scale=1.0)
+
+    found = scene.attend(style, copies=(copy,))
+
+    torch.testing.assert_close(found, scene.expected(style), rtol=1e-9, atol=1e-9)
+
+
+def test_large_scores_do_not_overflow():
+    """Softmax is taken relative to the largest score, also across tiles."""
+    scene = Scene(Shape(((40, 2),), group=2), torch.float32)
+    style = AttentionStyle(scale=1e4, soft_cap=2e4)
+
+    found = scene.attend(style, ScratchLimits(gather_bytes=400))
+
+    torch.testing.assert_close(found.double(), scene.expected(style), rtol=1e-3, atol=1e-3)

@@ -1,0 +1,26 @@
+"""What the runner's tests share: checkpoints, and models loaded once."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ostinato.runner.model_loader import DtypeName, LoadedModel, load_model
+from tests.support.checkpoints import Checkpoints, checkpoints
+
+__all__ = ["checkpoints", "served"]
+
+Served = Callable[..., LoadedModel]
+
+
+@pytest.fixture(scope="session")
+def served(checkpoints: Checkpoints) -> Iterator[Served]:
+    """Load a family's checkpoint, each once in a session."""
+    loaded: dict[tuple[str, str], LoadedModel] = {}
+
+    def load(family: str, dtype: DtypeName = "float64") -> LoadedModel:
+        if (family, dtype) not in loaded:
+            loaded[family, dtype] = load_model(checkpoints.path(family), dtype)
+        return loaded[family, dtype]
+
+    yield load
+    loaded.clear()

@@ -1,0 +1,176 @@
+"""How is one step executed? Whole steps through the runner's front door."""
+
+from array import array
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ostinato.core.errors import ConfigError
+from ostinato.core.plan import ScheduledSequence, StepPlan
+from ostinato.core.sampling_params import SamplingParams
+from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
+from ostinato.runner.attention.torch_backend import TorchAttention
+from ostinato.runner.model_runner import ModelRunner
+from tests.runner.bench import Bench, generated_alone, greedy, own_logits, random_prompt
+from tests.runner.conftest import Served
+
+PROMPT = random_prompt(1, 21)
+
+
+class FailsOnce:
+    """Attention that breaks down in the second layer of its first step."""
+
+    def __init__(self) -> None:
+        self.broken = True
+
+    def read(
+        self,
+        step: AttentionStep,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        style: AttentionStyle,
+    ) -> Tensor:
+        if self.broken and layer == 1:
+            self.broken = False
+            raise RuntimeError("the lights went out")
+        return TorchAttention().read(step, layer, queries, keys, values, style)
+
+
+def test_results_come_in_the_plans_order_and_only_where_asked_for(served: Served):
+    bench = Bench(served("llama"))
+    first, second, third = (bench.sequence(random_prompt(s, 9)) for s in (1, 2, 3))
+
+    result = bench.runner.execute(StepPlan((first.rest(), second.next(4), third.rest())))
+
+    assert [len(r.samples) for r in result.sequences] == [1, 0, 1]
+    assert all(r.prompt_logprobs == () for r in result.sequences)
+    tokens = [generated_alone(bench.loaded, s.tokens, 1) for s in (first, third)]
+    assert [r.samples[0].token_id for r in result.sequences if r.samples] == [t for [t] in tokens]
+
+
+def test_every_token_that_goes_through_the_model_is_counted(served: Served):
+    bench = Bench(served("llama"))
+    sequence = bench.sequence(PROMPT)
+
+    bench.step(sequence.next(8))
+    bench.step(sequence.rest())
+
+    assert bench.runner.num_tokens_computed == 21
+
+
+def test_a_step_that_fails_leaves_the_next_one_right(served: Served):
+    """The very same step, tried again, gives what it should have given."""
+    bench = Bench(served("llama"), attention=FailsOnce())
+    sequence = bench.sequence(PROMPT)
+    step = sequence.rest()
+
+    with pytest.raises(RuntimeError, match="the lights went out"):
+        bench.step(step)
+
+    assert bench.runner.num_tokens_computed == 0
+    assert bench.finish(sequence, *bench.step(step), 6) == generated_alone(bench.loaded, PROMPT, 6)
+
+
+def test_a_fork_samples_one_token_per_seed_from_one_row(served: Served):
+    bench = Bench(served("llama"))
+    step = replace(bench.sequence(PROMPT).rest(), sample=greedy(num_samples=3))
+
+    (result,) = bench.runner.execute(StepPlan((step,))).sequences
+
+    assert [s.token_id for s in result.samples] == generated_alone(bench.loaded, PROMPT, 1) * 3
+
+
+def test_only_rows_that_are_asked_for_get_logits(served: Served):
+    """A prompt of a thousand tokens would else cost a thousand rows of the vocabulary."""
+    bench = Bench(served("llama"))
+
+    logits = bench.logits(bench.sequence(PROMPT).next(20), bench.sequence(PROMPT).rest())
+
+    assert logits.shape == (1, 320)
+
+
+def test_a_step_without_any_wanted_row_runs(served: Served):
+    bench = Bench(served("llama"))
+
+    assert bench.step(bench.sequence(PROMPT).next(20)) == [None]
+
+
+def test_a_model_that_cannot_leave_out_logits_has_its_rows_selected(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+):
+    loaded = served("llama")
+    expected = generated_alone(loaded, PROMPT, 1)
+    own_forward = loaded.model.forward
+
+    def gives_all(input_ids: Tensor, **keywords: Any) -> Any:
+        assert "logits_to_keep" not in keywords
+        return own_forward(input_ids=input_ids, **keywords)
+
+    monkeypatch.setattr(loaded.model, "forward", gives_all)
+    bench = Bench(loaded)
+
+    assert bench.step(bench.sequence(PROMPT).rest()) == expected
+
+
+def with_targets(step: ScheduledSequence, prompt: list[int]) -> ScheduledSequence:
+    """Ask for the log-probs of the prompt's tokens that follow the step's."""
+    targets = array("I", prompt[step.start + 1 : step.end + 1])
+    return replace(step, prompt_targets=targets, num_prompt_logprobs=2)
+
+
+def test_prompt_log_probs_are_those_of_the_models_own_logits(served: Served):
+    """In two chunks; the last row has no target, and samples."""
+    bench = Bench(served("llama"))
+    sequence = bench.sequence(PROMPT)
+    found = []
+    for step in (sequence.next(8), sequence.rest()):
+        stranger = bench.sequence(random_prompt(2, 5)).rest()
+        plan = StepPlan((stranger, with_targets(step, PROMPT)))
+        found.extend(bench.runner.execute(plan).sequences[1].prompt_logprobs)
+
+    logprobs = own_logits(bench.loaded, PROMPT).log_softmax(dim=1)
+    expected = [float(logprobs[i, token]) for i, token in enumerate(PROMPT[1:])]
+    assert [entry[0].token_id for entry in found] == PROMPT[1:]
+    assert [entry[1].rank for entry in found] == [1] * 20
+    assert [entry[0].logprob for entry in found] == pytest.approx(expected, abs=1e-4)
+
+
+def test_keys_may_be_kept_in_another_dtype_than_the_model_computes_in(served: Served):
+    """Logits of a float32 model over bfloat16 keys are right to bfloat16."""
+    loaded = served("llama", "float32")
+    bench = Bench(loaded)
+    bench.runner = ModelRunner(loaded, 64, 4, kv_dtype=torch.bfloat16)
+    sequence = bench.sequence(PROMPT)
+    sequence.blocks = list(range(16))
+
+    bench.step(sequence.next(12))
+    found = bench.logits(sequence.rest())[0]
+
+    expected = own_logits(loaded, PROMPT)[-1]
+    assert bench.runner.kv_stores[0].dtype == torch.bfloat16
+    distance = (found - expected).square().mean().sqrt() / expected.std()
+    assert 0 < distance < 0.2
+
+
+def test_sampling_uses_the_sequences_own_parameters(served: Served):
+    """A bias of 100 on one id wins, in one sequence of two."""
+    bench = Bench(served("llama"))
+    biased, plain = bench.sequence(PROMPT), bench.sequence(PROMPT)
+    params = SamplingParams(temperature=0.0, logit_bias={77: 100.0})
+    step = biased.rest()
+    assert step.sample is not None
+    step = replace(step, sample=replace(step.sample, params=params))
+
+    tokens = bench.step(step, plain.rest())
+
+    assert tokens == [77, *generated_alone(bench.loaded, PROMPT, 1)]
+
+
+def test_more_blocks_than_memory_are_refused(served: Served):
+    with pytest.raises(ConfigError, match="lower num_blocks or kv_cache_memory"):
+        ModelRunner(served("llama"), num_blocks=2**45, block_size=16)

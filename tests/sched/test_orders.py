@@ -1,0 +1,402 @@
+"""Cache-aware and fair orders: the depth-first walk over what waits, and shares by tenant."""
+
+from collections import Counter, defaultdict
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostinato.core.config import SchedulerConfig, WaitingOrder
+from ostinato.core.errors import ConfigError
+from ostinato.core.identity import ImageSpan, PrefixKey
+from ostinato.core.ids import SequenceId
+from ostinato.sched import fair_share
+from ostinato.sched.depth_first import depth_first
+from ostinato.sched.fair_share import FairShare
+from ostinato.sched.orders import MAX_RANKED
+from ostinato.sched.sequence import Sequence
+from tests.support.tiny_scheduler import TinyScheduler, make_request, tiny_scheduler
+
+ORDERS = get_args(WaitingOrder)
+
+
+def test_an_unknown_order_is_refused_with_those_there_are():
+    with pytest.raises(ConfigError, match=r"'lifo'.*fcfs, longest_prefix, depth_first, fair_share"):
+        SchedulerConfig(order="lifo")
+
+
+# --- depth first ----------------------------------------------------------------------------
+
+
+def names_of(steps: list[str]) -> list[str]:
+    """Return who was served, one per step."""
+    return [step.split(":")[0] for step in steps]
+
+
+def test_depth_first_serves_a_documents_questions_one_after_another():
+    """The picture of the module: B is cached, then A has more requests than C."""
+    tiny = tiny_scheduler(max_num_seqs=1, order="depth_first")
+    tiny.add("warm", "BBBB")
+    tiny.run()
+    tiny.add("1", "AAAAx")
+    tiny.add("2", "CCCCx")
+    tiny.add("3", "BBBBx")
+    tiny.add("4", "AAAAy")
+    assert tiny.run() == ["3:....x", "1:AAAAx", "4:....y", "2:CCCCx"]
+
+
+def test_depth_first_groups_within_one_cold_step_where_longest_prefix_cannot():
+    """Nothing is cached when they are ranked, and four find a seat in the first step."""
+    served = {}
+    for order in ("longest_prefix", "depth_first"):
+        tiny = tiny_scheduler(max_num_seqs=4, order=order)
+        for number, document in enumerate("ABCABC"):
+            tiny.add(f"{document}{number}", document * 4 + "xyzuvw"[number])
+        served[order] = tiny.step()
+    assert served["longest_prefix"] == "A0:AAAAx B1:BBBBy C2:CCCCz A3:....u"
+    assert served["depth_first"] == "A0:AAAAx A3:....u B1:BBBBy B4:....v"
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_pool_of_one_document_computes_it_once_or_for_every_question(order):
+    """Three documents, asked in turn, eight tokens each; two blocks of four hold one of them."""
+    tiny = tiny_scheduler(num_blocks=3, max_num_seqs=1, order=order)
+    for question in "xyz":
+        for document in "ABC":
+            tiny.add(document + question, document * 8 + question)
+    tiny.run()
+    in_all = 9 * 9
+    saved = 3 * 2 * 8  # two of three questions find their document
+    grouped = order in ("longest_prefix", "depth_first")
+    expected = in_all - saved if grouped else in_all
+    assert tiny.scheduler.stats.computed_prompt_tokens == expected
+
+
+def test_priority_goes_before_the_walk():
+    tiny = tiny_scheduler(max_num_seqs=1, order="depth_first")
+    tiny.add("late", "AAAAx", priority=1)
+    tiny.add("first", "AAAAy")
+    tiny.add("urgent", "BBBB", priority=-1)
+    assert names_of(tiny.run()) == ["urgent", "first", "late"]
+
+
+def test_the_walk_overtakes_nobody_more_often_than_the_bound():
+    """Two questions on the cached document pass the stranger; then it goes first."""
+    tiny = tiny_scheduler(max_num_seqs=1, order="depth_first", max_overtakes=2)
+    tiny.add("warm", "AAAA")
+    tiny.run()
+    tiny.add("patient", "xyz")
+    for number in "1234":
+        tiny.add(number, f"AAAA{number}")
+    assert names_of(tiny.run()) == ["1", "2", "patient", "3", "4"]
+
+
+def test_the_bound_holds_within_one_step_of_the_walk():
+    tiny = tiny_scheduler(max_num_seqs=4, order="depth_first", max_overtakes=2)
+    tiny.add("warm", "AAAA")
+    tiny.run()
+    tiny.add("patient", "xyz")
+    for number in "1234":
+        tiny.add(number, f"AAAA{number}")
+    assert tiny.step() == "1:....1 2:....2 patient:xyz 3:....3"
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_bound_of_zero_is_first_come_first_served_in_every_order(order):
+    tiny = tiny_scheduler(max_num_seqs=1, order=order, max_overtakes=0)
+    tiny.add("warm", "AAAA", tenant="a")
+    tiny.run()
+    prompts = ["xyz", "AAAAx", "uvw", "AAAAy", "BBBB"]
+    for number, prompt in enumerate(prompts):
+        tiny.add(str(number), prompt, tenant="ab"[number % 2])
+    assert names_of(tiny.run()) == list("01234")
+
+
+def test_depth_first_looks_at_the_first_that_came_only():
+    """The one with a cached prefix stands behind as many as are ranked."""
+    tiny = tiny_scheduler(max_num_seqs=1, order="depth_first")
+    tiny.add("warm", "ABCD")
+    tiny.run()
+    for number in range(MAX_RANKED):
+        tiny.scheduler.add(make_request(f"{number}", "xyz"), (0,))
+    tiny.scheduler.add(make_request("too far back", "ABCDx"), (0,))
+    plan = tiny.scheduler.plan()
+    assert [list(map(chr, s.tokens)) for s in plan.sequences] == [["x", "y", "z"]]
+
+
+@pytest.mark.parametrize("order", ["longest_prefix", "depth_first"])
+def test_nobody_is_looked_up_while_every_seat_is_taken(order, monkeypatch):
+    """Ranking a long queue costs, and most steps admit nobody."""
+    tiny = tiny_scheduler(max_num_seqs=1, order=order)
+    tiny.add("runs", "ABCD", max_tokens=5)
+    tiny.step()
+    tiny.add("waits", "EFGH")
+    match = tiny.cache.match
+    asked = []
+    monkeypatch.setattr(tiny.cache, "match", lambda key: asked.append(key) or match(key))
+    for _ in range(4):
+        tiny.step()
+    assert not asked
+    tiny.step()
+    assert asked
+
+
+# --- the walk itself ------------------------------------------------------------------------
+
+
+def make_sequence(number: int, prompt: str, tenant: str = "", images=()) -> Sequence:
+    """Return a sequence that nobody has looked at."""
+    request = make_request(f"request {number}", prompt, tenant=tenant, images=images)
+    key = PrefixKey(request.identity, request.prompt_token_ids, images)
+    return Sequence(SequenceId(number), request, 0, key, seed=0)
+
+
+def naive_walk(waiting: list[Sequence], num_cached: list[int]) -> list[Sequence]:
+    """Walk a trie with a node per token, drawn from the definition."""
+    cached = dict(zip(waiting, num_cached, strict=True))
+
+    def weigh(branch: list[Sequence]) -> tuple[int, int, int]:
+        longest = max(cached[s] for s in branch)
+        return -longest, -len(branch), min(s.sequence_id for s in branch)
+
+    def visit(branch: list[Sequence], depth: int) -> list[Sequence]:
+        here = sorted((s for s in branch if len(s.key) == depth), key=lambda s: s.sequence_id)
+        forks = defaultdict(list)
+        for sequence in branch:
+            if len(sequence.key) > depth:
+                forks[sequence.key.tokens[depth]].append(sequence)
+        for fork in sorted(forks.values(), key=weigh):
+            here += visit(fork, depth + 1)
+        return here
+
+    trees = defaultdict(list)
+    for sequence in waiting:
+        trees[sequence.key.identity].append(sequence)
+    return [s for tree in sorted(trees.values(), key=weigh) for s in visit(tree, 0)]
+
+
+prompts = st.text("ABC", min_size=1, max_size=7)
+crowds = st.lists(
+    st.tuples(prompts, st.sampled_from(["", "", "t"]), st.integers(0, 4)), max_size=14
+)
+
+
+@given(crowds)
+@settings(max_examples=400, deadline=None)
+def test_the_order_is_that_of_a_walk_over_a_naive_trie(crowd: list[tuple[str, str, int]]):
+    waiting = [make_sequence(i, prompt, tenant) for i, (prompt, tenant, _) in enumerate(crowd)]
+    cached = [num_cached for _, _, num_cached in crowd]
+    assert list(depth_first(waiting, cached)) == naive_walk(waiting, cached)
+
+
+pictures = st.sampled_from([(), (ImageSpan(b"cat", 1, 2),), (ImageSpan(b"dog", 1, 2),)])
+
+
+@given(st.lists(st.tuples(st.text("AB", min_size=3, max_size=6), pictures), max_size=9))
+@settings(max_examples=200, deadline=None)
+def test_whoever_shares_a_prefix_stands_together_also_with_images(crowd):
+    """Between two that share some tokens stands nobody who shares fewer with either."""
+    waiting = [
+        make_sequence(i, text[0] + "ii" + text[3:] if images else text, images=images)
+        for i, (text, images) in enumerate(crowd)
+    ]
+    walk = list(depth_first(waiting, [0] * len(waiting)))
+    assert sorted(s.sequence_id for s in walk) == list(range(len(waiting)))
+    for i, first in enumerate(walk):
+        for j in range(i + 2, len(walk)):
+            common = first.key.num_common_tokens(walk[j].key)
+            between = [first.key.num_common_tokens(s.key) for s in walk[i + 1 : j]]
+            assert min(between) >= common
+
+
+def test_turns_that_nest_a_thousand_deep_are_walked_without_recursion():
+    waiting = [make_sequence(i, "A" * (1200 - i)) for i in range(1200)]
+    walk = list(depth_first(waiting, [0] * len(waiting)))
+    assert walk == waiting[::-1]
+
+
+# --- fair share -----------------------------------------------------------------------------
+
+
+def drive(tiny: TinyScheduler, num_steps: int) -> Counter[str]:
+    """Run steps without the watch; return the tokens that were computed, by tenant.
+
+    With a thousand requests the watch would look at each of them in every step.
+    """
+    computed: Counter[str] = Counter()
+    for _ in range(num_steps):
+        plan = tiny.scheduler.plan()
+        for scheduled in plan.sequences:
+            request = tiny.runner.truth(scheduled.sequence_id).request
+            computed[request.identity.tenant.decode()] += len(scheduled.tokens)
+        tiny.scheduler.commit(tiny.runner.execute(plan))
+    return computed
+
+
+def fair(max_num_seqs: int = 1, **how) -> TinyScheduler:
+    return tiny_scheduler(max_num_seqs=max_num_seqs, order="fair_share", **how)
+
+
+def test_the_tenant_that_was_served_least_is_next():
+    """The first of each; b, which got 2 tokens and a 4; at 4 each, the earlier; and so on."""
+    tiny = fair()
+    for number in "123":
+        tiny.add(f"a{number}", number + "ABC", tenant="a")
+    for number in "123":
+        tiny.add(f"b{number}", number + "D", tenant="b")
+    assert names_of(tiny.run()) == ["a1", "b1", "b2", "a2", "b3", "a3"]
+
+
+def test_requests_without_a_salt_are_one_tenant():
+    tiny = fair()
+    for number in "12":
+        tiny.add(f"nobody {number}", "ABC" + number)
+    tiny.add("somebody", "ABC", tenant="b")
+    assert names_of(tiny.run()) == ["nobody 1", "somebody", "nobody 2"]
+
+
+def test_priority_goes_before_fairness():
+    tiny = fair()
+    for number in "12":
+        tiny.add(f"urgent {number}", "ABC" + number, tenant="a", priority=-1)
+    tiny.add("normal", "x", tenant="b")
+    assert names_of(tiny.run()) == ["urgent 1", "urgent 2", "normal"]
+
+
+def test_a_flood_of_one_tenant_keeps_another_waiting_for_two_steps_at_most():
+    """A thousand requests stand before each one of b; first come, first served shows the flood."""
+    waits: dict[str, list[int]] = defaultdict(list)
+    for order in ("fair_share", "fcfs"):
+        tiny = tiny_scheduler(num_blocks=64, max_num_seqs=1, order=order)
+        for number in range(1000):
+            tiny.add_request(make_request(f"a{number}", "ABC" + chr(1000 + number), tenant="a"))
+        for number in range(100):
+            tiny.add_request(make_request(f"b{number}", "xyz" + chr(1000 + number), tenant="b"))
+            live = tiny.scheduler._live
+            steps = 0
+            while f"b{number}" in live and steps < 20:
+                drive(tiny, 1)
+                steps += 1
+            waits[order].append(steps)
+    assert max(waits["fair_share"]) <= 2
+    assert min(waits["fcfs"][:40]) == 20
+
+
+def test_shares_converge_in_tokens_whatever_the_prompts_lengths():
+    """a's prompts are six times as long as b's, so b has about six times as many served."""
+    tiny = fair(num_blocks=64)
+    for number in range(100):
+        tiny.add_request(make_request(f"a{number}", chr(1000 + number) + "A" * 17, tenant="a"))
+    for number in range(600):
+        tiny.add_request(make_request(f"b{number}", chr(1000 + number) + "BB", tenant="b"))
+    computed = drive(tiny, 350)
+    assert min(computed.values()) > 500
+    assert abs(computed["a"] - computed["b"]) <= 18
+
+
+def test_what_is_cached_costs_a_tenant_nothing():
+    """Both send eight tokens at a time; all but one of a's are cached, so a has more served."""
+    tiny = fair(num_blocks=64)
+    for number in range(200):
+        tiny.add_request(make_request(f"a{number}", "AAAAAAA" + chr(1000 + number), tenant="a"))
+        unlike = chr(1000 + number) * 8
+        tiny.add_request(make_request(f"b{number}", unlike, tenant="b"))
+    computed = drive(tiny, 150)
+    assert abs(computed["a"] - computed["b"]) <= 8
+    ended = 200 - Counter(name[0] for name in tiny.scheduler._live)["a"]
+    assert ended > 120
+
+
+def test_answers_count_as_prompts_do():
+    """a's requests are short and their answers long: four decodes each."""
+    tiny = fair(num_blocks=64)
+    for number in range(100):
+        tiny.add_request(make_request(f"a{number}", chr(1000 + number), tenant="a", max_tokens=5))
+        tiny.add_request(make_request(f"b{number}", chr(1000 + number) * 5, tenant="b"))
+    computed = drive(tiny, 180)
+    assert abs(computed["a"] - computed["b"]) <= 5
+
+
+def test_an_idle_tenant_saves_nothing_up():
+    """b comes after a hundred steps without it, and gets half of what follows, not all."""
+    tiny = fair(num_blocks=64)
+    for number in range(200):
+        tiny.add_request(make_request(f"a{number}", "A" + chr(1000 + number), tenant="a"))
+    drive(tiny, 100)
+    for number in range(100):
+        tiny.add_request(make_request(f"b{number}", "B" + chr(1000 + number), tenant="b"))
+    computed = drive(tiny, 40)
+    assert abs(computed["a"] - computed["b"]) <= 2
+
+
+def test_an_idle_tenant_saves_nothing_up_while_every_seat_is_taken():
+    """a runs for long with more waiting; when b comes, it is lifted to where a is by then."""
+    tiny = fair(num_blocks=64)
+    tiny.add_request(make_request("a", "A", tenant="a", max_tokens=50))
+    for number in range(60):
+        tiny.add_request(make_request(f"a{number}", "A" + chr(1000 + number), tenant="a"))
+    drive(tiny, 49)
+    for number in range(60):
+        tiny.add_request(make_request(f"b{number}", "B" + chr(1000 + number), tenant="b"))
+    drive(tiny, 1)
+    computed = drive(tiny, 40)
+    assert abs(computed["a"] - computed["b"]) <= 3
+
+
+def test_debts_end_when_nobody_waits():
+    """a was served alone for long; when both come, it has no less than b."""
+    tiny = fair()
+    tiny.add("long", "A", tenant="a", max_tokens=30)
+    tiny.run()
+    for number in "12":
+        tiny.add(f"a{number}", "A" + number, tenant="a")
+        tiny.add(f"b{number}", "B" + number, tenant="b")
+    assert names_of(tiny.run()) == ["a1", "b1", "a2", "b2"]
+
+
+def test_the_first_of_a_tenant_is_overtaken_no_more_often_than_the_bound():
+    """a owes a long prompt; b's short ones pass its next request three times, and then it goes."""
+    tiny = fair(num_blocks=32, max_overtakes=3)
+    tiny.add("a1", "A" * 30, tenant="a")
+    tiny.add("a2", "x", tenant="a")
+    for number in "123456":
+        tiny.add(f"b{number}", number, tenant="b")
+    assert names_of(tiny.run()) == ["a1", "b1", "b2", "b3", "a2", "b4", "b5", "b6"]
+
+
+def test_a_flood_is_not_overdue_as_a_whole():
+    """The bound is its first one's: the second starts to count when it has become the first."""
+    tiny = fair(num_blocks=32, max_overtakes=2)
+    for number in "123":
+        tiny.add(f"a{number}", number + "A" * 9, tenant="a")
+    for number in "1234567":
+        tiny.add(f"b{number}", number, tenant="b")
+    expected = ["a1", "b1", "b2", "a2", "b3", "b4", "a3", "b5", "b6", "b7"]
+    assert names_of(tiny.run()) == expected
+
+
+def test_the_bound_of_fair_share_holds_within_one_step():
+    tiny = fair(max_num_seqs=8, budget=64, max_overtakes=2)
+    tiny.add("a1", "A" * 9, tenant="a")
+    tiny.add("a2", "x", tenant="a")
+    for number in "1234":
+        tiny.add(f"b{number}", number, tenant="b")
+    assert tiny.step() == "a1:AAAAAAAAA b1:1 b2:2 a2:x b3:3 b4:4"
+
+
+def test_counters_of_tenants_that_are_gone_are_forgotten(monkeypatch):
+    """Salts are made by clients: a parade of them under a queue that is never empty stays small."""
+    monkeypatch.setattr(fair_share, "MAX_TENANTS", 10)
+    order = FairShare(max_overtakes=3)
+    patient = make_sequence(0, "A", tenant="patient")
+    order.planned(patient, 100)
+    order.planned(make_sequence(1, "A", tenant="debtor"), 10**6)
+    for number in range(2, 200):
+        passing = make_sequence(number, "A", tenant=f"tenant {number}")
+        assert len(list(order.walk([patient, passing]))) == 2
+        order.planned(passing, number)
+    assert len(order._served) <= 13
+    assert order.num_served_tokens(b"debtor") == 10**6, "the lowest are forgotten first"
+    assert not list(order.walk([]))
+    assert not order._served

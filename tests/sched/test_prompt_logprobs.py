@@ -1,0 +1,91 @@
+"""Log-probabilities of the prompt: each token from the second on, exactly once."""
+
+import pytest
+
+from tests.support.tiny_cache import on_both_indexes
+from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
+
+pytestmark = on_both_indexes
+
+
+def logprobs(tiny: TinyScheduler, name: str) -> str:
+    """Return what came back, as letters with their positions."""
+    found = tiny.sequences[name].prompt_logprobs
+    return " ".join(f"{chr(t[0].token_id)}{-t[0].logprob:.0f}" for t in found)
+
+
+def test_every_prompt_token_but_the_first_has_a_log_probability(index):
+    """Before the first nothing stands that could predict it."""
+    tiny = tiny_scheduler(index=index)
+    tiny.add("one", "ABCDE", prompt_logprobs=0)
+    tiny.run()
+    assert logprobs(tiny, "one") == "B1 C2 D3 E4"
+
+
+def test_a_prompt_of_one_token_has_none(index):
+    tiny = tiny_scheduler(index=index)
+    tiny.add("one", "A", prompt_logprobs=0)
+    tiny.run()
+    assert logprobs(tiny, "one") == ""
+
+
+def test_without_asking_there_are_none(index):
+    tiny = tiny_scheduler(index=index)
+    tiny.add("one", "ABCDE")
+    tiny.step()
+    assert not tiny.plan.sequences[0].prompt_targets
+    assert logprobs(tiny, "one") == ""
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 4, 5])
+def test_chunks_put_them_together(index, budget):
+    """The last token of a chunk predicts the first of the next."""
+    tiny = tiny_scheduler(index=index, budget=budget, max_num_seqs=1)
+    tiny.add("one", "ABCDE", prompt_logprobs=0)
+    tiny.run()
+    assert logprobs(tiny, "one") == "B1 C2 D3 E4"
+
+
+def test_they_bypass_hits(index):
+    """Every position needs its logits; but what is computed can be found by others."""
+    tiny = tiny_scheduler(index=index)
+    tiny.add("before", "ABCDE")
+    tiny.run()
+    tiny.add("one", "ABCDE", prompt_logprobs=0)
+    tiny.add("after", "ABCDE")
+    assert tiny.step() == "one:ABCDE after:....E"
+    assert logprobs(tiny, "one") == "B1 C2 D3 E4"
+
+
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_a_preempted_prompt_has_each_of_them_once(index, num_steps):
+    """It begins again, for what it has computed cannot be used; known ones stay as they are."""
+    tiny = tiny_scheduler(index=index, budget=2)
+    tiny.add("one", "ABCDEFG", prompt_logprobs=0)
+    for _ in range(num_steps):
+        tiny.step()
+    tiny.preempt_all()
+    assert tiny.step() == "one:AB"
+    tiny.run()
+    assert logprobs(tiny, "one") == "B1 C2 D3 E4 F5 G6"
+
+
+def test_who_has_all_of_them_comes_back_with_hits(index):
+    """After its prompt it is a request like any other (law 1)."""
+    tiny = tiny_scheduler(index=index)
+    tiny.add("one", "ABCDE", prompt_logprobs=0, max_tokens=3)
+    tiny.step()
+    tiny.preempt_all()
+    assert tiny.step() == "one:....,a"
+    assert not tiny.plan.sequences[0].prompt_targets
+    tiny.run()
+    assert logprobs(tiny, "one") == "B1 C2 D3 E4"
+
+
+def test_siblings_compute_them_once(index):
+    """The first continuation has them; one that waited for a seat comes back with hits."""
+    tiny = tiny_scheduler(index=index, max_num_seqs=1)
+    tiny.add("one", "ABCDE", prompt_logprobs=0, n=2, max_tokens=2)
+    assert tiny.run() == ["one:ABCDE", "one:a", "one/1:....,k"]
+    assert logprobs(tiny, "one") == "B1 C2 D3 E4"
+    assert logprobs(tiny, "one/1") == ""

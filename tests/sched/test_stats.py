@@ -1,0 +1,68 @@
+"""What the scheduler and the cache count, and that it is the truth."""
+
+from ostinato.sched.stats import SchedulerStats
+from tests.support.tiny_cache import on_both_indexes
+from tests.support.tiny_scheduler import tiny_scheduler
+
+
+def test_computed_tokens_are_split_into_prompt_and_answer():
+    """Positions 0..5 of a prompt of 3, 3..5 of it, and 1..2 of it."""
+    stats = SchedulerStats()
+    stats.count_computed(0, 5, num_prompt_tokens=3)
+    assert (stats.computed_prompt_tokens, stats.computed_output_tokens) == (3, 2)
+    stats.count_computed(3, 5, num_prompt_tokens=3)
+    assert (stats.computed_prompt_tokens, stats.computed_output_tokens) == (3, 4)
+    stats.count_computed(1, 2, num_prompt_tokens=3)
+    assert (stats.computed_prompt_tokens, stats.computed_output_tokens) == (4, 4)
+
+
+@on_both_indexes
+def test_tokens_that_hit_are_not_computed(index):
+    """Eight of ten hit, six in whole blocks and copied; the answer's last is never computed."""
+    tiny = tiny_scheduler(index=index)
+    tiny.add("one", "ABCDEFGHIJ", max_tokens=3)
+    tiny.run()
+    stats = tiny.scheduler.stats
+    assert (stats.computed_prompt_tokens, stats.computed_output_tokens) == (10, 2)
+    tiny.add("two", "ABCDEFGHxy", max_tokens=3)
+    tiny.run()
+    assert (stats.computed_prompt_tokens, stats.computed_output_tokens) == (12, 4)
+    assert stats.num_steps == 6
+
+
+@on_both_indexes
+def test_queries_and_hits_are_counted_once_per_request_and_returns_apart(index):
+    """A busy engine cannot make its hit ratio look better than it is."""
+    tiny = tiny_scheduler(index=index)
+    tiny.add("one", "ABCDEF", max_tokens=3)
+    tiny.add("two", "ABCDEx", max_tokens=3)
+    tiny.step()
+    tiny.preempt_all()
+    tiny.run()
+    first, again = tiny.cache.stats.first, tiny.cache.stats.preempted
+    assert (first.num_requests, first.query_tokens, first.hit_tokens) == (2, 12, 4)
+    assert (again.num_requests, again.query_tokens, again.hit_tokens) == (2, 14, 12)
+    assert tiny.scheduler.stats.num_preemptions == 2
+
+
+@on_both_indexes
+def test_a_sibling_that_waited_is_no_new_request(index):
+    """Its prompt was looked up when the request came; it is counted as one that comes back."""
+    tiny = tiny_scheduler(index=index, max_num_seqs=1)
+    tiny.add("one", "ABCDE", n=3, max_tokens=2)
+    tiny.run()
+    assert tiny.cache.stats.first.num_requests == 1
+    assert tiny.cache.stats.preempted.num_requests == 2
+    assert tiny.scheduler.stats.num_preemptions == 0
+
+
+@on_both_indexes
+def test_what_a_request_found_is_told_by_the_token(index):
+    """Four tokens in a whole block, two copied; its sibling says the same."""
+    tiny = tiny_scheduler(index=index)
+    tiny.add("before", "ABCDEFGH")
+    tiny.run()
+    tiny.add("one", "ABCDEFx", n=2, max_tokens=2)
+    tiny.run()
+    assert tiny.hits("before") == (0, 0)
+    assert tiny.hits("one") == tiny.hits("one/1") == (4, 2)
