@@ -1,0 +1,265 @@
+"""How long does the cache heart take for one request? No model, no tensors.
+
+::
+
+    python benchmarks/heart.py                           # this source tree
+    python benchmarks/heart.py --against OTHER/src       # two trees, measured by turns
+
+Four scenes, in both indexes, in blocks of 16 tokens:
+
+* ``chats``: 64 conversations of 20 turns of 500 tokens behind one system prompt of 4,096;
+* ``hit``: a prompt of 32,768 tokens of which all that may be cached is, as a list or packed;
+* ``miss``: 32,768 tokens that nobody has seen, packed, published;
+* ``decode``: a step in which 64 sequences get a token each (here the figure is per step).
+
+Times are CPU time of the process, with the garbage collector off. Each round is a process of its
+own; with ``--against`` the rounds of both trees alternate. Other programs on the machine can only
+make a round slower, so of all rounds the quickest counts, operation by operation.
+"""
+
+import argparse
+import gc
+import json
+import os
+import random
+import subprocess
+import sys
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import median
+from time import process_time_ns
+
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+BLOCK_SIZE = 16
+SYSTEM, CHATS, TURNS, TURN = 4_096, 64, 20, 500
+LONG = 32_768
+REPEATS = 15
+"""Times that a long prompt is measured in one round."""
+
+DECODES, STEPS = 64, 200
+
+OPERATIONS = ("key", "match", "admit", "grow", "publish", "commit", "release")
+Costs = dict[str, list[int]]
+"""Nanoseconds by operation, one number per request."""
+
+HERE = Path(__file__).resolve().parents[1] / "src"
+
+
+def main() -> None:
+    """Read the command line and measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
+    parser.add_argument("--against", type=Path, help="the src directory of another checkout")
+    parser.add_argument("--rounds", type=int, default=5, help="processes per source tree")
+    parser.add_argument("--json", type=Path, help="write the figures there as well")
+    parser.add_argument("--one-round", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one_round:
+        print(json.dumps(measure_all()))
+        return
+    trees = [HERE] if options.against is None else [options.against.resolve(), HERE]
+    for tree in trees:
+        if not (tree / "ostinato").is_dir():
+            parser.error(f"there is no package ostinato in {tree}")
+    quickest = measure_by_turns(trees, options.rounds)
+    show(trees, quickest)
+    if options.json:
+        options.json.write_text(json.dumps(quickest, indent=2))
+
+
+class _Raw(argparse.RawDescriptionHelpFormatter):
+    """Show the docstring as it stands."""
+
+
+# --- one round, in its own process ---
+
+
+def measure_all() -> dict[str, float]:
+    """Measure all scenes once.
+
+    Returns:
+        Microseconds per request, by ``"index scene operation"``.
+    """
+    figures = {}
+    for index in ("radix", "hash"):
+        for scene, run in SCENES.items():
+            gc.collect()
+            gc.disable()
+            costs = run(index)
+            gc.enable()
+            # Conversations grow, so the mean says what all of it takes; long prompts are alike.
+            per_request = _mean if scene == "chats" else median
+            for operation, cost in costs.items():
+                figures[f"{index} {scene} {operation}"] = per_request(cost) / 1e3
+    return figures
+
+
+def chats(index: str) -> Costs:
+    """Serve every conversation's next turn, one conversation after the other."""
+    rng, cache, costs = random.Random(1), make_cache(index, 42_000), Costs()
+    system = draw(rng, SYSTEM)
+    texts = [system[:] for _ in range(CHATS)]
+    for _ in range(TURNS):
+        for text in texts:
+            text.extend(draw(rng, TURN))
+            serve(cache, text, costs)
+    return costs
+
+
+def hit(index: str, given: Callable[[array], Iterable[int]]) -> Costs:
+    """Serve a long prompt again and again."""
+    cache, costs = make_cache(index, 2 * LONG // BLOCK_SIZE), Costs()
+    prompt = draw(random.Random(2), LONG)
+    serve(cache, prompt, Costs())
+    for _ in range(REPEATS):
+        serve(cache, given(prompt), costs)
+    return costs
+
+
+def miss(index: str) -> Costs:
+    """Serve long prompts that have nothing in common, while there is room for all."""
+    rng, costs = random.Random(3), Costs()
+    cache = make_cache(index, (REPEATS + 1) * LONG // BLOCK_SIZE)
+    serve(cache, draw(rng, LONG), Costs())
+    for _ in range(REPEATS):
+        serve(cache, draw(rng, LONG), costs)
+    return costs
+
+
+def decode(index: str) -> Costs:
+    """Let sequences of 512 tokens grow by a token each, step by step."""
+    rng, costs = random.Random(4), Costs()
+    cache = make_cache(index, DECODES * (512 + STEPS) // BLOCK_SIZE + DECODES)
+    tables = [serve(cache, draw(rng, 512), Costs(), release=False) for _ in range(DECODES)]
+    for _ in range(STEPS):
+        for table in tables:
+            table.key.append(rng.randrange(65_536))
+        times = [process_time_ns()]
+        for table in tables:
+            grow(cache, table, len(table.key))
+        times.append(process_time_ns())
+        for table in tables:
+            cache.publish(table, len(table.key))
+        times.append(process_time_ns())
+        cache.commit(tables)
+        times.append(process_time_ns())
+        note(costs, ("grow", "publish", "commit"), times)
+    return costs
+
+
+SCENES: dict[str, Callable[[str], Costs]] = {
+    "chats": chats,
+    "hit (list)": lambda index: hit(index, list),
+    "hit (packed)": lambda index: hit(index, lambda prompt: prompt),
+    "miss": miss,
+    "decode": decode,
+}
+
+
+def make_cache(index: str, num_blocks: int) -> object:
+    """Return an empty cache of the source tree that is on the path."""
+    from ostinato.cache.manager import CacheManager
+    from ostinato.core.config import CacheConfig
+
+    return CacheManager(CacheConfig(num_blocks, BLOCK_SIZE, index=index))
+
+
+def grow(cache, table, num_tokens: int) -> None:
+    """Give a table slots as the scheduler of that source tree does."""
+    if hasattr(cache, "growable"):  # trees with windows ask how far before they grow
+        num_tokens = cache.growable(table, num_tokens)
+    cache.grow(table, num_tokens)
+
+
+def serve(cache, prompt: Iterable[int], costs: Costs, release: bool = True):
+    """Take one prompt through the cache, note what each call took, and return its table."""
+    from ostinato.core.identity import Identity, PrefixKey
+
+    times = [process_time_ns()]
+    key = PrefixKey(Identity(), prompt)
+    times.append(process_time_ns())
+    match = cache.match(key)
+    times.append(process_time_ns())
+    table, _ = cache.admit(key, match)
+    times.append(process_time_ns())
+    cache.publish(table, len(key))
+    times.append(process_time_ns())
+    cache.commit([table])
+    times.append(process_time_ns())
+    if release:
+        cache.release(table, len(key))
+        times.append(process_time_ns())
+    note(costs, ("key", "match", "admit", "publish", "commit", "release"), times)
+    return table
+
+
+def note(costs: Costs, operations: tuple[str, ...], times: list[int]) -> None:
+    """Note what each operation took, and all together."""
+    for operation, start, stop in zip(operations, times, times[1:], strict=False):
+        costs.setdefault(operation, []).append(stop - start)
+    costs.setdefault("all", []).append(times[-1] - times[0])
+
+
+def draw(rng: random.Random, num_tokens: int) -> array:
+    """Draw token ids of a vocabulary of 65,536."""
+    tokens = array("I", bytes(4 * num_tokens))
+    tokens[:] = array("I", array("H", rng.randbytes(2 * num_tokens)).tolist())
+    return tokens
+
+
+def _mean(values: list[int]) -> float:
+    return sum(values) / len(values)
+
+
+# --- many rounds ---
+
+
+def measure_by_turns(trees: list[Path], rounds: int) -> list[dict[str, float]]:
+    """Measure every tree in turn; return the quickest of each."""
+    figures: list[dict[str, list[float]]] = [defaultdict(list) for _ in trees]
+    bar = tqdm(total=rounds * len(trees), unit="round")
+    for number in range(rounds):
+        # Every other round begins with the other tree: no tree always comes second.
+        for place in range(len(trees))[:: 1 if number % 2 else -1]:
+            for name, value in _one_round(trees[place]).items():
+                figures[place][name].append(value)
+            bar.update()
+    bar.close()
+    return [{name: min(values) for name, values in found.items()} for found in figures]
+
+
+def _one_round(tree: Path) -> dict[str, float]:
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONHASHSEED": "0"}
+    command = [sys.executable, str(Path(__file__).resolve()), "--one-round"]
+    answer = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    found: dict[str, float] = json.loads(answer.stdout)
+    return found
+
+
+def show(trees: list[Path], quickest: list[dict[str, float]]) -> None:
+    """Print a table: microseconds per request, and the change between two trees."""
+    table = Table(title="microseconds of CPU time per request (decode: per step)")
+    for name in ("index", "scene", *OPERATIONS, "all"):
+        table.add_column(name, justify="left" if name in ("index", "scene") else "right")
+    for index in ("radix", "hash"):
+        for scene in SCENES:
+            for tree, figures in zip(trees, quickest, strict=True):
+                which = scene if len(trees) == 1 else f"{scene}, {_which(tree)}"
+                cells = [figures.get(f"{index} {scene} {o}") for o in (*OPERATIONS, "all")]
+                table.add_row(index, which, *("" if c is None else f"{c:,.1f}" for c in cells))
+            if len(trees) == 2:
+                old, new = (figures[f"{index} {scene} all"] for figures in quickest)
+                table.add_row("", "", *([""] * len(OPERATIONS)), f"{100 * (new / old - 1):+.1f} %")
+    Console(width=110).print(table)
+
+
+def _which(tree: Path) -> str:
+    return "here" if tree == HERE else "there"
+
+
+if __name__ == "__main__":
+    main()
