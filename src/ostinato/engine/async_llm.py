@@ -30,8 +30,9 @@ from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.crossing import AnswerT, CommandQueue, Mailbox
 from ostinato.engine.engine import Engine, logger
 from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.prompts import Prompt, PromptInput, check_salt, parse_prompt
-from ostinato.engine.requests import EngineRequest
+from ostinato.engine.prompts import Prompt, PromptInput, TokenIds, check_salt, parse_prompt
+from ostinato.engine.requests import EngineRequest, tokenize
+from ostinato.engine.token_table import TokenTable
 from ostinato.engine.weights import WeightSource, read_weights
 
 
@@ -62,6 +63,63 @@ class AsyncLLM:
     def cache_stats(self) -> CacheStats:
         """Counters of the prefix cache since the start."""
         return self._engine.cache_stats
+
+    @property
+    def engine(self) -> Engine:
+        """The loop underneath; while the thread runs, it is for reading counters alone."""
+        return self._engine
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are taken: neither was it shut down, nor has its loop broken."""
+        return self._commands.is_open
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and answer together."""
+        return self._engine.scheduler.config.max_model_len
+
+    async def encode(self, text: str) -> list[int]:
+        """Return a text's token ids, as ``generate`` would compute them.
+
+        Raises:
+            MissingTokenizer: The checkpoint has none.
+            RequestError: It is no text.
+        """
+        prompt = parse_prompt(text)
+        return await asyncio.to_thread(
+            self._locked, lambda: tokenize(prompt, self._engine.loaded).tolist()
+        )
+
+    async def decode(self, token_ids: TokenIds) -> str:
+        """Return the text of token ids, special ones included.
+
+        Raises:
+            MissingTokenizer: The checkpoint has none.
+            TokenOutOfRange: The model does not have such an id.
+        """
+        loaded = self._engine.loaded
+        tokens = tokenize(parse_prompt(token_ids), loaded)
+        table = TokenTable(loaded.require_tokenizer())
+        return await asyncio.to_thread(self._locked, lambda: table.decode(tokens.tolist()))
+
+    async def render(
+        self,
+        messages: Sequence[Message],
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Write a conversation as token ids, as ``chat`` does, beside the event loop.
+
+        Raises:
+            MissingTokenizer: The checkpoint has none.
+            RequestError: There is no message or no template, or the template refuses.
+        """
+        tokenizer = self._engine.loaded.require_tokenizer()
+        return await asyncio.to_thread(
+            self._locked,
+            lambda: render_chat(tokenizer, messages, chat_template, add_generation_prompt),
+        )
 
     def generate(
         self,
@@ -222,6 +280,11 @@ class AsyncLLM:
         self._commands.check()
         with self._making:
             return self._engine.make_request(prompt, params, request_id, priority)
+
+    def _locked(self, work: Callable[[], AnswerT]) -> AnswerT:
+        """Use the tokenizer, which is not made for many threads at once."""
+        with self._making:
+            return work()
 
     async def _call(self, question: Callable[[], AnswerT]) -> AnswerT:
         """Run something in the engine's thread, between steps, and wait for it."""

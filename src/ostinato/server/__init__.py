@@ -1,0 +1,24 @@
+"""How do clients that already exist reach the cache? OpenAI's API over HTTP.
+
+Files in reading order:
+
+* ``config``: what may be set of a server?
+* ``callers``: who is calling, and what may they do?
+* ``call``: what is asked of the engine, whichever API it came through?
+* ``validation``: what is wrong with a body, in one sentence?
+* ``errors``: how does an error look to a client?
+* ``observer``: what may onlookers learn of each request?
+* ``state``: what does one server know while it runs?
+* ``serving``: which way does every completion take?
+* ``body_guard``: which bodies are not even looked at?
+* ``health``: is the server alive, and does it take requests?
+* ``models``: which models are there?
+* ``app``: which parts make up the application?
+
+Rules:
+
+1. Every completion goes through ``serve``, whichever API it came through.
+2. The event loop never waits for a forward pass, nor for a tokenizer.
+3. A parameter does what it says, or is refused by name; none is ignored.
+4. A client that goes away takes its requests along.
+"""

@@ -1,0 +1,29 @@
+"""Which parts make up the application?
+
+Each API is a router in a file of its own. What they share lies in ``app.state.server``.
+"""
+
+from fastapi import FastAPI
+
+import ostinato
+from ostinato.server import health, models
+from ostinato.server.body_guard import BodyGuard
+from ostinato.server.errors import install_error_handlers
+from ostinato.server.state import ServerState
+
+ROUTERS = (health.router, models.router)
+
+
+def create_app(state: ServerState) -> FastAPI:
+    """Put an application together.
+
+    Args:
+        state: Of the server; its engine runs already, and whoever made it shuts it down.
+    """
+    app = FastAPI(title="Ostinato", version=ostinato.__version__, docs_url=None, redoc_url=None)
+    app.state.server = state
+    for router in ROUTERS:
+        app.include_router(router)
+    install_error_handlers(app)
+    app.add_middleware(BodyGuard, config=state.config)
+    return app

@@ -1,0 +1,52 @@
+"""What is asked of the engine, whichever API it came through?"""
+
+import uuid
+from dataclasses import dataclass, field
+
+from ostinato.core.lease import LeaseTerms
+from ostinato.core.sampling_params import SamplingParams
+from ostinato.engine.prompts import PromptDict, TokenIds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateCall:
+    """One prompt, and how it is to be continued.
+
+    Attributes:
+        endpoint: Path of the route that it came through.
+        params: How to sample.
+        text: The prompt; or
+        token_ids: its ids.
+        cache_salt: Only requests of the same salt share blocks; narrows the caller's.
+        cache_read: Whether cached KV may be used.
+        cache_write: Whether computed KV may be found by others.
+        priority: Lower goes first.
+        retention: For how long the prompt is kept once it is computed; None as for all others.
+        cache_key: ``prompt_cache_key``: which requests are meant to meet, for the record.
+        user: Whom the client acts for, for the record.
+        request_id: Of the engine.
+    """
+
+    endpoint: str
+    params: SamplingParams
+    text: str | None = None
+    token_ids: TokenIds | None = None
+    cache_salt: str = ""
+    cache_read: bool = True
+    cache_write: bool = True
+    priority: int = 0
+    retention: LeaseTerms | None = None
+    cache_key: str | None = None
+    user: str | None = None
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def prompt(self, salt: str) -> PromptDict:
+        """Return the prompt as the engine takes it, with the salt that was settled on."""
+        prompt = PromptDict(
+            cache_salt=salt, cache_read=self.cache_read, cache_write=self.cache_write
+        )
+        if self.token_ids is not None:
+            prompt["prompt_token_ids"] = self.token_ids
+        else:
+            prompt["prompt"] = self.text or ""
+        return prompt

@@ -1,0 +1,59 @@
+"""What may be set of a server?"""
+
+from dataclasses import dataclass
+
+from ostinato.core.config import at_least
+from ostinato.core.errors import ConfigError
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+"""Hosts that only this machine can reach."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Settings of a server, besides those of its engine.
+
+    Attributes:
+        host: Where to listen.
+        port: Where to listen; 0 takes any free port.
+        model_names: What clients may call the model; the first one is shown to them.
+        keys_file: Who may call; None lets everybody in, and then ``host`` must be loopback.
+        max_requests: Continuations that may be under way at once, running and waiting; what
+            comes on top is answered with 429.
+        max_n: Most continuations of one prompt.
+        max_body_bytes: Longest body of a request.
+        max_json_depth: Most brackets inside each other in a body.
+        drain_timeout_s: How long running requests may go on after SIGTERM.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    model_names: tuple[str, ...] = ("tiny-shakespeare",)
+    keys_file: str | None = None
+    max_requests: int = 1024
+    max_n: int = 128
+    max_body_bytes: int = 8 * 2**20
+    max_json_depth: int = 64
+    drain_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be, or would let everybody in.
+
+        Raises:
+            ConfigError: Naming the value and what to set instead.
+        """
+        at_least("port", self.port, 0)
+        for name in ("max_requests", "max_n", "max_body_bytes", "max_json_depth"):
+            at_least(name, getattr(self, name), 1)
+        if self.port > 65535:
+            raise ConfigError(f"port={self.port}: must be at most 65535")
+        if not self.drain_timeout_s >= 0:
+            raise ConfigError(f"drain_timeout_s={self.drain_timeout_s!r}: must be at least 0")
+        if not self.model_names or not all(self.model_names):
+            raise ConfigError(f"model_names={self.model_names!r}: needs a name, and none is empty")
+        if self.keys_file is None and self.host not in LOOPBACK:
+            raise ConfigError(
+                f"host={self.host!r} can be reached from elsewhere, and without keys everybody "
+                f"may read and administer everything: give a keys file, or one of "
+                f"{', '.join(LOOPBACK)} as host"
+            )

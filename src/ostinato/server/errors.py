@@ -1,0 +1,149 @@
+"""How does an error look to a client?
+
+As in OpenAI's API: a status, and ``{"error": {"message", "type", "param", "code"}}``. Routes
+raise ``ApiError`` or any error of ours; what an API with another shape (see ``SHAPES``) makes of
+it is decided by the path.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from ostinato.core.errors import (
+    CacheInUse,
+    ConfigError,
+    EngineStopped,
+    InvalidSamplingParams,
+    MissingTokenizer,
+    OstinatoError,
+    PromptTooLong,
+    RequestError,
+    StepFailed,
+    TokenOutOfRange,
+)
+from ostinato.engine.engine import logger
+from ostinato.server.validation import describe
+
+Shape = Callable[["ApiError"], dict[str, Any]]
+
+_NAMED = re.compile(r"(\w+)(?:\[[^\]]*\])?=")
+"""How messages of ours begin that are about one parameter: ``top_p=2: must be ...``."""
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """What a client is told.
+
+    Attributes:
+        status: Of HTTP.
+        message: For people.
+        kind: Its family, ``type`` on the wire.
+        param: Which field of the request it is about.
+        code: For programs.
+        headers: To send along.
+    """
+
+    status: int
+    message: str
+    kind: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def openai_shape(error: ApiError) -> dict[str, Any]:
+    """Lay an error out as OpenAI's clients read it."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.kind,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+SHAPES: dict[str, Shape] = {}
+"""Other shapes than OpenAI's, by how a path begins."""
+
+
+def body_of(path: str, error: ApiError) -> dict[str, Any]:
+    """Lay an error out as the clients of a path read it."""
+    for prefix, shape in SHAPES.items():
+        if path.startswith(prefix):
+            return shape(error)
+    return openai_shape(error)
+
+
+def response_of(path: str, error: ApiError) -> JSONResponse:
+    """Return the whole answer to whoever caused an error."""
+    return JSONResponse(body_of(path, error), error.status, dict(error.headers))
+
+
+def api_error(error: Exception) -> ApiError:
+    """Translate any error; what is not ours is a mistake of ours, and is not shown."""
+    match error:
+        case ApiError():
+            return error
+        case PromptTooLong():
+            return ApiError(400, str(error), code="context_length_exceeded")
+        case TokenOutOfRange() | InvalidSamplingParams() | RequestError() | ConfigError():
+            named = _NAMED.match(str(error))
+            return ApiError(
+                400, str(error), param=named[1] if named else None, code="invalid_value"
+            )
+        case MissingTokenizer():
+            return ApiError(400, str(error), code="no_tokenizer")
+        case CacheInUse():
+            return ApiError(409, str(error), kind="conflict_error", code="cache_in_use")
+        case EngineStopped():
+            return stopping(str(error))
+        case StepFailed():
+            return ApiError(500, str(error), kind="server_error", code="step_failed")
+        case OstinatoError():
+            return ApiError(500, str(error), kind="server_error")
+    return ApiError(500, "a mistake of the server; its log says more", kind="server_error")
+
+
+def stopping(message: str) -> ApiError:
+    """Return the answer of a server that is about to end."""
+    return ApiError(
+        503, message, "server_error", code="shutting_down", headers={"Retry-After": "5"}
+    )
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer every error of an app in its path's shape."""
+
+    def answer(request: Request, error: Exception) -> Response:
+        translated = api_error(error)
+        if translated.status >= 500 and not isinstance(error, (ApiError, OstinatoError)):
+            logger.error("a route raised", exc_info=error)
+        return response_of(request.url.path, translated)
+
+    def answer_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
+        translated = ApiError(error.status_code, message, code=code, headers=error.headers or {})
+        return response_of(request.url.path, translated)
+
+    def answer_invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        message, param, code = describe(error.errors())
+        return response_of(request.url.path, ApiError(400, message, param=param, code=code))
+
+    app.add_exception_handler(ApiError, answer)
+    app.add_exception_handler(OstinatoError, answer)
+    app.add_exception_handler(HTTPException, answer_http)
+    app.add_exception_handler(RequestValidationError, answer_invalid)
+    app.add_exception_handler(Exception, answer)

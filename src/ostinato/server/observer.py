@@ -1,0 +1,61 @@
+"""What may onlookers learn of each request?
+
+Metrics, spans, recorders and quotas watch the one path that every completion takes. An observer is
+called in the event loop: it notes and returns, and never waits.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ostinato.core.lease import LeaseReceipt
+from ostinato.engine.outputs import RequestOutput
+from ostinato.server.call import GenerateCall
+from ostinato.server.callers import Caller
+from ostinato.server.errors import ApiError
+
+
+@dataclass(slots=True, eq=False)
+class ServedRequest:
+    """One request on its way.
+
+    Attributes:
+        request_id: Of the engine.
+        call: What was asked.
+        caller: By whom.
+        salt: Whose cache it uses.
+        accepted_s: When the server took it in, by ``time.monotonic``.
+        output: What there is of it so far; None before its first token.
+        error: What it ended with; None while it runs, and if it went well.
+        is_gone: Whether its reader went away before its end.
+        lease: What became of the wish to keep its prompt; None without one.
+    """
+
+    request_id: str
+    call: GenerateCall
+    caller: Caller
+    salt: str
+    accepted_s: float
+    output: RequestOutput | None = None
+    error: ApiError | None = None
+    is_gone: bool = False
+    lease: LeaseReceipt | None = None
+
+
+class Observer(Protocol):
+    """Watches requests; of each, one call of ``accepted`` and one of ``finished``."""
+
+    def accepted(self, record: ServedRequest) -> None:
+        """Note that a request was taken in."""
+        ...
+
+    def first_token(self, record: ServedRequest) -> None:
+        """Note that its first output is there; not called if it fails before."""
+        ...
+
+    def finished(self, record: ServedRequest) -> None:
+        """Note that it ended, whether well, with an error or because nobody reads it."""
+        ...
+
+    def refused(self, caller: Caller, call: GenerateCall, error: ApiError) -> None:
+        """Note that a request was not taken in: the queue is full, or a limit is reached."""
+        ...

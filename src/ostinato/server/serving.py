@@ -1,0 +1,112 @@
+"""Which way does every completion take?
+
+One for all APIs: bound the queue, settle whose cache it is, run, keep what was asked to be
+kept, tell the observers::
+
+    route ─► serve ─► enter ─► AsyncLLM.generate ─► (lease) ─► outputs ─► leave
+                        └── 429, 503     └── 400        └── 500, 503
+"""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from ostinato.core.errors import StepFailed
+from ostinato.core.request import FinishReason
+from ostinato.engine.outputs import RequestOutput
+from ostinato.server.call import GenerateCall
+from ostinato.server.callers import Caller
+from ostinato.server.errors import ApiError, api_error
+from ostinato.server.observer import ServedRequest
+from ostinato.server.state import ServerState
+
+
+async def serve(
+    state: ServerState, caller: Caller, call: GenerateCall
+) -> AsyncGenerator[RequestOutput, None]:
+    """Continue one prompt for a caller, and yield everything so far whenever there is more.
+
+    Raises:
+        ApiError: It was refused, or failed; the same request may already have brought outputs.
+
+    Effects: closing the generator early cancels the request and frees its blocks.
+    """
+    try:
+        priority = _priority(caller, call)
+        state.enter(call.params.n)
+    except ApiError as error:
+        for observer in state.observers:
+            observer.refused(caller, call, error)
+        raise
+    salt = caller.narrow(call.cache_salt)
+    record = ServedRequest(call.request_id, call, caller, salt, time.monotonic())
+    try:
+        for observer in state.observers:
+            observer.accepted(record)
+        async with aclosing(_outputs(state, record, priority)) as outputs:
+            async for output in outputs:
+                yield output
+    except Exception as error:
+        record.error = api_error(error)
+        raise record.error from error
+    finally:
+        finished = record.output is not None and record.output.finished
+        record.is_gone = record.error is None and not finished
+        state.leave(call.params.n)
+        for observer in state.observers:
+            observer.finished(record)
+
+
+async def _outputs(
+    state: ServerState, record: ServedRequest, priority: int
+) -> AsyncGenerator[RequestOutput, None]:
+    """Run a request, lease its prompt as soon as it is computed, and raise if it fails."""
+    call, prompt = record.call, record.call.prompt(record.salt)
+    stream = state.llm.generate(
+        prompt, call.params, request_id=record.request_id, priority=priority
+    )
+    async with aclosing(stream) as outputs:
+        async for output in outputs:
+            is_first, record.output = record.output is None, output
+            _raise_if_failed(output)
+            if is_first:
+                if call.retention is not None:
+                    record.lease = await state.llm.lease(prompt, call.retention)
+                for observer in state.observers:
+                    observer.first_token(record)
+            yield output
+
+
+def _priority(caller: Caller, call: GenerateCall) -> int:
+    """Return a request's priority.
+
+    Raises:
+        ApiError: It would go before what its caller is entitled to.
+    """
+    if call.priority < 0 and not caller.may_go_first:
+        raise ApiError(
+            400,
+            f"priority={call.priority}: must be at least 0; who goes first is for the "
+            "administrator to say",
+            param="priority",
+            code="invalid_value",
+        )
+    return caller.priority + call.priority
+
+
+def _raise_if_failed(output: RequestOutput) -> None:
+    """Raise what a request died of.
+
+    Raises:
+        StepFailed: Its forward pass failed.
+        ApiError: Somebody cancelled it who was not its reader.
+    """
+    if output.error is not None:
+        raise StepFailed(output.error)
+    if any(part.finish_reason == FinishReason.ABORT for part in output.outputs):
+        raise ApiError(
+            503,
+            "the request was cancelled: the server shuts down, or its tenant is being erased",
+            kind="server_error",
+            code="cancelled",
+        )
