@@ -66,3 +66,29 @@ def test_what_a_request_found_is_told_by_the_token(index):
     tiny.run()
     assert tiny.hits("before") == (0, 0)
     assert tiny.hits("one") == tiny.hits("one/1") == (4, 2)
+
+
+@on_both_indexes
+def test_tokens_that_another_computed_meanwhile_are_told_from_those_that_were_there(index):
+    """The second came with the first and found ABCDEFGH in its step; the third came later."""
+    tiny = tiny_scheduler(index=index)
+    tiny.add("first", "ABCDEFGHvw", max_tokens=2)
+    tiny.add("second", "ABCDEFGHxy", max_tokens=2)
+    tiny.run()
+    assert tiny.scheduler.stats.waited_prompt_tokens == 8
+    tiny.add("third", "ABCDEFGHz", max_tokens=2)
+    tiny.run()
+    assert tiny.scheduler.stats.waited_prompt_tokens == 8
+    assert tiny.cache.stats.first.shared_tokens == 16
+
+
+@on_both_indexes
+def test_a_follower_that_waited_for_chunks_counts_all_that_they_brought(index):
+    """ABCD was there; EFGH and IJKL were computed by the leader while the follower waited."""
+    tiny = tiny_scheduler(index=index, budget=16, max_chunk_tokens=4)
+    tiny.add("early", "ABCD", max_tokens=1)
+    tiny.run()
+    tiny.add("leader", "ABCDEFGHIJKLMNOP", max_tokens=1)
+    tiny.add("follower", "ABCDEFGHIJKLxy", max_tokens=1)
+    tiny.run()
+    assert tiny.scheduler.stats.waited_prompt_tokens == 8

@@ -15,6 +15,7 @@ Files in reading order, the plain path first:
 * ``window_group``: what do layers with a sliding window keep?
 * ``block_table``: which blocks does one sequence hold?
 * ``histogram``, ``stats``: what did the cache do so far?
+* ``survey``: what lies in the cache, and what is it good for?
 * ``events``, ``journal``: what is noted of what happens, and what may outsiders learn?
 * ``allocator``: how are blocks taken for somebody?
 * ``groups``: what does a sequence hold, over all groups of layers at once?

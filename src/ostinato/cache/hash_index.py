@@ -25,6 +25,7 @@ from ostinato.cache.block_hash import BlockHasher
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import (
     CachedBlock,
+    CachedRun,
     Forgotten,
     PrefixMatch,
     Publication,
@@ -39,7 +40,17 @@ from ostinato.core.tokens import TOKEN_BYTES
 class Content:
     """What one block holds: its tokens and, through its parent, all before them."""
 
-    __slots__ = ("children", "copies", "digest", "identity", "name", "outside", "parent", "text")
+    __slots__ = (
+        "children",
+        "copies",
+        "digest",
+        "identity",
+        "name",
+        "num_hits",
+        "outside",
+        "parent",
+        "text",
+    )
 
     def __init__(
         self,
@@ -58,6 +69,7 @@ class Content:
         self.identity = identity
         self.copies: list[Copy] = []
         self.children: Siblings[Content] = Siblings()
+        self.num_hits = 0  # that ended here, or behind it in what is forgotten by now
 
 
 class Copy(CacheEntry):
@@ -185,6 +197,10 @@ class HashIndex:
         assert content is not None
         return self._hold_path(HashPath(content, copies))
 
+    def count_hit(self, path: HashPath) -> None:
+        """Note that a request's hit ended where this path ends."""
+        path.last.num_hits += 1
+
     def fork(self, path: HashPath) -> HashPath:
         """Hold what a path holds once more."""
         return self._hold_path(HashPath(path.root, path.copies[:]))
@@ -262,6 +278,29 @@ class HashIndex:
             for copy in content.copies:
                 yield CachedBlock(copy.block, name[:size], copy.ref_count, before, name[size:])
 
+    def runs(self) -> Iterator[CachedRun]:
+        """Walk everything published, block by block; copies of one content are one run.
+
+        Cost: O(blocks) steps in Python.
+        """
+        size, number = self._block_size * TOKEN_BYTES, 0
+        stack: list[tuple[Content, int | None]] = [
+            (child, None) for root in self._roots.values() for child in root.children
+        ]
+        while stack:
+            content, parent = stack.pop()
+            tokens = content.text if content.name is None else content.name[:size]
+            held = array("i", [copy.block for copy in content.copies if copy.ref_count])
+            idle = array("i", [copy.block for copy in content.copies if not copy.ref_count])
+            holders = sum(copy.ref_count for copy in content.copies)
+            born_s = content.copies[0].born_s
+            yield CachedRun(
+                number, parent, content.identity, tokens, held, idle,
+                holders, content.num_hits, born_s,
+            )  # fmt: skip
+            stack += [(child, number) for child in content.children]
+            number += 1
+
     def check(self, paths: "list[HashPath]") -> None:
         """Assert rules 1 to 4 and that digests and links agree."""
         counted: dict[int, int] = {}
@@ -311,6 +350,7 @@ class HashIndex:
             return ()
         parent = content.parent
         assert parent is not None and not content.children
+        parent.num_hits += content.num_hits
         parent.children.remove(content.name, content.text, content)
         if content.digest is not None:
             namesakes = self._contents[content.digest]

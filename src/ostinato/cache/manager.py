@@ -84,6 +84,11 @@ class CacheManager:
         """Sequences that hold blocks."""
         return len(self._tables)
 
+    @property
+    def live_tables(self) -> list[BlockTable]:
+        """What sequences hold; leases have tables of their own."""
+        return list(self._tables.values())
+
     def blocks_for(self, num_tokens: int) -> int:
         """Number of blocks that so many tokens fill or begin."""
         return self.groups.blocks_for(num_tokens)
@@ -143,6 +148,8 @@ class CacheManager:
         self.stats.count_lookup(
             table.tenant, len(key), table.num_shared_tokens, table.num_copied_tokens, preempted
         )
+        if table.num_shared_tokens and not preempted:
+            self.index.count_hit(table.path)
         self.custody.used(key, table.num_cached_tokens)
         return table, self._copy_tail(table, match)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from ostinato.cache.block import CacheEntry
-from ostinato.core.identity import PrefixKey
+from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockDigest, BlockId
 
 PathT = TypeVar("PathT")
@@ -121,6 +121,35 @@ class CachedBlock:
     extra: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class CachedRun:
+    """Published blocks that follow each other, for surveys: cheaper than block by block.
+
+    A run ends where prefixes part, where the hit of a request ended, or where its index likes.
+
+    Attributes:
+        number: Its place in the walk, from 0 on; a run comes after the one it continues.
+        parent: Number of the run that it continues; None at the beginning of a prompt.
+        identity: Whose it is, and under which weights.
+        tokens: Packed tokens; the last block of a sealed tail is not full.
+        held: Blocks that live requests or leases hold.
+        idle: Blocks that nobody holds: evictable.
+        num_holders: Holds on its last block.
+        num_hits: Requests whose hit ended with it, or behind it in what is forgotten by now.
+        born_s: When it was published, by the cache's clock.
+    """
+
+    number: int
+    parent: int | None
+    identity: Identity
+    tokens: bytes
+    held: "array[int]"
+    idle: "array[int]"
+    num_holders: int
+    num_hits: int
+    born_s: float
+
+
 class PrefixIndex(Protocol[PathT]):
     """Which blocks hold the KV of which prefix?"""
 
@@ -155,6 +184,9 @@ class PrefixIndex(Protocol[PathT]):
 
         The match that it came with has been acquired, and nothing changed since.
         """
+
+    def count_hit(self, path: PathT) -> None:
+        """Note that a request's hit ended where this path ends, in O(1)."""
 
     def fork(self, path: PathT) -> PathT:
         """Hold what a path holds once more."""
@@ -206,6 +238,9 @@ class PrefixIndex(Protocol[PathT]):
 
     def contents(self) -> Iterator[CachedBlock]:
         """Walk every published block; for pictures and checks."""
+
+    def runs(self) -> Iterator[CachedRun]:
+        """Walk everything published in runs, parents before children; for surveys."""
 
     def check(self, paths: "list[PathT]") -> None:
         """Assert the index's invariants.

@@ -34,10 +34,12 @@ class RadixNode(CacheEntry):
         blocks: Block ids, shape (num_blocks,).
         extras: Extras of the blocks that images touch, by distance from the root in blocks.
         children: What may follow the last block.
+        hits: Requests whose hit ended within it or at its end, by distance of that end from the
+            root in blocks; those that ended behind it in what is forgotten count for its end.
         digests: One per block if outsiders are told of them; empty otherwise.
     """
 
-    __slots__ = ("blocks", "children", "digests", "extras", "parent", "start", "tokens")
+    __slots__ = ("blocks", "children", "digests", "extras", "hits", "parent", "start", "tokens")
 
     def __init__(self, parent: "RadixNode | None", identity: Identity) -> None:
         """Make an empty node behind a parent, which does not know it yet; or a root."""
@@ -49,6 +51,7 @@ class RadixNode(CacheEntry):
         self.extras: dict[int, BlockExtra] = {}
         self.digests: list[BlockDigest] = []
         self.children: Siblings[RadixNode] = Siblings()
+        self.hits: dict[int, int] = {}
 
     @property
     def num_blocks(self) -> int:
@@ -143,4 +146,21 @@ class RadixNode(CacheEntry):
         del self.tokens[num_blocks * block_size * TOKEN_BYTES :]
         for index in [index for index in self.extras if index >= self.end]:
             del self.extras[index]
+        lost = [self.hits.pop(end) for end in list(self.hits) if end > self.end]
+        if lost:
+            self.count_hits(sum(lost))
         return dropped
+
+    def count_hits(self, count: int) -> None:
+        """Note hits that ended at this node's end."""
+        self.hits[self.end] = self.hits.get(self.end, 0) + count
+
+    def leave_hits(self, parent: "RadixNode") -> None:
+        """Leave a node that stays all hits of this one, which goes; a root keeps none."""
+        if self.hits and not parent.is_root:
+            parent.count_hits(sum(self.hits.values()))
+
+    def give_hits(self, head: "RadixNode") -> None:
+        """Leave a node that was split off before this one the hits that ended in it."""
+        for end in [end for end in self.hits if end <= head.end]:
+            head.hits[end] = self.hits.pop(end)

@@ -109,6 +109,8 @@ class Scheduler:
         number = SequenceId(self._next_id)
         self._next_id += len(seeds)  # siblings get the numbers behind it
         sequence = Sequence(number, request, 0, key, seeds[0], seeds[1:])
+        if sequence.reads_cache:
+            sequence.num_known_tokens = self.cache.match(key).num_shared_tokens
         self._live[request.request_id] = [sequence]
         self._waiting.add(sequence)
 
@@ -278,6 +280,7 @@ class Scheduler:
             sequence.first_planned_s = self._clock()
             sequence.num_shared_tokens = table.num_shared_tokens
             sequence.num_copied_tokens = table.num_copied_tokens
+            self.stats.waited_prompt_tokens += sequence.num_waited_tokens
         slots = self.cache.num_slots(table) - sequence.num_computed
         share = Share(sequence, budget.take(min(sequence.num_uncomputed, slots)))
         self._shares.append(share)

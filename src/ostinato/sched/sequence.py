@@ -31,6 +31,7 @@ class Sequence:
         sibling_seeds: Of the continuations that are forked off when the prompt is computed.
         num_computed: Leading tokens whose KV is in the store.
         table: Its blocks while it runs; None while it waits.
+        num_known_tokens: Prompt tokens that would have hit in whole blocks when it came.
         num_shared_tokens: Prompt tokens that hit in whole blocks at first admission.
         num_copied_tokens: Prompt tokens that were copied at first admission.
         first_planned_s: When it was first admitted, by the scheduler's clock.
@@ -49,6 +50,7 @@ class Sequence:
     sibling_seeds: tuple[int, ...] = ()
     num_computed: int = 0
     table: BlockTable | None = None
+    num_known_tokens: int = 0
     num_shared_tokens: int = 0
     num_copied_tokens: int = 0
     first_planned_s: float | None = None
@@ -77,6 +79,11 @@ class Sequence:
     def num_uncomputed(self) -> int:
         """Tokens that still have to go through the model; 1 while decoding."""
         return len(self.key) - self.num_computed
+
+    @property
+    def num_waited_tokens(self) -> int:
+        """Prompt tokens that it found, and that were not there when it came."""
+        return max(0, self.num_shared_tokens - self.num_known_tokens)
 
     @property
     def output(self) -> "array[int]":
@@ -108,6 +115,7 @@ class Sequence:
                 index,
                 self.key.copy(),
                 seed,
+                num_known_tokens=self.num_known_tokens,
                 num_shared_tokens=self.num_shared_tokens,
                 num_copied_tokens=self.num_copied_tokens,
                 first_planned_s=self.first_planned_s,

@@ -13,6 +13,8 @@ class SchedulerStats:
         num_preemptions: Times that a running sequence's blocks were taken back.
         computed_prompt_tokens: Prompt tokens that went through the model.
         computed_output_tokens: Generated tokens that went through the model.
+        waited_prompt_tokens: Prompt tokens that hit in whole blocks at first admission, but were
+            not there when the request came: another computed them meanwhile (single flight).
     """
 
     num_steps: int = 0
@@ -20,6 +22,7 @@ class SchedulerStats:
     num_preemptions: int = 0
     computed_prompt_tokens: int = 0
     computed_output_tokens: int = 0
+    waited_prompt_tokens: int = 0
 
     def count_computed(self, start: int, stop: int, num_prompt_tokens: int) -> None:
         """Count the computed tokens of one sequence, positions ``start .. stop``."""

@@ -1,0 +1,153 @@
+"""What lies in the cache, and what it is good for: the same from both indexes."""
+
+import random
+
+from ostinato.cache.survey import BlockState, count_states, heaviest, map_blocks
+from tests.support.tiny_cache import letters, on_both_indexes, prefix_key, tiny_cache
+
+pytestmark = on_both_indexes
+
+
+def listed(cache, most: int = 20, **how) -> list[tuple[str, int, int]]:
+    """Of the heaviest prefixes: text, tokens of its own, hits."""
+    found = heaviest(cache.manager, most, **how)
+    return [(letters(prefix.head), prefix.own_tokens, prefix.num_hits) for prefix in found]
+
+
+def test_a_prefix_that_many_found_is_heavier_than_a_longer_one_that_nobody_found(index):
+    """ABCD was found three times; what follows it was not, though two of four blocks are there."""
+    cache = tiny_cache(16, index=index)
+    for prompt in ("ABCDEFGHIJKL", "ABCD1234", "ABCD5678", "ABCDvwxy"):
+        cache.serve(prompt)
+    cache.serve("QRSTUVWXYZ..----")
+    assert listed(cache)[0] == ("ABCD", 4, 3)
+    assert listed(cache)[1] == ("QRSTUVWXYZ..----", 16, 0)
+    assert ("ABCDEFGHIJKL", 8, 0) in listed(cache)
+
+
+def test_hits_count_for_every_prefix_of_what_was_found_and_tokens_only_once(index):
+    """Two found ABCD alone, three ABCDEFGH: that is five for ABCD, and 32 saved tokens in all."""
+    cache = tiny_cache(32, index=index)
+    cache.serve("ABCDEFGHIJKL")
+    for end in "12":
+        cache.serve("ABCD" + end)
+    for end in "345":
+        cache.serve("ABCDEFGH" + end)
+    assert listed(cache, 2) == [("ABCD", 4, 5), ("ABCDEFGH", 4, 3)]
+    assert sum(prefix.saved_tokens for prefix in heaviest(cache.manager, 99)) == 32
+    assert cache.manager.stats.first.shared_tokens == 32
+
+
+def test_the_end_of_a_hit_stays_known_when_its_finder_goes_on(index):
+    """A chat: each turn finds all before it and adds a block; the first block saved most."""
+    cache = tiny_cache(32, index=index)
+    text = ""
+    for turn in "abcd":
+        text += turn * 4
+        cache.serve(text)
+    assert listed(cache) == [
+        ("aaaa", 4, 3),
+        ("aaaabbbb", 4, 2),
+        ("aaaabbbbcccc", 4, 1),
+        ("aaaabbbbccccdddd", 4, 0),
+    ]
+
+
+def test_hits_of_an_evicted_tail_stay_with_what_is_left_of_it(index):
+    """EFGH was found twice and goes: ABCD was found as often, whatever is left behind it."""
+    cache = tiny_cache(4, index=index)
+    cache.serve("ABCDEFGH")
+    cache.serve("ABCDEFGHx")
+    cache.serve("ABCDEFGHy")
+    cache.serve("----====!!!!")
+    assert ("ABCD", 4, 2) in listed(cache)
+
+
+def test_a_request_that_comes_back_after_a_preemption_is_no_hit(index):
+    cache = tiny_cache(8, index=index)
+    cache.serve("ABCDEFGH")
+    cache.serve("ABCDEFGH", preempted=True)
+    assert [hits for *_, hits in listed(cache)] == [0]
+
+
+def test_tenants_can_be_listed_apart(index):
+    """The same text of two tenants is two prefixes."""
+    cache = tiny_cache(16, index=index)
+    for tenant, times in ((b"ann", 3), (b"bob", 2)):
+        for _ in range(times):
+            cache.serve("ABCDEFGHI", tenant=tenant)
+    of_bob = heaviest(cache.manager, 9, lambda identity: identity.tenant == b"bob")
+    assert {prefix.identity.tenant for prefix in of_bob} == {b"bob"}
+    assert of_bob[0].num_hits == 1
+    assert heaviest(cache.manager, 1)[0].identity.tenant == b"ann"
+
+
+def test_a_prefix_knows_its_blocks_and_its_age(index):
+    """Three steps ago ABCD was published; two blocks go on behind it, one of them a tail."""
+    cache = tiny_cache(16, index=index)
+    cache.serve("ABCDEFGH")
+    cache.serve("ABCDxy")
+    cache.serve("ABCD.")
+    first = heaviest(cache.manager, 1)[0]
+    assert (first.own_blocks, first.num_blocks_below) == (1, 3)
+    assert first.age_s == 3.0
+    assert first.num_holders == 0
+    cache.admit("reader", "ABCD!")
+    assert heaviest(cache.manager, 1)[0].num_holders == 1
+
+
+def test_the_map_shows_every_block_with_its_state_and_owner(index):
+    cache = tiny_cache(8, index=index)
+    cache.serve("ABCDEFGH", tenant=b"ann")
+    cache.admit("bob's", "ABCDEF", tenant=b"bob")
+    cache.admit("ann's", "ABCDxy", tenant=b"ann")
+    drawn = map_blocks(cache.manager)
+    of = {tenant: place for place, tenant in enumerate(drawn.tenants)}
+    pairs = sorted(zip(drawn.states, drawn.owners, strict=True))
+    assert pairs == sorted(
+        [(BlockState.SCRATCH, -1)] * 3
+        + [(BlockState.PRIVATE, of[b"bob"]), (BlockState.HELD, of[b"bob"])]
+        + [(BlockState.PRIVATE, of[b"ann"]), (BlockState.HELD, of[b"ann"])]
+        + [(BlockState.EVICTABLE, of[b"ann"])]
+    )
+
+
+def test_counts_of_states_agree_with_the_map_after_every_step(index):
+    """Random prompts of three letters, some of them held, in a pool that is too small."""
+    draw, cache = random.Random(1), tiny_cache(12, index=index)
+    for number in range(150):
+        prompt = "".join(draw.choice("ab") for _ in range(draw.randrange(1, 14)))
+        name = f"r{number % 3}"
+        if name in cache.sequences:
+            cache.finish(name)
+        cache.admit(name, prompt, tenant=draw.choice([b"ann", b"bob"]))
+        drawn, counts = map_blocks(cache.manager), count_states(cache.manager)
+        assert {state: drawn.count(state) for state in BlockState} == counts
+
+
+def test_a_survey_changes_nothing(index):
+    cache = tiny_cache(8, index=index)
+    cache.serve("ABCDEFGHIJ")
+    cache.admit("reader", "ABCDEFxy")
+    before = cache.manager.describe()
+    heaviest(cache.manager, 9)
+    map_blocks(cache.manager)
+    assert cache.manager.describe() == before
+
+
+def test_both_indexes_weigh_the_same_traffic_alike(index):
+    """A hundred prompts of two letters with room for all; compared with counting by hand."""
+    draw, cache = random.Random(2), tiny_cache(400, index=index, seal_tails=False)
+    found: dict[str, int] = {}
+    for _ in range(100):
+        prompt = "".join(draw.choice("ab") for _ in range(draw.randrange(4, 18)))
+        hit = cache.manager.match(prefix_key(prompt)).num_shared_tokens
+        if hit:
+            found[prompt[:hit]] = found.get(prompt[:hit], 0) + 1
+        cache.serve(prompt)
+    for prefix in heaviest(cache.manager, 999):
+        text = letters(prefix.head)
+        ended = sum(count for end, count in found.items() if end.startswith(text))
+        assert prefix.num_hits == ended, text
+    ends = {letters(prefix.head) for prefix in heaviest(cache.manager, 999)}
+    assert found.keys() <= ends
