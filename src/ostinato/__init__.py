@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         LeaseTerms,
     )
     from ostinato.core.sampling_params import SamplingParams
+    from ostinato.core.structured_outputs import StructuredOutputs
     from ostinato.core.tenancy import Allotment, EraseReceipt
     from ostinato.engine.async_llm import AsyncLLM
     from ostinato.engine.llm import LLM
@@ -31,6 +32,7 @@ _HOMES = {
     "CompletionOutput": "ostinato.engine.outputs",
     "RequestOutput": "ostinato.engine.outputs",
     "SamplingParams": "ostinato.core.sampling_params",
+    "StructuredOutputs": "ostinato.core.structured_outputs",
     "Allotment": "ostinato.core.tenancy",
     "EraseReceipt": "ostinato.core.tenancy",
     "LeaseReceipt": "ostinato.core.lease",
@@ -57,6 +59,7 @@ __all__ = [
     "LeaseTerms",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
     "__version__",
 ]
 

@@ -5,6 +5,7 @@ Files in reading order:
 * ``ids``: what do we call a token, a block, a request?
 * ``tokens``: how are token ids checked and packed?
 * ``identity``: what must be equal before KV may be shared?
+* ``structured_outputs``: what form must an output have?
 * ``sampling_params``: what may a user ask of the sampler?
 * ``request``: what is known about one request?
 * ``plan``: what is one step asked to do, and what came back?

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from ostinato.core.ids import SequenceId, SlotId
 from ostinato.core.sampling_params import SamplingParams
+from ostinato.core.structured_outputs import OutputForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class SampleTask:
         prompt: Prompt ids, shape (num_prompt_tokens,), for the repetition penalty.
         output: Ids generated so far, shape (num_output_tokens,).
         banned: Ids that may not be sampled now: what would end the text below ``min_tokens``.
+        form: Says which ids may be sampled now; read, never moved on. None allows all.
     """
 
     params: SamplingParams
@@ -53,6 +55,7 @@ class SampleTask:
     prompt: "array[int]"
     output: "array[int]"
     banned: tuple[int, ...] = ()
+    form: OutputForm | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from enum import StrEnum
 from ostinato.core.identity import Identity, ImageSpan
 from ostinato.core.ids import RequestId
 from ostinato.core.sampling_params import SamplingParams
+from ostinato.core.structured_outputs import OutputForm
 
 
 class FinishReason(StrEnum):
@@ -37,6 +38,7 @@ class Request:
             any are asked for, since they need the logits of every token.
         cache_write: Whether computed KV may be found by others.
         eos_token_ids: The model's end-of-sequence ids.
+        form: What each continuation must look like, at its beginning; each works on a copy.
     """
 
     request_id: RequestId
@@ -48,3 +50,4 @@ class Request:
     cache_read: bool = True
     cache_write: bool = True
     eos_token_ids: frozenset[int] = frozenset()
+    form: OutputForm | None = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ostinato.core.errors import InvalidSamplingParams
+from ostinato.core.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 1024
 """Most alternatives per token; each is a Python object, so a whole vocabulary is refused."""
@@ -38,6 +39,7 @@ class SamplingParams:
         include_stop_str_in_output: Keep the stop string at the end of the text.
         skip_special_tokens: Leave special tokens out of the text.
         detokenize: Produce text; False gives token ids alone.
+        structured_outputs: The form that the text must have, such as a JSON schema.
     """
 
     n: int = 1
@@ -60,6 +62,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     detokenize: bool = True
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be done, and make the collections immutable.
@@ -92,6 +95,11 @@ class SamplingParams:
             raise InvalidSamplingParams(
                 f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}: "
                 "lower the one or raise the other"
+            )
+        form = self.structured_outputs
+        if form is not None and not isinstance(form, StructuredOutputs):
+            raise InvalidSamplingParams(
+                f"structured_outputs={form!r:.80}: must be a StructuredOutputs"
             )
         if self.stop and not self.detokenize:
             raise InvalidSamplingParams(

@@ -12,6 +12,8 @@ Files in reading order:
 * ``weights``: which weights change, and do they fit?
 * ``kv_events_wire``: how do events look on the wire?
 * ``kv_events_publisher``: who sends them?
+* ``grammar_vocabulary``: which bytes does each id stand for?
+* ``grammar``: which tokens may come next under a grammar?
 * ``requests``: may this request be served, and what is it before it is added?
 * ``engine``: how does the loop go round?
 * ``progress``: how far along is a batch, and how much of it was cached?

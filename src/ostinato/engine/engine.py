@@ -25,6 +25,7 @@ from ostinato.core.ids import RequestId
 from ostinato.core.request import FinishReason, Request
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.engine.config import EngineConfig
+from ostinato.engine.grammar import FormCompiler
 from ostinato.engine.kv_events_publisher import publish_kv_events
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt
@@ -89,6 +90,7 @@ class Engine:
         self._clock = clock
         tokenizer = self.loaded.tokenizer
         self._tokens = None if tokenizer is None else TokenTable(tokenizer)
+        self._forms = FormCompiler(self.loaded)
         self._states: dict[RequestId, RequestState] = {}
         self._random = random.Random(config.seed)
         self._next_request = 0
@@ -131,6 +133,7 @@ class Engine:
         if params.detokenize or prompt.text is not None:
             self.loaded.require_tokenizer()
         name = self._new_id() if request_id is None else check_request_id(request_id)
+        wanted = params.structured_outputs
         request = Request(
             RequestId(name),
             tokenize(prompt, self.loaded),
@@ -140,6 +143,7 @@ class Engine:
             cache_read=prompt.cache_read,
             cache_write=prompt.cache_write,
             eos_token_ids=self.loaded.eos_token_ids,
+            form=None if wanted is None else self._forms.compile(wanted),
         )
         self.scheduler.check(request)
         return EngineRequest(request, prompt.text, draw_seeds(params, self._random), arrival_s)

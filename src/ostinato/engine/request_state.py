@@ -27,6 +27,7 @@ class CompletionState:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self._params = request.params
+        self._end_ids = {*request.params.stop_token_ids, *request.eos_token_ids}
         self._detokenizer: Detokenizer | None = None
         if tokens is not None and self._params.detokenize:
             skip = self._params.skip_special_tokens
@@ -53,7 +54,8 @@ class CompletionState:
         if self._detokenizer is None:
             return
         new_text = ""
-        if reason is not FinishReason.STOP or self._params.include_stop_str_in_output:
+        ends = reason is FinishReason.STOP and token.token_id in self._end_ids
+        if not ends or self._params.include_stop_str_in_output:
             new_text = self._detokenizer.append([token.token_id])
         may_stop = len(self.token_ids) > self._params.min_tokens
         self.text += self._stops.append(new_text, may_stop)

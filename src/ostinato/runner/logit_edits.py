@@ -7,7 +7,8 @@ In this order, which is that of vLLM and of Hugging Face's logits processors:
    the prompt or the output (Keskar et al., CTRL, arXiv 1909.05858, section 4.1);
 3. ``frequency_penalty`` is subtracted for each time, ``presence_penalty`` once for any time that
    a token stands in the output (as OpenAI's API defines them);
-4. banned ids become -inf.
+4. banned ids become -inf;
+5. so do all ids that the form of a structured output does not allow now.
 
 Each edit touches few of the logits, so edits are lists of (row, id, value) over the whole batch,
 applied by one indexed operation each; nothing of shape (num_rows, vocab) is made but one copy.
@@ -55,14 +56,20 @@ def edit_logits(logits: Tensor, tasks: Sequence[SampleTask]) -> Tensor:
     Effects: none; the raw logits stay as they are for log-probabilities.
     Cost: one copy of the logits, O(t log t) for the t tokens of the rows with penalties.
     """
-    if not any(t.banned or t.params.logit_bias or t.params.has_penalties for t in tasks):
+    if not any(_asks_for_edits(task) for task in tasks):
         return logits
     edited = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
     _add_bias(edited, tasks)
     _penalise_repetition(edited, tasks)
     _penalise_output(edited, tasks)
     _ban(edited, tasks)
+    _keep_form(edited, tasks)
     return edited
+
+
+def _asks_for_edits(task: SampleTask) -> bool:
+    params = task.params
+    return bool(task.banned or params.logit_bias or params.has_penalties or task.form)
 
 
 def _add_bias(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
@@ -116,6 +123,20 @@ def _ban(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
     if pairs:
         rows, ids = zip(*pairs, strict=True)
         logits[_index(logits, rows, ids)] = float("-inf")
+
+
+def _keep_form(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
+    """Make impossible what forms do not allow; bits travel packed and are spread out there."""
+    rows = [row for row, task in enumerate(tasks) if task.form is not None]
+    if not rows:
+        return
+    num_bytes = -(-logits.shape[1] // 8)
+    masks = np.stack([t.form.mask()[:num_bytes] for t in tasks if t.form is not None])
+    packed = torch.from_numpy(masks).to(logits.device)  # (num_forms, num_bytes)
+    bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    allowed = (packed[:, :, None] >> bits & 1).flatten(1)[:, : logits.shape[1]]
+    index = torch.tensor(rows, device=logits.device)
+    logits[index] = logits[index].masked_fill(allowed == 0, float("-inf"))
 
 
 def _count_tokens(texts: Iterable[tuple[int, "array[int]"]], vocab: int) -> _Cells:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ostinato.core.plan import SampledToken, SampleTask, TokenLogprob
 from ostinato.core.sampling_params import SamplingParams
+from ostinato.core.structured_outputs import OutputForm
 from ostinato.runner.logit_edits import edit_logits
 from ostinato.runner.logprobs import prompt_logprobs, rows_at_once, token_logprobs
 from ostinato.runner.randomness import uniform
@@ -185,6 +186,8 @@ def _explain(logits: Tensor, scores: Tensor, task: SampleTask) -> str:
         return f"the model gave +inf: its activations overflow {logits.dtype}; try dtype='float32'"
     if logits.isneginf().all():
         return "the model gave -inf for every token of the vocabulary"
+    if scores.isneginf().all() and task.form is not None:
+        return _explain_form(task, task.form)
     if scores.isneginf().all():
         return (
             f"min_tokens={task.params.min_tokens} bans {len(task.banned)} ids, which are all that "
@@ -193,4 +196,19 @@ def _explain(logits: Tensor, scores: Tensor, task: SampleTask) -> str:
     return (
         f"repetition_penalty={task.params.repetition_penalty} overflows {scores.dtype}; "
         "bring it nearer to 1"
+    )
+
+
+def _explain_form(task: SampleTask, form: OutputForm) -> str:
+    """Say why a structured output cannot go on."""
+    if form.error:
+        return f"the form of structured_outputs cannot be kept: {form.error}"
+    if task.banned:
+        return (
+            f"structured_outputs allows nothing now but {len(task.banned)} ids that are banned: "
+            f"lower min_tokens={task.params.min_tokens}, or switch ignore_eos off"
+        )
+    return (
+        "structured_outputs allows no id of this model's vocabulary now: what must follow cannot "
+        "be written with it"
     )

@@ -108,7 +108,8 @@ class Scheduler:
         key = PrefixKey(request.identity, request.prompt_token_ids, request.images)
         number = SequenceId(self._next_id)
         self._next_id += len(seeds)  # siblings get the numbers behind it
-        sequence = Sequence(number, request, 0, key, seeds[0], seeds[1:])
+        form = None if request.form is None else request.form.copy()
+        sequence = Sequence(number, request, 0, key, seeds[0], seeds[1:], form=form)
         if sequence.reads_cache:
             sequence.num_known_tokens = self.cache.match(key).num_shared_tokens
         self._live[request.request_id] = [sequence]
@@ -334,6 +335,8 @@ class Scheduler:
             self._end(sequence, FinishReason.ERROR)
             return SequenceUpdate(sequence, token)
         sequence.key.append(token.token_id)
+        if sequence.form is not None:
+            sequence.form.advance(token.token_id)
         longest = max_sequence_tokens(self.config, self.cache.config)
         reason = finish_reason(sequence, longest)
         if reason is not None:

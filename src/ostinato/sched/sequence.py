@@ -16,6 +16,7 @@ from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import SampleTask, TokenLogprob
 from ostinato.core.request import FinishReason, Request
+from ostinato.core.structured_outputs import OutputForm
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +31,7 @@ class Sequence:
         seed: Of its sampling.
         sibling_seeds: Of the continuations that are forked off when the prompt is computed.
         num_computed: Leading tokens whose KV is in the store.
+        form: Which tokens its output may go on with; None allows all.
         table: Its blocks while it runs; None while it waits.
         num_known_tokens: Prompt tokens that would have hit in whole blocks when it came.
         num_shared_tokens: Prompt tokens that hit in whole blocks at first admission.
@@ -49,6 +51,7 @@ class Sequence:
     seed: int
     sibling_seeds: tuple[int, ...] = ()
     num_computed: int = 0
+    form: OutputForm | None = None
     table: BlockTable | None = None
     num_known_tokens: int = 0
     num_shared_tokens: int = 0
@@ -115,6 +118,7 @@ class Sequence:
                 index,
                 self.key.copy(),
                 seed,
+                form=None if self.form is None else self.form.copy(),
                 num_known_tokens=self.num_known_tokens,
                 num_shared_tokens=self.num_shared_tokens,
                 num_copied_tokens=self.num_copied_tokens,
@@ -129,7 +133,10 @@ class Sequence:
         banned: tuple[int, ...] = ()
         if self.num_output_tokens < params.min_tokens:
             banned = tuple(self.request.eos_token_ids) + tuple(params.stop_token_ids)
-        return SampleTask(params, seeds, self.request.prompt_token_ids, self.output, banned)
+        elif self.form is not None and params.ignore_eos:
+            banned = tuple(self.request.eos_token_ids)  # a form lets them end the text
+        prompt = self.request.prompt_token_ids
+        return SampleTask(params, seeds, prompt, self.output, banned, self.form)
 
     def prompt_targets(self, start: int, stop: int) -> "array[int]":
         """Return the prompt ids that follow tokens ``start .. stop``, if log-probs are wanted."""

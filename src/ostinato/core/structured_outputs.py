@@ -1,0 +1,157 @@
+"""What form must an output have?
+
+A ``StructuredOutputs`` is what a user asks for; an ``OutputForm`` is what becomes of it: one per
+output, moving on with each token. The scheduler carries forms and the sampler asks them; neither
+knows of grammars, and both can be read without the library that does (``engine.grammar``)::
+
+    StructuredOutputs ──compile, at admission──► OutputForm ──copy──► one per continuation
+                                                    │ mask()      before each token: which may come?
+                                                    └ advance(t)  after it
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostinato.core.errors import InvalidSamplingParams
+
+MAX_SOURCE_CHARACTERS = 200_000
+"""Longest schema, regex or grammar: it is compiled before the request is admitted."""
+
+
+class OutputForm(Protocol):
+    """Which tokens one output may go on with. Its methods never raise: what fails says so."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output has the form and nothing may follow."""
+        ...
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on; empty if it can."""
+        ...
+
+    def copy(self) -> Self:
+        """Return one that stands where this one stands, and goes its own way."""
+        ...
+
+    def mask(self) -> NDArray[np.uint8]:
+        """Return which ids may come next.
+
+        Returns:
+            One bit per id, the lowest bit of a byte first, shape (>= ceil(vocab_size / 8),);
+            none is set after a failure.
+        """
+        ...
+
+    def advance(self, token_id: int) -> None:
+        """Note that a token came, which the mask allowed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """The form of an output; exactly one of these, in vLLM's names.
+
+    Attributes:
+        json: A JSON schema, as a mapping or as its text.
+        json_object: Any JSON object.
+        regex: A regular expression that the whole text matches, in the syntax of Rust's ``regex``
+            crate: no look-around, no back references.
+        choice: The text is one of these.
+        grammar: A context-free grammar, in Lark's or llama.cpp's (GBNF) notation.
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no form, and settle a schema as text.
+
+        Raises:
+            InvalidSamplingParams: Not exactly one form is given, or it is of the wrong type, or
+                too long.
+        """
+        names = [f.name for f in fields(self) if getattr(self, f.name) not in (None, False)]
+        if len(names) != 1:
+            known = ", ".join(f.name for f in fields(self))
+            raise InvalidSamplingParams(
+                f"structured_outputs has {' and '.join(names) or 'nothing'}: give one of {known}"
+            )
+        if self.json is not None:
+            object.__setattr__(self, "json", _schema(self.json))
+        if self.choice is not None:
+            object.__setattr__(self, "choice", _choices(self.choice))
+        if not isinstance(self.json_object, bool):
+            raise InvalidSamplingParams(
+                f"structured_outputs.json_object={self.json_object!r:.80}: must be a bool"
+            )
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise InvalidSamplingParams(
+                    f"structured_outputs.{name}={value!r:.80}: must be a text"
+                )
+        _check_length(self.kind, self.source)
+
+    @property
+    def kind(self) -> str:
+        """Name of the field that is given."""
+        given = (f.name for f in fields(self) if getattr(self, f.name) not in (None, False))
+        return next(given)
+
+    @property
+    def source(self) -> str:
+        """What is given, as text: with ``kind`` it says what the form is."""
+        if self.choice is not None:
+            return json.dumps(list(self.choice), ensure_ascii=False)
+        return str(self.json or self.regex or self.grammar or "")
+
+
+def _schema(schema: Any) -> str:
+    """Return a schema's text."""
+    try:
+        value = json.loads(schema) if isinstance(schema, str) else schema
+        text = json.dumps(value, ensure_ascii=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidSamplingParams(
+            f"structured_outputs.json={schema!r:.80}: is no JSON: {error}"
+        ) from error
+    if not isinstance(value, Mapping):
+        raise InvalidSamplingParams(
+            f"structured_outputs.json={schema!r:.80}: a JSON schema is an object"
+        )
+    return text
+
+
+def _choices(choice: Any) -> tuple[str, ...]:
+    """Return the texts to choose from."""
+    is_row = isinstance(choice, Sequence) and not isinstance(choice, (str, bytes))
+    if not is_row or not choice or not all(isinstance(c, str) and c for c in choice):
+        raise InvalidSamplingParams(
+            f"structured_outputs.choice={choice!r:.80}: must be a list of texts, at least one, "
+            "and none of them empty"
+        )
+    return tuple(choice)
+
+
+def _check_length(kind: str, source: str) -> None:
+    if len(source) > MAX_SOURCE_CHARACTERS:
+        raise InvalidSamplingParams(
+            f"structured_outputs.{kind} has {len(source)} characters: at most "
+            f"{MAX_SOURCE_CHARACTERS} are compiled; make it shorter"
+        )
+    try:
+        source.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidSamplingParams(
+            f"structured_outputs.{kind} has half of a character at position {error.start}"
+        ) from error

@@ -1,0 +1,170 @@
+"""Which tokens may come next under a grammar?
+
+``llguidance`` (https://github.com/guidance-ai/llguidance) does the work: an Earley parser over
+lexemes that are derivatives of regular expressions, walking a trie of the vocabulary's bytes, so
+that the mask of the next token is computed as the text grows; nothing is
+precomputed for a grammar.
+
+What a form was compiled from is remembered, so that a thousand requests with one schema compile it
+once; each continuation works on a copy, which shares what does not change.
+
+JSON is written with at most one space, or one line break and its indentation, between its parts:
+models that are bad at JSON love to go on with white space for ever, and every schema with bounded
+strings and arrays has a longest text now.
+
+Source: Willard and Louf, arXiv 2307.09702, for masks from regular expressions; Koo et al., arXiv
+2407.08103, for the walk over bytes.
+"""
+
+import json
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+from numpy.typing import NDArray
+
+from ostinato.core.errors import InvalidSamplingParams, MissingTokenizer
+from ostinato.core.structured_outputs import StructuredOutputs
+from ostinato.engine.grammar_vocabulary import grammar_vocabulary
+from ostinato.runner.model_loader import LoadedModel
+
+JSON_WHITE_SPACE = r"[ ]?|\n[ ]{0,12}"
+"""Between the parts of a JSON text."""
+
+_MAX_COMPILED = 64
+"""Compiled forms that are remembered; the one that was asked for longest ago goes."""
+
+_JSON_PARTS = '{}[]":,'
+
+
+class GrammarForm:
+    """A matcher of ``llguidance`` as an ``OutputForm``."""
+
+    def __init__(self, matcher: LLMatcher, num_bytes: int) -> None:
+        """Wrap a matcher; ``num_bytes`` is the length of its masks."""
+        self._matcher = matcher
+        self._num_bytes = num_bytes
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output has the form and nothing may follow."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on; empty if it can."""
+        return _brief(self._matcher.get_error()) if self._matcher.is_error() else ""
+
+    def copy(self) -> "GrammarForm":
+        """Return one that stands where this one stands, and goes its own way."""
+        return GrammarForm(self._matcher.deep_copy(), self._num_bytes)
+
+    def mask(self) -> NDArray[np.uint8]:
+        """Return which ids may come next, one bit each; none after a failure."""
+        bits = b"" if self._matcher.is_error() else self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            return np.zeros(self._num_bytes, dtype=np.uint8)
+        return np.frombuffer(bits, dtype=np.uint8)
+
+    def advance(self, token_id: int) -> None:
+        """Note that a token came; one that was not allowed puts the form into error."""
+        self._matcher.consume_token(token_id)
+
+
+class FormCompiler:
+    """Makes forms for one model's vocabulary; the vocabulary is read when first needed."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        """Read nothing yet."""
+        self._loaded = loaded
+        self._vocabulary: LLTokenizer | None = None
+        self._compiled: OrderedDict[tuple[str, str], GrammarForm] = OrderedDict()
+
+    def compile(self, wanted: StructuredOutputs) -> GrammarForm:
+        """Return a form at its beginning.
+
+        Raises:
+            MissingTokenizer: The model has none, so its ids have no text.
+            InvalidSamplingParams: The schema, regex or grammar is broken, asks for what is not
+                supported, or cannot be written with this vocabulary.
+
+        Cost: the first form of an engine reads the vocabulary, about 10 microseconds per id; a new
+        grammar takes a millisecond or so, a known one microseconds.
+        """
+        key = wanted.kind, wanted.source
+        form = self._compiled.get(key)
+        if form is None:
+            form = self._compiled[key] = self._compile(wanted)
+            if len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(key)
+        return form.copy()
+
+    def _compile(self, wanted: StructuredOutputs) -> GrammarForm:
+        vocabulary = self._read_vocabulary(wanted.kind)
+        try:
+            grammar = _grammar(wanted)
+        except ValueError as error:
+            raise _refusal(wanted, str(error)) from error
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise _refusal(wanted, matcher.get_error())
+        self._check_vocabulary(wanted, vocabulary)
+        form = GrammarForm(matcher, 4 * -(-vocabulary.vocab_size // 32))
+        first = np.unpackbits(form.copy().mask(), bitorder="little")
+        if not first[: self._loaded.vocab_size].any():
+            raise _refusal(wanted, "no token of this model's vocabulary can begin it")
+        return form
+
+    def _read_vocabulary(self, kind: str) -> LLTokenizer:
+        if self._vocabulary is None:
+            if self._loaded.tokenizer is None:
+                raise MissingTokenizer(
+                    f"model {self._loaded.name!r} has no tokenizer, so its ids have no text: "
+                    f"structured_outputs.{kind} cannot be kept; leave it out"
+                )
+            eos = sorted(self._loaded.eos_token_ids)
+            self._vocabulary = grammar_vocabulary(
+                self._loaded.tokenizer, self._loaded.vocab_size, eos
+            )
+        return self._vocabulary
+
+    def _check_vocabulary(self, wanted: StructuredOutputs, vocabulary: LLTokenizer) -> None:
+        """Refuse texts that this model cannot write, however much it may want to."""
+        texts = tuple(wanted.choice or ())
+        if wanted.json is not None or wanted.json_object:
+            texts = (_JSON_PARTS,)
+        for text in texts:
+            ids = vocabulary.greedy_tokenize(text)
+            written = vocabulary.decode_bytes(ids)
+            if written != text.encode() or max(ids) >= self._loaded.vocab_size:
+                raise _refusal(
+                    wanted,
+                    f"this model's vocabulary cannot write {text!r:.80}: it lacks characters",
+                )
+
+
+def _grammar(wanted: StructuredOutputs) -> str:
+    """Return a grammar in the library's own notation."""
+    if wanted.choice is not None:
+        texts = (json.dumps(text, ensure_ascii=False) for text in wanted.choice)
+        return str(LLMatcher.grammar_from_lark("start: " + " | ".join(texts)))
+    if wanted.regex is not None:
+        return str(LLMatcher.grammar_from_regex(wanted.regex))
+    if wanted.grammar is not None:
+        return grammar_from("grammar", wanted.grammar)
+    schema = '{"type": "object"}' if wanted.json_object else wanted.source
+    options: Any = {"whitespace_pattern": JSON_WHITE_SPACE}
+    return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))
+
+
+def _refusal(wanted: StructuredOutputs, reason: str) -> InvalidSamplingParams:
+    given = f"={wanted.source!r:.80}" if wanted.source else ""
+    return InvalidSamplingParams(f"structured_outputs.{wanted.kind}{given}: {_brief(reason)}")
+
+
+def _brief(message: str) -> str:
+    """Leave out the library's dump of its state, and keep the message to a few lines."""
+    return message.split("<state>")[0].strip()[:400]

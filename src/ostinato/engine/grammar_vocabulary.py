@@ -1,0 +1,78 @@
+"""Which bytes does each id stand for, so that a grammar can be followed id by id?
+
+``llguidance`` reads byte-level BPE and byte fallback itself, and fast. For every other tokenizer,
+and for those that are not written in Rust, the bytes come from the table that the detokenizer uses.
+
+Such a vocabulary may lack bytes, and the library takes for granted that any text can be written. So
+each missing byte gets an id beyond those of the model::
+
+    0 .. vocab_size - 1        tokens of the model
+    vocab_size ..              bytes that it lacks: allowed at most, never sampled
+
+Where a grammar forces one of them, no id of the model is allowed, which is what is true.
+"""
+
+from typing import Any
+
+from llguidance import LLTokenizer, TokenizerWrapper
+from llguidance.hf import from_tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from ostinato.engine.token_table import TokenTable
+
+
+def grammar_vocabulary(
+    tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos_token_ids: list[int]
+) -> LLTokenizer:
+    """Describe a vocabulary to ``llguidance``.
+
+    Args:
+        tokenizer: Of ``transformers``, fast or slow.
+        vocab_size: Ids that the model has logits for; those beyond the tokenizer are never allowed.
+        eos_token_ids: Ids that end a text; allowed where the grammar may end.
+
+    Cost: one look at each id.
+    """
+    num_ids = max(vocab_size, len(tokenizer))
+    eos: Any = eos_token_ids or tokenizer.eos_token_id
+    try:
+        return from_tokenizer(tokenizer, n_vocab=num_ids, eos_token=eos)  # type: ignore[arg-type]
+    except ValueError:  # a decoder that it does not know, or a slow tokenizer
+        table = _Bytes(TokenTable(tokenizer), num_ids, eos)
+        num_ids = len(table.tokens)
+        return LLTokenizer(TokenizerWrapper(table), n_vocab=num_ids, eos_token=table.eos_ids)
+
+
+class _Bytes:
+    """A vocabulary as rows of bytes, in the shape that ``TokenizerWrapper`` reads."""
+
+    bos_token_id: int | None = None
+
+    def __init__(self, table: TokenTable, num_ids: int, eos: list[int] | int | None) -> None:
+        entries = [table.entry(token) for token in range(num_ids)]
+        self.special_token_ids = [i for i, e in enumerate(entries) if e.special or not e.known]
+        self.tokens = [
+            f"<|{i}|>".encode() if e.special or not e.known else e.data or table.text(i).encode()
+            for i, e in enumerate(entries)
+        ]
+        # The library wants one; a model without any gets an id that is never sampled for it.
+        unused = self.special_token_ids[:1] or [num_ids - 1]
+        self.eos_ids = [eos] if isinstance(eos, int) else eos or unused
+        self.eos_token_id = self.eos_ids[0]
+        plain = set(range(num_ids)) - set(self.special_token_ids)
+        self._ids = {self.tokens[i]: i for i in sorted(plain, reverse=True) if self.tokens[i]}
+        for byte in (bytes([value]) for value in range(256)):
+            if byte not in self._ids:
+                self._ids[byte] = len(self.tokens)
+                self.tokens.append(byte)
+        self._longest = max(map(len, self._ids))
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Write bytes as the longest tokens there are, from the left."""
+        ids, start = [], 0
+        while start < len(text):
+            longest = min(len(text), start + self._longest)
+            end = next(e for e in range(longest, start, -1) if text[start:e] in self._ids)
+            ids.append(self._ids[text[start:end]])
+            start = end
+        return ids
