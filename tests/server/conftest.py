@@ -1,11 +1,14 @@
 """What the server's tests share: one server of the embedded model, idle after every test."""
 
+import asyncio
 from collections.abc import Iterator
 
 import httpx
+import openai
 import pytest
 
-from ostinato import AsyncLLM
+from ostinato import AsyncLLM, SamplingParams
+from ostinato.engine.prompts import PromptDict, PromptInput
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
 from tests.support.servers import await_idle, serving
@@ -45,3 +48,29 @@ def http(url: str) -> Iterator[httpx.Client]:
     """Lend a client of the server that knows nothing of OpenAI."""
     with httpx.Client(base_url=url, timeout=60) as client:
         yield client
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    """Lend OpenAI's own client, which repeats nothing."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def continuation(
+    state: ServerState,
+    prompt: PromptInput,
+    max_tokens: int,
+    params: SamplingParams | None = None,
+) -> str:
+    """Return what the engine itself makes of a prompt, greedily, with a salt of its own."""
+    settled = params or SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
+    apart: PromptDict = {key: prompt, "cache_salt": "reference"}  # type: ignore[misc]
+
+    async def generate() -> str:
+        async for output in state.llm.generate(apart, settled):
+            text = output.outputs[0].text
+        return text
+
+    return asyncio.run(generate())

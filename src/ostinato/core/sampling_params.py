@@ -158,7 +158,8 @@ def _bias(bias: Mapping[int, float] | None) -> dict[int, float]:
     checked = {}
     for token, value in (bias or {}).items():
         # JSON has string keys only, so "42" is taken for 42.
-        token = int(token) if isinstance(token, str) and token.isdigit() else token
+        is_number = isinstance(token, str) and token.isdecimal() and len(token) <= 10
+        token = int(token) if is_number else token
         _check_integer("logit_bias", token, 0, 2**32 - 1)
         _check_number(f"logit_bias[{token}]", value, -100.0, 100.0)
         checked[token] = float(value)

@@ -13,6 +13,14 @@ Files in reading order:
 * ``body_guard``: which bodies are not even looked at?
 * ``health``: is the server alive, and does it take requests?
 * ``models``: which models are there?
+* ``protocol``: what do bodies look like? (a folder)
+* ``deltas``: what is new since the last look?
+* ``merging``: how are several requests read as one stream?
+* ``streaming``: how does an answer reach a client that may go away at any moment?
+* ``echo``: how does an answer begin with its prompt?
+* ``completions``: how is a text continued?
+* ``chat``: how is a conversation continued?
+* ``tokens``: which tokens is a text made of?
 * ``app``: which parts make up the application?
 
 Rules:

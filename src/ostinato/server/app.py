@@ -6,12 +6,12 @@ Each API is a router in a file of its own. What they share lies in ``app.state.s
 from fastapi import FastAPI
 
 import ostinato
-from ostinato.server import health, models
+from ostinato.server import chat, completions, health, models, tokens
 from ostinato.server.body_guard import BodyGuard
 from ostinato.server.errors import install_error_handlers
 from ostinato.server.state import ServerState
 
-ROUTERS = (health.router, models.router)
+ROUTERS = (health.router, models.router, completions.router, chat.router, tokens.router)
 
 
 def create_app(state: ServerState) -> FastAPI:

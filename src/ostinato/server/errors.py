@@ -5,6 +5,7 @@ raise ``ApiError`` or any error of ours; what an API with another shape (see ``S
 it is decided by the path.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from ostinato.core.errors import (
@@ -84,9 +85,13 @@ def body_of(path: str, error: ApiError) -> dict[str, Any]:
     return openai_shape(error)
 
 
-def response_of(path: str, error: ApiError) -> JSONResponse:
-    """Return the whole answer to whoever caused an error."""
-    return JSONResponse(body_of(path, error), error.status, dict(error.headers))
+def response_of(path: str, error: ApiError) -> Response:
+    """Return the whole answer to whoever caused an error.
+
+    In ASCII: it may quote half of a character, which UTF-8 does not know.
+    """
+    body = json.dumps(body_of(path, error)).encode()
+    return Response(body, error.status, dict(error.headers), media_type="application/json")
 
 
 def api_error(error: Exception) -> ApiError:

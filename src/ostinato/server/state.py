@@ -32,22 +32,42 @@ class ServerState:
     num_live: int = 0
     is_draining: bool = False
 
+    @property
+    def fingerprint(self) -> str:
+        """Which weights answer now: changes when new ones are put in their place."""
+        return f"fp_{self.llm.engine.loaded.fingerprint.hex()[:16]}"
+
     def enter(self, num_sequences: int) -> None:
-        """Let continuations in; ``leave`` lets them out again.
+        """Let the continuations of one prompt in; ``leave`` lets them out again.
+
+        Raises:
+            ApiError: As ``check_room``.
+        """
+        self.check_room(num_sequences, num_sequences)
+        self.num_live += num_sequences
+
+    def leave(self, num_sequences: int) -> None:
+        """Let continuations out."""
+        self.num_live -= num_sequences
+        assert self.num_live >= 0, "more requests left than entered"
+
+    def check_room(self, num_sequences: int, num_per_prompt: int) -> None:
+        """Refuse what does not fit, before anything of it begins.
+
+        Args:
+            num_sequences: Continuations of all prompts of a call.
+            num_per_prompt: Of each of them.
 
         Raises:
             ApiError: There is no room now (429) or ever (400), or the server drains (503).
         """
-        most = self.config.max_requests
         if self.is_draining:
             raise stopping("the server is shutting down: send the request to another one")
+        if num_per_prompt > self.config.max_n:
+            raise _too_many("n", num_per_prompt, self.config.max_n, "--max-n")
+        most = self.config.max_requests
         if num_sequences > most:
-            raise ApiError(
-                400,
-                f"the request asks for {num_sequences} continuations at once, and this server "
-                f"takes {most}: ask for fewer, or raise --max-requests",
-                code="too_many_continuations",
-            )
+            raise _too_many("prompts times n", num_sequences, most, "--max-requests")
         if self.num_live + num_sequences > most:
             raise ApiError(
                 429,
@@ -57,9 +77,13 @@ class ServerState:
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
-        self.num_live += num_sequences
 
-    def leave(self, num_sequences: int) -> None:
-        """Let continuations out."""
-        self.num_live -= num_sequences
-        assert self.num_live >= 0, "more requests left than entered"
+
+def _too_many(name: str, value: int, most: int, option: str) -> ApiError:
+    """Return the refusal of what can never fit."""
+    return ApiError(
+        400,
+        f"{name}={value}: at most {most} on this server; ask for fewer, or raise {option}",
+        param="n",
+        code="too_many_continuations",
+    )

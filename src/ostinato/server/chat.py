@@ -1,0 +1,140 @@
+"""How is a conversation continued? ``/v1/chat/completions``."""
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from ostinato.engine.outputs import RequestOutput
+from ostinato.server.call import GenerateCall
+from ostinato.server.callers import Caller, CallerOfRequest
+from ostinato.server.deltas import Delta, Deltas
+from ostinato.server.models import check_model
+from ostinato.server.protocol.chat import ChatBody
+from ostinato.server.protocol.logprobs import chat_logprobs
+from ostinato.server.protocol.usage import Usage
+from ostinato.server.serving import serve
+from ostinato.server.state import ServerState
+from ostinato.server.streaming import DONE, begin, event, until_gone
+
+ENDPOINT = "/v1/chat/completions"
+
+router = APIRouter(tags=["chat"])
+
+
+@router.post(ENDPOINT)
+async def chat(body: ChatBody, request: Request, caller: CallerOfRequest) -> Response:
+    """Continue a conversation, all at once or as a stream of server-sent events."""
+    state: ServerState = request.app.state.server
+    check_model(state, body.model)
+    params = body.params()
+    state.check_room(body.n, body.n)
+    messages = [message.rendered() for message in body.messages]
+    name = f"chatcmpl-{uuid.uuid4().hex}"
+    call = GenerateCall(
+        endpoint=ENDPOINT,
+        params=params,
+        token_ids=await state.llm.render(messages, None, body.add_generation_prompt),
+        priority=body.priority,
+        user=body.user,
+        request_id=name,
+        **body.cache_settings(),
+    )
+    answer = Answer(state, body, caller, call)
+    if body.stream:
+        return await begin(request, answer.events())
+    return JSONResponse(await until_gone(request, answer.whole()))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to one call."""
+
+    state: ServerState
+    body: ChatBody
+    caller: Caller
+    call: GenerateCall
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    async def whole(self) -> dict[str, Any]:
+        """Return the answer when all of it is there."""
+        last: RequestOutput | None = None
+        async with aclosing(self._outputs()) as outputs:
+            async for output in outputs:
+                last = output
+        assert last is not None, "a request ended without an output"
+        choices = [self._choice(delta) for delta in Deltas().take(last)]
+        usage = Usage.of([last]).as_openai()
+        return {**self._head("chat.completion", choices), "usage": usage}
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the answer piece by piece; each choice begins with its role."""
+        deltas, last = Deltas(), None
+        async with aclosing(self._outputs()) as outputs:
+            async for output in outputs:
+                last = output
+                for delta in deltas.take(output):
+                    if not delta.is_later:
+                        yield self._chunk(delta.index, {"role": "assistant", "content": ""})
+                    for piece in self._pieces(delta):
+                        yield piece
+        if self.body.include_usage and last is not None:
+            head = self._head("chat.completion.chunk", [])
+            yield event({**head, "usage": Usage.of([last]).as_openai()})
+        yield DONE
+
+    def _outputs(self) -> AsyncGenerator[RequestOutput, None]:
+        return serve(self.state, self.caller, self.call)
+
+    def _choice(self, delta: Delta) -> dict[str, Any]:
+        return {
+            "index": delta.index,
+            "message": {"role": "assistant", "content": delta.text, "refusal": None},
+            "logprobs": self._logprobs(delta),
+            "finish_reason": delta.finish_reason,
+        }
+
+    def _pieces(self, delta: Delta) -> list[bytes]:
+        """Return the chunks of what was added: its text, and why it ended."""
+        pieces, logprobs = [], self._logprobs(delta)
+        if delta.text or logprobs is not None:
+            pieces.append(self._chunk(delta.index, {"content": delta.text}, logprobs))
+        if delta.finish_reason is not None:
+            pieces.append(self._chunk(delta.index, {}, None, delta.finish_reason))
+        return pieces
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+    ) -> bytes:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        tail = {"usage": None} if self.body.include_usage else {}
+        return event({**self._head("chat.completion.chunk", [choice]), **tail})
+
+    def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        if delta.logprobs is None:
+            return None
+        return chat_logprobs(delta.logprobs, self.body.top_logprobs or 0)
+
+    def _head(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.call.request_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.body.model,
+            "system_fingerprint": self.state.fingerprint,
+            "choices": choices,
+        }

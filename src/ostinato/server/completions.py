@@ -1,0 +1,128 @@
+"""How is a text continued? ``/v1/completions``."""
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from ostinato.engine.outputs import RequestOutput
+from ostinato.server.call import GenerateCall
+from ostinato.server.callers import Caller, CallerOfRequest
+from ostinato.server.deltas import Deltas
+from ostinato.server.echo import Echo
+from ostinato.server.merging import merge
+from ostinato.server.models import check_model
+from ostinato.server.protocol.completions import CompletionBody
+from ostinato.server.protocol.usage import Usage
+from ostinato.server.serving import serve
+from ostinato.server.state import ServerState
+from ostinato.server.streaming import DONE, begin, event, until_gone
+
+ENDPOINT = "/v1/completions"
+
+router = APIRouter(tags=["completions"])
+
+
+@router.post(ENDPOINT)
+async def complete(body: CompletionBody, request: Request, caller: CallerOfRequest) -> Response:
+    """Continue prompts, all at once or as a stream of server-sent events."""
+    state: ServerState = request.app.state.server
+    check_model(state, body.model)
+    answer = Answer(state, body, caller)
+    state.check_room(len(answer.calls) * body.n, body.n)
+    if body.stream:
+        return await begin(request, answer.events())
+    return JSONResponse(await until_gone(request, answer.whole()))
+
+
+@dataclass(slots=True)
+class Answer:
+    """The answer to one call, which may hold many prompts.
+
+    Continuation j of prompt i is choice ``i * n + j``.
+    """
+
+    state: ServerState
+    body: CompletionBody
+    caller: Caller
+    name: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+    calls: list[GenerateCall] = field(init=False)
+    _deltas: dict[int, Deltas] = field(default_factory=dict)
+    _echoes: dict[int, Echo] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Make one call of the engine per prompt; nothing runs yet."""
+        params = self.body.params()
+        self.calls = [
+            GenerateCall(
+                endpoint=ENDPOINT,
+                params=params,
+                text=prompt if isinstance(prompt, str) else None,
+                token_ids=None if isinstance(prompt, str) else prompt,
+                priority=self.body.priority,
+                user=self.body.user,
+                request_id=f"{self.name}-{number}",
+                **self.body.cache_settings(),
+            )
+            for number, prompt in enumerate(self.body.prompts)
+        ]
+
+    async def whole(self) -> dict[str, Any]:
+        """Return the answer when all of it is there."""
+        outputs = {number: output async for number, output in self._outputs()}
+        choices = [
+            choice for number in sorted(outputs) for choice in await self._added(number, outputs)
+        ]
+        return {**self._head(choices), "usage": self._usage(outputs)}
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the answer piece by piece."""
+        outputs: dict[int, RequestOutput] = {}
+        tail = {"usage": None} if self.body.include_usage else {}
+        async with aclosing(self._outputs()) as stream:
+            async for number, output in stream:
+                outputs[number] = output
+                for choice in await self._added(number, outputs):
+                    yield event({**self._head([choice]), **tail})
+        if self.body.include_usage:
+            yield event({**self._head([]), "usage": self._usage(outputs)})
+        yield DONE
+
+    def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        return merge([serve(self.state, self.caller, call) for call in self.calls])
+
+    async def _added(
+        self, number: int, outputs: Mapping[int, RequestOutput]
+    ) -> list[dict[str, Any]]:
+        """Return the choices of a prompt to which something was added, with that alone."""
+        output = outputs[number]
+        if number not in self._echoes:
+            is_alone = self.body.max_tokens == 0
+            self._echoes[number] = (
+                await Echo.of(self.state.llm, output, is_alone) if self.body.echo else Echo()
+            )
+        echo, deltas = self._echoes[number], self._deltas.setdefault(number, Deltas())
+        first = number * self.body.n
+        return [echo.choice(delta, first + delta.index) for delta in deltas.take(output)]
+
+    def _head(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.name,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.body.model,
+            "system_fingerprint": self.state.fingerprint,
+            "choices": choices,
+        }
+
+    def _usage(self, outputs: Mapping[int, RequestOutput]) -> dict[str, Any]:
+        usage = Usage.of(outputs.values())
+        if self.body.max_tokens == 0:  # what was generated was dropped
+            usage = replace(usage, num_completion_tokens=0)
+        return usage.as_openai()

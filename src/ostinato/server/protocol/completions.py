@@ -1,0 +1,54 @@
+"""What may be asked of ``/v1/completions``?"""
+
+from pydantic import Field, model_validator
+
+from ostinato.core.sampling_params import SamplingParams
+from ostinato.server.protocol.sampling import SamplingFields
+
+PromptBody = str | list[str] | list[int] | list[list[int]]
+
+
+class CompletionBody(SamplingFields):
+    """Continue one prompt, or each of several."""
+
+    prompt: PromptBody = Field(
+        description="A text, token ids, or a list of either; several prompts are continued apart."
+    )
+    max_tokens: int = Field(
+        default=16, ge=0, description="0 is for echo: the prompt is only scored."
+    )
+    logprobs: int | None = Field(
+        default=None, description="Of each token and so many alternatives."
+    )
+    echo: bool = Field(default=False, description="Begin the text with the prompt.")
+
+    @model_validator(mode="after")
+    def _something_to_answer(self) -> "CompletionBody":
+        if self.prompt == []:
+            raise ValueError("prompt is an empty list: give a text, token ids, or a list of either")
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens=0 generates nothing: raise it, or set echo=true")
+        if self.max_tokens == 0 and self.n > 1:
+            raise ValueError(
+                f"max_tokens=0 with n={self.n}: there is nothing to sample, leave out n"
+            )
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """All prompts, of which there is at least one."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if isinstance(prompt[0], int):
+            return [prompt]  # all of them are ids then
+        return prompt  # type: ignore[return-value]  # a list of texts, or of lists of ids
+
+    def params(self) -> SamplingParams:
+        """Return the sampler's parameters; something is always generated, be it to be dropped.
+
+        Raises:
+            InvalidSamplingParams: A value is out of range.
+        """
+        prompt_logprobs = self.logprobs if self.echo else None
+        return self.sampling(self.max_tokens or 1, self.logprobs, prompt_logprobs)

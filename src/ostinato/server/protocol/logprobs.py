@@ -1,0 +1,77 @@
+"""How are log-probabilities written?"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ostinato.engine.outputs import Logprob
+
+LEAST = -9999.0
+"""Written for minus infinity, which JSON does not have."""
+
+Positions = Sequence[Mapping[int, Logprob] | None]
+
+
+def completion_logprobs(positions: Positions, offset: int, first_token: str = "") -> dict[str, Any]:
+    """Lay positions out as ``/v1/completions`` does.
+
+    Args:
+        positions: For each token, it and its alternatives, itself first; None for the first one
+            of a prompt, which nothing comes before.
+        offset: Characters before the first of them.
+        first_token: Text of the one that is None.
+    """
+    tokens: list[str] = []
+    offsets: list[int] = []
+    for position in positions:
+        tokens.append(first_token if position is None else _text(next(iter(position.values()))))
+        offsets.append(offset)
+        offset += len(tokens[-1])
+    return {
+        "tokens": tokens,
+        "token_logprobs": [None if p is None else _first(p) for p in positions],
+        "top_logprobs": [None if p is None else _by_text(p) for p in positions],
+        "text_offset": offsets,
+    }
+
+
+def chat_logprobs(positions: Positions, num_top: int) -> dict[str, Any]:
+    """Lay positions out as ``/v1/chat/completions`` does, with so many alternatives each."""
+    return {"content": [_entry(p, num_top) for p in positions if p is not None], "refusal": None}
+
+
+def _entry(position: Mapping[int, Logprob], num_top: int) -> dict[str, Any]:
+    ranked = sorted(position.values(), key=lambda logprob: logprob.rank)
+    top = [_candidate(logprob) for logprob in ranked if logprob.rank <= num_top]
+    return {**_candidate(next(iter(position.values()))), "top_logprobs": top[:num_top]}
+
+
+def _candidate(logprob: Logprob) -> dict[str, Any]:
+    """Write one token; of part of a character the bytes are not known."""
+    text = _text(logprob)
+    known = "\ufffd" not in text
+    return {
+        "token": text,
+        "logprob": _finite(logprob.logprob),
+        "bytes": list(text.encode()) if known else None,
+    }
+
+
+def _by_text(position: Mapping[int, Logprob]) -> dict[str, float]:
+    """Map texts to log-probabilities; of tokens with the same text the likelier one counts."""
+    by_text: dict[str, float] = {}
+    for logprob in position.values():
+        text, value = _text(logprob), _finite(logprob.logprob)
+        by_text[text] = max(value, by_text.get(text, value))
+    return by_text
+
+
+def _first(position: Mapping[int, Logprob]) -> float:
+    return _finite(next(iter(position.values())).logprob)
+
+
+def _text(logprob: Logprob) -> str:
+    return logprob.decoded_token or ""
+
+
+def _finite(value: float) -> float:
+    return max(value, LEAST)

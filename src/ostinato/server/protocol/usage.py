@@ -1,0 +1,41 @@
+"""How many tokens was it, and how many of them were cached?"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.engine.outputs import RequestOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of an answer.
+
+    Attributes:
+        num_prompt_tokens: Of all prompts; a prompt with n continuations counts once.
+        num_cached_tokens: Those of them whose KV came from the cache.
+        num_completion_tokens: Of all continuations.
+    """
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_completion_tokens: int
+
+    @classmethod
+    def of(cls, outputs: Iterable[RequestOutput]) -> "Usage":
+        """Add up outputs."""
+        known = list(outputs)
+        return cls(
+            sum(len(output.prompt_token_ids) for output in known),
+            sum(output.num_cached_tokens for output in known),
+            sum(len(part.token_ids) for output in known for part in output.outputs),
+        )
+
+    def as_openai(self) -> dict[str, Any]:
+        """Lay the counts out as OpenAI's API does."""
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_completion_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+        }
