@@ -2,13 +2,14 @@
 
 The digest of a full block covers everything before it, as a git commit covers its history::
 
-    root    = H(identity)
+    root    = H(identity, or that of the public head)
     block 0 = H(root    + tokens 0 .. B-1     + extras)
     block k = H(block k-1 + tokens kB .. kB+B-1 + extras)
 
-Tokens are packed little-endian ``uint32``; extras are the images that touch the block. What
-goes in is bytes of fixed layout, never ``str()`` or ``pickle`` of Python objects, so that
-lists, tuples and NumPy integers of the same ids give the same digest.
+Tokens are packed little-endian ``uint32``; extras are the images that touch the block, and the
+tenant at the seam behind a public head. What goes in is bytes of fixed layout, never ``str()`` or
+``pickle`` of Python objects, so that lists, tuples and NumPy integers of the same ids give the
+same digest.
 """
 
 import hashlib
@@ -55,7 +56,7 @@ class BlockHasher:
 
     def root(self, key: PrefixKey) -> BlockDigest:
         """Return the parent digest of a sequence's first block."""
-        return BlockDigest(self._digest(key.identity.encoded))
+        return BlockDigest(self._digest(key.identity.root.encoded))
 
     def digests(self, key: PrefixKey, num_blocks: int) -> list[BlockDigest]:
         """Return the chained digests of the first full blocks.
@@ -99,6 +100,6 @@ def block_bytes(key: PrefixKey, index: int, block_size: int) -> bytes:
     """Return packed tokens and extras of one full block of a sequence."""
     start, stop = index * block_size, (index + 1) * block_size
     packed = key.packed_range(start, stop)
-    if key.images and (extra := key.extra(start, stop)) is not None:
+    if key.has_extras and (extra := key.extra(start, stop)) is not None:
         return packed + extra.encoded
     return packed

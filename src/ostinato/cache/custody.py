@@ -1,7 +1,8 @@
 """What may an administrator ask?
 
 * lease: keep a prefix, pinned or for a time;
-* erase: leave nothing of a tenant;
+* publish: keep a prefix for all who may begin with it, until it is erased;
+* erase: leave nothing of a tenant, or of a public head and what stands behind it;
 * new epoch: the weights have changed, so that nothing computed before may hit;
 * reset: forget everything.
 
@@ -19,7 +20,7 @@ from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.core.config import window_blocks
 from ostinato.core.errors import CacheInUse
 from ostinato.core.identity import PrefixKey
-from ostinato.core.lease import LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
+from ostinato.core.lease import PINNED, LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
 from ostinato.core.tenancy import EraseReceipt
 
 
@@ -51,6 +52,7 @@ class Custody:
         self._journal = journal
         self._live = tables
         self._leases = LeaseBook(clock)
+        self._public: dict[bytes, LeaseId] = {}  # by the salt of the public head
 
     @property
     def num_leases(self) -> int:
@@ -95,8 +97,41 @@ class Custody:
         tokens = bindable * self._groups.block_size
         return LeaseReceipt(status, tokens, reason, lease.lease_id, lease.expires_s)
 
+    def publish(self, key: PrefixKey) -> LeaseReceipt:
+        """Keep a prefix for all sequences whose identity names it as their head.
+
+        It is held until it is erased, for what hangs behind it belongs to others, and whether it
+        is cached would tell one tenant what another did.
+
+        Args:
+            key: The prefix, whole blocks, under its own identity; computed by a request before.
+
+        Returns:
+            Accepted or rejected; what is not held in full is not kept at all.
+        """
+        salt = key.identity.tenant
+        receipt = self.lease(key, PINNED)
+        if receipt.status is LeaseStatus.ACCEPTED and receipt.lease_id is not None:
+            self._public[salt] = receipt.lease_id
+            return receipt
+        if receipt.lease_id is not None:
+            self.end_lease(receipt.lease_id)
+        self.erase(salt)
+        return LeaseReceipt(LeaseStatus.REJECTED, reason=receipt.reason)
+
+    def is_public(self, salt: bytes) -> bool:
+        """Whether a head of that salt is published and held."""
+        lease_id = self._public.get(salt)
+        return lease_id is not None and lease_id in self._leases
+
     def end_lease(self, lease_id: LeaseId) -> bool:
-        """Let go of a lease; returns False if there is none of that number."""
+        """Let go of a lease; returns False if there is none of that number.
+
+        A public head is not let go of so: erase it.
+        """
+        return lease_id not in self._public.values() and self._let_go(lease_id)
+
+    def _let_go(self, lease_id: LeaseId) -> bool:
         lease = self._leases.close(lease_id)
         if lease is not None:
             self._groups.drop(lease.table)
@@ -122,22 +157,26 @@ class Custody:
     def erase(self, tenant: bytes) -> EraseReceipt:
         """Leave no block, token id, digest or count of a tenant.
 
+        Args:
+            tenant: Its salt; that of a public head takes along what stands behind it.
+
         Raises:
             CacheInUse: It has running sequences; let them end, or cancel them.
 
         Effects: its leases end; kept events are dropped, so that consumers start over. The KV
         store is the caller's to zero: see ``live_slots``.
         """
-        running = sum(table.tenant == tenant for table in self._live.values())
+        running = sum(t.key.identity.belongs_to(tenant) for t in self._live.values())
         if running:
             raise CacheInUse(
                 f"{running} sequences of the tenant are running: wait until they have ended, or "
                 "cancel them"
             )
-        leases = [lease for lease in self._leases if lease.table.tenant == tenant]
+        leases = [x for x in self._leases if x.table.key.identity.belongs_to(tenant)]
         for lease in leases:
-            self.end_lease(lease.lease_id)
-        num_blocks = self._groups.forget(lambda entry: entry.identity.tenant == tenant)
+            self._let_go(lease.lease_id)
+        self._public.pop(tenant, None)
+        num_blocks = self._groups.forget(lambda entry: entry.identity.belongs_to(tenant))
         self._journal.commit()
         num_events = self._journal.forget(tenant)
         return EraseReceipt(num_blocks=num_blocks, num_leases=len(leases), num_events=num_events)
@@ -162,8 +201,7 @@ class Custody:
         self._weights = weights
         for table in self._live.values():
             table.writes = False
-        for lease in list(self._leases):
-            self.end_lease(lease.lease_id)
+        self._end_all_leases()
         self._forget_stale()
         self._journal.commit()
         return self.epoch
@@ -190,10 +228,14 @@ class Custody:
                 f"{len(self._live)} running sequences hold blocks: the cache can be reset "
                 "when they have finished, or with preempt_running=True"
             )
-        for lease in list(self._leases):
-            self.end_lease(lease.lease_id)
+        self._end_all_leases()
         self._groups.forget(lambda entry: True)
         self._journal.cleared()
+
+    def _end_all_leases(self) -> None:
+        self._public.clear()
+        for lease in self._leases:
+            self._let_go(lease.lease_id)
 
     def _forget_stale(self) -> None:
         self._groups.forget(lambda entry: entry.identity.epoch < self.epoch)
@@ -239,10 +281,16 @@ class Custody:
         return True
 
     def _leased(self, group: int, tenant: bytes | None = None) -> set[int]:
-        """List the blocks that leases hold in a group; those of one tenant, if it is named."""
+        """List the blocks that leases hold in a group; those of one tenant, if it is named.
+
+        A public head that a tenant's leases begin with is not the tenant's.
+        """
         null = self._groups.windows[group - 1].null_block if group else None
-        tables = [table for table in self.tables() if tenant in (None, table.tenant)]
-        held = {block for table in tables for block in table.groups[group]}
+        size, held = self._groups.block_size, set[int]()
+        for table in self.tables():
+            if tenant in (None, table.tenant):
+                first = 0 if tenant is None else table.key.head_tokens // size
+                held.update(table.groups[group][first:])
         return held - {null} if null is not None else held
 
     def _nothing_to_hold(self, key: PrefixKey) -> str:

@@ -212,4 +212,4 @@ class EventLog:
 
 
 def _belongs(event: Event, tenant: bytes) -> bool:
-    return not isinstance(event, AllCleared) and event.identity.tenant == tenant
+    return not isinstance(event, AllCleared) and event.identity.belongs_to(tenant)

@@ -138,7 +138,7 @@ class HashIndex:
 
         Cost: one digest and one comparison per block that hits.
         """
-        content, blocks = self._roots.get(key.identity), array("i")
+        content, blocks = self._roots.get(key.identity.root), array("i")
         if content is None:
             return PrefixMatch(self._block_size)
         copies: list[Copy] = []
@@ -317,6 +317,10 @@ class HashIndex:
         assert len(idle) == sum(copy.ref_count == 0 for copy in copies), "a lost copy is evictable"
         for content in contents:
             assert content.copies, "a content without a copy"
+            parent = content.parent
+            parted = parent is not None and parent.copies and parent.identity != content.identity
+            held_head = parent is not None and any(copy.ref_count for copy in parent.copies)
+            assert not parted or held_head, "content behind a public head that may go"
             assert content.name is not None or not content.children, "a sealed tail goes on"
             known = self._contents.get(content.digest, []) if content.digest else [content]
             assert content in known, "a content has lost its digest"
@@ -361,11 +365,12 @@ class HashIndex:
         return () if content.outside is None else (content.outside,)
 
     def _root(self, key: PrefixKey) -> Content:
-        root = self._roots.get(key.identity)
+        identity = key.identity.root
+        root = self._roots.get(identity)
         if root is None:
-            root = Content(None, self._hasher.root(key), None, b"", key.identity)
-            self._roots[key.identity] = root
-            self._root_uses[key.identity] = 0
+            root = Content(None, self._hasher.root(key), None, b"", identity)
+            self._roots[identity] = root
+            self._root_uses[identity] = 0
         return root
 
     def _drop_empty_root(self, content: Content) -> None:

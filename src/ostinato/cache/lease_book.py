@@ -62,6 +62,10 @@ class LeaseBook:
         """Number of live leases."""
         return len(self._leases)
 
+    def __contains__(self, lease_id: LeaseId) -> bool:
+        """Whether a lease of that number is live."""
+        return lease_id in self._leases
+
     def __iter__(self) -> Iterator[Lease]:
         """Walk all live leases."""
         return iter(list(self._leases.values()))

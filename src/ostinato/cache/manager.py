@@ -139,7 +139,8 @@ class CacheManager:
             return None
         if self.config.enable_prefix_caching:
             table = self.groups.hold(key, match)
-            table.writes = writes
+            # Without the whole of its public head, nothing behind it could be found.
+            table.writes = writes and hit >= key.head_tokens
         else:
             table = self.groups.empty_table(key)
         self.groups.take(table, len(key), room)

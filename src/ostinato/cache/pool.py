@@ -159,16 +159,17 @@ class BlockPool:
 
     def hold_all(self, entries: Sequence[CacheEntry]) -> None:
         """Note that evictable entries of one sequence are held again."""
-        if not entries:
+        if self._only is None:  # behind a public head they may be charged to two accounts
+            for entry in entries:
+                self.hold(entry)
             return
-        account = self._only or self.accounts.of(entries[0].identity.tenant)
         held: dict[int, int] = {}
         for entry in entries:
-            account.policy.remove(entry)
+            self._only.policy.remove(entry)
             moment = entry.idle_allocated
             held[moment] = held.get(moment, 0) + entry.num_blocks
         for moment, num_blocks in held.items():
-            account.num_evictable -= num_blocks
+            self._only.num_evictable -= num_blocks
             self.reuse_distances.add(self.num_allocated - moment, num_blocks)
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:

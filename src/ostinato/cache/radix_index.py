@@ -11,6 +11,7 @@ Rules:
 3. Idle nodes are in the eviction policy, held nodes and roots are not.
 4. Each content is published once: a second block of the same content is a duplicate, which
    its owner exchanges for the canonical one.
+5. All blocks of a node are of one identity; behind a public head, another one's begin.
 
 Source: RadixAttention, arXiv 2312.07104; SGLang's radix cache.
 """
@@ -51,7 +52,7 @@ class RadixIndex:
         Cost: O(num_tokens) compared bytes, O(depth) steps in Python.
         """
         size = self._block_size
-        node = self._roots.get(key.identity)
+        node = self._roots.get(key.identity.root)
         if node is None:
             return PrefixMatch(size)
         most, used, blocks = num_tokens // size, 0, array("i")
@@ -101,7 +102,7 @@ class RadixIndex:
     def acquire(self, key: PrefixKey, match: PrefixMatch) -> RadixNode:
         """Hold the matched blocks; the node that the match leaves in its middle is split."""
         if match.cursor is None or not match.blocks:
-            node = self._root(key.identity)
+            node = self._root(key.identity.root)
         else:
             node, used = match.cursor
             if used < len(node.blocks):
@@ -171,7 +172,7 @@ class RadixIndex:
         best = path.children.most_alike(text)
         if best is not None and best[1] == num_tokens - start:
             return False
-        tail = RadixNode(path, path.identity)
+        tail = RadixNode(path, key.identity)
         tail.tokens += text
         tail.blocks.append(block)
         path.children.add(None, text, tail)
@@ -241,7 +242,7 @@ class RadixIndex:
             stack += [(child, parent) for child in node.children]
 
     def check(self, paths: "list[RadixNode]") -> None:
-        """Assert rules 1 to 4 and that the tree's links agree."""
+        """Assert rules 1 to 5 and that the tree's links agree."""
         counted: dict[int, int] = {}
         for path in paths:
             for node in path.up():
@@ -254,6 +255,8 @@ class RadixIndex:
             assert node.parent is not None and node.start == node.parent.end
             assert (id(node) in idle) == (node.ref_count == 0), "idle nodes alone are evictable"
             assert all(node.start < end <= node.end for end in node.hits), "a hit ended elsewhere"
+            parted = node.identity != node.parent.identity and not node.parent.is_root
+            assert not parted or node.parent.ref_count, "content behind a public head that may go"
             sealed = node.is_sealed_tail(self._block_size)
             assert not sealed or (node.num_blocks == 1 and not node.children)
         assert len(idle) == sum(node.ref_count == 0 for node in nodes), "a lost node is evictable"
@@ -284,10 +287,11 @@ class RadixIndex:
 
     def _grow(self, node: RadixNode, key: PrefixKey, blocks: "array[int]") -> RadixNode:
         """Put new content behind a held node: in place if it is one request's own leaf."""
-        if not node.is_root and node.ref_count == 1 and not node.children:
+        is_own = not node.is_root and node.identity == key.identity
+        if is_own and node.ref_count == 1 and not node.children:
             self._append(node, key, blocks)
             return node
-        child = RadixNode(node, node.identity)
+        child = RadixNode(node, key.identity)
         self._append(child, key, blocks)
         child.ref_count = 1
         self._pool.adopt(child)

@@ -98,11 +98,10 @@ class RadixNode(CacheEntry):
     def append(self, key: PrefixKey, blocks: "array[int]", block_size: int) -> None:
         """Take over blocks of a sequence that continue this node."""
         first, last = self.end, self.end + len(blocks)
-        if key.images:
-            for index in range(first, last):
-                extra = key.extra(index * block_size, (index + 1) * block_size)
-                if extra is not None:
-                    self.extras[index] = extra
+        for index in key.blocks_with_extras(first, last, block_size):
+            extra = key.extra(index * block_size, (index + 1) * block_size)
+            if extra is not None:
+                self.extras[index] = extra
         self.tokens += key.packed_range(first * block_size, last * block_size)
         self.blocks.extend(blocks)
 
@@ -117,8 +116,11 @@ class RadixNode(CacheEntry):
             size = most * block_size * TOKEN_BYTES
             theirs = key.packed[offset : offset + size]
             common = num_common_tokens(bytes(whole[:size]), theirs) // block_size
-        if key.images or self.extras:
-            for index in range(self.start, self.start + common):
+        if key.has_extras or self.extras:
+            theirs_too = key.blocks_with_extras(self.start, self.start + common, block_size)
+            for index in sorted({*self.extras, *theirs_too}):
+                if index >= self.start + common:
+                    break
                 mine = self.extras.get(index)
                 if mine != key.extra(index * block_size, (index + 1) * block_size):
                     return index - self.start

@@ -122,8 +122,8 @@ def map_blocks(manager: CacheManager) -> BlockMap:
             found.states[block], found.owners[block] = state, owner
 
     for run in manager.index.runs():
-        note(run.held, BlockState.HELD, run.identity.tenant)
-        note(run.idle, BlockState.EVICTABLE, run.identity.tenant)
+        note(run.held, BlockState.HELD, run.identity.owner)
+        note(run.idle, BlockState.EVICTABLE, run.identity.owner)
     for table in manager.live_tables:
         note(table.private_blocks, BlockState.PRIVATE, table.tenant)
     found.tenants.extend(places)
@@ -223,7 +223,8 @@ def _trunks(runs: list[CachedRun]) -> list[_Trunk]:
         before = None if run.parent is None else by_number.get(run.parent)
         trunk = None if before is None else trunk_of[before.number]
         alone = before is not None and num_children[before.number] == 1 and not before.num_hits
-        if trunk is not None and alone and trunk.holders == run.num_holders:
+        own = trunk is not None and trunk.identity == run.identity  # and no seam between them
+        if trunk is not None and own and alone and trunk.holders == run.num_holders:
             trunk.append(run)
         else:
             trunk = _Trunk(trunk, run)

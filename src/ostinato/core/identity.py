@@ -5,17 +5,39 @@ every index, tier, event and router uses it. Two parts:
 
 * ``Identity``: what holds for a whole sequence (weights, epoch, KV format, adapter, tenant);
 * ``PrefixKey``: an identity, the tokens so far, and the images among them.
+
+A sequence may begin with a *public head*, a prefix that was published for several tenants. Its
+first blocks are then those of the head's own identity, and at the *seam* behind them the
+sequence's identity enters as an extra of the block, as an image does::
+
+    blocks   0     1     2   |  3     4
+             head's identity | the tenant's own
+                           seam
 """
 
+import hashlib
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 
 from ostinato.core.errors import RequestError
 from ostinato.core.ids import BlockDigest
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens, pack_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PublicHead:
+    """A published prefix that a sequence begins with.
+
+    Attributes:
+        tenant: Salt of the prefix itself, in the place of a tenant's.
+        num_tokens: Its length, in whole blocks.
+    """
+
+    tenant: bytes
+    num_tokens: int
 
 
 @dataclass(frozen=True)
@@ -28,6 +50,7 @@ class Identity:
         kv_dtype: Format of the KV store, such as ``"bfloat16"``.
         adapter: Digest of the adapter's content; empty without one.
         tenant: Salt of the tenant; empty for the shared name space.
+        head: Published prefix that the sequence begins with; None if all of it is the tenant's.
     """
 
     weights: bytes = b""
@@ -35,18 +58,39 @@ class Identity:
     kv_dtype: str = ""
     adapter: bytes = b""
     tenant: bytes = b""
+    head: PublicHead | None = None
 
     @cached_property
     def encoded(self) -> bytes:
         """One unambiguous byte string: each field behind its length."""
-        fields = (
+        fields = [
             self.weights,
             self.epoch.to_bytes(8, "little"),
             self.kv_dtype.encode(),
             self.adapter,
             self.tenant,
-        )
+        ]
+        if self.head is not None:
+            fields += [self.head.tenant, self.head.num_tokens.to_bytes(8, "little")]
         return b"".join(len(field).to_bytes(4, "little") + field for field in fields)
+
+    @cached_property
+    def root(self) -> "Identity":
+        """The identity of a sequence's first block: its public head's, else its own."""
+        return self if self.head is None else replace(self, tenant=self.head.tenant, head=None)
+
+    @cached_property
+    def seam(self) -> bytes:
+        """What keeps tenants apart behind a public head; outsiders learn no salt from it."""
+        return _SEAM + hashlib.sha256(self.encoded).digest()
+
+    def belongs_to(self, tenant: bytes) -> bool:
+        """Whether content of this identity is a tenant's own, or stands behind its public head."""
+        return self.tenant == tenant or (self.head is not None and self.head.tenant == tenant)
+
+
+_SEAM = b"\xff\xff\xff\xff"
+"""No image's extra begins so: it would be the length of a digest of 4 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +115,13 @@ class ImageSpan:
 
 @dataclass(frozen=True, slots=True)
 class BlockExtra:
-    """What a block's tokens do not tell: the images that touch it.
+    """What a block's tokens do not tell: the images that touch it, and the seam before it.
 
     Attributes:
-        encoded: Content digest, offset relative to the block and length of each image.
-        num_text_tokens: Tokens of the block before the first image token.
+        encoded: The seam, if the block is the first behind a public head; then content digest,
+            offset relative to the block and length of each image.
+        num_text_tokens: Leading tokens that may be shared one by one: those before the first
+            image token, and none behind a seam.
     """
 
     encoded: bytes
@@ -123,6 +169,16 @@ class PrefixKey:
         return twin
 
     @property
+    def head_tokens(self) -> int:
+        """Tokens of its public head; 0 without one."""
+        return 0 if self.identity.head is None else self.identity.head.num_tokens
+
+    @property
+    def has_extras(self) -> bool:
+        """Whether any of its blocks has an extra."""
+        return bool(self.images) or self.identity.head is not None
+
+    @property
     def packed(self) -> bytes:
         """All tokens as little-endian ``uint32``, shape (num_tokens * 4,)."""
         if self._packed is None:
@@ -136,9 +192,11 @@ class PrefixKey:
         return self.tokens[start:stop].tobytes()
 
     def extra(self, start: int, stop: int) -> BlockExtra | None:
-        """What the images among tokens ``start .. stop`` add to a block's identity."""
+        """What images and a seam add to the identity of a block of tokens ``start .. stop``."""
+        head = self.identity.head
+        is_seam = head is not None and start <= head.num_tokens < stop
         touching = [i for i in self.images if i.start < stop and i.end > start]
-        if not touching:
+        if not touching and not is_seam:
             return None
         encoded = b"".join(
             len(image.digest).to_bytes(4, "little")
@@ -147,16 +205,27 @@ class PrefixKey:
             + image.length.to_bytes(8, "little")
             for image in touching
         )
+        if is_seam:
+            return BlockExtra(self.identity.seam + encoded, 0)
         return BlockExtra(encoded, max(0, touching[0].start - start))
+
+    def blocks_with_extras(self, first: int, last: int, block_size: int) -> Iterable[int]:
+        """Name the blocks among ``first .. last`` that may have an extra."""
+        if self.images:
+            return range(first, last)
+        seam = -1 if self.identity.head is None else self.identity.head.num_tokens // block_size
+        return (seam,) if first <= seam < last else ()
 
     def num_common_tokens(self, other: "PrefixKey") -> int:
         """Count the tokens from position 0 on whose KV the two sequences could share.
 
         Two images at one place are the same if digest, start and length are.
         """
-        if self.identity != other.identity:
+        if self.identity.root != other.identity.root:
             return 0
         common = num_common_tokens(self.packed, other.packed)
+        if self.identity != other.identity:  # what they share is a public head at most
+            common = min(common, max(self.head_tokens, other.head_tokens))
         for mine, theirs in zip_longest(self.images, other.images):
             if mine != theirs:
                 starts = [image.start for image in (mine, theirs) if image is not None]
@@ -164,8 +233,8 @@ class PrefixKey:
         return common
 
     def num_text_tokens(self, start: int, stop: int) -> int:
-        """Number of tokens from ``start`` on before the first image token or ``stop``."""
-        extra = self.extra(start, stop) if self.images else None
+        """Number of tokens from ``start`` on that may be shared one by one, up to ``stop``."""
+        extra = self.extra(start, stop) if self.has_extras else None
         return stop - start if extra is None else extra.num_text_tokens
 
 

@@ -1,0 +1,243 @@
+"""A published prefix is shared by all who may begin with it; what follows is each tenant's own.
+
+One suite for both indexes. "PUBLICLY" is two blocks that were published; tenants ``a`` and ``b``
+go on behind it. Copies, erasure, accounts, events and windows are met at the seam.
+"""
+
+import pytest
+
+from ostinato.core.config import WindowConfig
+from ostinato.core.errors import CacheInUse
+from ostinato.core.identity import ImageSpan, PublicHead
+from ostinato.core.lease import PINNED, LeaseStatus
+from ostinato.core.tenancy import Allotment
+from tests.support.memory_search import Traces, search
+from tests.support.tiny_cache import letters, on_both_indexes, prefix_key, tiny_cache
+
+pytestmark = on_both_indexes
+
+SALT = b"\xffpublic"
+TEXT = "PUBLICLY"
+HEAD = PublicHead(SALT, len(TEXT))
+A = {"tenant": b"tenant a", "head": HEAD}
+B = {"tenant": b"tenant b", "head": HEAD}
+
+
+def published(index, num_blocks=12, **settings):
+    """A cache in which "PUBLICLY" is public."""
+    cache = tiny_cache(num_blocks, index=index, **settings)
+    cache.serve(TEXT, tenant=SALT)
+    receipt = cache.manager.custody.publish(prefix_key(TEXT, tenant=SALT))
+    assert receipt.status is LeaseStatus.ACCEPTED, receipt
+    cache.manager.check()
+    return cache
+
+
+def contents(cache) -> dict[str, int]:
+    """What is cached, and how often."""
+    texts = [letters(cached.tokens) for cached in cache.manager.index.contents()]
+    return {text: texts.count(text) for text in sorted(texts)}
+
+
+def test_the_head_is_computed_once_for_all_tenants(index):
+    """Law 1 across tenants, for what is public: two tails hang on one head."""
+    cache = published(index)
+    assert cache.serve(TEXT + "aaaaX", **A).num_computed_here == 5
+    assert cache.serve(TEXT + "bbbbX", **B).num_computed_here == 5
+    assert contents(cache) == {"ICLY": 1, "PUBL": 1, "X": 2, "aaaa": 1, "bbbb": 1}
+
+
+def test_a_tail_is_found_by_its_own_tenant_alone(index):
+    """Law 3: the same tokens behind the same head are another tenant's miss, whole and partial."""
+    cache = published(index)
+    secret = TEXT + "my secretsX"
+    cache.serve(secret, **A)
+    assert cache.match(secret + "?", **A).num_tokens == len(secret)
+    assert cache.match(secret + "?", **B).num_tokens == len(TEXT)
+    assert cache.match(secret + "?", tenant=b"tenant a").num_tokens == 0
+    assert cache.match(secret + "?", tenant=SALT).num_tokens == len(TEXT)
+
+
+def test_equal_tails_of_two_tenants_are_two_contents(index):
+    """Both compute and keep the same tokens, and each finds its own block."""
+    cache = published(index)
+    cache.serve(TEXT + "sameX", **A)
+    assert cache.serve(TEXT + "sameX", **B).num_computed_here == 5
+    assert contents(cache)["same"] == 2
+    assert set(cache.match(TEXT + "sameXY", **A).blocks[2:]).isdisjoint(
+        cache.match(TEXT + "sameXY", **B).blocks
+    )
+
+
+def test_no_token_is_copied_across_the_seam(index):
+    """Neither out of the public head into a tail, nor between tails of two tenants."""
+    cache = published(index)
+    cache.serve(TEXT + "abcdefgh", **A)
+    for who in (A, B):
+        assert cache.match(TEXT + "abcX", **who).num_copied_tokens == 0
+    assert cache.match(TEXT + "abcdefX", **A).num_copied_tokens == 2
+    assert cache.match(TEXT + "abcdefX", **B).num_tokens == len(TEXT)
+
+
+def test_an_answer_that_ends_in_the_first_private_block_is_not_sealed(index):
+    """That block is shared as a whole or not at all."""
+    cache = published(index)
+    cache.serve(TEXT + "ab", **A)
+    assert contents(cache) == {"ICLY": 1, "PUBL": 1}
+
+
+def test_who_comes_while_it_runs_finds_its_own_tenants_tail(index):
+    """Law 5, behind a head: a follower of the same step shares what its leader computes."""
+    cache = published(index)
+    cache.plan("leader", TEXT + "aaaaaaaaX", **A)
+    follower = cache.plan("follower", TEXT + "aaaaaaaaY", **A)
+    stranger = cache.plan("stranger", TEXT + "aaaaaaaaY", **B)
+    assert (follower.num_shared, stranger.num_shared) == (16, 8)
+    cache.commit()
+
+
+def test_a_failed_step_takes_back_tails_and_leaves_the_head(index):
+    cache = published(index)
+    cache.plan("a", TEXT + "aaaaaaaa", **A)
+    cache.plan("b", TEXT + "bbbb", **B)
+    cache.fail()
+    assert contents(cache) == {"ICLY": 1, "PUBL": 1}
+
+
+def test_erasing_a_tenant_removes_its_tails_and_leaves_the_head(index):
+    cache = published(index)
+    secret = TEXT + "verysecretly told"
+    cache.admit("a", secret, **A)
+    digests = cache.manager._journal._hasher.digests(cache.sequences["a"].table.key, 6)[2:]
+    cache.finish("a")
+    cache.manager.custody.lease(prefix_key(secret, **A), PINNED)
+    cache.serve(TEXT + "bbbb", **B)
+
+    receipt = cache.manager.custody.erase(b"tenant a")
+
+    assert (receipt.num_blocks, receipt.num_leases) == (5, 1)
+    assert contents(cache) == {"ICLY": 1, "PUBL": 1, "bbbb": 1}
+    tail = [ord(letter) for letter in "verysecretly told"]
+    assert search(cache.manager, b"tenant a", tail, digests) == Traces()
+    cache.manager.check()
+
+
+def test_unpublishing_removes_the_head_and_all_behind_it(index):
+    """Law 8: nothing stays that could not be reached; leases behind it end as well."""
+    cache = published(index)
+    cache.serve(TEXT + "aaaa", **A)
+    cache.serve(TEXT + "bbbb", **B)
+    cache.serve("mine", tenant=b"tenant a")
+    cache.manager.custody.lease(prefix_key(TEXT + "aaaa", **A), PINNED)
+
+    receipt = cache.manager.custody.erase(SALT)
+
+    assert (receipt.num_blocks, receipt.num_leases) == (4, 2)
+    assert contents(cache) == {"mine": 1}
+    assert not cache.manager.custody.is_public(SALT)
+    cache.manager.check()
+
+
+def test_unpublishing_is_refused_while_somebody_reads_it(index):
+    """Law 6: nothing has changed then."""
+    cache = published(index)
+    cache.admit("a", TEXT + "aaaa", **A)
+    with pytest.raises(CacheInUse, match="1 sequence"):
+        cache.manager.custody.erase(SALT)
+    assert cache.manager.custody.is_public(SALT)
+    cache.finish("a")
+    cache.manager.custody.erase(SALT)
+    assert contents(cache) == {}
+
+
+def test_a_public_head_is_never_evicted(index):
+    """Whether it is cached would tell one tenant what another did."""
+    cache = published(index, num_blocks=6)
+    for number in range(5):
+        cache.serve(chr(200 + number) * 16, tenant=b"somebody")
+        cache.serve(TEXT + chr(300 + number) * 8, **A)
+    assert cache.match(TEXT + "X", **B).num_tokens == len(TEXT)
+    assert not cache.manager.custody.end_lease(0), "it is not let go of by accident"
+
+
+def test_what_does_not_fit_is_not_published_at_all(index):
+    """Law 6: too little may be bound, or not all of it is cached."""
+    cache = tiny_cache(4, index=index, reserved_blocks=3)
+    cache.serve(TEXT, tenant=SALT)
+    receipt = cache.manager.custody.publish(prefix_key(TEXT, tenant=SALT))
+    assert receipt.status is LeaseStatus.REJECTED and "num_blocks" in receipt.reason
+    assert contents(cache) == {}
+    assert not cache.manager.custody.is_public(SALT)
+
+
+def test_without_the_whole_head_nothing_is_left_behind(index):
+    """A request that was on its way when the head was unpublished: it runs, and writes nothing."""
+    cache = tiny_cache(8, index=index)
+    sequence = cache.serve(TEXT + "aaaa", **A)
+    assert sequence.num_computed_here == 12
+    assert contents(cache) == {}
+
+
+def test_a_reset_and_new_weights_end_a_publication(index):
+    for end in ("reset", "new_epoch"):
+        cache = published(index)
+        cache.serve(TEXT + "aaaa", **A)
+        getattr(cache.manager.custody, end)()
+        cache.manager.check()
+        assert contents(cache) == {}
+        assert not cache.manager.custody.is_public(SALT)
+
+
+def test_new_weights_leave_a_head_until_its_readers_have_ended(index):
+    cache = published(index)
+    cache.serve(TEXT + "aaaaaaaa", **A)
+    cache.admit("a", TEXT + "aaaaX", **A)
+    cache.manager.custody.new_epoch()
+    cache.manager.check()
+    cache.finish("a")
+    assert contents(cache) == {}
+
+
+def test_a_tail_is_charged_to_its_tenant_and_the_head_is_not(index):
+    """A quota of two blocks holds a tail of two, whatever the head's length."""
+    allotments = {b"tenant a": Allotment(quota=2)}
+    cache = published(index, allotments=allotments)
+    cache.serve(TEXT + "aaaaAAAA", **A)
+    assert cache.match(TEXT + "aaaaAAAAX", **A).num_tokens == 16
+    cache.serve(TEXT + "ccccCCCC", **A)
+    assert contents(cache) == {"CCCC": 1, "ICLY": 1, "PUBL": 1, "cccc": 1}
+    receipt = cache.manager.custody.lease(prefix_key(TEXT + "ccccCCCC", **A), PINNED)
+    assert (receipt.status, receipt.num_tokens) == (LeaseStatus.ACCEPTED, 16)
+
+
+def test_images_behind_the_head_count_as_ever(index):
+    """An image in the first private block, and one that begins in the head's last."""
+    cache = published(index)
+    image = ImageSpan(b"cat", 8, 2)
+    cache.serve(TEXT + "IIab", images=[image], **A)
+    assert cache.match(TEXT + "IIabX", [image], **A).num_tokens == 12
+    assert cache.match(TEXT + "IIabX", [ImageSpan(b"dog", 8, 2)], **A).num_tokens == 8
+    assert cache.match(TEXT + "IIabX", **A).num_tokens == 8
+    assert cache.match(TEXT + "IIabX", [image], **B).num_tokens == 8
+
+
+def test_windows_part_at_the_seam_as_well(index):
+    """A window group finds blocks by digest; the salt is in it from the seam on."""
+    cache = published(index, windows=(WindowConfig(6, 12),))
+    cache.serve(TEXT + "aaaaAAAAX", **A)
+    assert cache.match(TEXT + "aaaaAAAAY", **A).num_tokens == 16
+    assert cache.match(TEXT + "aaaaAAAAY", **B).num_tokens == 8
+    cache.manager.custody.erase(b"tenant a")
+    cache.manager.check()
+    assert cache.match(TEXT + "aaaaAAAAY", **B).num_tokens == 8
+
+
+def test_outsiders_see_one_chain_and_no_salt(index):
+    """A tail's first block names the head's last as its parent; its extra is a digest."""
+    cache = published(index, keep_event_batches=20)
+    cache.serve(TEXT + "aaaaAAAA", **A)
+    head, tail = [e for batch in cache.manager.events.replay(0) for e in batch.events]
+    assert tail.parent == head.digests[-1]
+    assert tail.extras[0] is not None and tail.extras[1] is None
+    assert b"tenant a" not in tail.extras[0]
+    assert tail.identity.tenant == b"tenant a"
