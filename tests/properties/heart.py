@@ -11,16 +11,16 @@ from dataclasses import replace
 
 from ostinato.cache.manager import CacheManager
 from ostinato.core.errors import CacheInUse
-from ostinato.core.identity import Identity, ImageSpan, PrefixKey
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicHead
 from ostinato.core.ids import RequestId, SequenceId
-from ostinato.core.lease import LeaseTerms
+from ostinato.core.lease import LeaseStatus, LeaseTerms
 from ostinato.core.request import FinishReason, Request
 from ostinato.sched.admission import max_sequence_tokens
 from ostinato.sched.scheduler import Scheduler
 from ostinato.sched.sequence import Sequence
 from ostinato.sched.share import SequenceUpdate
 from tests.properties.heart_setting import Setting, Wish
-from tests.properties.heart_watch import HeartWatch
+from tests.properties.heart_watch import PUBLIC, HeartWatch
 from tests.sched.alone import answer_alone
 from tests.support.fake_runner import FakeRunner, ForwardPassFailed, toss_a_coin
 from tests.support.tiny_scheduler import make_request
@@ -53,6 +53,8 @@ class Heart:
         self._answers: dict[RequestId, list[tuple[str, FinishReason]]] = {}
         self._history: list[tuple[str, str]] = [("", "")]
         self._num_requests = self._num_sequences = 0
+        self._publisher: RequestId | None = None
+        self._heads: list[str] = []  # all that were ever published, the newest last
 
     # --- traffic ---
 
@@ -63,19 +65,21 @@ class Heart:
         tenant, prompt = self._compose(base, cut, suffix)
         if wish.tenant is not None:
             tenant = TENANTS[wish.tenant % 3]
-        self._num_requests += 1
-        request = self._request(prompt[: self._longest - 1], tenant, wish)
+        prompt = prompt[: self._longest - 1]
+        self._send(self._request(prompt, self._identity(tenant, prompt), wish), wish.n)
+        self.met["arrived"] += 1
+
+    def _send(self, request: Request, n: int) -> None:
         first = self._num_requests % 3
-        seeds = tuple(range(first, first + wish.n))
+        seeds = tuple(range(first, first + n))
         answers = [answer_alone(request, seed, self._longest, toss_a_coin) for seed in seeds]
         self._requests[request.request_id] = request
-        self._remember(request.identity, prompt)
+        self._remember(request.identity, "".join(map(chr, request.prompt_token_ids)))
         self._answers[request.request_id] = answers
         self.scheduler.add(request, seeds)
         self.runner.expect(SequenceId(self._num_sequences), request, seeds)
-        self._num_sequences += wish.n
+        self._num_sequences += n
         self.watch.know(request.identity)
-        self.met["arrived"] += 1
 
     def step(self, fails: bool = False) -> None:
         """A step runs, or raises; without requests nothing is planned."""
@@ -132,7 +136,7 @@ class Heart:
         """Somebody wants a prefix to be kept."""
         tenant, tokens = self._compose(base, cut, "")
         spans = (ImageSpan(b"cat", 1, 3),) if image and len(tokens) > 3 else ()
-        key = PrefixKey(self._identity(tenant), map(ord, tokens), spans)
+        key = PrefixKey(self._identity(tenant, tokens), map(ord, tokens), spans)
         self.watch.leased(key, terms, self.cache.custody.lease(key, terms))
         self.watch.between_steps()
 
@@ -147,6 +151,26 @@ class Heart:
             self.met["lease ended"] += 1
             self.watch.between_steps()
 
+    def publish(self, base: int, cut: int) -> None:
+        """The administrator has a prefix computed, to be published when that is done."""
+        text = self._compose(base, cut, "")[1]
+        text = text[: len(text) // self._size * self._size][: self._longest - 1]
+        text = text[: len(text) // self._size * self._size]
+        if self._publisher is None and text and not self.cache.custody.is_public(PUBLIC):
+            request = self._request(text, self._identity(PUBLIC.decode()), Wish(max_tokens=1))
+            self._publisher = request.request_id
+            self._send(request, 1)
+
+    def unpublish(self) -> None:
+        """What hangs behind the public head goes with it; its readers have to end first."""
+        running = [s for s in self.watch.live() if s.table and s.key.identity.belongs_to(PUBLIC)]
+        for sequence in running:
+            self._cancel(sequence.request.request_id)
+        receipt = self.cache.custody.erase(PUBLIC)
+        self._overwrite(self.cache.custody.live_slots())
+        self.watch.after_erasure(PUBLIC, receipt)
+        self.met["unpublished"] += 1
+
     def wait(self, seconds: int) -> None:
         """Time goes by."""
         self.now += seconds
@@ -156,8 +180,7 @@ class Heart:
         self.met["epochs"] += 1
         assert self.cache.custody.new_epoch() == self.met["epochs"]
         self.watch.leases.clear()
-        for tenant in TENANTS:
-            self.watch.know(self._identity(tenant))
+        self._know_everybody()
         self.watch.after_new_epoch()
 
     def erase(self, choice: int, waits: bool) -> None:
@@ -197,6 +220,7 @@ class Heart:
             self.step()
         assert not self.scheduler.has_work, f"still alive after {most} steps"
         assert not self._requests, f"lost: {list(self._requests)}"
+        self.unpublish()
         for number in list(self.watch.leases):
             self.cache.custody.end_lease(number)
         self.watch.leases.clear()
@@ -218,12 +242,37 @@ class Heart:
         return tenant, known[: cut % (len(known) + 1)] + suffix or "A"
 
     def _remember(self, identity: Identity, text: str) -> None:
-        self._history = [*self._history[-9:], (identity.tenant.decode(), text)]
+        tenant = "" if identity.tenant == PUBLIC else identity.tenant.decode()
+        self._history = [*self._history[-9:], (tenant, text)]
 
-    def _identity(self, tenant: str) -> Identity:
-        return Identity(tenant=tenant.encode(), epoch=self.cache.custody.epoch)
+    def _identity(self, tenant: str, prompt: str = "") -> Identity:
+        """Return whose a prompt is, and whether it begins with the public head."""
+        head, text = None, self._heads[-1] if self._heads else ""
+        is_public = text and self.cache.custody.is_public(PUBLIC)
+        if is_public and len(prompt) > len(text) and prompt.startswith(text):
+            head = PublicHead(PUBLIC, len(text))
+        return Identity(tenant=tenant.encode(), epoch=self.cache.custody.epoch, head=head)
 
-    def _request(self, prompt: str, tenant: str, wish: Wish) -> Request:
+    def _know_everybody(self) -> None:
+        """Whoever waits may be admitted under these weights, with a head of any time."""
+        for tenant in (*TENANTS, PUBLIC.decode()):
+            own = self._identity(tenant)
+            self.watch.know(own)
+            for text in self._heads:
+                self.watch.know(replace(own, head=PublicHead(PUBLIC, len(text))))
+
+    def _publish(self, sequence: Sequence) -> None:
+        """The head is computed, unless that went wrong: hold it, or none of it."""
+        self._publisher = None
+        key = PrefixKey(self._identity(PUBLIC.decode()), sequence.request.prompt_token_ids)
+        receipt = self.cache.custody.publish(key)
+        self.met[f"publication {receipt.status}"] += 1
+        if receipt.status == LeaseStatus.ACCEPTED:
+            self._heads.append("".join(map(chr, key.tokens)))
+            self._know_everybody()
+
+    def _request(self, prompt: str, identity: Identity, wish: Wish) -> Request:
+        self._num_requests += 1
         images: tuple[ImageSpan, ...] = ()
         if wish.image is not None and sum(wish.image) <= len(prompt):
             images = (ImageSpan(b"cat", *wish.image),)
@@ -239,7 +288,7 @@ class Heart:
             max_tokens=wish.max_tokens,
             prompt_logprobs=0 if wish.prompt_logprobs else None,
         )
-        return replace(request, identity=self._identity(tenant))
+        return replace(request, identity=identity)
 
     def _num_live_sequences(self) -> int:
         return sum(s.request.params.n + 1 for s in self.watch.live() if s.index == 0) + len(
@@ -270,3 +319,5 @@ class Heart:
         self.watch.forget(sequence)
         if not any(s.request.request_id == request_id for s in self.watch.live()):
             self._requests.pop(request_id, None)
+        if request_id == self._publisher:
+            self._publish(sequence)

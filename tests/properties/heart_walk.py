@@ -34,6 +34,8 @@ WEIGHTS = {
     "erase": 1,
     "preempt_all": 1,
     "reset": 0.3,
+    "publish": 2,
+    "unpublish": 0.4,
 }
 
 TERMS = (PINNED, LeaseTerms(3.0), LeaseTerms(4.0, refresh_on_hit=True))
@@ -81,6 +83,8 @@ def random_event(heart: Heart, rng: random.Random) -> str:
         heart.arrive(number, cut, suffix, random_wish(rng))
     elif what == "lease":
         heart.lease(number, cut, rng.choice(TERMS), rng.random() < 0.15)
+    elif what == "publish":
+        heart.publish(number, cut)
     elif what == "erase":
         heart.erase(number, waits=rng.random() < 0.5)
     elif what == "wait":

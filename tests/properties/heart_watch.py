@@ -19,6 +19,9 @@ from tests.properties.promise import Promise
 from tests.properties.recount import Recount
 from tests.support.fake_runner import FakeRunner
 
+PUBLIC = b"public"
+"""Salt of the one head that may be published."""
+
 
 class HeartWatch:
     """Looks at every step of one scheduler.
@@ -82,9 +85,11 @@ class HeartWatch:
                 self.met["forked"] += 1
         new = [s for s in self.live() if s not in self._tables]
         self.met["sibling without room"] += sum(s.table is None for s in new)
+        self._check_heads()
         self._check_floors()
         self._check_leases()
-        assert self._cache.custody.num_leases == len(self.leases), "a lease outlived its time"
+        num_leases = len(self.leases) + self._cache.custody.is_public(PUBLIC)
+        assert self._cache.custody.num_leases == num_leases, "a lease outlived its time"
         self._recount.learn(self._running())
 
     def after_step(self) -> None:
@@ -128,19 +133,20 @@ class HeartWatch:
 
     def after_erasure(self, tenant: bytes, receipt: EraseReceipt) -> None:
         """Nothing of the tenant is in indexes, pools, stores, leases or kept events."""
-        gone = [n for n, promise in self.leases.items() if promise.key.identity.tenant == tenant]
+        gone = [n for n, p in self.leases.items() if p.key.identity.belongs_to(tenant)]
         assert receipt.num_leases >= len(gone)  # some may be over, and not yet noticed
         for number in gone:
             del self.leases[number]
         for residents in self._recount.residents(self.live()):
             assert not residents[tenant], "blocks of an erased tenant"
         for store in self._runner.stores:
-            owners = {text.partition(":")[0].partition("/")[0] for text in store if ":" in text}
+            parts = [part for text in store if ":" in text for part in text.split("|")]
+            owners = {part.partition(":")[0].partition("/")[0] for part in parts}
             assert tenant.decode() not in owners, "KV of an erased tenant"
         assert tenant not in self._cache.stats.tenants
         kept = self._cache.events.replay(max(0, self._listener.num_batches - 4)) or ()
         for event in [event for batch in kept for event in batch.events]:
-            assert getattr(event, "identity", Identity(tenant=b"?")).tenant != tenant
+            assert not getattr(event, "identity", Identity(tenant=b"?")).belongs_to(tenant)
         self.between_steps()
         self._check_stream()
 
@@ -194,6 +200,12 @@ class HeartWatch:
         for number in over:
             del self.leases[number]
         self.met["lease expired"] += len(over)
+
+    def _check_heads(self) -> None:
+        """Behind a public head there is content only while it is published."""
+        behind = [identity for identity, _ in self._recount.contents() if identity.head]
+        assert not behind or self._cache.custody.is_public(PUBLIC) or self._stale, "a lost tail"
+        self.met["behind a public head"] += bool(behind)
 
     def _check_floors(self) -> None:
         """Others' allocations leave a tenant its floor, or what it had if that was less.

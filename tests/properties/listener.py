@@ -40,7 +40,7 @@ class Listener:
         size, parent = event.block_size, event.parent
         assert event.digests and len(event.tokens) == len(event.digests) * size
         if parent is None:
-            parent = hashlib.sha256(event.identity.encoded).digest()
+            parent = hashlib.sha256(event.identity.root.encoded).digest()
         for place, digest in enumerate(event.digests):
             name = pack_tokens(event.tokens[place * size : (place + 1) * size]).tobytes()
             parent = hashlib.sha256(parent + name + (event.extras[place] or b"")).digest()

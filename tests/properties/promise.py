@@ -27,7 +27,12 @@ class Promise:
         return self.expires_s is not None and self.expires_s <= now_s
 
     def use(self, key: PrefixKey, num_tokens: int, now_s: float) -> bool:
-        """Let a request use so many tokens; using all of the prefix may start the time anew."""
+        """Let a request use so many tokens; using all of the prefix may start the time anew.
+
+        That others use the public head that it begins with does not: it would tell of them.
+        """
+        if key.identity != self.key.identity:
+            return False
         ttl_s = self.terms.ttl_s if self.terms.refresh_on_hit else None
         if ttl_s is None or min(num_tokens, self.key.num_common_tokens(key)) < self.num_tokens:
             return False

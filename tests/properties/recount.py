@@ -132,7 +132,7 @@ class Recount:
         texts = self._runner.truth(sequence.sequence_id).texts
         identity, chain = self._chains.get(sequence, (key.identity, []))
         if not chain or identity != key.identity:
-            chain = [_sha256(key.identity.encoded)]
+            chain = [_sha256(key.identity.root.encoded)]
             self._chains[sequence] = (key.identity, chain)
         for start in range((len(chain) - 1) * size, len(texts), size):
             for end in range(start + 1, min(start + size, len(texts)) + 1):
@@ -146,8 +146,10 @@ class Recount:
                 chain.append(digest)
 
     def _identity_of(self, cached: CachedBlock) -> Identity:
-        encoded = next(e for e in self._identities if cached.parent.startswith(e))
-        return self._identities[encoded]
+        place = cached.parent + cached.extra
+        behind = [i for i in self._identities.values() if i.head is not None and i.seam in place]
+        roots = [i for encoded, i in self._identities.items() if place.startswith(encoded)]
+        return (behind or roots)[0]
 
 
 def _sha256(data: bytes) -> bytes:

@@ -85,6 +85,6 @@ class Allocator:
 
     def _scrap(self, blocks: "array[int]", entry: CacheEntry) -> None:
         """Make evicted blocks scratch: they are charged to nobody any more."""
-        account = self.pool.accounts.of(entry.identity.tenant)
+        account = self.pool.accounts.of(entry.identity.owner)
         account.num_charged += len(blocks)  # give_scratch takes them off again
         self.pool.give_scratch(blocks, account)

@@ -59,7 +59,7 @@ class BlockTable:
     @property
     def tenant(self) -> bytes:
         """Whose blocks they are."""
-        return self.key.identity.tenant
+        return self.key.identity.owner
 
     @property
     def groups(self) -> "tuple[array[int], ...]":

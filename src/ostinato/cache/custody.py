@@ -116,13 +116,24 @@ class Custody:
             return receipt
         if receipt.lease_id is not None:
             self.end_lease(receipt.lease_id)
-        self.erase(salt)
+        self._groups.forget(lambda entry: entry.identity.belongs_to(salt))
+        self._journal.commit()
         return LeaseReceipt(LeaseStatus.REJECTED, reason=receipt.reason)
 
     def is_public(self, salt: bytes) -> bool:
         """Whether a head of that salt is published and held."""
         lease_id = self._public.get(salt)
         return lease_id is not None and lease_id in self._leases
+
+    def may_continue(self, key: PrefixKey, num_tokens: int) -> bool:
+        """Whether a sequence may publish what it computes: its public head, if any, will stay.
+
+        Args:
+            key: The sequence.
+            num_tokens: Its first tokens that hit.
+        """
+        head = key.identity.head
+        return head is None or (num_tokens >= head.num_tokens and self.is_public(head.tenant))
 
     def end_lease(self, lease_id: LeaseId) -> bool:
         """Let go of a lease; returns False if there is none of that number.
@@ -158,7 +169,8 @@ class Custody:
         """Leave no block, token id, digest or count of a tenant.
 
         Args:
-            tenant: Its salt; that of a public head takes along what stands behind it.
+            tenant: Its salt, with all that narrow it; that of a public head takes along what
+                stands behind it.
 
         Raises:
             CacheInUse: It has running sequences; let them end, or cancel them.
@@ -252,7 +264,7 @@ class Custody:
 
         What a tenant pins is resident for good, so it stays within its quota.
         """
-        config, tenant = self._groups.config, key.identity.tenant
+        config, tenant = self._groups.config, key.identity.owner
         floors = sum(allotment.floor for allotment in config.allotments.values())
         leased = self._leased(0)
         left = config.num_bindable - floors - len(leased)
@@ -301,8 +313,8 @@ class Custody:
 
     def _limit(self, key: PrefixKey) -> str:
         config = self._groups.config
-        quota = config.quota_of(key.identity.tenant)
-        if quota is not None and len(self._leased(0, key.identity.tenant)) >= quota:
+        quota = config.quota_of(key.identity.owner)
+        if quota is not None and len(self._leased(0, key.identity.owner)) >= quota:
             return (
                 f"leases of its tenant may hold its quota of {quota} blocks: raise the quota, or "
                 "end another lease"

@@ -111,7 +111,7 @@ class Groups:
         Returns:
             At most ``num_tokens``; 0 if group 0 lacks blocks. Effects: none.
         """
-        tenant = key.identity.tenant
+        tenant = key.identity.owner
         held = len(match.blocks)
         missing = self.blocks_for(len(key)) - held
         if missing > self.pool.num_scratch or self.config.allotments:

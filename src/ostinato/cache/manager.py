@@ -139,8 +139,7 @@ class CacheManager:
             return None
         if self.config.enable_prefix_caching:
             table = self.groups.hold(key, match)
-            # Without the whole of its public head, nothing behind it could be found.
-            table.writes = writes and hit >= key.head_tokens
+            table.writes = writes and self.custody.may_continue(key, hit)
         else:
             table = self.groups.empty_table(key)
         self.groups.take(table, len(key), room)

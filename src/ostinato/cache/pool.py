@@ -92,7 +92,7 @@ class BlockPool:
 
     def num_takeable(self, victim: CacheEntry, account: Account) -> int:
         """Blocks of a victim that an account may take."""
-        owner = self.accounts.of(victim.identity.tenant)
+        owner = self.accounts.of(victim.identity.owner)
         return victim.num_blocks if owner is account else min(victim.num_blocks, owner.num_takeable)
 
     def take_scratch(self, most: int) -> "array[int]":
@@ -145,13 +145,13 @@ class BlockPool:
         entry.idle_tick = self._tick
         entry.idle_since_s = self._clock()
         entry.idle_allocated = self.num_allocated
-        account = self._only or self.accounts.of(entry.identity.tenant)
+        account = self._only or self.accounts.of(entry.identity.owner)
         account.policy.add(entry)
         account.num_evictable += entry.num_blocks
 
     def hold(self, entry: CacheEntry) -> None:
         """Note that an evictable entry is held again."""
-        account = self._only or self.accounts.of(entry.identity.tenant)
+        account = self._only or self.accounts.of(entry.identity.owner)
         account.policy.remove(entry)
         num_blocks = entry.num_blocks
         account.num_evictable -= num_blocks
@@ -178,11 +178,11 @@ class BlockPool:
         head.idle_tick, head.idle_since_s = tail.idle_tick, tail.idle_since_s
         head.idle_allocated = tail.idle_allocated
         if not tail.ref_count:
-            self.accounts.of(tail.identity.tenant).policy.split(tail, head)
+            self.accounts.of(tail.identity.owner).policy.split(tail, head)
 
     def shrink(self, entry: CacheEntry, num_blocks: int) -> None:
         """Note that an evictable entry lost blocks; emptied, it is evictable no more."""
-        account = self.accounts.of(entry.identity.tenant)
+        account = self.accounts.of(entry.identity.owner)
         account.num_evictable -= num_blocks
         account.num_charged -= num_blocks
         if not entry.num_blocks:

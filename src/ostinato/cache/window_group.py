@@ -176,7 +176,7 @@ class WindowGroup:
         first = num_blocks - len(copies)
         blocks = array("i", [self.null_block] * first + [copy.block for copy in copies])
         noted = [*[None] * first, *copies]
-        return WindowTable(key.identity.tenant, blocks, noted, first, num_blocks)
+        return WindowTable(key.identity.owner, blocks, noted, first, num_blocks)
 
     def find_tail(self, key: PrefixKey, num_blocks: int, name: bytes) -> WindowCopy | None:
         """Find the copy of a block that the sequence leaves in its middle.

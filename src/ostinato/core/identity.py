@@ -24,6 +24,7 @@ from itertools import zip_longest
 
 from ostinato.core.errors import RequestError
 from ostinato.core.ids import BlockDigest
+from ostinato.core.tenancy import owner_of
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens, pack_tokens
 
 
@@ -49,7 +50,8 @@ class Identity:
         epoch: Raised with each update of the weights.
         kv_dtype: Format of the KV store, such as ``"bfloat16"``.
         adapter: Digest of the adapter's content; empty without one.
-        tenant: Salt of the tenant; empty for the shared name space.
+        tenant: Salt of the tenant, and what its client narrowed it by; empty for the shared name
+            space.
         head: Published prefix that the sequence begins with; None if all of it is the tenant's.
     """
 
@@ -84,9 +86,15 @@ class Identity:
         """What keeps tenants apart behind a public head; outsiders learn no salt from it."""
         return _SEAM + hashlib.sha256(self.encoded).digest()
 
+    @cached_property
+    def owner(self) -> bytes:
+        """Whose blocks they are: the tenant's salt without what its clients narrowed it by."""
+        return owner_of(self.tenant)
+
     def belongs_to(self, tenant: bytes) -> bool:
         """Whether content of this identity is a tenant's own, or stands behind its public head."""
-        return self.tenant == tenant or (self.head is not None and self.head.tenant == tenant)
+        is_behind = self.head is not None and self.head.tenant == tenant
+        return tenant in (self.tenant, self.owner) or is_behind
 
 
 _SEAM = b"\xff\xff\xff\xff"

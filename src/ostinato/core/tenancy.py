@@ -4,6 +4,26 @@ from dataclasses import dataclass
 
 from ostinato.core.errors import ConfigError
 
+NARROWED_BY = "\x1f"
+"""Ends a tenant's salt where a client brought one of its own (ASCII's unit separator)."""
+
+
+def narrow_salt(salt: str, cache_salt: str) -> str:
+    """Return the salt of a tenant's request that brings one of its own.
+
+    The tenant's comes first, so that nothing a client sends reaches another tenant's; an empty
+    one stands for the shared name space, in which clients part as they like.
+    """
+    return f"{salt}{NARROWED_BY}{cache_salt}" if salt and cache_salt else salt or cache_salt
+
+
+def owner_of(salt: bytes) -> bytes:
+    """Return a tenant's salt without what its client narrowed it by.
+
+    Blocks, shares and counts are the owner's: a client gets no more of them by new salts.
+    """
+    return salt.partition(NARROWED_BY.encode())[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Allotment:

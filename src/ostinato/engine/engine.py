@@ -155,10 +155,10 @@ class Engine:
             DuplicateRequest: Another of its name was added meanwhile.
             RequestError: Its tenant is being erased.
         """
-        if made.request.identity.tenant in self._closed:
+        if any(made.request.identity.belongs_to(salt) for salt in self._closed):
             raise RequestError(
-                f"cache_salt={made.request.identity.tenant.decode()!r} is being erased: send "
-                "its requests when that is done"
+                "the tenant of the request, or a public prefix that it begins with, is being "
+                "erased: send it again when that is done"
             )
         self.scheduler.add(made.request, made.seeds)
         state = RequestState(made.request, made.prompt, self._tokens, made.arrival_s)
@@ -222,19 +222,18 @@ class Engine:
             self.scheduler.preempt_all()
         self.cache.custody.reset()
 
-    def requests_of(self, cache_salt: str) -> list[RequestId]:
-        """List a tenant's live requests."""
-        tenant = cache_salt.encode()
-        states = self._states.items()
-        return [name for name, state in states if state.request.identity.tenant == tenant]
+    def requests_of(self, salt: str | bytes) -> list[RequestId]:
+        """List the live requests of a tenant, or behind a public head."""
+        tenant, states = _packed(salt), self._states.items()
+        return [name for name, state in states if state.request.identity.belongs_to(tenant)]
 
-    def close_tenant(self, cache_salt: str) -> None:
+    def close_tenant(self, salt: str | bytes) -> None:
         """Refuse a tenant's requests until ``open_tenant`` was called as often as this."""
-        self._closed.append(cache_salt.encode())
+        self._closed.append(_packed(salt))
 
-    def open_tenant(self, cache_salt: str) -> None:
+    def open_tenant(self, salt: str | bytes) -> None:
         """Take a tenant's requests again."""
-        self._closed.remove(cache_salt.encode())
+        self._closed.remove(_packed(salt))
 
     def adopt(self, update: WeightUpdate) -> int:
         """Go on with new weights, between steps; returns the new epoch."""
@@ -299,3 +298,8 @@ class Engine:
         """Settle in which format keys and values are kept."""
         name = self.config.kv_cache_dtype
         return self.loaded.dtype if name == "auto" else getattr(torch, name)
+
+
+def _packed(salt: str | bytes) -> bytes:
+    """Return a salt as identities hold it; those of public heads are no texts."""
+    return salt.encode() if isinstance(salt, str) else salt

@@ -109,7 +109,7 @@ class FairShare:
 
 def tenant_of(sequence: Sequence) -> bytes:
     """Return whose request it is; those without a salt are one tenant."""
-    return sequence.request.identity.tenant
+    return sequence.request.identity.owner
 
 
 def _queues(waiting: list[Sequence]) -> dict[tuple[int, bytes], list[Sequence]]:

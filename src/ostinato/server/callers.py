@@ -9,6 +9,8 @@ from typing import Annotated, Protocol
 
 from fastapi import Depends, Request
 
+from ostinato.core.tenancy import narrow_salt
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
@@ -31,12 +33,9 @@ class Caller:
     def narrow(self, cache_salt: str) -> str:
         """Return the salt of a request that brings one of its own.
 
-        The caller's own comes first and ends with a character that JSON texts hold only on
-        purpose, so a request can never reach what belongs to another caller.
+        The caller's own comes first, so a request can never reach what belongs to another caller.
         """
-        if not cache_salt:
-            return self.salt
-        return f"{self.salt}\x1f{cache_salt}" if self.salt else cache_salt
+        return narrow_salt(self.salt, cache_salt)
 
 
 ANONYMOUS = Caller(may_go_first=True, may_administer=True)

@@ -1,0 +1,48 @@
+"""A client narrows its tenant's salt: it finds less, and gets no more of anything."""
+
+from ostinato.core.tenancy import Allotment, narrow_salt, owner_of
+from tests.support.tiny_cache import on_both_indexes, tiny_cache
+
+TEAM = narrow_salt("tenant", "team").encode()
+
+
+def test_the_owner_of_a_narrowed_salt_is_the_tenant():
+    """Whatever the client writes: even a salt that looks narrowed itself."""
+    assert owner_of(narrow_salt("tenant", "x\x1fother").encode()) == b"tenant"
+    assert narrow_salt("tenant", "") == "tenant"
+    assert narrow_salt("", "x") == "x"
+    assert owner_of(b"") == b""
+
+
+@on_both_indexes
+def test_a_narrowed_salt_finds_neither_the_tenant_s_nor_another_s(index):
+    cache = tiny_cache(8, index=index)
+    cache.serve("ABCDEFGH", tenant=b"tenant")
+    assert cache.match("ABCDEFGHI", tenant=TEAM).num_tokens == 0
+    cache.serve("ABCDEFGH", tenant=TEAM)
+    assert cache.match("ABCDEFGHI", tenant=TEAM).num_tokens == 8
+    assert cache.match("ABCDEFGHI", tenant=b"tenant\x1fothers").num_tokens == 0
+
+
+@on_both_indexes
+def test_quota_floor_and_counts_are_the_tenant_s_whatever_it_is_narrowed_by(index):
+    """Else a client would get a new quota with every salt."""
+    cache = tiny_cache(12, index=index, allotments={b"tenant": Allotment(quota=3)})
+    for number in range(5):
+        cache.serve("ABCDEFGH", tenant=narrow_salt("tenant", str(number)).encode())
+    cached = list(cache.manager.index.contents())
+    assert len(cached) == 3
+    assert set(cache.manager.stats.tenants) == {b"tenant"}
+
+
+@on_both_indexes
+def test_erasing_a_tenant_erases_what_its_clients_narrowed(index):
+    """And erasing what one client narrowed leaves the rest."""
+    cache = tiny_cache(12, index=index)
+    for salt in (b"tenant", TEAM, b"tenant two"):
+        cache.serve("ABCDEFGH", tenant=salt)
+    assert cache.manager.custody.erase(TEAM).num_blocks == 2
+    cache.serve("ABCDEFGH", tenant=TEAM)
+    assert cache.manager.custody.erase(b"tenant").num_blocks == 4
+    assert cache.match("ABCDEFGHI", tenant=b"tenant two").num_tokens == 8
+    cache.manager.check()
