@@ -303,7 +303,7 @@ def test_an_erasure_waits_for_the_tenant_s_requests_and_lets_no_new_ones_in(
         other = asyncio.create_task(last(llm.generate(tokens_of(1), ONE)))
         await steps.until(asyncio.gather(refused, other, return_exceptions=True))
         assert not running.done(), "the tenant's request is in the middle"
-        with pytest.raises(RequestError, match="tenant of the request.* is being erased"):
+        with pytest.raises(RequestError, match=r"tenant of the request.* is being erased"):
             refused.result()
         assert other.result().finished, "others come and go"
         steps.go_on(1000)

@@ -1,9 +1,9 @@
 """A runner without tensors: the KV of a token is the text that it stands for.
 
 A slot holds whose text it is and all of it up to and including its own token, such as
-``"tenant:ABC"`` for the C of ABCD, or ``"public:AB|tenant:C"`` behind a public head AB. Since that is all that KV depends on, reading a slot tells
-whether it is the right one (law 3), and a sequence that reads a slot before it is written reads
-what was there before (law 5).
+``"tenant:ABC"`` for the C of ABCD, or ``"public:AB|tenant:C"`` behind a public head AB. Since that
+is all that KV depends on, reading a slot tells whether it is the right one (law 3), and a sequence
+that reads a slot before it is written reads what was there before (law 5).
 
 A step is what it is in the real runner: every new token is written, then all copies are made at
 once, then every sequence reads all that is before it and its own new tokens. The runner knows the
