@@ -33,6 +33,10 @@ class Histogram:
         self.counts[bucket] += count
         self.total += value * count
 
+    def copy(self) -> "Histogram":
+        """Return an independent histogram of the same counts."""
+        return Histogram(self.counts[:], self.total)
+
     @property
     def num_values(self) -> int:
         """How many values were counted."""

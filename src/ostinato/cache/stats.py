@@ -5,7 +5,7 @@ request, at its first admission; those of preempted requests that come back are 
 apart, so that a busy engine cannot make its hit ratio look better than it is.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ostinato.cache.histogram import Histogram
 
@@ -84,6 +84,22 @@ class CacheStats:
     eviction_ages_s: Histogram = field(default_factory=Histogram)
     residencies_s: Histogram = field(default_factory=Histogram)
     reuse_distances: Histogram = field(default_factory=Histogram)
+
+    def copy(self) -> "CacheStats":
+        """Return the counters as they are now, in O(tenants)."""
+        return CacheStats(
+            replace(self.first),
+            replace(self.preempted),
+            {tenant: replace(counts) for tenant, counts in self.tenants.items()},
+            replace(self.other_tenants),
+            self.published_blocks,
+            self.duplicate_blocks,
+            self.sealed_tails,
+            self.evicted_blocks,
+            self.eviction_ages_s.copy(),
+            self.residencies_s.copy(),
+            self.reuse_distances.copy(),
+        )
 
     def count_lookup(
         self, tenant: bytes, query: int, shared: int, copied: int, preempted: bool

@@ -16,6 +16,7 @@ Files in reading order:
 * ``grammar``: which tokens may come next under a grammar?
 * ``requests``: may this request be served, and what is it before it is added?
 * ``engine``: how does the loop go round?
+* ``snapshot``: what does an engine look like between two steps?
 * ``progress``: how far along is a batch, and how much of it was cached?
 * ``administration``: what may an operator ask of an engine?
 * ``interrupts``: how does Ctrl-C end a batch without tearing the engine?

@@ -69,6 +69,20 @@ class AsyncLLM:
         """The loop underneath; while the thread runs, it is for reading counters alone."""
         return self._engine
 
+    async def look(self, question: Callable[[Engine], AnswerT]) -> AnswerT:
+        """Have the engine looked at between two steps.
+
+        Args:
+            question: Reads what it likes, and changes nothing.
+
+        Returns:
+            The answer, after the step that is under way.
+
+        Raises:
+            EngineStopped: The engine was shut down.
+        """
+        return await self._call(lambda: question(self._engine))
+
     @property
     def is_running(self) -> bool:
         """Whether requests are taken: neither was it shut down, nor has its loop broken."""
@@ -102,6 +116,18 @@ class AsyncLLM:
         tokens = tokenize(parse_prompt(token_ids), loaded)
         table = TokenTable(loaded.require_tokenizer())
         return await asyncio.to_thread(self._locked, lambda: table.decode(tokens.tolist()))
+
+    async def pieces(self, token_ids: TokenIds) -> list[str]:
+        """Return the text of each token by itself; part of a character shows as U+FFFD.
+
+        Raises:
+            MissingTokenizer: The checkpoint has none.
+            TokenOutOfRange: The model does not have such an id.
+        """
+        loaded = self._engine.loaded
+        tokens = tokenize(parse_prompt(token_ids), loaded).tolist()
+        table = TokenTable(loaded.require_tokenizer())
+        return await asyncio.to_thread(self._locked, lambda: list(map(table.text, tokens)))
 
     async def render(
         self,

@@ -116,6 +116,8 @@ class RequestOutput:
             admitted, at most ``len(prompt_token_ids) - 1``.
         num_copied_tokens: Those of them that were copied out of a block which the prompt leaves
             in its middle.
+        num_waited_tokens: Those of the cached ones, in whole blocks, that were not there when the
+            request came: another request computed them while it waited.
         error: Why it failed; None if it did not.
     """
 
@@ -128,6 +130,7 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
     num_copied_tokens: int = 0
+    num_waited_tokens: int = 0
     error: str | None = None
 
 

@@ -138,6 +138,7 @@ class RequestState:
             finished=self.finished,
             num_cached_tokens=leader.num_shared_tokens + leader.num_copied_tokens if leader else 0,
             num_copied_tokens=leader.num_copied_tokens if leader else 0,
+            num_waited_tokens=leader.num_waited_tokens if leader else 0,
             timings=RequestTimings(
                 arrival=self._arrival_s,
                 first_scheduled=leader.first_planned_s if leader else None,

@@ -8,6 +8,7 @@ Files in reading order:
 * ``validation``: what is wrong with a body, in one sentence?
 * ``errors``: how does an error look to a client?
 * ``observer``: what may onlookers learn of each request?
+* ``ledger``: what did the cache do for whom?
 * ``state``: what does one server know while it runs?
 * ``serving``: which way does every completion take?
 * ``body_guard``: which bodies are not even looked at?
@@ -21,6 +22,9 @@ Files in reading order:
 * ``completions``: how is a text continued?
 * ``chat``: how is a conversation continued?
 * ``tokens``: which tokens is a text made of?
+* ``engine_watch``: how is the engine looked at without waiting for it?
+* ``http_meter``: which answers left the server?
+* ``metrics``, ``metrics_page``: what may Prometheus know, and where does it scrape?
 * ``app``: which parts make up the application?
 
 Rules:

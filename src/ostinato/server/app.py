@@ -6,12 +6,19 @@ Each API is a router in a file of its own. What they share lies in ``app.state.s
 from fastapi import FastAPI
 
 import ostinato
-from ostinato.server import chat, completions, health, models, tokens
+from ostinato.server import chat, completions, health, metrics_page, models, tokens
 from ostinato.server.body_guard import BodyGuard
 from ostinato.server.errors import install_error_handlers
 from ostinato.server.state import ServerState
 
-ROUTERS = (health.router, models.router, completions.router, chat.router, tokens.router)
+ROUTERS = (
+    health.router,
+    models.router,
+    completions.router,
+    chat.router,
+    tokens.router,
+    metrics_page.router,
+)
 
 
 def create_app(state: ServerState) -> FastAPI:
@@ -26,4 +33,5 @@ def create_app(state: ServerState) -> FastAPI:
         app.include_router(router)
     install_error_handlers(app)
     app.add_middleware(BodyGuard, config=state.config)
+    metrics_page.install(app, state)  # last, so that it stands before all others
     return app

@@ -24,6 +24,7 @@ class ServerConfig:
         max_body_bytes: Longest body of a request.
         max_json_depth: Most brackets inside each other in a body.
         drain_timeout_s: How long running requests may go on after SIGTERM.
+        metrics_tenant_names: Whether metrics may name tenants; else they are numbered.
     """
 
     host: str = "127.0.0.1"
@@ -35,6 +36,7 @@ class ServerConfig:
     max_body_bytes: int = 8 * 2**20
     max_json_depth: int = 64
     drain_timeout_s: float = 30.0
+    metrics_tenant_names: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, or would let everybody in.

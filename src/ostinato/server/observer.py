@@ -4,7 +4,7 @@ Metrics, spans, recorders and quotas watch the one path that every completion ta
 called in the event loop: it notes and returns, and never waits.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ostinato.core.lease import LeaseReceipt
@@ -25,6 +25,8 @@ class ServedRequest:
         salt: Whose cache it uses.
         accepted_s: When the server took it in, by ``time.monotonic``.
         output: What there is of it so far; None before its first token.
+        first_token_s: When its first output was there, by the same clock; None before.
+        gaps_s: Seconds from each output to the next one.
         error: What it ended with; None while it runs, and if it went well.
         is_gone: Whether its reader went away before its end.
         lease: What became of the wish to keep its prompt; None without one.
@@ -36,9 +38,16 @@ class ServedRequest:
     salt: str
     accepted_s: float
     output: RequestOutput | None = None
+    first_token_s: float | None = None
+    gaps_s: list[float] = field(default_factory=list)
     error: ApiError | None = None
     is_gone: bool = False
     lease: LeaseReceipt | None = None
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        """Seconds from its arrival to its first output, as its caller feels them."""
+        return None if self.first_token_s is None else self.first_token_s - self.accepted_s
 
 
 class Observer(Protocol):

@@ -65,9 +65,16 @@ async def _outputs(
     stream = state.llm.generate(
         prompt, call.params, request_id=record.request_id, priority=priority
     )
+    last_s = record.accepted_s
     async with aclosing(stream) as outputs:
         async for output in outputs:
             is_first, record.output = record.output is None, output
+            now_s = time.monotonic()
+            if is_first:
+                record.first_token_s = now_s
+            else:
+                record.gaps_s.append(now_s - last_s)
+            last_s = now_s
             _raise_if_failed(output)
             if is_first:
                 if call.retention is not None:

@@ -7,6 +7,7 @@ from ostinato.engine.async_llm import AsyncLLM
 from ostinato.server.callers import AnyCaller, Callers
 from ostinato.server.config import ServerConfig
 from ostinato.server.errors import ApiError, stopping
+from ostinato.server.ledger import Ledger
 from ostinato.server.observer import Observer
 
 
@@ -18,7 +19,8 @@ class ServerState:
         llm: The engine, in a thread of its own.
         config: As given.
         callers: Tells callers apart.
-        observers: Who watches the requests.
+        observers: Who watches the requests; the ledger is one of them.
+        ledger: What the cache did for whom.
         started_s: When it was made, in seconds since 1970.
         num_live: Continuations under way, running and waiting.
         is_draining: Whether it takes no more requests, and ends when the last has ended.
@@ -28,6 +30,7 @@ class ServerState:
     config: ServerConfig = field(default_factory=ServerConfig)
     callers: Callers = field(default_factory=AnyCaller)
     observers: list[Observer] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
     started_s: int = field(default_factory=lambda: int(time.time()))
     num_live: int = 0
     is_draining: bool = False
@@ -36,6 +39,10 @@ class ServerState:
     def fingerprint(self) -> str:
         """Which weights answer now: changes when new ones are put in their place."""
         return f"fp_{self.llm.engine.loaded.fingerprint.hex()[:16]}"
+
+    def __post_init__(self) -> None:
+        """Let the ledger watch."""
+        self.observers.append(self.ledger)
 
     def enter(self, num_sequences: int) -> None:
         """Let the continuations of one prompt in; ``leave`` lets them out again.

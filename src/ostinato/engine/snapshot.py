@@ -1,0 +1,45 @@
+"""What does an engine look like between two steps?
+
+Counters that belong together, copied at one moment: whoever shows them to people need not stop
+the engine while they are laid out.
+"""
+
+from dataclasses import dataclass, replace
+
+from ostinato.cache.stats import CacheStats
+from ostinato.cache.survey import BlockState, count_states
+from ostinato.engine.engine import Engine
+from ostinato.sched.stats import SchedulerStats
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An engine at one moment.
+
+    Attributes:
+        cache: Counters of the cache since the start.
+        scheduler: Counters of the scheduler since the start.
+        states: Blocks of the full-attention group by state.
+        num_running: Sequences that hold blocks.
+        num_waiting: Sequences that hold none.
+        num_leased_blocks: Blocks that leases hold, each counted once.
+    """
+
+    cache: CacheStats
+    scheduler: SchedulerStats
+    states: dict[BlockState, int]
+    num_running: int
+    num_waiting: int
+    num_leased_blocks: int
+
+
+def take_snapshot(engine: Engine) -> Snapshot:
+    """Copy an engine's counters, between steps; in O(tenants + live sequences)."""
+    return Snapshot(
+        engine.cache_stats.copy(),
+        replace(engine.scheduler_stats),
+        count_states(engine.cache),
+        engine.scheduler.num_running,
+        engine.scheduler.num_waiting,
+        engine.cache.custody.num_leased_blocks,
+    )

@@ -1,0 +1,272 @@
+"""What Prometheus is told: names by its conventions, and numbers that add up to known traffic."""
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ostinato import AsyncLLM, SamplingParams
+from ostinato.server.call import GenerateCall
+from ostinato.server.callers import Caller
+from ostinato.server.config import ServerConfig
+from ostinato.server.errors import ApiError
+from ostinato.server.metrics import hit_share_label
+from ostinato.server.serving import serve
+from ostinato.server.state import ServerState
+from tests.support.servers import await_idle, serving
+
+ANN = Caller(tenant="ann", salt="salt of ann")
+BOB = Caller(tenant="bob", salt="salt of bob")
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[AsyncLLM]:
+    """Load an engine of few blocks, so that something is evicted."""
+    engine = AsyncLLM("tiny-shakespeare", dtype="float32", num_blocks=24, block_size=4)
+    yield engine
+    await_idle(engine)
+    engine.shutdown()
+
+
+class Scrape:
+    """One page, by the name of a sample and its labels."""
+
+    def __init__(self, text: str) -> None:
+        self.families = list(text_string_to_metric_families(text))
+        self.samples = [sample for family in self.families for sample in family.samples]
+
+    def value(self, name: str, **labels: str) -> float:
+        """Sum up all samples of a name that carry these labels."""
+        return sum(
+            sample.value
+            for sample in self.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def labels(self, name: str, label: str) -> set[str]:
+        return {sample.labels[label] for sample in self.samples if sample.name == name}
+
+
+def scrape(url: str) -> Scrape:
+    answer = httpx.get(f"{url}/metrics", timeout=30)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    return Scrape(answer.text)
+
+
+async def ask(state: ServerState, caller: Caller, text: str, tokens: int = 2, **how) -> None:
+    """Have a prompt continued through the one path of all completions."""
+    params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+    call = GenerateCall(endpoint="/test", params=params, text=text, **how)
+    async for _ in serve(state, caller, call):
+        pass
+
+
+async def known_traffic(state: ServerState) -> None:
+    """Sixteen letters that Ann asks three times, two of them at once, and Bob once."""
+    await ask(state, ANN, "abcdefghijklmnop")
+    await ask(state, ANN, "abcdefghijklxyz!")
+    await asyncio.gather(*(ask(state, ANN, "ABCDEFGHIJKLMNO" + end) for end in "12"))
+    await ask(state, BOB, "abcdefghijklmnop")
+
+
+def test_prompt_tokens_by_origin_add_up_to_known_traffic(llm) -> None:
+    """Of 80: 12 cached, 12 waited for and 3 copied (MNO); Bob finds nothing of Ann's."""
+    state = ServerState(llm, ServerConfig())
+    with serving(state) as url:
+        before = scrape(url)
+        asyncio.run(known_traffic(state))
+        after = scrape(url)
+
+    def brought(name: str, **labels: str) -> float:
+        return after.value(name, **labels) - before.value(name, **labels)
+
+    origins = {
+        origin: brought("ostinato_prompt_tokens_total", origin=origin)
+        for origin in ("computed", "cached", "copied", "waited")
+    }
+    assert origins == {"computed": 53, "cached": 12, "copied": 3, "waited": 12}
+    assert brought("ostinato_tenant_prompt_tokens_total", tenant="tenant-1", result="hit") == 27
+    assert brought("ostinato_tenant_prompt_tokens_total", tenant="tenant-2", result="hit") == 0
+    assert brought("ostinato_tenant_prompt_tokens_total", tenant="tenant-2", result="miss") == 16
+    assert brought("ostinato_looked_up_tokens_total", request="new", result="hit") == 27
+    assert brought("ostinato_requests_total", finish_reason="length") == 5
+    assert brought("ostinato_generated_tokens_total") == 10
+    assert brought("ostinato_inter_token_latency_seconds_count") == 5
+    assert brought("ostinato_time_to_first_token_seconds_count") == 5
+    assert brought("ostinato_time_to_first_token_seconds_count", hit_share="half_or_more") == 1
+    assert after.value("ostinato_running_sequences") == 0
+    assert after.value("ostinato_blocks") == 24
+
+
+def test_evictions_show_how_old_and_how_far_apart(llm) -> None:
+    """Forty different prompts through twenty-four blocks."""
+    state = ServerState(llm, ServerConfig())
+    with serving(state) as url:
+
+        async def crowd() -> None:
+            for number in range(40):
+                await ask(state, ANN, f"{number:02} is another prompt", tokens=1)
+
+        asyncio.run(crowd())
+        page = scrape(url)
+    stats = llm.cache_stats
+    assert stats.evicted_blocks > 0
+    assert page.value("ostinato_evicted_blocks_total") == stats.evicted_blocks
+    assert page.value("ostinato_eviction_age_seconds_count") == stats.evicted_blocks
+    assert page.value("ostinato_eviction_age_seconds_sum") == stats.eviction_ages_s.total
+    assert page.value("ostinato_reuse_distance_blocks_count") == stats.reuse_distances.num_values
+    states = {state: page.value("ostinato_blocks", state=state) for state in (
+        "scratch", "private", "held", "evictable")}  # fmt: skip
+    assert states["private"] == states["held"] == 0
+    assert states["evictable"] == llm.engine.cache.pool.num_evictable > 0
+
+
+def test_names_and_units_follow_the_conventions(llm) -> None:
+    """What ``promtool check metrics`` would say, in short."""
+    state = ServerState(llm, ServerConfig())
+    with serving(state) as url:
+        asyncio.run(ask(state, ANN, "abc"))
+        page = scrape(url)
+    units = ("seconds", "bytes", "tokens", "blocks", "sequences", "requests")
+    assert len(page.families) > 20
+    for family in page.families:
+        assert re.fullmatch(r"(ostinato|process)_[a-z][a-z0-9_]*", family.name), family.name
+        assert family.documentation.endswith("."), f"{family.name} has no sentence"
+        assert not re.search(r"_(ms|millis\w*|minutes|percent|ratio\w+)$", family.name)
+        if family.name.startswith("process_"):
+            continue
+        if family.type == "counter":
+            assert all(sample.name.endswith("_total") for sample in family.samples)
+        else:
+            assert not family.name.endswith("_total"), family.name
+        if family.type == "histogram":
+            assert family.name.endswith(units), family.name
+            check_histogram(family)
+    # A colon is for recording rules, a label never repeats what the name says.
+    for sample in page.samples:
+        for label, value in sample.labels.items():
+            assert re.fullmatch(r"[a-z_]+", label), label
+            assert "salt" not in value and "ann" not in value.split(), value
+
+
+def check_histogram(family) -> None:
+    """Counts never fall with the bound, and the last one is the number of all."""
+    series: dict[tuple, list[tuple[float, float]]] = {}
+    counts: dict[tuple, float] = {}
+    for sample in family.samples:
+        rest = tuple(sorted((k, v) for k, v in sample.labels.items() if k != "le"))
+        if sample.name.endswith("_bucket"):
+            series.setdefault(rest, []).append((float(sample.labels["le"]), sample.value))
+        if sample.name.endswith("_count"):
+            counts[rest] = sample.value
+    for rest, buckets in series.items():
+        assert buckets == sorted(buckets), family.name
+        assert buckets[-1] == (float("inf"), counts[rest]), family.name
+
+
+def test_tenants_are_named_only_if_the_administrator_says_so(llm) -> None:
+    state = ServerState(llm, ServerConfig(metrics_tenant_names=True))
+    with serving(state) as url:
+        asyncio.run(ask(state, ANN, "abc"))
+        assert scrape(url).labels("ostinato_tenant_prompt_tokens_total", "tenant") == {"ann"}
+
+
+def test_a_thousand_tenants_are_sixty_five_labels(llm) -> None:
+    state = ServerState(llm, ServerConfig())
+    with serving(state) as url:
+
+        async def crowd() -> None:
+            for number in range(70):
+                await ask(state, Caller(f"tenant {number}", f"salt {number}"), "abc", tokens=1)
+
+        asyncio.run(crowd())
+        page = scrape(url)
+    name = "ostinato_tenant_prompt_tokens_total"
+    assert len(page.labels(name, "tenant")) == 65
+    assert page.value(name, tenant="tenant-65", result="miss") == 6 * 3
+
+
+def test_routes_are_counted_by_template_and_strangers_addresses_not_at_all(llm) -> None:
+    state = ServerState(llm, ServerConfig())
+    with serving(state) as url:
+        httpx.get(f"{url}/v1/models/tiny-shakespeare")
+        httpx.get(f"{url}/v1/models/secret-in-the-address")
+        httpx.get(f"{url}/another/secret")
+        httpx.post(f"{url}/v1/models", content=b"\xff")
+        page = scrape(url)
+    name = "ostinato_http_requests_total"
+    assert page.value(name, route="/v1/models/{name:path}", status="200") == 1
+    assert page.value(name, route="/v1/models/{name:path}", status="404") == 1
+    assert page.value(name, route="(none)", status="404") == 1
+    assert page.value(name, route="(none)", status="400") == 1
+    assert not any("secret" in str(sample.labels) for sample in page.samples)
+
+
+def test_the_administrator_alone_may_scrape(llm) -> None:
+    class OnlyTenants:
+        def identify(self, headers) -> Caller:
+            return ANN
+
+    state = ServerState(llm, ServerConfig(), OnlyTenants())
+    with serving(state) as url:
+        answer = httpx.get(f"{url}/metrics")
+    assert answer.status_code == 403
+    assert answer.json()["error"]["code"] == "not_an_administrator"
+
+
+def test_refusals_and_readers_who_left_are_counted(llm) -> None:
+    state = ServerState(llm, ServerConfig(max_requests=1))
+
+    async def leave() -> None:
+        params = SamplingParams(max_tokens=50, temperature=0, ignore_eos=True)
+        stream = serve(state, ANN, GenerateCall(endpoint="/test", params=params, text="abc"))
+        await anext(stream)
+        with pytest.raises(ApiError):
+            await ask(state, ANN, "abc")
+        await stream.aclose()
+
+    with serving(state) as url:
+        asyncio.run(leave())
+        page = scrape(url)
+    assert page.value("ostinato_requests_total", finish_reason="gone") == 1
+    assert page.value("ostinato_refused_requests_total", status="429") == 1
+
+
+def test_a_scrape_is_answered_while_a_step_takes_long(llm, monkeypatch) -> None:
+    """The engine is held up in a forward pass; the page shows what was seen last."""
+    goes_on, entered = threading.Event(), threading.Event()
+    execute = llm.engine.runner.execute
+
+    def slow(plan):
+        entered.set()
+        assert goes_on.wait(20)
+        return execute(plan)
+
+    state = ServerState(llm, ServerConfig())
+    with serving(state) as url:
+        scrape(url)
+        monkeypatch.setattr(llm.engine.runner, "execute", slow)
+        asking = threading.Thread(target=lambda: asyncio.run(ask(state, ANN, "hold", tokens=1)))
+        asking.start()
+        try:
+            assert entered.wait(20)
+            begin = time.monotonic()
+            scrape(url)
+            assert time.monotonic() - begin < 10
+            assert not goes_on.is_set()
+        finally:
+            goes_on.set()
+            asking.join()
+
+
+def test_shares_have_four_labels() -> None:
+    shares = (0, 0.1, 0.5, 0.89, 0.9, 1)
+    assert [hit_share_label(share) for share in shares] == [
+        "none", "below_half", "half_or_more", "half_or_more", "nearly_all", "nearly_all",
+    ]  # fmt: skip
