@@ -14,6 +14,7 @@ Files in reading order:
 * ``kv_events_publisher``: who sends them?
 * ``grammar_vocabulary``: which bytes does each id stand for?
 * ``grammar``: which tokens may come next under a grammar?
+* ``public_prefixes``: which prefixes are public, and which prompt begins with one?
 * ``requests``: may this request be served, and what is it before it is added?
 * ``engine``: how does the loop go round?
 * ``snapshot``: what does an engine look like between two steps?

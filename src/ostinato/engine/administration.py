@@ -1,6 +1,7 @@
 """What may an operator ask of an engine?
 
 * lease: keep a prefix, pinned or for a time, as hosted APIs sell it;
+* publish: let several tenants share a prefix, and compute only what follows it;
 * erase: leave nothing of a tenant, down to the keys and values;
 * new weights: see ``weights``.
 
@@ -9,12 +10,13 @@ All of it happens between steps; the faces see to that, each in its way.
 
 import torch
 
-from ostinato.core.errors import CacheInUse, EmptyPrompt
+from ostinato.core.errors import CacheInUse, EmptyPrompt, RequestError
 from ostinato.core.identity import PrefixKey
-from ostinato.core.lease import LeaseId, LeaseReceipt, LeaseTerms
+from ostinato.core.lease import LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
 from ostinato.core.tenancy import EraseReceipt
 from ostinato.engine.engine import Engine
 from ostinato.engine.prompts import Prompt
+from ostinato.engine.public_prefixes import salt_of_public
 from ostinato.engine.requests import tokenize
 from ostinato.engine.weights import WeightUpdate
 
@@ -42,18 +44,62 @@ class Administration:
         tokens = tokenize(prompt, self._engine.loaded)
         if not tokens:
             raise EmptyPrompt("a lease needs at least one token: the prompt is empty")
-        identity = self._engine.identity(prompt.cache_salt)
+        identity = self._engine.identity_of(prompt, tokens)
         return self._engine.cache.custody.lease(PrefixKey(identity, tokens), terms)
 
     def end_lease(self, lease_id: LeaseId) -> bool:
         """Let go of a lease; returns False if there is none of that number."""
         return self._engine.cache.custody.end_lease(lease_id)
 
-    def erase(self, cache_salt: str, num_cancelled: int = 0) -> EraseReceipt:
+    def publishable(self, name: str, prompt: Prompt) -> Prompt:
+        """Return the prompt that computes what is to be published: whole blocks of another.
+
+        Raises:
+            RequestError: It is no prompt of this model, fills no block, or the name is taken.
+        """
+        tokens = tokenize(prompt, self._engine.loaded)
+        whole = self._engine.public_prefixes.whole_blocks(name, tokens)
+        return Prompt(token_ids=whole, publishes=name)
+
+    def publish(self, prompt: Prompt) -> LeaseReceipt:
+        """Hold a prefix for all tenants that may read it.
+
+        Args:
+            prompt: As ``publishable`` made it; computed by a request since.
+
+        Returns:
+            Accepted or rejected, and why.
+
+        Raises:
+            RequestError: Somebody published another under that name meanwhile.
+        """
+        name, engine = prompt.publishes, self._engine
+        assert name is not None, "a prompt to be published says under which name"
+        tokens = engine.public_prefixes.whole_blocks(name, tokenize(prompt, engine.loaded))
+        key = PrefixKey(engine.identity_of(prompt, tokens), tokens)
+        receipt = engine.cache.custody.publish(key)
+        if receipt.status is LeaseStatus.ACCEPTED:
+            engine.public_prefixes.add(name, tokens)
+        return receipt
+
+    def unpublish(self, name: str, num_cancelled: int = 0) -> EraseReceipt:
+        """Forget a public prefix, and what all tenants computed behind it; as ``erase``.
+
+        Raises:
+            RequestError: There is none of that name.
+            CacheInUse: Requests begin with it: let them end, or cancel them.
+        """
+        if all(known.name != name for known in self._engine.public_prefixes.listed()):
+            raise RequestError(f"name={name!r:.80}: there is no public prefix of that name")
+        receipt = self.erase(salt_of_public(name), num_cancelled)
+        self._engine.public_prefixes.remove(name)
+        return receipt
+
+    def erase(self, cache_salt: str | bytes, num_cancelled: int = 0) -> EraseReceipt:
         """Leave nothing of a tenant: no block, token id, digest, event, count, key or value.
 
         Args:
-            cache_salt: The tenant's.
+            cache_salt: The tenant's, or bytes that stand for a public prefix.
             num_cancelled: Its requests that were cancelled for it; for the receipt.
 
         Raises:
@@ -70,7 +116,8 @@ class Administration:
                 f"{len(live)} requests of the tenant are live: wait until they have ended, or "
                 "pass cancel_running=True"
             )
-        receipt = self._engine.cache.custody.erase(cache_salt.encode())
+        salt = cache_salt.encode() if isinstance(cache_salt, str) else cache_salt
+        receipt = self._engine.cache.custody.erase(salt)
         return EraseReceipt(
             num_cancelled,
             receipt.num_blocks,

@@ -13,8 +13,8 @@ and holds up nobody.
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,6 +31,7 @@ from ostinato.engine.crossing import AnswerT, CommandQueue, Mailbox
 from ostinato.engine.engine import Engine, logger
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt, PromptInput, TokenIds, check_salt, parse_prompt
+from ostinato.engine.public_prefixes import salt_of_public
 from ostinato.engine.requests import EngineRequest, tokenize
 from ostinato.engine.token_table import TokenTable
 from ostinato.engine.weights import WeightSource, read_weights
@@ -241,17 +242,31 @@ class AsyncLLM:
         tenants' requests go on.
         """
         check_salt(cache_salt)
-        # Not waited for: whoever gives up in between must leave the tenant open.
-        self._commands.put(lambda: self._engine.close_tenant(cache_salt))
-        try:
-            cancelled = 0
-            if cancel_running:
-                cancelled = await self._call(lambda: self._cancel_all(cache_salt))
-            while await self._call(lambda: self._engine.requests_of(cache_salt)):
-                await asyncio.sleep(0)  # the answer comes between steps: one question per step
+        async with self._closed_to(cache_salt, cancel_running) as cancelled:
             return await self._call(lambda: self._administration.erase(cache_salt, cancelled))
-        finally:
-            self._tell(lambda: self._engine.open_tenant(cache_salt))
+
+    async def publish(self, name: str, prompt: PromptInput) -> LeaseReceipt:
+        """Compute a prefix once for several tenants; as ``LLM.publish``."""
+        asked = parse_prompt(prompt)
+        made = await asyncio.to_thread(
+            self._locked, lambda: self._administration.publishable(name, asked)
+        )
+        async for _ in self._stream(made, SamplingParams(max_tokens=1, detokenize=False), None, 0):
+            pass  # a failure is told by the receipt: then it is not cached
+        return await self._call(lambda: self._administration.publish(made))
+
+    async def unpublish(self, name: str, cancel_running: bool = False) -> EraseReceipt:
+        """Forget a public prefix, and what all tenants computed behind it; as ``erase``.
+
+        Raises:
+            RequestError: There is none of that name.
+        """
+        async with self._closed_to(salt_of_public(name), cancel_running) as cancelled:
+            return await self._call(lambda: self._administration.unpublish(name, cancelled))
+
+    async def ask(self, question: Callable[[Engine], AnswerT]) -> AnswerT:
+        """Have something looked up in the engine's thread, between two steps."""
+        return await self._call(lambda: question(self._engine))
 
     def shutdown(self) -> None:
         """End all requests and the engine's thread; a second call does nothing."""
@@ -311,6 +326,25 @@ class AsyncLLM:
         """Use the tokenizer, which is not made for many threads at once."""
         with self._making:
             return work()
+
+    @asynccontextmanager
+    async def _closed_to(self, salt: str | bytes, cancel_running: bool) -> AsyncIterator[int]:
+        """Refuse a tenant's requests for a while, and wait for the end of those there are.
+
+        Yields:
+            How many of them were cancelled.
+        """
+        # Not waited for: whoever gives up in between must leave the tenant open.
+        self._commands.put(lambda: self._engine.close_tenant(salt))
+        try:
+            cancelled = 0
+            if cancel_running:
+                cancelled = await self._call(lambda: self._cancel_all(salt))
+            while await self._call(lambda: self._engine.requests_of(salt)):
+                await asyncio.sleep(0)  # the answer comes between steps: one question per step
+            yield cancelled
+        finally:
+            self._tell(lambda: self._engine.open_tenant(salt))
 
     async def _call(self, question: Callable[[], AnswerT]) -> AnswerT:
         """Run something in the engine's thread, between steps, and wait for it."""
@@ -376,9 +410,9 @@ class AsyncLLM:
         if output is not None and mailbox is not None:
             mailbox.post(output)
 
-    def _cancel_all(self, cache_salt: str) -> int:
+    def _cancel_all(self, salt: str | bytes) -> int:
         """End a tenant's requests; returns how many."""
-        names = self._engine.requests_of(cache_salt)
+        names = self._engine.requests_of(salt)
         for name in names:
             self._cancel(name)
         return len(names)

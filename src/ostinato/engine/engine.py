@@ -13,7 +13,9 @@ import logging
 import random
 import time
 import weakref
+from array import array
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -29,6 +31,7 @@ from ostinato.engine.grammar import FormCompiler
 from ostinato.engine.kv_events_publisher import publish_kv_events
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt
+from ostinato.engine.public_prefixes import PublicPrefixes, salt_of_public
 from ostinato.engine.request_state import RequestState
 from ostinato.engine.requests import (
     EngineRequest,
@@ -59,6 +62,7 @@ class Engine:
         loaded: The model.
         runner: Executes steps.
         cache: Who holds which block.
+        public_prefixes: Which prefixes several tenants share.
         scheduler: Who computes what.
         is_computing: Whether a forward pass is under way, so that whatever is raised now ends
             the step and does no other harm.
@@ -85,6 +89,7 @@ class Engine:
         longest = -(-scheduling.max_model_len // config.block_size)
         reserved = min(longest, sizes.num_blocks)
         self.cache = CacheManager(config.cache(sizes.num_blocks, sizes.windows, reserved), clock)
+        self.public_prefixes = PublicPrefixes(self.cache.custody, config.block_size)
         self.scheduler = Scheduler(scheduling, self.cache, clock)
         self.is_computing = False
         self._clock = clock
@@ -134,11 +139,13 @@ class Engine:
             self.loaded.require_tokenizer()
         name = self._new_id() if request_id is None else check_request_id(request_id)
         wanted = params.structured_outputs
+        tokens = tokenize(prompt, self.loaded)
+        reads = prompt.cache_read and params.prompt_logprobs is None
         request = Request(
             RequestId(name),
-            tokenize(prompt, self.loaded),
+            tokens,
             params,
-            identity=self.identity(prompt.cache_salt),
+            identity=self.identity_of(prompt, tokens, reads),
             priority=check_priority(priority),
             cache_read=prompt.cache_read,
             cache_write=prompt.cache_write,
@@ -248,6 +255,21 @@ class Engine:
             kv_dtype=str(self.runner.kv_stores[0].dtype),
             tenant=cache_salt.encode(),
         )
+
+    def identity_of(self, prompt: Prompt, tokens: "array[int]", reads: bool = True) -> Identity:
+        """Return what a prompt's KV must agree on now.
+
+        Args:
+            prompt: Says whose it is, and which public prefixes it may read.
+            tokens: Its ids.
+            reads: Whether it uses what is cached; else all of it is its own.
+        """
+        own = self.identity(prompt.cache_salt)
+        if prompt.publishes is not None:
+            return replace(own, tenant=salt_of_public(prompt.publishes))
+        if not reads:
+            return own
+        return replace(own, head=self.public_prefixes.head_of(tokens, prompt.public_prefixes))
 
     def close(self) -> None:
         """Stop telling outsiders what is cached; a second call does nothing."""

@@ -176,6 +176,36 @@ class LLM:
         """Let go of a lease; returns False if there is none of that number."""
         return Administration(self.engine).end_lease(lease_id)
 
+    def publish(self, name: str, prompt: PromptInput) -> LeaseReceipt:
+        """Compute a prefix once for several tenants, and hold it until it is unpublished.
+
+        Requests whose dict names it in ``public_prefixes`` share it, whatever their salt; what
+        follows it is each tenant's own.
+
+        Args:
+            name: To be named by.
+            prompt: The prefix; as much of it as fills whole blocks is published.
+
+        Returns:
+            Accepted with its number of tokens, or rejected and why.
+
+        Raises:
+            RequestError: The name is taken, or the prompt fills no block.
+        """
+        administration = Administration(self.engine)
+        made = administration.publishable(name, parse_prompt(prompt))
+        self._run([made], SamplingParams(max_tokens=1, detokenize=False), False, 0)
+        return administration.publish(made)
+
+    def unpublish(self, name: str) -> EraseReceipt:
+        """Forget a public prefix, and what all tenants computed behind it.
+
+        Raises:
+            RequestError: There is none of that name.
+            CacheInUse: Requests under way in ``engine`` begin with it.
+        """
+        return Administration(self.engine).unpublish(name)
+
     def erase(self, cache_salt: str, cancel_running: bool = False) -> EraseReceipt:
         """Leave nothing of a tenant in cache, statistics and KV store.
 

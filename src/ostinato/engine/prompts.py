@@ -25,6 +25,7 @@ class PromptDict(TypedDict, total=False):
         cache_salt: Only requests of the same salt share blocks.
         cache_read: False computes every token, whatever is cached.
         cache_write: False leaves nothing behind for others.
+        public_prefixes: Names of published prefixes that it may begin with; ``"*"`` is all.
     """
 
     prompt: str
@@ -32,6 +33,7 @@ class PromptDict(TypedDict, total=False):
     cache_salt: str
     cache_read: bool
     cache_write: bool
+    public_prefixes: Sequence[str]
 
 
 PromptInput = str | TokenIds | PromptDict
@@ -47,6 +49,8 @@ class Prompt:
         cache_salt: Only requests of the same salt share blocks.
         cache_read: Whether cached KV may be used.
         cache_write: Whether computed KV may be found by others.
+        public_prefixes: Names of published prefixes that it may begin with; ``"*"`` is all.
+        publishes: Name of the prefix that it is computed for, to be published; None is usual.
     """
 
     text: str | None = None
@@ -54,6 +58,8 @@ class Prompt:
     cache_salt: str = ""
     cache_read: bool = True
     cache_write: bool = True
+    public_prefixes: tuple[str, ...] = ()
+    publishes: str | None = None
 
 
 def parse_prompts(prompts: PromptInput | Iterable[PromptInput]) -> list[Prompt]:
@@ -115,7 +121,15 @@ def _parse_dict(prompt: dict[str, Any]) -> Prompt:
         raise RequestError(f"prompt_token_ids={token_ids!r:.80}: must be a list of token ids")
     _whole_characters("prompt", prompt.get("prompt", ""))
     settings = {k: v for k, v in prompt.items() if k.startswith("cache_")}
-    return Prompt(text=text, token_ids=token_ids, **settings)
+    names = _parse_names(prompt.get("public_prefixes", ()))
+    return Prompt(text=text, token_ids=token_ids, public_prefixes=names, **settings)
+
+
+def _parse_names(names: Any) -> tuple[str, ...]:
+    is_row = isinstance(names, Sequence) and not isinstance(names, str)
+    if not is_row or not all(isinstance(name, str) for name in names):
+        raise RequestError(f"public_prefixes={names!r:.80}: must be a list of names")
+    return tuple(names)
 
 
 def _is_one_row(prompts: object) -> bool:

@@ -1,0 +1,100 @@
+"""Which prefixes are public, and which prompt begins with one?
+
+An administrator publishes a prefix under a name; requests say which names they may read. A
+prompt begins with a public prefix if it begins with all of its tokens and goes on behind them;
+of several the longest counts. What is known of a prefix lasts as long as it is held: new weights
+and a reset end it, and then it has to be published again.
+"""
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ostinato.cache.custody import Custody
+from ostinato.core.errors import RequestError
+from ostinato.core.identity import PublicHead
+
+ALL_PUBLIC = "*"
+"""In the place of a name: every public prefix, whenever it was published."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublicPrefix:
+    """One published prefix.
+
+    Attributes:
+        name: What it was published as.
+        tokens: All of it, in whole blocks.
+        is_held: Whether it is in the cache; if not, it has to be published again.
+    """
+
+    name: str
+    tokens: "array[int]"
+    is_held: bool
+
+
+def salt_of_public(name: str) -> bytes:
+    """Return what stands in the place of a tenant's salt; no text has such a salt."""
+    return b"\xff" + name.encode()
+
+
+class PublicPrefixes:
+    """All published prefixes of one engine; changed in the engine's thread, read in any."""
+
+    def __init__(self, custody: Custody, block_size: int) -> None:
+        """Know of none."""
+        self._custody = custody
+        self._block_size = block_size
+        self._prefixes: dict[str, array[int]] = {}
+
+    def whole_blocks(self, name: str, tokens: "array[int]") -> "array[int]":
+        """Return what of a prompt can be published under a name.
+
+        Raises:
+            RequestError: The name is no name or taken, or the prompt fills no block.
+        """
+        if not name or name == ALL_PUBLIC or "\x1f" in name:
+            raise RequestError(f"name={name!r:.80}: a public prefix needs a name, other than '*'")
+        if self._custody.is_public(salt_of_public(name)):
+            raise RequestError(f"name={name!r:.80}: is public already; unpublish it first")
+        size = self._block_size
+        if len(tokens) < size:
+            raise RequestError(
+                f"a public prefix is shared in whole blocks of {size} tokens, and this one has "
+                f"{len(tokens)}: publish a longer one"
+            )
+        return tokens[: len(tokens) // size * size]
+
+    def add(self, name: str, tokens: "array[int]") -> None:
+        """Note a prefix that is held now."""
+        self._prefixes[name] = tokens
+
+    def remove(self, name: str) -> bool:
+        """Forget a prefix; returns False if there is none of that name."""
+        return self._prefixes.pop(name, None) is not None
+
+    def listed(self) -> list[PublicPrefix]:
+        """List all that were published and not unpublished, by name."""
+        return [
+            PublicPrefix(name, tokens, self._custody.is_public(salt_of_public(name)))
+            for name, tokens in sorted(self._prefixes.items())
+        ]
+
+    def head_of(self, tokens: "array[int]", names: Iterable[str]) -> PublicHead | None:
+        """Return the longest public prefix that a prompt begins with, of those it may read.
+
+        Cost: O(names) comparisons of packed tokens.
+        """
+        wanted = set(names)
+        if not wanted or not self._prefixes:
+            return None
+        best: PublicHead | None = None
+        for name, prefix in list(self._prefixes.items()):
+            may_read = name in wanted or ALL_PUBLIC in wanted
+            if not may_read or len(prefix) >= len(tokens) or tokens[: len(prefix)] != prefix:
+                continue
+            salt = salt_of_public(name)
+            longer = best is None or len(prefix) > best.num_tokens
+            if longer and self._custody.is_public(salt):
+                best = PublicHead(salt, len(prefix))
+        return best
