@@ -1,4 +1,4 @@
-"""Real servers for tests: uvicorn in a thread, on a free port of loopback.
+"""Real servers for tests: as ``ostinato serve`` runs them, in a thread, on a free port.
 
 ::
 
@@ -8,40 +8,77 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import uvicorn
+import httpx
 
 from ostinato import AsyncLLM
-from ostinato.server.app import create_app
+from ostinato.server.config import ServerConfig
+from ostinato.server.running import DrainingServer, listen
 from ostinato.server.state import ServerState
 from tests.support.engines import assert_idle
+
+_PATIENCE_S = 30
+
+
+class ServerThread:
+    """A server in a thread.
+
+    Attributes:
+        url: Its address.
+        server: For tests that send it signals: ``server.handle_exit(signal.SIGTERM, None)``.
+    """
+
+    def __init__(self, state: ServerState) -> None:
+        """Start, and wait until it takes requests."""
+        self.url = ""
+        self.server = DrainingServer(state, self._note)
+        listener = listen(ServerConfig(port=0))
+        self._thread = threading.Thread(target=self.server.run, args=([listener],))
+        self._thread.start()
+        wait_until(lambda: self.url != "")
+
+    def _note(self, address: str) -> None:
+        self.url = address
+
+    def stop(self) -> None:
+        """End it as it ends after a signal; its engine ends as well."""
+        self.server.should_exit = True
+        self.join()
+
+    def join(self) -> None:
+        """Wait for its end."""
+        self._thread.join(_PATIENCE_S)
+        assert not self._thread.is_alive(), "the server did not end"
 
 
 @contextmanager
 def serving(state: ServerState) -> Iterator[str]:
-    """Run a server until the block is left; returns its address, without a slash at the end."""
-    config = uvicorn.Config(
-        create_app(state), host="127.0.0.1", port=0, log_level="warning", ws="none"
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, name="test-server")
-    thread.start()
+    """Run a server until the block is left; returns its address. Its engine ends with it."""
+    thread = ServerThread(state)
     try:
-        while not server.started:
-            assert thread.is_alive(), "the server did not start"
-            time.sleep(0.005)
-        host, port = server.servers[0].sockets[0].getsockname()[:2]
-        yield f"http://{host}:{port}"
+        yield thread.url
     finally:
-        server.should_exit = True
-        thread.join()
+        thread.stop()
 
 
-def await_idle(llm: AsyncLLM, seconds: float = 10.0) -> None:
+def await_idle(llm: AsyncLLM) -> None:
     """Wait until an engine has nothing to do, and assert law 9 with its indexes checked."""
-    deadline = time.monotonic() + seconds
-    while llm.engine.has_work and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_until(lambda: not llm.engine.has_work)
     assert_idle(llm.engine)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for something that will be so in a moment."""
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline_s, "it never came to be so"
+        time.sleep(0.002)
+
+
+def events_of(response: httpx.Response) -> Iterator[str]:
+    """Yield what each server-sent event of a response holds."""
+    for line in response.iter_lines():
+        if line.startswith("data: "):
+            yield line.removeprefix("data: ")

@@ -16,12 +16,13 @@ from typing import Annotated
 import typer
 
 import ostinato
-from ostinato.cli import _errors, chat, demo, generate, savings, size
+from ostinato.cli import _errors, chat, demo, generate, savings, serve, size
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo.run,
     "generate": generate.run,
     "chat": chat.run,
+    "serve": serve.run,
     "size": size.run,
     "savings": savings.run,
 }

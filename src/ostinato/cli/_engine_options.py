@@ -13,6 +13,7 @@ from ostinato.engine.config import EngineConfig
 
 _CACHE = "Model and cache"
 _SAMPLING = "Sampling"
+_ENGINE = "Engine"
 
 Model = Annotated[
     str,
@@ -61,6 +62,120 @@ MaxModelLen = Annotated[
 Caching = Annotated[
     bool,
     typer.Option("--cache/--no-cache", help="Keep and reuse prefixes.", rich_help_panel=_CACHE),
+]
+
+KVCacheDtype = Annotated[
+    str,
+    typer.Option(
+        help="In which keys and values are kept; auto is the model's own.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="Where to compute, as torch names it.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+MaxNumBatchedTokens = Annotated[
+    int,
+    typer.Option(
+        help="Most tokens that one step computes; longer prompts come in chunks.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+MaxChunkTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Most tokens of one prompt in a step; else it may take all of them.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+MaxNumSeqs = Annotated[
+    int,
+    typer.Option(
+        help="Most sequences that run at once.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+Order = Annotated[
+    str,
+    typer.Option(
+        help="Who is next: fcfs, longest_prefix, depth_first or fair_share.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+MaxOvertakes = Annotated[
+    int,
+    typer.Option(
+        help="How often a request may be overtaken, except with fcfs.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+FreeOrder = Annotated[
+    str,
+    typer.Option(
+        help="Which free block is taken first: scratch_first or classic.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+EvictionPolicy = Annotated[
+    str,
+    typer.Option(
+        help="Which cached block is worth least.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+Digest = Annotated[
+    str,
+    typer.Option(
+        help="Of the hash index: sha256 or xxh3_128.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+SealTails = Annotated[
+    bool,
+    typer.Option(
+        "--seal-tails/--no-seal-tails",
+        help="Keep the last, partial block of an ended sequence.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+KeepEventBatches = Annotated[
+    int | None,
+    typer.Option(
+        help="Batches of KV events kept for those who missed some.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+KVEventsEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        help="Publish KV events there, such as tcp://127.0.0.1:5557; they carry token ids.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+KVEventsReplayEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        help="Answer there who missed some.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+KVEventsTopic = Annotated[
+    str,
+    typer.Option(
+        help="First frame of every message with KV events.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+EngineSeed = Annotated[
+    int,
+    typer.Option(
+        help="Of the seeds of requests that bring none.",
+        rich_help_panel=_ENGINE,
+    ),
 ]
 
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.", rich_help_panel=_SAMPLING)]

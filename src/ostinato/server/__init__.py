@@ -26,6 +26,8 @@ Files in reading order:
 * ``http_meter``: which answers left the server?
 * ``metrics``, ``metrics_page``: what may Prometheus know, and where does it scrape?
 * ``app``: which parts make up the application?
+* ``opening``: how is a server put together from settings?
+* ``running``: how does a server begin, and how does it end?
 
 Rules:
 

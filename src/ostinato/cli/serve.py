@@ -1,0 +1,136 @@
+"""How is a model served over HTTP?"""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ostinato.cli import _engine_options as options
+from ostinato.cli._quantities import read_bytes
+from ostinato.engine.config import DEFAULT_MODEL
+
+_SERVER = "Server"
+
+
+def run(
+    model: Annotated[
+        str,
+        typer.Argument(help="The embedded model, a checkpoint directory, or a name on the hub."),
+    ] = DEFAULT_MODEL,
+    host: Annotated[
+        str, typer.Option(help="Where to listen.", rich_help_panel=_SERVER)
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Where to listen; 0 takes any free port.", rich_help_panel=_SERVER)
+    ] = 8000,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What clients call the model; may be repeated. Else as it is loaded.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    max_requests: Annotated[
+        int,
+        typer.Option(
+            help="Continuations at once, running and waiting; more are answered with 429.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = 1024,
+    max_n: Annotated[
+        int, typer.Option(help="Most continuations of one prompt.", rich_help_panel=_SERVER)
+    ] = 128,
+    max_body: Annotated[
+        str, typer.Option(help="Longest body of a request.", rich_help_panel=_SERVER)
+    ] = "8MiB",
+    drain_timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds that running requests may go on after SIGTERM.", rich_help_panel=_SERVER
+        ),
+    ] = 30.0,
+    dtype: options.Dtype = "auto",
+    kv_cache_dtype: options.KVCacheDtype = "auto",
+    device: options.Device = "cpu",
+    index: options.Index = "radix",
+    block_size: options.BlockSize = 16,
+    num_blocks: options.NumBlocks = None,
+    kv_cache_memory: options.KVCacheMemory = None,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = 2048,
+    max_chunk_tokens: options.MaxChunkTokens = None,
+    max_num_seqs: options.MaxNumSeqs = 256,
+    max_model_len: options.MaxModelLen = None,
+    cache: options.Caching = True,
+    order: options.Order = "fcfs",
+    max_overtakes: options.MaxOvertakes = 64,
+    free_order: options.FreeOrder = "scratch_first",
+    eviction_policy: options.EvictionPolicy = "lru",
+    digest: options.Digest = "sha256",
+    seal_tails: options.SealTails = True,
+    keep_event_batches: options.KeepEventBatches = None,
+    kv_events_endpoint: options.KVEventsEndpoint = None,
+    kv_events_replay_endpoint: options.KVEventsReplayEndpoint = None,
+    kv_events_topic: options.KVEventsTopic = "",
+    seed: options.EngineSeed = 0,
+) -> None:
+    """Serve a model over HTTP, to clients of OpenAI's API.
+
+    Without keys it listens on this machine alone. SIGTERM or Ctrl-C lets running requests end;
+    the second one ends them.
+
+    Try: ostinato serve tiny-shakespeare
+    """
+    from ostinato.server.config import ServerConfig
+
+    config = ServerConfig(
+        host=host,
+        port=port,
+        model_names=tuple(name or (model,)),
+        max_requests=max_requests,
+        max_n=max_n,
+        max_body_bytes=read_bytes("max_body", max_body),
+        drain_timeout_s=drain_timeout,
+    )
+    settings = options.engine_settings(
+        model,
+        kv_cache_memory,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        device=device,
+        index=index,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_chunk_tokens=max_chunk_tokens,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        enable_prefix_caching=cache,
+        order=order,
+        max_overtakes=max_overtakes,
+        free_order=free_order,
+        eviction_policy=eviction_policy,
+        digest=digest,
+        seal_tails=seal_tails,
+        keep_event_batches=keep_event_batches,
+        kv_events_endpoint=kv_events_endpoint,
+        kv_events_replay_endpoint=kv_events_replay_endpoint,
+        kv_events_topic=kv_events_topic,
+        seed=seed,
+    )
+    from ostinato.server.opening import open_state
+    from ostinato.server.running import listen, run_server
+
+    with listen(config) as listener:
+        with Console(stderr=True).status(f"Loading {model} ..."):
+            state = open_state(model, settings, config)
+        run_server(state, listener, lambda address: _announce(model, address, config.keys_file))
+
+
+def _announce(model: str, address: str, keys_file: str | None) -> None:
+    """Say where the model is served, and to whom."""
+    console = Console(stderr=True, soft_wrap=True)
+    line = Text("Serving ").append(model, style="bold").append(" on ")
+    console.print(line.append(f"{address}/v1", style="bold"))
+    if keys_file is None:
+        console.print("There are no keys: only this machine can reach it.", style="dim")

@@ -1,0 +1,115 @@
+"""How does a server begin, and how does it end?
+
+::
+
+    SIGTERM or Ctrl-C ─► drain: /ready 503, new requests 503, running ones go on
+                           ├── the last one has ended ────────────┐
+                           ├── drain_timeout_s is over ───────────┤─► engine ends ─► exit
+                           └── the signal comes again ────────────┘
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from ostinato.core.errors import ConfigError
+from ostinato.engine.engine import logger
+from ostinato.server.app import create_app
+from ostinato.server.config import ServerConfig
+from ostinato.server.state import ServerState
+
+_LAST_WORDS_S = 5
+"""For readers to take what there is, once the engine has ended."""
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """Return a socket that listens where the server is to be; before a model is loaded.
+
+    Raises:
+        ConfigError: The address is in use, or is none of this machine.
+    """
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(
+            f"host={config.host!r}, port={config.port}: cannot listen there ({error.strerror}); "
+            "give another --port, or --port 0 for any free one"
+        ) from error
+
+
+def run_server(
+    state: ServerState, listener: socket.socket, announce: Callable[[str], None]
+) -> None:
+    """Serve until a signal comes, and then until the last request has ended.
+
+    Args:
+        state: Of the server.
+        listener: Where it listens; closed in the end.
+        announce: Called with the server's address when it takes requests.
+
+    Effects: the engine is shut down in the end.
+    """
+    server = DrainingServer(state, announce)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        state.llm.shutdown()
+
+
+class DrainingServer(uvicorn.Server):
+    """Takes no more requests after the first signal, and ends when the last one has ended."""
+
+    def __init__(self, state: ServerState, announce: Callable[[str], None]) -> None:
+        """Make a server that has not begun."""
+        super().__init__(
+            uvicorn.Config(
+                create_app(state),
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                ws="none",
+                timeout_keep_alive=75,  # longer than most clients keep their connections
+                timeout_graceful_shutdown=_LAST_WORDS_S,
+            )
+        )
+        self._state = state
+        self._announce = announce
+        self._deadline_s = float("inf")
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, and say where."""
+        await super().startup(sockets)
+        for listener in sockets or []:
+            host, port = listener.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            self._announce(f"http://{shown}:{port}")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first signal, end at the second."""
+        if self._state.is_draining:
+            self._deadline_s = 0.0
+            return
+        self._state.is_draining = True
+        timeout_s = self._state.config.drain_timeout_s
+        self._deadline_s = time.monotonic() + timeout_s
+        logger.warning(
+            "shutting down: %d continuations may go on for %g s; the same signal again ends them",
+            self._state.num_live,
+            timeout_s,
+        )
+
+    async def on_tick(self, counter: int) -> bool:
+        """Say whether to end now; asked ten times a second."""
+        is_over = self._state.num_live == 0 or time.monotonic() >= self._deadline_s
+        return (self._state.is_draining and is_over) or await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the engine, so that whoever still reads learns of it, then the connections."""
+        await asyncio.to_thread(self._state.llm.shutdown)
+        await super().shutdown(sockets)

@@ -1,0 +1,60 @@
+"""`ostinato serve`: how it begins, and how it ends."""
+
+import json
+import signal
+import socket
+
+import httpx
+import openai
+
+from tests.support.served_process import served
+from tests.support.servers import events_of, wait_until
+
+from .terminal import Terminal
+
+MODEL = "tiny-shakespeare"
+
+
+def test_it_serves_this_machine_alone_and_drains_when_it_is_told_to_end() -> None:
+    """After SIGTERM: not ready, nothing new, what runs goes on to its end, exit code 0."""
+    with served(MODEL) as server, httpx.Client(base_url=server.url) as http:
+        assert server.url.startswith("http://127.0.0.1:")
+        wait_until(lambda: "no keys: only this machine" in "".join(server.lines))
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+            answer = client.completions.create(model=MODEL, prompt="To be", max_tokens=3)
+        assert answer.usage is not None and answer.usage.completion_tokens == 3
+
+        call = {"model": MODEL, "prompt": "To be", "ignore_eos": True, "max_tokens": 300}
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        with http.stream("POST", "/v1/completions", json=call | options) as response:
+            events = events_of(response)
+            next(events)
+            server.signal(signal.SIGTERM)
+            wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
+            refused = httpx.post(f"{server.url}/v1/completions", json=call)
+            *_, usage, done = events
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert refused.json()["error"]["code"] == "shutting_down"
+        assert json.loads(usage)["usage"]["completion_tokens"] == 300
+        assert done == "[DONE]"
+        assert server.wait() == 0
+
+
+def test_another_host_is_refused_without_keys(terminal: Terminal) -> None:
+    line = terminal.refuse("serve", "--host", "0.0.0.0")
+
+    assert "host='0.0.0.0' can be reached from elsewhere" in line
+
+
+def test_an_address_in_use_is_refused_before_a_model_is_loaded(terminal: Terminal) -> None:
+    """The model does not exist, and that is not what is complained about."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = terminal.refuse("serve", "no-such-model", "--port", str(port))
+
+    assert f"port={port}: cannot listen there" in line
+    assert "--port 0" in line
+
+
+def test_a_wrong_setting_of_the_engine_is_refused_by_name(terminal: Terminal) -> None:
+    assert "order='best'" in terminal.refuse("serve", "--order", "best", "--port", "0")
