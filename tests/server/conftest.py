@@ -19,7 +19,7 @@ def shared_state() -> Iterator[ServerState]:
     """Load the embedded model behind a server's state."""
     llm = AsyncLLM("tiny-shakespeare", dtype="float32", num_blocks=512)
     yield ServerState(llm, ServerConfig(model_names=("tiny-shakespeare", "bard")))
-    llm.shutdown()  # where no test has served it
+    llm.shutdown()
 
 
 @pytest.fixture(scope="session")

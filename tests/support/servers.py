@@ -43,7 +43,7 @@ class ServerThread:
         self.url = address
 
     def stop(self) -> None:
-        """End it as it ends after a signal; its engine ends as well."""
+        """End it without a signal, so that its engine goes on."""
         self.server.should_exit = True
         self.join()
 
@@ -55,7 +55,7 @@ class ServerThread:
 
 @contextmanager
 def serving(state: ServerState) -> Iterator[str]:
-    """Run a server until the block is left; returns its address. Its engine ends with it."""
+    """Run a server until the block is left; returns its address. Its engine goes on."""
     thread = ServerThread(state)
     try:
         yield thread.url

@@ -110,6 +110,7 @@ class DrainingServer(uvicorn.Server):
         return (self._state.is_draining and is_over) or await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the engine, so that whoever still reads learns of it, then the connections."""
-        await asyncio.to_thread(self._state.llm.shutdown)
+        """After a signal, end the engine, so that whoever still reads learns of it."""
+        if self._state.is_draining:
+            await asyncio.to_thread(self._state.llm.shutdown)
         await super().shutdown(sockets)
