@@ -13,8 +13,7 @@ and holds up nobody.
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -135,6 +134,7 @@ class AsyncLLM:
         messages: Sequence[Message],
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
         """Write a conversation as token ids, as ``chat`` does, beside the event loop.
 
@@ -145,7 +145,7 @@ class AsyncLLM:
         tokenizer = self._engine.loaded.require_tokenizer()
         return await asyncio.to_thread(
             self._locked,
-            lambda: render_chat(tokenizer, messages, chat_template, add_generation_prompt),
+            lambda: render_chat(tokenizer, messages, chat_template, add_generation_prompt, tools),
         )
 
     def generate(

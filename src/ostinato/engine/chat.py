@@ -25,6 +25,7 @@ def render_chat(
     messages: Sequence[Message],
     chat_template: str | None = None,
     add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[int]:
     """Write a conversation as token ids.
 
@@ -33,6 +34,8 @@ def render_chat(
         messages: In order; at least one.
         chat_template: Jinja; None is the tokenizer's own.
         add_generation_prompt: Whether to open the assistant's turn.
+        tools: Functions to tell the model of, in OpenAI's form; a template that knows none leaves
+            them out.
 
     Raises:
         RequestError: There is no message or no template, or the template refuses.
@@ -57,6 +60,7 @@ def render_chat(
         encoded = tokenizer.apply_chat_template(
             list(messages),
             chat_template=chat_template,
+            tools=list(tools) if tools else None,
             add_generation_prompt=add_generation_prompt,
             tokenize=True,
             return_dict=True,

@@ -18,6 +18,9 @@ Files in reading order:
 * ``deltas``: what is new since the last look?
 * ``merging``: how are several requests read as one stream?
 * ``streaming``: how does an answer reach a client that may go away at any moment?
+* ``tool_parser``: where in a text are calls of tools?
+* ``tools``: which tools may the model call, and what must its answer look like?
+* ``prompting``: how does a conversation with tools become a prompt?
 * ``echo``: how does an answer begin with its prompt?
 * ``completions``: how is a text continued?
 * ``chat``: how is a conversation continued?

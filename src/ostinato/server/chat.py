@@ -15,12 +15,22 @@ from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.models import check_model
+from ostinato.server.prompting import render_prompt
 from ostinato.server.protocol.chat import ChatBody
 from ostinato.server.protocol.logprobs import chat_logprobs
 from ostinato.server.protocol.usage import Usage
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
 from ostinato.server.streaming import DONE, begin, event, until_gone
+from ostinato.server.tool_parser import (
+    ArgumentsPiece,
+    CallStart,
+    Piece,
+    TextPiece,
+    ToolCall,
+    ToolCallParser,
+    read_answer,
+)
 
 ENDPOINT = "/v1/chat/completions"
 
@@ -34,18 +44,19 @@ async def chat(body: ChatBody, request: Request, caller: CallerOfRequest) -> Res
     check_model(state, body.model)
     params = body.params()
     state.check_room(body.n, body.n)
+    use = body.tool_use()
     messages = [message.rendered() for message in body.messages]
     name = f"chatcmpl-{uuid.uuid4().hex}"
     call = GenerateCall(
         endpoint=ENDPOINT,
         params=params,
-        token_ids=await state.llm.render(messages, None, body.add_generation_prompt),
+        token_ids=await render_prompt(state, messages, use, body.add_generation_prompt),
         priority=body.priority,
         user=body.user,
         request_id=name,
         **body.cache_settings(),
     )
-    answer = Answer(state, body, caller, call)
+    answer = Answer(state, body, caller, call, bool(use.tools))
     if body.stream:
         return await begin(request, answer.events())
     return JSONResponse(await until_gone(request, answer.whole()))
@@ -59,6 +70,7 @@ class Answer:
     body: ChatBody
     caller: Caller
     call: GenerateCall
+    has_tools: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def whole(self) -> dict[str, Any]:
@@ -75,13 +87,14 @@ class Answer:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer piece by piece; each choice begins with its role."""
         deltas, last = Deltas(), None
+        parsers = [ToolCallParser(self.has_tools) for _ in range(self.body.n)]
         async with aclosing(self._outputs()) as outputs:
             async for output in outputs:
                 last = output
                 for delta in deltas.take(output):
                     if not delta.is_later:
                         yield self._chunk(delta.index, {"role": "assistant", "content": ""})
-                    for piece in self._pieces(delta):
+                    for piece in self._pieces(delta, parsers[delta.index]):
                         yield piece
         if self.body.include_usage and last is not None:
             head = self._head("chat.completion.chunk", [])
@@ -92,21 +105,30 @@ class Answer:
         return serve(self.state, self.caller, self.call)
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
+        text, calls = read_answer(delta.text, self.has_tools)
+        message: dict[str, Any] = {"role": "assistant", "content": text or None if calls else text}
+        if calls:
+            message["tool_calls"] = [_call(call) for call in calls]
         return {
             "index": delta.index,
-            "message": {"role": "assistant", "content": delta.text, "refusal": None},
+            "message": {**message, "refusal": None},
             "logprobs": self._logprobs(delta),
-            "finish_reason": delta.finish_reason,
+            "finish_reason": _finish_reason(delta, bool(calls)),
         }
 
-    def _pieces(self, delta: Delta) -> list[bytes]:
-        """Return the chunks of what was added: its text, and why it ended."""
-        pieces, logprobs = [], self._logprobs(delta)
-        if delta.text or logprobs is not None:
-            pieces.append(self._chunk(delta.index, {"content": delta.text}, logprobs))
+    def _pieces(self, delta: Delta, parser: ToolCallParser) -> list[bytes]:
+        """Return the chunks of what was added: text, calls, and why it ended."""
+        chunks, logprobs = [], self._logprobs(delta)
+        pieces = parser.feed(delta.text) + (parser.finish() if delta.finish_reason else [])
+        if logprobs is not None and not pieces:
+            pieces = [TextPiece("")]
+        for piece in pieces:
+            chunks.append(self._chunk(delta.index, _added(piece), logprobs))
+            logprobs = None
         if delta.finish_reason is not None:
-            pieces.append(self._chunk(delta.index, {}, None, delta.finish_reason))
-        return pieces
+            reason = _finish_reason(delta, parser.num_calls > 0)
+            chunks.append(self._chunk(delta.index, {}, None, reason))
+        return chunks
 
     def _chunk(
         self,
@@ -138,3 +160,26 @@ class Answer:
             "system_fingerprint": self.state.fingerprint,
             "choices": choices,
         }
+
+
+def _finish_reason(delta: Delta, has_calls: bool) -> str | None:
+    """Say why an answer ended, as OpenAI's API does: calls count for more than a stop."""
+    return "tool_calls" if has_calls and delta.finish_reason == "stop" else delta.finish_reason
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.call_id, "type": "function", "function": function}
+
+
+def _added(piece: Piece) -> dict[str, Any]:
+    """Write a piece of an answer as what is added to a message."""
+    match piece:
+        case TextPiece():
+            return {"content": piece.text}
+        case CallStart():
+            call = {**_call(ToolCall(piece.call_id, piece.name, "")), "index": piece.index}
+            return {"tool_calls": [call]}
+        case ArgumentsPiece():
+            call = {"index": piece.index, "function": {"arguments": piece.text}}
+            return {"tool_calls": [call]}

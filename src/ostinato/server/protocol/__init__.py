@@ -4,6 +4,7 @@ Files in reading order:
 
 * ``body``: what holds for every body?
 * ``sampling``: which fields do completions and chats share?
+* ``tools``: how are tools, calls of them and formats of answers written in OpenAI's API?
 * ``completions``: what may be asked of ``/v1/completions``?
 * ``chat``: what may be asked of ``/v1/chat/completions``?
 * ``logprobs``: how are log-probabilities written?

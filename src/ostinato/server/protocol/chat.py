@@ -1,12 +1,25 @@
 """What may be asked of ``/v1/chat/completions``?"""
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from ostinato.core.errors import InvalidSamplingParams
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.server.protocol.body import Body
 from ostinato.server.protocol.sampling import SamplingFields, ShortText
+from ostinato.server.protocol.tools import (
+    MOST_TOOLS,
+    CallBody,
+    CallId,
+    ResponseFormat,
+    ToolBody,
+    ToolChoice,
+    form_of_format,
+    tool_use,
+)
+from ostinato.server.tools import ToolUse, form_of, text_of
 
 
 class TextPart(Body):
@@ -19,20 +32,36 @@ class TextPart(Body):
 class ChatMessage(Body):
     """One message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[CallBody] | None = Field(default=None, description="Of the assistant.")
+    tool_call_id: CallId | None = Field(default=None, description="Which call this answers.")
     name: ShortText | None = None
     refusal: Literal[""] | None = None
     annotations: list[Any] = Field(default_factory=list, max_length=0)
 
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> "ChatMessage":
+        if self.tool_calls is not None and self.role != "assistant":
+            raise ValueError(f"tool_calls in a message of role={self.role!r}: the assistant calls")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise ValueError("tool_call_id says which call a message of role='tool' answers")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content is missing: a message without tool_calls needs one")
+        return self
+
     def rendered(self) -> dict[str, Any]:
         """Return what chat templates read: texts joined, and the developer as the system."""
-        content = self.content
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        parts = self.content
+        text = text_of(parts if isinstance(parts, str) else [p.model_dump() for p in parts or ()])
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": text}
         if self.name is not None:
             message["name"] = self.name
+        if self.tool_calls:
+            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
         return message
 
 
@@ -52,7 +81,10 @@ class ChatBody(SamplingFields):
         default="auto", description="There is one tier."
     )
     modalities: list[Literal["text"]] = Field(default=["text"], min_length=1)
-    response_format: "TextFormat | None" = None
+    response_format: ResponseFormat | None = None
+    tools: list[ToolBody] = Field(default_factory=list, max_length=MOST_TOOLS)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> "ChatBody":
@@ -75,10 +107,23 @@ class ChatBody(SamplingFields):
             InvalidSamplingParams: A value is out of range.
         """
         most = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
-        return self.sampling(most, (self.top_logprobs or 0) if self.logprobs else None)
+        params = self.sampling(most, (self.top_logprobs or 0) if self.logprobs else None)
+        use, answer = self.tool_use(), form_of_format(self.response_format)
+        if params.structured_outputs is None:
+            form = form_of(answer, use)
+        elif answer is None and use.choice == "auto":
+            form = params.structured_outputs  # of the whole answer, calls and all
+        else:
+            raise InvalidSamplingParams(
+                "structured_outputs is the form of the whole answer: leave out response_format, "
+                "and let tool_choice be auto"
+            )
+        return replace(params, structured_outputs=form, stop=(*params.stop, *use.stops))
 
+    def tool_use(self) -> ToolUse:
+        """Return which tools may be called, and how.
 
-class TextFormat(Body):
-    """The format of an answer: text."""
-
-    type: Literal["text"]
+        Raises:
+            ApiError: They contradict each other.
+        """
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)

@@ -10,6 +10,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from ostinato.core.lease import OPENAI_24H, LeaseTerms
 from ostinato.core.sampling_params import SamplingParams
+from ostinato.core.structured_outputs import StructuredOutputs
 from ostinato.server.protocol.body import Body
 
 TokenIdText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")]
@@ -27,6 +28,26 @@ class StreamOptions(Body):
     include_obfuscation: Literal[False] = Field(
         default=False, description="Random padding against onlookers; there is none."
     )
+
+
+class FormBody(Body):
+    """The form of an answer, as vLLM has it; exactly one of these."""
+
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    json_object: bool = False
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+    def form(self) -> StructuredOutputs:
+        """Return the form.
+
+        Raises:
+            InvalidSamplingParams: Not exactly one is given.
+        """
+        return StructuredOutputs(
+            self.json_, self.json_object, self.regex, self.choice, self.grammar
+        )
 
 
 class CacheUse(Body):
@@ -105,6 +126,7 @@ class SamplingFields(CacheFields):
     stop_token_ids: list[int] = Field(default_factory=list)
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    structured_outputs: FormBody | None = None
     priority: int = Field(default=0, ge=-(2**31), lt=2**31, description="Lower goes first.")
 
     @model_validator(mode="after")
@@ -146,4 +168,7 @@ class SamplingFields(CacheFields):
             prompt_logprobs=prompt_logprobs,
             include_stop_str_in_output=self.include_stop_str_in_output,
             skip_special_tokens=self.skip_special_tokens,
+            structured_outputs=None
+            if self.structured_outputs is None
+            else self.structured_outputs.form(),
         )

@@ -1,0 +1,134 @@
+"""How are tools, calls of them and formats of answers written in OpenAI's API?"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from ostinato.core.structured_outputs import StructuredOutputs
+from ostinato.server.protocol.body import Body
+from ostinato.server.tools import Tool, ToolUse, use_tools
+
+ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
+
+CallId = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+
+MOST_TOOLS = 128
+
+
+class FunctionBody(Body):
+    """A function that the model may call."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(
+        default=None, description="JSON schema of the arguments; without one, any object."
+    )
+    strict: bool | None = Field(
+        default=None, description="Whether a call must fit the schema although none is required."
+    )
+
+    def tool(self) -> Tool:
+        """Return it in the words of every API."""
+        parameters = self.parameters or {"type": "object"}
+        return Tool(self.name, self.description or "", parameters, bool(self.strict))
+
+
+class ToolBody(Body):
+    """A tool: a function."""
+
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class NamedFunction(Body):
+    """The function that must be called."""
+
+    name: ToolName
+
+
+class NamedTool(Body):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class CalledFunction(Body):
+    """What was called, with what."""
+
+    name: ToolName
+    arguments: str = Field(description="JSON, as text.")
+
+
+class CallBody(Body):
+    """A call that the model made earlier."""
+
+    id: CallId
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+def tool_use(tools: list[ToolBody], choice: ToolChoice | None, is_parallel: bool) -> ToolUse:
+    """Settle which tools may be called, and how.
+
+    Raises:
+        ApiError: They contradict each other.
+    """
+    offered = [tool.function.tool() for tool in tools]
+    if isinstance(choice, NamedTool):
+        return use_tools(offered, "required", choice.function.name, is_parallel)
+    return use_tools(offered, choice or "auto", None, is_parallel)
+
+
+class TextFormat(Body):
+    """An answer is text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Body):
+    """An answer is any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class SchemaBody(Body):
+    """A schema with a name."""
+
+    name: ToolName
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = Field(
+        default=None, description="Schemas are kept in any case; the name is for other servers."
+    )
+
+
+class JsonSchemaFormat(Body):
+    """An answer is JSON that fits a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: SchemaBody
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
+]
+
+
+def form_of_format(
+    wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None,
+) -> StructuredOutputs | None:
+    """Return the form that a format asks for; None for text.
+
+    Raises:
+        InvalidSamplingParams: It is too long.
+    """
+    match wanted:
+        case JsonObjectFormat():
+            return StructuredOutputs(json_object=True)
+        case JsonSchemaFormat():
+            return StructuredOutputs(json=wanted.json_schema.schema_)
+    return None

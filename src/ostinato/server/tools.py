@@ -1,0 +1,250 @@
+"""Which tools may the model call, how is it told, and what must its answer look like?
+
+A chat template that knows tools, and the tags that ``tool_parser`` reads, is handed them. For every
+other template they are described in the system message, calls of earlier turns are written into the
+assistant's text, and results are shown to the user's side in ``<tool_response>`` tags.
+
+====================  =====================================================================
+``tool_choice``       what the model may write
+====================  =====================================================================
+none                  text; it is not told of tools at all
+auto                  anything; calls are read out of it. If a tool is ``strict``, what follows
+                      ``<tool_call>`` is a call that fits the schema
+required              one call or several, of any tool, that fit their schemas
+a tool                one call of it that fits its schema
+====================  =====================================================================
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ostinato.core.structured_outputs import StructuredOutputs
+from ostinato.engine.grammar import JSON_WHITE_SPACE
+from ostinato.server.errors import ApiError
+from ostinato.server.tool_parser import CLOSE, OPEN
+
+Message = dict[str, Any]
+
+_MOST_CALLS = 16
+"""Calls that a required choice may make at once: a model that likes them would never end."""
+
+_SPACING = {"x-guidance": {"whitespace_pattern": JSON_WHITE_SPACE}}
+"""What a schema says to ``llguidance``: as bounded as in structured outputs."""
+
+_INSTRUCTION = """You may call these functions, each described by a line of JSON:
+<tools>
+{tools}
+</tools>
+To call one, answer with its name and its arguments as JSON between tags:
+<tool_call>
+{{"name": <name>, "arguments": <object that fits "parameters">}}
+</tool_call>"""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One function that the client offers.
+
+    Attributes:
+        name: As it is called by.
+        description: For the model.
+        parameters: JSON schema of its arguments.
+        is_strict: Whether the arguments must fit the schema although no call is required.
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
+    is_strict: bool = False
+
+    def describe(self) -> dict[str, Any]:
+        """Return it as chat templates expect it."""
+        function = {"name": self.name, "description": self.description}
+        return {"type": "function", "function": {**function, "parameters": dict(self.parameters)}}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of a request.
+
+    Attributes:
+        tools: What is offered; empty where none may be called.
+        choice: What the model may do with them.
+        only: The one that it must call, with the choice ``required``.
+        is_parallel: Whether it may call several at once.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    choice: Literal["auto", "required"] = "auto"
+    only: str | None = None
+    is_parallel: bool = True
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings that end the text because no second call may follow."""
+        return (CLOSE,) if self.tools and not self.is_parallel and self.choice == "auto" else ()
+
+
+NO_TOOLS = ToolUse()
+
+
+def use_tools(
+    tools: Sequence[Tool], choice: str, only: str | None = None, is_parallel: bool = True
+) -> ToolUse:
+    """Settle which tools a request may call, and how.
+
+    Args:
+        tools: What is offered.
+        choice: ``none``, ``auto`` or ``required``.
+        only: The one tool that must be called.
+        is_parallel: Whether several may be called at once.
+
+    Raises:
+        ApiError: Two tools share a name, the named one is not offered, or none is offered where
+            one must be called.
+    """
+    names = [tool.name for tool in tools]
+    for name in names:
+        if names.count(name) > 1:
+            raise _refusal(f"tools offers {name!r:.80} twice: rename one of them", "tools")
+    if only is not None and only not in names:
+        offered = ", ".join(names) or "none"
+        raise _refusal(f"tool_choice names {only!r:.80}: offered are {offered}", "tool_choice")
+    if choice == "required" and not tools:
+        raise _refusal("tool_choice requires a call, and tools offers nothing", "tool_choice")
+    if choice == "none" or not tools:
+        return NO_TOOLS
+    is_single = only is not None or not is_parallel
+    return ToolUse(
+        tuple(tools), "required" if choice == "required" else "auto", only, not is_single
+    )
+
+
+def knows_tools(template: str | None) -> bool:
+    """Whether a chat template shows tools, and calls between the tags that we read."""
+    return template is not None and "tools" in template and OPEN in template
+
+
+def describe_tools(messages: Sequence[Message], use: ToolUse) -> list[Message]:
+    """Write tools, calls and results into messages, for a template that knows none of them."""
+    plain = [_without_calls(message) for message in messages]
+    if not use.tools:
+        return plain
+    lines = "\n".join(json.dumps(tool.describe(), ensure_ascii=False) for tool in use.tools)
+    instruction = _INSTRUCTION.format(tools=lines)
+    if plain and plain[0]["role"] in ("system", "developer"):
+        # Tools come first, as in templates that know them: they change more seldom than the rest.
+        first = {**plain[0], "content": f"{instruction}\n\n{text_of(plain[0]['content'])}"}
+        return [first, *plain[1:]]
+    return [{"role": "system", "content": instruction}, *plain]
+
+
+def read_arguments(messages: Sequence[Message]) -> list[Message]:
+    """Give the arguments of earlier calls as objects, as templates expect them, not as text."""
+    return [
+        {**m, "tool_calls": [_with_object(call) for call in m["tool_calls"]]}
+        if m.get("tool_calls")
+        else m
+        for m in messages
+    ]
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a message's content, which may be a list of parts."""
+    if isinstance(content, str) or content is None:
+        return content or ""
+    return "".join(part.get("text") or "" for part in content)
+
+
+def form_of(answer: StructuredOutputs | None, use: ToolUse) -> StructuredOutputs | None:
+    """Return the form that an answer must have, if any.
+
+    Args:
+        answer: The form of an answer that calls nothing: JSON; None for text.
+        use: The tools.
+    """
+    if not use.tools:
+        return answer
+    if use.choice == "auto" and answer is None and not any(t.is_strict for t in use.tools):
+        return None
+    called = [tool for tool in use.tools if use.only in (None, tool.name)]
+    rules = [f"call_{place}: %json {_call_schema(tool)}" for place, tool in enumerate(called)]
+    any_call = " | ".join(f"call_{place}" for place in range(len(called)))
+    call = f'"{OPEN}\\n" ({any_call}) "\\n{CLOSE}"'
+    calls = f'call ("\\n" call){{0,{_MOST_CALLS - 1}}}' if use.is_parallel else "call"
+    if use.choice == "required":
+        head = [f"start: {calls}", f"call: {call}"]
+    elif answer is not None:
+        head = [f"start: {calls} | answer", f"call: {call}", f"answer: {_json_rule(answer)}"]
+    else:
+        more = "*" if use.is_parallel else "?"
+        head = [
+            f"start: call{more} TEXT",
+            f'call: opened "\\n" ({any_call}) "\\n{CLOSE}"',
+            f'opened[lazy]: TEXT "{OPEN}"',
+            r"TEXT: /(.|\n)*/",
+        ]
+    return StructuredOutputs(grammar="%llguidance {}\n" + "\n".join([*head, *rules]))
+
+
+def _call_schema(tool: Tool) -> str:
+    """Return the schema of a call between its tags."""
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"name": {"const": tool.name}, "arguments": dict(tool.parameters)},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+        **_SPACING,
+    }
+    return json.dumps(_lift_definitions(schema), ensure_ascii=False)
+
+
+def _lift_definitions(schema: dict[str, Any]) -> dict[str, Any]:
+    """Move definitions of the arguments to where ``#/$defs`` points after the schema was nested."""
+    arguments = schema["properties"]["arguments"]
+    for name in ("$defs", "definitions"):
+        if name in arguments:
+            schema[name] = arguments.pop(name)
+    return schema
+
+
+def _json_rule(answer: StructuredOutputs) -> str:
+    assert answer.json_object or answer.json is not None, "formats of answers are text or JSON"
+    schema = {"type": "object"} if answer.json_object else json.loads(answer.source)
+    return f"%json {json.dumps({**schema, **_SPACING}, ensure_ascii=False)}"
+
+
+def _without_calls(message: Message) -> Message:
+    """Write a message's calls, or the result that it is, as text."""
+    if message["role"] == "tool":
+        text = f"<tool_response>\n{text_of(message.get('content'))}\n</tool_response>"
+        return {"role": "user", "content": text}
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    written = [f"{OPEN}\n{_write_call(_with_object(call)['function'])}\n{CLOSE}" for call in calls]
+    text = text_of(message.get("content"))
+    return {"role": message["role"], "content": "\n".join([text, *written] if text else written)}
+
+
+def _write_call(function: Mapping[str, Any]) -> str:
+    call = {"name": function["name"], "arguments": function["arguments"]}
+    return json.dumps(call, ensure_ascii=False)
+
+
+def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a call's arguments, if they are text; what is no JSON stays text."""
+    function = dict(call["function"])
+    arguments = function.get("arguments") or "{}"
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            arguments = function["arguments"]
+    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def _refusal(message: str, param: str) -> ApiError:
+    return ApiError(400, message, param=param, code="invalid_value")

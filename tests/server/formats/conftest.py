@@ -1,0 +1,73 @@
+"""What these tests share: servers of a tiny random model that can write JSON, and clients.
+
+The model says nothing sensible, so whatever has a form has it because it was made to. What it would
+say of its own accord is dictated with ``structured_outputs.choice``.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from ostinato import AsyncLLM
+from ostinato.server.config import ServerConfig
+from ostinato.server.state import ServerState
+from tests.support.checkpoints import make_config, make_tokenizer, save_checkpoint
+from tests.support.servers import await_idle, serving
+
+PLAIN_TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+"""Knows nothing of tools."""
+
+TOOL_TEMPLATE = (
+    "{% if tools %}TOOLS{% for t in tools %} {{ t['function']['name'] }}{% endfor %}; call in "
+    "<tool_call>{{ '\n' }}{% endif %}"
+    "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}"
+    "{% for c in m['tool_calls'] or [] %} CALL {{ c['function']['name'] }} "
+    "{{ c['function']['arguments'] | tojson }}{% endfor %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+"""Knows tools, and the tags."""
+
+
+def serve_scribe(path: Path, template: str) -> Iterator[tuple[str, ServerState]]:
+    """Serve a random Llama with a byte-level tokenizer and this template."""
+    save_checkpoint(path, make_config("llama", max_position_embeddings=4096))
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(path)
+    llm = AsyncLLM(str(path), dtype="float32", num_blocks=1024)
+    state = ServerState(llm, ServerConfig(model_names=("scribe",)))
+    with serving(state) as url:
+        yield url, state
+    llm.shutdown()
+
+
+@pytest.fixture(scope="package")
+def scribe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ServerState]]:
+    """Serve a model whose template knows no tools."""
+    yield from serve_scribe(tmp_path_factory.mktemp("scribe"), PLAIN_TEMPLATE)
+
+
+@pytest.fixture(scope="package")
+def tool_scribe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ServerState]]:
+    """Serve a model whose template knows tools."""
+    yield from serve_scribe(tmp_path_factory.mktemp("tool-scribe"), TOOL_TEMPLATE)
+
+
+@pytest.fixture
+def url(scribe: tuple[str, ServerState]) -> Iterator[str]:
+    """Return the address of the first; nothing is left running (law 9)."""
+    yield scribe[0]
+    await_idle(scribe[1].llm)
+    assert scribe[1].num_live == 0
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    """Lend the official client."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
