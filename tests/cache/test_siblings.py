@@ -67,3 +67,34 @@ def test_a_sibling_that_takes_anothers_place_is_found_both_ways():
     assert siblings.get(b"block") == "head"
     assert siblings.most_alike(packed((1, 3))) == ("head", 1)
     assert list(siblings) == ["head"]
+
+
+@given(
+    family=st.lists(runs, unique=True, max_size=12),
+    query=runs,
+    numbers=st.permutations([0, 1, 255, 256, 2**32 - 1]),
+)
+def test_of_equals_the_last_one_is_taken_whatever_numbers_the_tokens_have(family, query, numbers):
+    """A replay knows tokens by other numbers, and copies from the same blocks all the same."""
+    other = dict(zip([0, 1, 255, 256, 2**32 - 1], numbers, strict=True))
+    plain: Siblings[int] = Siblings()
+    renamed: Siblings[int] = Siblings()
+    for place, run in enumerate(family):
+        plain.add(None, packed(run), place)
+        renamed.add(None, packed(tuple(other[token] for token in run)), place)
+
+    best = plain.most_alike(packed(query))
+    assert best == renamed.most_alike(packed(tuple(other[token] for token in query)))
+    if best is not None:
+        equals = [p for p, run in enumerate(family) if num_common(run, query) == best[1]]
+        assert best[0] == equals[-1]
+
+
+def test_among_many_that_begin_alike_the_last_one_is_taken_as_well():
+    """Ten of a thousand begin with 7, and so do all but ten of another thousand."""
+    for few in (True, False):
+        siblings: Siblings[int] = Siblings()
+        for place in range(1000):
+            begins_alike = (place % 100 == 0) == few
+            siblings.add(None, packed((7 if begins_alike else 8, place)), place)
+        assert siblings.most_alike(packed((7, 2000))) == (900 if few else 999, 1)

@@ -7,28 +7,42 @@ The children of one prefix, found in two ways:
   beginning with a query is a neighbour of the query's place in sorted order, so the best of
   100,000 siblings is found by bisection.
 
+Where several share the longest beginning, the one that came last is taken: which of them is the
+neighbour hangs on the numbers that tokens happen to have, and a replay under other numbers must
+find the same.
+
 A sealed tail (the partial last block of a sequence that ended) is found the second way only.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from ostinato.core.tokens import num_common_tokens
+from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 
 ChildT = TypeVar("ChildT")
+
+
+class Namesakes(list[ChildT]):
+    """Children of one text, and which of all texts of the family it was."""
+
+    __slots__ = ("number",)
+
+    number: int
 
 
 class Siblings(Generic[ChildT]):
     """The children of one prefix."""
 
-    __slots__ = ("_by_block", "_by_text", "_texts")
+    __slots__ = ("_by_block", "_by_text", "_num_texts", "_texts")
 
     def __init__(self) -> None:
         """Make an empty family."""
         self._by_block: dict[bytes, ChildT] = {}
-        self._by_text: dict[bytes, list[ChildT]] = {}
+        # In the order in which texts came.
+        self._by_text: dict[bytes, Namesakes[ChildT]] = {}
         self._texts: list[bytes] = []
+        self._num_texts = 0  # that ever came
 
     def __len__(self) -> int:
         """Number of children, sealed tails included."""
@@ -60,9 +74,13 @@ class Siblings(Generic[ChildT]):
         if block is not None:
             assert block not in self._by_block, "a block has one place among its siblings"
             self._by_block[block] = child
-        if text not in self._by_text:
+        namesakes = self._by_text.get(text)
+        if namesakes is None:
             insort(self._texts, text)
-        self._by_text.setdefault(text, []).append(child)
+            namesakes = self._by_text[text] = Namesakes()
+            namesakes.number = self._num_texts
+            self._num_texts += 1
+        namesakes.append(child)
 
     def remove(self, block: bytes | None, text: bytes, child: ChildT) -> None:
         """Take out what ``add`` was told."""
@@ -87,12 +105,23 @@ class Siblings(Generic[ChildT]):
             The child and the number of shared tokens, at least 1; None if no child begins
             with the run's first token.
 
-        Cost: O(log n) comparisons.
+        Cost: O(log n) comparisons, and as a rule O(sqrt(n)) where many share that beginning.
         """
         place = bisect_left(self._texts, text)
-        best, most = None, 0
-        for candidate in self._texts[max(0, place - 1) : place + 1]:
-            common = num_common_tokens(candidate, text)
-            if common > most:
-                best, most = candidate, common
-        return None if best is None else (self._by_text[best][0], most)
+        neighbours = self._texts[max(0, place - 1) : place + 1]
+        most = max((num_common_tokens(other, text) for other in neighbours), default=0)
+        if not most:
+            return None
+        return self._by_text[self._newest(text[: most * TOKEN_BYTES])][0], most
+
+    def _newest(self, beginning: bytes) -> bytes:
+        """Name the text that came last among those with a beginning, of which there are some."""
+        texts, size = self._texts, len(beginning)
+        first = bisect_left(texts, beginning)
+        if first + 1 == len(texts) or not texts[first + 1].startswith(beginning):
+            return texts[first]
+        last = bisect_right(texts, beginning, first, key=lambda text: text[:size])
+        if (last - first) ** 2 <= len(texts):  # few: look at each
+            return max(texts[first:last], key=lambda text: self._by_text[text].number)
+        # Many: one of them is soon met on the way back from the newest of all.
+        return next(text for text in reversed(self._by_text) if text.startswith(beginning))

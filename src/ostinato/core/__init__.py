@@ -10,6 +10,7 @@ Files in reading order:
 * ``request``: what is known about one request?
 * ``plan``: what is one step asked to do, and what came back?
 * ``config``: what may a user set?
+* ``trace``: how is what happened written down, so that it can be replayed and not be read?
 * ``errors``: what can go wrong?
 
 Rules:

@@ -16,6 +16,7 @@ The whole tree, so that a caller can catch as much or as little as wanted::
     │   ├── InvalidSamplingParams
     │   └── DuplicateRequest
     ├── CacheInUse                    a reset was asked for while requests hold blocks
+    ├── BrokenTrace (ValueError)      a recorded or given trace of requests cannot be read
     └── EngineError
         ├── StepFailed                the forward pass of a step raised; its requests end
         └── EngineStopped             the engine was shut down
@@ -81,6 +82,10 @@ class DuplicateRequest(RequestError):
 
 class CacheInUse(OstinatoError):
     """The cache was asked to reset while requests hold blocks."""
+
+
+class BrokenTrace(OstinatoError, ValueError):
+    """A trace of requests cannot be read; the message names the line."""
 
 
 class EngineError(OstinatoError):

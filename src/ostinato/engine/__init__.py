@@ -15,6 +15,8 @@ Files in reading order:
 * ``grammar_vocabulary``: which bytes does each id stand for?
 * ``grammar``: which tokens may come next under a grammar?
 * ``public_prefixes``: which prefixes are public, and which prompt begins with one?
+* ``trace_writer``: how do lines reach a trace's file without holding up the engine?
+* ``recorder``: how is what happens to an engine recorded?
 * ``requests``: may this request be served, and what is it before it is added?
 * ``engine``: how does the loop go round?
 * ``snapshot``: what does an engine look like between two steps?
@@ -27,7 +29,8 @@ Files in reading order:
 
 Rules:
 
-1. The loop has no I/O and no threads; the faces and the publisher of events bring theirs.
+1. The loop has no I/O and no threads; the faces, the publisher of events and the writer of
+   traces bring theirs.
 2. A request is checked in full before anything of it is added.
 3. A failed step ends the requests that took part in it and no other.
 """

@@ -3,20 +3,25 @@
 * lease: keep a prefix, pinned or for a time, as hosted APIs sell it;
 * publish: let several tenants share a prefix, and compute only what follows it;
 * erase: leave nothing of a tenant, down to the keys and values;
-* new weights: see ``weights``.
+* new weights: see ``weights``;
+* recordings: see ``recorder``.
 
 All of it happens between steps; the faces see to that, each in its way.
 """
 
+from pathlib import Path
+from typing import Any
+
 import torch
 
-from ostinato.core.errors import CacheInUse, EmptyPrompt, RequestError
+from ostinato.core.errors import CacheInUse, ConfigError, EmptyPrompt, RequestError
 from ostinato.core.identity import PrefixKey
 from ostinato.core.lease import LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
 from ostinato.core.tenancy import EraseReceipt
 from ostinato.engine.engine import Engine
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.public_prefixes import salt_of_public
+from ostinato.engine.recorder import Settings
 from ostinato.engine.requests import tokenize
 from ostinato.engine.weights import WeightUpdate
 
@@ -45,11 +50,18 @@ class Administration:
         if not tokens:
             raise EmptyPrompt("a lease needs at least one token: the prompt is empty")
         identity = self._engine.identity_of(prompt, tokens)
-        return self._engine.cache.custody.lease(PrefixKey(identity, tokens), terms)
+        key, recorder = PrefixKey(identity, tokens), self._engine.recorder
+        recorder.tick()
+        receipt = self._engine.cache.custody.lease(key, terms)
+        recorder.leased(key, terms, receipt.lease_id)
+        return receipt
 
     def end_lease(self, lease_id: LeaseId) -> bool:
         """Let go of a lease; returns False if there is none of that number."""
-        return self._engine.cache.custody.end_lease(lease_id)
+        self._engine.recorder.tick()
+        ended = self._engine.cache.custody.end_lease(lease_id)
+        self._engine.recorder.lease_ended(lease_id)
+        return ended
 
     def publishable(self, name: str, prompt: Prompt) -> Prompt:
         """Return the prompt that computes what is to be published: whole blocks of another.
@@ -77,7 +89,9 @@ class Administration:
         assert name is not None, "a prompt to be published says under which name"
         tokens = engine.public_prefixes.whole_blocks(name, tokenize(prompt, engine.loaded))
         key = PrefixKey(engine.identity_of(prompt, tokens), tokens)
+        engine.recorder.tick()
         receipt = engine.cache.custody.publish(key)
+        engine.recorder.published(key)
         if receipt.status is LeaseStatus.ACCEPTED:
             engine.public_prefixes.add(name, tokens)
         return receipt
@@ -117,7 +131,9 @@ class Administration:
                 "pass cancel_running=True"
             )
         salt = cache_salt.encode() if isinstance(cache_salt, str) else cache_salt
+        self._engine.recorder.tick()
         receipt = self._engine.cache.custody.erase(salt)
+        self._engine.recorder.erased(salt)
         return EraseReceipt(
             num_cancelled,
             receipt.num_blocks,
@@ -136,6 +152,51 @@ class Administration:
         nothing more; nothing that was computed before can hit. Leases end.
         """
         return self._engine.adopt(update)
+
+    def start_recording(self, path: str | Path) -> Path:
+        """Record what happens from now on, without any content.
+
+        Args:
+            path: A file that does not exist; ``ostinato simulate`` reads it.
+
+        Raises:
+            ConfigError: A recording runs already, or the file cannot be made.
+        """
+        engine, recorder = self._engine, self._engine.recorder
+        if recorder.path is not None:
+            raise ConfigError(
+                f"a recording to {str(recorder.path)!r} runs: stop it before you begin another one"
+            )
+        cache = engine.cache
+        is_cold = not engine.has_work and cache.pool.num_scratch == cache.config.num_blocks
+        shape, epoch = self._shape(), cache.custody.epoch
+        settings = Settings(cache.config, engine.scheduler.config, shape, epoch, is_cold)
+        recorder.start(Path(path), settings)
+        return Path(path)
+
+    def start_recording_if_set(self) -> None:
+        """Record from the first request on, if ``record_trace`` says where.
+
+        Raises:
+            ConfigError: The file cannot be made.
+        """
+        if self._engine.config.record_trace is not None:
+            self.start_recording(self._engine.config.record_trace)
+
+    def stop_recording(self) -> Path | None:
+        """End the recording and return where it is; None if none runs."""
+        return self._engine.recorder.stop()
+
+    def _shape(self) -> dict[str, Any]:
+        """Say what the model's tokens weigh, for the header of a trace."""
+        loaded, dtype = self._engine.loaded, self._engine.kv_dtype()
+        return {
+            "name": Path(loaded.name).name,
+            "num_layers": len(loaded.kv_spec.layers),
+            "vocab_size": loaded.vocab_size,
+            "kv_dtype": str(dtype).removeprefix("torch."),
+            "token_bytes": loaded.kv_spec.bytes_per_token(dtype),
+        }
 
     def _zero_unused_slots(self) -> int:
         """Overwrite all slots without live content; returns how many."""

@@ -53,6 +53,7 @@ class AsyncLLM:
         """
         self._engine = Engine(EngineConfig.of(model, settings))
         self._administration = Administration(self._engine)
+        self._administration.start_recording_if_set()
         self._commands = CommandQueue()
         self._mailboxes: dict[str, Mailbox] = {}
         self._making = threading.Lock()  # tokenizers are not made for many threads at once
@@ -268,6 +269,14 @@ class AsyncLLM:
     async def ask(self, question: Callable[[Engine], AnswerT]) -> AnswerT:
         """Have something looked up in the engine's thread, between two steps."""
         return await self._call(lambda: question(self._engine))
+
+    async def start_recording(self, path: str | Path) -> Path:
+        """Record what happens from now on; as ``LLM.start_recording``."""
+        return await self._call(lambda: self._administration.start_recording(path))
+
+    async def stop_recording(self) -> Path | None:
+        """End the recording and return where it is; None if none runs."""
+        return await self._call(self._administration.stop_recording)
 
     def shutdown(self) -> None:
         """End all requests and the engine's thread; a second call does nothing."""

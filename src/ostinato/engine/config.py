@@ -68,6 +68,8 @@ class EngineConfig:
         kv_events_replay_endpoint: Where consumers ask for batches that they missed; None
             answers nobody.
         kv_events_topic: First frame of every message with KV events.
+        record_trace: Where to record what happens, for ``ostinato simulate``: times, lengths
+            and pseudonyms, no content; None records nothing until it is asked to.
         seed: Of the seeds for requests that bring none.
     """
 
@@ -95,6 +97,7 @@ class EngineConfig:
     kv_events_endpoint: str | None = None
     kv_events_replay_endpoint: str | None = None
     kv_events_topic: str = ""
+    record_trace: str | Path | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -117,6 +120,8 @@ class EngineConfig:
                 f"num_blocks={self.num_blocks} and kv_cache_memory={self.kv_cache_memory} both "
                 "size the pool: give one of them"
             )
+        if self.record_trace is not None and not isinstance(self.record_trace, (str, Path)):
+            raise ConfigError(f"record_trace={self.record_trace!r}: must be the path of a file")
         self._check_kv_events()
         self._check_allotments()
         self.cache(self.num_blocks or 2**31)

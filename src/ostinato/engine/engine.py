@@ -32,6 +32,7 @@ from ostinato.engine.kv_events_publisher import publish_kv_events
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.public_prefixes import PublicPrefixes, salt_of_public
+from ostinato.engine.recorder import Recorder
 from ostinato.engine.request_state import RequestState
 from ostinato.engine.requests import (
     EngineRequest,
@@ -48,6 +49,7 @@ from ostinato.runner.layer_groups import group_layers
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.sched.scheduler import Scheduler
+from ostinato.sched.sequence import Sequence
 from ostinato.sched.share import SequenceUpdate
 from ostinato.sched.stats import SchedulerStats
 
@@ -66,6 +68,7 @@ class Engine:
         scheduler: Who computes what.
         is_computing: Whether a forward pass is under way, so that whatever is raised now ends
             the step and does no other harm.
+        recorder: Writes down what happens, for replays; nothing unless it was asked to.
         kv_events: Tells outsiders what is cached; None unless ``kv_events_endpoint`` is set.
     """
 
@@ -80,7 +83,7 @@ class Engine:
         self.loaded: LoadedModel = load_model(config.model, config.dtype, config.device)
         limit = self.loaded.length_limit
         scheduling = config.scheduler(config.longest(limit.num_tokens, limit.reason))
-        kv_dtype, spec = self._kv_dtype(), self.loaded.kv_spec
+        kv_dtype, spec = self.kv_dtype(), self.loaded.kv_spec
         groups = group_layers(spec, scheduling.max_model_len)
         sizes = size_pools(config, scheduling, spec, groups, kv_dtype, self.loaded.device)
         self.runner = ModelRunner(
@@ -88,7 +91,9 @@ class Engine:
         )
         longest = -(-scheduling.max_model_len // config.block_size)
         reserved = min(longest, sizes.num_blocks)
-        self.cache = CacheManager(config.cache(sizes.num_blocks, sizes.windows, reserved), clock)
+        self.recorder = Recorder(clock)
+        caching = config.cache(sizes.num_blocks, sizes.windows, reserved)
+        self.cache = CacheManager(caching, self.recorder.clock)
         self.public_prefixes = PublicPrefixes(self.cache.custody, config.block_size)
         self.scheduler = Scheduler(scheduling, self.cache, clock)
         self.is_computing = False
@@ -104,6 +109,7 @@ class Engine:
         if self.kv_events is not None:  # also if nobody calls close()
             weakref.finalize(self, self.kv_events.close)
         self._closed: list[bytes] = []  # tenants that are being erased
+        weakref.finalize(self, self.recorder.stop)
 
     @property
     def has_work(self) -> bool:
@@ -167,7 +173,9 @@ class Engine:
                 "the tenant of the request, or a public prefix that it begins with, is being "
                 "erased: send it again when that is done"
             )
+        self.recorder.tick()
         self.scheduler.add(made.request, made.seeds)
+        self.recorder.added(made.request, made.arrival_s)
         state = RequestState(made.request, made.prompt, self._tokens, made.arrival_s)
         self._states[made.request.request_id] = state
 
@@ -182,9 +190,11 @@ class Engine:
             BaseException: Only what is no ``Exception``, such as ``KeyboardInterrupt``; the
                 step's requests have ended then.
         """
+        self.recorder.tick()
         plan = self.scheduler.plan()
         if not plan.sequences:
             return []
+        self.recorder.planned()
         try:
             self.is_computing = True
             result = self.runner.execute(plan)
@@ -197,7 +207,10 @@ class Engine:
             self.is_computing = False
             self._fail(f"interrupted: {type(interruption).__name__}")
             raise
-        return self._take(self.scheduler.commit(result))
+        self.recorder.tick()
+        updates = self.scheduler.commit(result)
+        self.recorder.committed()
+        return self._take(updates)
 
     def cancel(self, request_id: str) -> RequestOutput | None:
         """End a request between steps, and give its blocks back.
@@ -205,7 +218,7 @@ class Engine:
         Returns:
             What it brought; None if no such request is live.
         """
-        now_s, ended = self._clock(), self.scheduler.cancel(RequestId(request_id))
+        now_s, ended = self._clock(), self._cancel(RequestId(request_id))
         state = self._states.pop(RequestId(request_id), None)
         if state is None:
             return None
@@ -216,7 +229,7 @@ class Engine:
 
     def discard(self, request_id: str) -> None:
         """End a request whose output nobody wants; an unknown id is none."""
-        self.scheduler.cancel(RequestId(request_id))
+        self._cancel(RequestId(request_id))
         self._states.pop(RequestId(request_id), None)
 
     def reset_cache(self, preempt_running: bool = False) -> None:
@@ -225,9 +238,11 @@ class Engine:
         Raises:
             CacheInUse: Requests run, and they were not to be preempted.
         """
+        self.recorder.tick()
         if preempt_running:
             self.scheduler.preempt_all()
         self.cache.custody.reset()
+        self.recorder.reset(preempt_running)
 
     def requests_of(self, salt: str | bytes) -> list[RequestId]:
         """List the live requests of a tenant, or behind a public head."""
@@ -245,7 +260,10 @@ class Engine:
     def adopt(self, update: WeightUpdate) -> int:
         """Go on with new weights, between steps; returns the new epoch."""
         self.loaded = update.apply(self.loaded)
-        return self.cache.custody.new_epoch(self.loaded.fingerprint)
+        self.recorder.tick()
+        epoch = self.cache.custody.new_epoch(self.loaded.fingerprint)
+        self.recorder.new_epoch()
+        return epoch
 
     def identity(self, cache_salt: str) -> Identity:
         """Return what a tenant's requests must agree on now."""
@@ -272,7 +290,8 @@ class Engine:
         return replace(own, head=self.public_prefixes.head_of(tokens, prompt.public_prefixes))
 
     def close(self) -> None:
-        """Stop telling outsiders what is cached; a second call does nothing."""
+        """Stop recording and telling outsiders what is cached; a second call does nothing."""
+        self.recorder.stop()
         if self.kv_events is not None:
             self.kv_events.close()
 
@@ -287,18 +306,24 @@ class Engine:
             stop = state.take(sequence, update.token, now_s)
             if stop is not None:
                 self.scheduler.finish(sequence, FinishReason.STOP, stop)
+            self.recorder.took(sequence)
         return self._collect(touched)
 
     def _fail(self, error: str) -> list[RequestState]:
         """End the requests of a failed step; their siblings in other steps end as well."""
         now_s = self._clock()
+        self.recorder.tick()
         touched: dict[RequestId, RequestState] = {}
-        for update in self.scheduler.fail():
+        ended = self.scheduler.fail()
+        self.recorder.failed()
+        for update in ended:
+            self.recorder.took(update.sequence)
             request_id = update.sequence.request.request_id
             touched[request_id] = self._states[request_id]
             touched[request_id].take(update.sequence, None, now_s)
         for request_id, state in touched.items():
-            self.scheduler.cancel(request_id)
+            for sequence in self.scheduler.cancel(request_id):
+                self.recorder.took(sequence)
             state.fail(FinishReason.ERROR, error, now_s)
         return self._collect(touched)
 
@@ -307,7 +332,15 @@ class Engine:
         for request_id, state in touched.items():
             if state.finished:
                 del self._states[request_id]
+                self.recorder.ended(request_id)
         return list(touched.values())
+
+    def _cancel(self, request_id: RequestId) -> list[Sequence]:
+        """End all sequences of a request; an unknown id has none."""
+        self.recorder.tick()
+        ended = self.scheduler.cancel(request_id)
+        self.recorder.cancelled(request_id, ended)
+        return ended
 
     def _new_id(self) -> str:
         """Return a name that no live request has."""
@@ -316,7 +349,7 @@ class Engine:
         self._next_request += 1
         return name
 
-    def _kv_dtype(self) -> torch.dtype:
+    def kv_dtype(self) -> torch.dtype:
         """Settle in which format keys and values are kept."""
         name = self.config.kv_cache_dtype
         return self.loaded.dtype if name == "auto" else getattr(torch, name)

@@ -45,6 +45,7 @@ class LLM:
             ModelError: The model cannot be served.
         """
         self._engine: Engine | None = Engine(EngineConfig.of(model, settings))
+        Administration(self._engine).start_recording_if_set()
 
     @property
     def engine(self) -> Engine:
@@ -224,6 +225,23 @@ class LLM:
         for name in names:
             self.engine.cancel(name)
         return Administration(self.engine).erase(cache_salt, len(names))
+
+    def start_recording(self, path: str | Path) -> Path:
+        """Record what happens from now on, for ``ostinato simulate``.
+
+        Times, lengths and pseudonyms are written, no content: see ``core.trace``.
+
+        Args:
+            path: A file that does not exist.
+
+        Raises:
+            ConfigError: A recording runs already, or the file cannot be made.
+        """
+        return Administration(self.engine).start_recording(path)
+
+    def stop_recording(self) -> Path | None:
+        """End the recording and return where it is; None if none runs."""
+        return Administration(self.engine).stop_recording()
 
     def close(self) -> None:
         """Let go of the model, its memory and its sockets; a second call does nothing."""

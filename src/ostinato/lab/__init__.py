@@ -1,4 +1,4 @@
-"""What would caching save, and what does it cost? Arithmetic only: no model is loaded.
+"""What would caching save, and what does it cost? No model is loaded, and no engine runs.
 
 Files in reading order:
 
@@ -10,6 +10,9 @@ Files in reading order:
 * ``kv_families``: what does a family assume where its config is silent?
 * ``kv_layers``: what does each layer keep of a token?
 * ``kv_bytes``: how many bytes is that, per token, per sequence, in all?
+* ``lines``: what becomes of the lines of a file that cannot be read?
+* ``recording``: what does a recorded trace hold, once it is read?
+* ``replay``: does a recorded run, done again, give the same hits?
 
 Rules:
 

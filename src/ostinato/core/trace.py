@@ -1,0 +1,383 @@
+"""How is what happened to an engine written down, so that it can be replayed and not be read?
+
+A trace is text, a JSON object per line: a header, then one event per line in the order in which
+things happened. Whoever replays the events on the same scheduler and cache gets the same hits,
+request by request::
+
+    {"event":"header", "version":1, "cache":{...}, "scheduler":{...}, "model":{...}, ...}
+    {"event":"added",  "step":0, "at_us":12, "request":0, "prompt":"...", ...}
+    {"event":"steps",  "step":0, "times_us":[40, 900, 950, 1400]}      two steps: begun, ended
+    {"event":"ended",  "step":2, "at_us":1400, "request":0, "cached":0, "sequences":[...]}
+
+Tokens are not in it. Each stands there as a pseudonym: 32 bits of a keyed hash of *every* token
+up to it. So two prompts have the same pseudonyms exactly as far as they begin alike, down to the
+single token, and nothing else can be learned: equal words in different places, or in prompts
+that began differently, have different pseudonyms, and the key is random and kept in memory alone,
+while the recording runs. Who can send requests to the engine *during* a recording and read the
+trace can test whether a prompt of theirs begins like another; a trace is for its operator.
+
+Source: the prefix-chained block ids of Mooncake's traces (arXiv 2407.00079, section 4.1), here
+by token and with a key.
+"""
+
+import hashlib
+import secrets
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from ostinato.core.config import CacheConfig, SchedulerConfig
+from ostinato.core.errors import BrokenTrace
+from ostinato.core.identity import ImageSpan, PublicHead
+from ostinato.core.tenancy import NARROWED_BY, owner_of
+from ostinato.core.tokens import TOKEN_BYTES
+
+VERSION = 1
+"""Of the format; a reader refuses what is newer."""
+
+_NAME_BYTES = 8
+
+
+class Header(msgspec.Struct, frozen=True, tag_field="event", tag="header", kw_only=True):
+    """The first line.
+
+    Attributes:
+        version: Of the format.
+        cache: Settings of the cache; tenants of allotments are pseudonyms.
+        scheduler: Settings of the scheduler.
+        model: The model's shape: what its tokens weigh, not what they say.
+        is_cold: Whether nothing was cached and nobody ran when the recording began; only then
+            a replay gives the same hits from the first request on.
+        epoch: Of the weights at the beginning.
+        start_us: The engine's clock at the beginning, in microseconds.
+        unix_s: Time of day at the beginning, in seconds since 1970.
+    """
+
+    version: int
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    model: dict[str, Any]
+    is_cold: bool
+    epoch: int
+    start_us: int
+    unix_s: float
+
+
+class Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower, kw_only=True):
+    """Something that happened.
+
+    Attributes:
+        step: Steps that had run before it; what happens between two steps bears the number of
+            the second.
+    """
+
+    step: int
+
+
+class Image(msgspec.Struct, frozen=True, array_like=True):
+    """An image's place among the tokens, with a pseudonym for its content."""
+
+    name: str
+    start: int
+    length: int
+
+
+class Added(Event, frozen=True):
+    """A request was added.
+
+    Attributes:
+        at_us: Microseconds since ``start_us``.
+        request: Its number, from 0 on.
+        arrival_us: When it reached the engine's face.
+        prompt: Pseudonyms, little-endian ``uint32``, shape (num_prompt_tokens * 4,).
+        tenant: A pseudonym of its salt; empty without one.
+        adapter: A pseudonym of its adapter; empty without one.
+        head: A pseudonym of the public head that it begins with, and the head's length in
+            tokens; None without one.
+        epoch: Of the weights, when it was made.
+        images: Among its tokens.
+        n: Continuations.
+        max_tokens: Most tokens of each; None is no limit of its own.
+        priority: Lower goes first.
+        cache_read: Whether it may hit.
+        cache_write: Whether others may hit what it computes.
+        prompt_logprobs: Whether it wants the logits of its prompt, and so reads no cache.
+    """
+
+    at_us: int
+    request: int
+    arrival_us: int
+    prompt: bytes
+    tenant: str = ""
+    adapter: str = ""
+    head: tuple[str, int] | None = None
+    epoch: int = 0
+    images: tuple[Image, ...] = ()
+    n: int = 1
+    max_tokens: int | None = None
+    priority: int = 0
+    cache_read: bool = True
+    cache_write: bool = True
+    prompt_logprobs: bool = False
+
+
+class Steps(Event, frozen=True):
+    """Steps that ran, from ``step`` on.
+
+    Attributes:
+        times_us: When each was planned and when its result was taken, by turns.
+    """
+
+    times_us: tuple[int, ...]
+
+
+class Failed(Event, frozen=True):
+    """A step whose forward pass raised, with the times of its plan and of its end."""
+
+    times_us: tuple[int, int]
+
+
+class SequenceEnd(msgspec.Struct, frozen=True):
+    """How one continuation ended.
+
+    Attributes:
+        output: Pseudonyms, little-endian ``uint32``, shape (num_output_tokens * 4,).
+        reason: As ``FinishReason`` spells it; ``live`` if it went on after the recording.
+        by_string: Whether a stop string ended it, after the step.
+    """
+
+    output: bytes
+    reason: str
+    by_string: bool = False
+
+
+class Ended(Event, frozen=True):
+    """All continuations of a request have ended; what it had found.
+
+    Attributes:
+        at_us: Microseconds since ``start_us``.
+        request: Its number.
+        cached: Prompt tokens that hit at its first admission, copied ones included.
+        copied: Those of them that were copied out of a block.
+        was_admitted: Whether it was ever admitted; else it found nothing because it never looked.
+        sequences: In the order of their index; fewer than ``n`` if it ended before it was forked.
+    """
+
+    at_us: int
+    request: int
+    cached: int
+    copied: int
+    was_admitted: bool
+    sequences: tuple[SequenceEnd, ...]
+
+
+class Cancelled(Event, frozen=True):
+    """A request was cancelled between steps."""
+
+    at_us: int
+    request: int
+
+
+class CacheReset(Event, frozen=True):
+    """Everything cached was forgotten; before that the running were preempted, or nobody ran."""
+
+    at_us: int
+    preempted: bool
+
+
+class NewEpoch(Event, frozen=True):
+    """The weights were changed."""
+
+    at_us: int
+
+
+class Erased(Event, frozen=True):
+    """A tenant's blocks were erased."""
+
+    at_us: int
+    tenant: str
+
+
+class Leased(Event, frozen=True):
+    """A prefix was to be leased.
+
+    Attributes:
+        at_us: Microseconds since ``start_us``.
+        lease: Number of the lease; None if nothing was held.
+        prefix: As in ``Added.prompt``.
+        tenant: A pseudonym; empty without a salt.
+        head: As in ``Added``.
+        ttl_s: Seconds; None pins it.
+        refresh_on_hit: Whether a use starts its time anew.
+    """
+
+    at_us: int
+    lease: int | None
+    prefix: bytes
+    tenant: str = ""
+    head: tuple[str, int] | None = None
+    ttl_s: float | None = None
+    refresh_on_hit: bool = False
+
+
+class Published(Event, frozen=True):
+    """A prefix was to be kept as a public head; attributes as in ``Leased``."""
+
+    at_us: int
+    prefix: bytes
+    tenant: str
+    head: None = None
+
+
+class LeaseEnded(Event, frozen=True):
+    """A lease was let go of."""
+
+    at_us: int
+    lease: int
+
+
+class Stopped(Event, frozen=True):
+    """The recording was ended in order; a trace without this line was cut off."""
+
+    at_us: int
+
+
+AnyEvent = (
+    Added
+    | Steps
+    | Failed
+    | Ended
+    | Cancelled
+    | CacheReset
+    | NewEpoch
+    | Erased
+    | Leased
+    | Published
+    | LeaseEnded
+    | Stopped
+)
+
+_encoder = msgspec.json.Encoder()
+_headers = msgspec.json.Decoder(Header)
+_events: msgspec.json.Decoder[Any] = msgspec.json.Decoder(AnyEvent)
+
+
+def write_line(line: Header | AnyEvent) -> bytes:
+    """Return one line of a trace, with its line break."""
+    return _encoder.encode(line) + b"\n"
+
+
+def read_header(line: bytes) -> Header:
+    """Read the first line.
+
+    Raises:
+        BrokenTrace: It is no header, or of a version that is not known here.
+    """
+    try:
+        header = _headers.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BrokenTrace(f"this is no header of a recorded trace: {error}") from error
+    if header.version > VERSION:
+        raise BrokenTrace(
+            f"the trace has version {header.version} and this Ostinato reads up to {VERSION}: "
+            "use a newer one"
+        )
+    return header
+
+
+def read_event(line: bytes) -> AnyEvent:
+    """Read any other line.
+
+    Raises:
+        BrokenTrace: It is no event.
+    """
+    try:
+        event: AnyEvent = _events.decode(line)
+        return event
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BrokenTrace(f"this is no event of a recorded trace: {error}") from error
+
+
+class Pseudonyms:
+    """Names for tokens and tenants that tell nothing but where two of them are the same.
+
+    The key is drawn when it is made and never leaves it.
+    """
+
+    def __init__(self) -> None:
+        """Draw a key."""
+        self._key = secrets.token_bytes(32)
+
+    def name(self, content: bytes) -> str:
+        """Name a salt, an adapter or an image's content; what is empty stays empty."""
+        if not content:
+            return ""
+        # A key of its own kind: a salt must not look like the first token of a prompt.
+        digest = hashlib.blake2b(content, digest_size=_NAME_BYTES, key=self._key, person=b"name")
+        return digest.hexdigest()
+
+    def salt(self, salt: bytes) -> str:
+        """Name a salt, so that its owner can still be told from what a client narrowed it by."""
+        owner = owner_of(salt)
+        if owner == salt:
+            return self.name(salt)
+        return self.name(owner) + NARROWED_BY + self.name(salt)
+
+    def head(self, head: PublicHead | None) -> tuple[str, int] | None:
+        """Name a public head."""
+        return None if head is None else (self.salt(head.tenant), head.num_tokens)
+
+    def prompt(self, tokens: "array[int]", images: Iterable[ImageSpan] = ()) -> "Chain":
+        """Name a prompt's tokens.
+
+        Args:
+            tokens: Ids, shape (num_tokens,).
+            images: Among them; what comes after an image is named after its content as well.
+        """
+        chain = Chain(self._key)
+        chain.extend(tokens, {image.start: image for image in images})
+        return chain
+
+
+class Chain:
+    """A row of tokens by their pseudonyms, which can be continued.
+
+    Attributes:
+        names: Little-endian ``uint32``, shape (num_tokens * 4,).
+    """
+
+    def __init__(self, key: bytes) -> None:
+        """Begin with no token."""
+        self.names = bytearray()
+        self._hash = hashlib.blake2b(key=key, digest_size=TOKEN_BYTES, person=b"token")
+
+    def extend(self, tokens: "array[int]", images: "dict[int, ImageSpan] | None" = None) -> None:
+        """Name more tokens; cost: one hash of 4 bytes each, about a microsecond."""
+        state, packed = self._hash, tokens.tobytes()
+        found = []
+        for place in range(len(tokens)):
+            if images and place in images:
+                state.update(b"image" + images[place].digest)
+            state.update(packed[place * TOKEN_BYTES : (place + 1) * TOKEN_BYTES])
+            found.append(state.copy().digest())
+        self.names += b"".join(found)
+
+    def continued(self, tokens: "array[int]") -> bytes:
+        """Name what one continuation appends; this row stays as it is."""
+        branch = Chain.__new__(Chain)
+        branch.names, branch._hash = bytearray(), self._hash.copy()
+        branch.extend(tokens)
+        return bytes(branch.names)
+
+
+def unpack_names(names: bytes) -> "array[int]":
+    """Return pseudonyms as token ids.
+
+    Raises:
+        BrokenTrace: The bytes are no whole number of them.
+    """
+    if len(names) % TOKEN_BYTES:
+        raise BrokenTrace(f"{len(names)} bytes are no whole number of pseudonyms of {TOKEN_BYTES}")
+    return array("I", names)

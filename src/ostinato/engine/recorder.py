@@ -1,0 +1,382 @@
+"""How is what happens to an engine recorded?
+
+The engine tells the recorder whatever a replay has to do again: requests that come and go, the
+times of its steps, resets, erasures, leases and new weights. Nothing of it is content: see
+``core.trace``.
+
+While a recording runs, the cache's clock stands still between two entries, so that a policy
+which looks at the time sees the same times in a replay, to the microsecond.
+
+Rules:
+
+1. Every method is called between steps, or by the step itself, in one thread at a time.
+2. Whatever goes wrong in here ends the recording, is logged, and never reaches the engine.
+"""
+
+import functools
+import time
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec
+
+from ostinato.core.config import CacheConfig, SchedulerConfig
+from ostinato.core.identity import PrefixKey
+from ostinato.core.ids import RequestId
+from ostinato.core.lease import LeaseId, LeaseTerms
+from ostinato.core.request import Request
+from ostinato.core.trace import (
+    VERSION,
+    Added,
+    AnyEvent,
+    CacheReset,
+    Cancelled,
+    Chain,
+    Ended,
+    Erased,
+    Failed,
+    Header,
+    Image,
+    Leased,
+    LeaseEnded,
+    NewEpoch,
+    Pseudonyms,
+    Published,
+    SequenceEnd,
+    Steps,
+    Stopped,
+)
+from ostinato.engine.trace_writer import TraceWriter
+from ostinato.sched.sequence import Sequence
+
+STEPS_PER_LINE = 128
+"""Steps that share a line, if nothing else happens between them."""
+
+P = ParamSpec("P")
+
+
+class SteadyClock:
+    """A clock that can be held, so that everything between two entries has one time."""
+
+    def __init__(self, source: Callable[[], float]) -> None:
+        """Show what another clock shows."""
+        self._source = source
+        self._held_s: float | None = None
+
+    def __call__(self) -> float:
+        """Return seconds that never fall."""
+        return self._source() if self._held_s is None else self._held_s
+
+    def hold(self) -> int:
+        """Stop at the present microsecond, and return it."""
+        microseconds = int(self._source() * 1_000_000)
+        self._held_s = microseconds / 1_000_000
+        return microseconds
+
+    def go(self) -> None:
+        """Run again."""
+        self._held_s = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a header says of an engine."""
+
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    model: dict[str, Any]
+    epoch: int
+    is_cold: bool
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request that was recorded and has not ended."""
+
+    number: int
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+
+
+def _never_raises(
+    method: "Callable[Concatenate[Recorder, P], None]",
+) -> "Callable[Concatenate[Recorder, P], None]":
+    """Do nothing while no recording runs, and end the one that a method breaks (rule 2)."""
+
+    @functools.wraps(method)
+    def guarded(self: "Recorder", /, *args: P.args, **kwargs: P.kwargs) -> None:
+        writer = self._writer
+        if writer is None:
+            return
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            writer.give_up(f"{type(error).__name__}: {error}")
+        if writer.failed:
+            self._end()
+
+    return guarded
+
+
+class Recorder:
+    """Writes a trace of one engine, or nothing while no recording runs.
+
+    Attributes:
+        clock: For the cache; held while a recording runs.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Record nothing yet."""
+        self.clock = SteadyClock(clock)
+        self._writer: TraceWriter | None = None
+        self._names = Pseudonyms()
+        self._live: dict[RequestId, _Live] = {}
+        self._chains: dict[int, Chain] = {}  # the writer's thread alone touches them
+        self._start_us = self._now_us = self._num_steps = self._num_requests = 0
+        self._times: list[int] = []
+
+    @property
+    def path(self) -> Path | None:
+        """Where the recording that runs is written; None if none runs."""
+        return None if self._writer is None else self._writer.path
+
+    def start(self, path: Path, settings: Settings) -> None:
+        """Begin a recording.
+
+        Args:
+            path: A file that does not exist.
+            settings: For the header.
+
+        Raises:
+            ConfigError: A recording runs already, or the file cannot be made.
+        """
+        assert self._writer is None, "one recording at a time"
+        self._writer = TraceWriter(path)
+        self._names, self._live, self._chains = Pseudonyms(), {}, {}
+        self._num_steps = self._num_requests = 0
+        self._times = []
+        self._start_us = self._now_us = self.clock.hold()
+        names, cache = self._names, settings.cache
+        allotments = {names.salt(t).encode(): share for t, share in cache.allotments.items()}
+        header = Header(
+            version=VERSION,
+            cache=replace(cache, allotments=allotments),
+            scheduler=settings.scheduler,
+            model=settings.model,
+            is_cold=settings.is_cold,
+            epoch=settings.epoch,
+            start_us=self._start_us,
+            unix_s=time.time(),
+        )
+        self._writer.put(lambda: header)
+
+    def stop(self) -> Path | None:
+        """End the recording in order.
+
+        Returns:
+            Where it is; None if none ran.
+        """
+        writer, path = self._writer, self.path
+        self.tick()
+        for request_id in list(self._live):
+            self.ended(request_id)
+        self._stopped()
+        if writer is not None:
+            writer.close()
+        self._end()
+        return path
+
+    @_never_raises
+    def tick(self) -> None:
+        """Let the clock go on to now; called before whatever the cache may note a time of."""
+        self._now_us = self.clock.hold()
+
+    @_never_raises
+    def added(self, request: Request, arrival_s: float) -> None:
+        """Note a request that was added."""
+        number, self._num_requests = self._num_requests, self._num_requests + 1
+        self._live[request.request_id] = _Live(number)
+        arrival_us = int(arrival_s * 1_000_000) - self._start_us
+        step, at_us, chains = self._num_steps, self._at_us, self._chains
+
+        def line() -> Added:
+            chain = self._names.prompt(request.prompt_token_ids, request.images)
+            chains[number] = chain
+            return Added(
+                step=step,
+                at_us=at_us,
+                request=number,
+                arrival_us=arrival_us,
+                prompt=bytes(chain.names),
+                tenant=self._names.salt(request.identity.tenant),
+                adapter=self._names.name(request.identity.adapter),
+                head=self._names.head(request.identity.head),
+                epoch=request.identity.epoch,
+                images=tuple(
+                    Image(self._names.name(i.digest), i.start, i.length) for i in request.images
+                ),
+                n=request.params.n,
+                max_tokens=request.params.max_tokens,
+                priority=request.priority,
+                cache_read=request.cache_read,
+                cache_write=request.cache_write,
+                prompt_logprobs=request.params.prompt_logprobs is not None,
+            )
+
+        self._put(line)
+
+    @_never_raises
+    def planned(self) -> None:
+        """Note that the step under way has been planned, at the time of the last tick."""
+        self._times.append(self._at_us)
+
+    @_never_raises
+    def committed(self) -> None:
+        """Note that it has run, at the time of the last tick."""
+        self._times.append(self._at_us)
+        self._num_steps += 1
+        if len(self._times) >= 2 * STEPS_PER_LINE:
+            self._put_steps()
+
+    @_never_raises
+    def failed(self) -> None:
+        """Note that it has failed, at the time of the last tick."""
+        begun, ended = self._times.pop(), self._at_us
+        self._put_event(Failed(step=self._num_steps, times_us=(begun, ended)))
+        self._num_steps += 1
+
+    @_never_raises
+    def took(self, sequence: Sequence) -> None:
+        """Note a continuation that got a token or ended."""
+        live = self._live.get(sequence.request.request_id)
+        if live is not None:
+            live.sequences[sequence.index] = sequence
+
+    @_never_raises
+    def cancelled(self, request_id: RequestId, sequences: Iterable[Sequence]) -> None:
+        """Note that a request was cancelled."""
+        live = self._live.get(request_id)
+        if live is not None:
+            live.sequences |= {sequence.index: sequence for sequence in sequences}
+            self._put_event(Cancelled(step=self._num_steps, at_us=self._at_us, request=live.number))
+            self.ended(request_id)
+
+    @_never_raises
+    def ended(self, request_id: RequestId) -> None:
+        """Note that all continuations of a request have ended, and what it had found."""
+        live = self._live.pop(request_id, None)
+        if live is None:
+            return
+        step, at_us, chains = self._num_steps, self._at_us, self._chains
+        members = [live.sequences[index] for index in sorted(live.sequences)]
+        first = members[0] if members else None
+        outputs = [(member.output, _reason(member), _by_string(member)) for member in members]
+
+        def line() -> Ended:
+            chain = chains.pop(live.number)
+            return Ended(
+                step=step,
+                at_us=at_us,
+                request=live.number,
+                cached=first.num_shared_tokens + first.num_copied_tokens if first else 0,
+                copied=first.num_copied_tokens if first else 0,
+                was_admitted=first is not None and first.first_planned_s is not None,
+                sequences=tuple(SequenceEnd(chain.continued(o), r, s) for o, r, s in outputs),
+            )
+
+        self._put(line)
+
+    @_never_raises
+    def reset(self, preempted: bool) -> None:
+        """Note that the cache was reset."""
+        self._put_event(CacheReset(step=self._num_steps, at_us=self._at_us, preempted=preempted))
+
+    @_never_raises
+    def new_epoch(self) -> None:
+        """Note that the weights were changed."""
+        self._put_event(NewEpoch(step=self._num_steps, at_us=self._at_us))
+
+    @_never_raises
+    def erased(self, tenant: bytes) -> None:
+        """Note that a tenant was erased."""
+        step, at_us = self._num_steps, self._at_us
+        self._put(lambda: Erased(step=step, at_us=at_us, tenant=self._names.salt(tenant)))
+
+    @_never_raises
+    def leased(self, key: PrefixKey, terms: LeaseTerms, lease_id: LeaseId | None) -> None:
+        """Note that a prefix was to be leased."""
+        step, at_us = self._num_steps, self._at_us
+        tokens: array[int] = key.tokens[:]
+
+        def line() -> Leased:
+            return Leased(
+                step=step,
+                at_us=at_us,
+                lease=lease_id,
+                prefix=bytes(self._names.prompt(tokens, key.images).names),
+                tenant=self._names.salt(key.identity.tenant),
+                head=self._names.head(key.identity.head),
+                ttl_s=terms.ttl_s,
+                refresh_on_hit=terms.refresh_on_hit,
+            )
+
+        self._put(line)
+
+    @_never_raises
+    def published(self, key: PrefixKey) -> None:
+        """Note that a prefix was to be kept as a public head."""
+        step, at_us = self._num_steps, self._at_us
+
+        def line() -> Published:
+            return Published(
+                step=step,
+                at_us=at_us,
+                prefix=bytes(self._names.prompt(key.tokens, key.images).names),
+                tenant=self._names.salt(key.identity.tenant),
+            )
+
+        self._put(line)
+
+    @_never_raises
+    def lease_ended(self, lease_id: LeaseId) -> None:
+        """Note that a lease was let go of."""
+        self._put_event(LeaseEnded(step=self._num_steps, at_us=self._at_us, lease=lease_id))
+
+    @_never_raises
+    def _stopped(self) -> None:
+        self._put_event(Stopped(step=self._num_steps, at_us=self._at_us))
+
+    @property
+    def _at_us(self) -> int:
+        return self._now_us - self._start_us
+
+    def _put_event(self, event: AnyEvent) -> None:
+        self._put(lambda: event)
+
+    def _put(self, line: Callable[[], AnyEvent]) -> None:
+        """Hand a line over, behind the steps that ran before it."""
+        assert self._writer is not None
+        self._put_steps()
+        self._writer.put(line)
+
+    def _put_steps(self) -> None:
+        """Hand over the times of the steps that ran; that of a plan alone is kept."""
+        assert self._writer is not None
+        whole = len(self._times) // 2 * 2
+        if whole:
+            times, self._times = tuple(self._times[:whole]), self._times[whole:]
+            event = Steps(step=self._num_steps - whole // 2, times_us=times)
+            self._writer.put(lambda: event)
+
+    def _end(self) -> None:
+        """Record nothing any more."""
+        self._writer, self._live = None, {}
+        self.clock.go()
+
+
+def _reason(sequence: Sequence) -> str:
+    return "live" if sequence.finish_reason is None else str(sequence.finish_reason)
+
+
+def _by_string(sequence: Sequence) -> bool:
+    return isinstance(sequence.stop_reason, str)

@@ -1,0 +1,90 @@
+"""How do lines reach a trace's file without holding up the engine?
+
+A thread of its own names the tokens and writes; the engine's thread only hands over what
+happened. A write that fails ends the recording, is logged once, and does nothing else::
+
+    engine thread                      writer thread
+    put(make a line) ──► queue ──────► line ──► file
+          ▲                              │
+          └────────── failed ◄───────────┘     disk full, file gone, a line that cannot be made
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from ostinato.core.errors import ConfigError
+from ostinato.core.trace import AnyEvent, Header, write_line
+
+logger = logging.getLogger("ostinato")
+
+MAX_PENDING_LINES = 100_000
+"""Lines that may wait for the disk; a trace with holes would be worth nothing, so it ends there."""
+
+Line = Callable[[], Header | AnyEvent]
+"""Makes a line; called in the writer's thread, in the order of ``put``."""
+
+
+class TraceWriter:
+    """A file that grows by a line per event.
+
+    Attributes:
+        path: Of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Create the file.
+
+        Raises:
+            ConfigError: There is one already, or it cannot be made.
+        """
+        self.path = path
+        try:
+            if path.is_file():
+                raise FileExistsError("it exists already, and a trace is never written over")
+            self._file = path.open("wb")
+        except OSError as error:
+            raise ConfigError(
+                f"record_trace={str(path)!r}: {error.strerror or error}: choose another path"
+            ) from error
+        self._lines: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
+        self._failed = threading.Event()
+        self._thread = threading.Thread(target=self._write_all, name="ostinato-trace", daemon=True)
+        self._thread.start()
+
+    @property
+    def failed(self) -> bool:
+        """Whether writing has ended because of an error, which was logged."""
+        return self._failed.is_set()
+
+    def put(self, line: Line) -> None:
+        """Have a line written, some time soon."""
+        if self._lines.qsize() >= MAX_PENDING_LINES:
+            self.give_up(f"the disk is {MAX_PENDING_LINES:,} lines behind")
+        if not self.failed:
+            self._lines.put(line)
+
+    def give_up(self, reason: str) -> None:
+        """End the recording; what is written so far stays."""
+        if not self.failed:
+            self._failed.set()
+            logger.error("the recording to %s ends: %s; the engine goes on", self.path, reason)
+
+    def close(self) -> None:
+        """Write what is pending and close the file; a second call does nothing."""
+        self._lines.put(None)
+        self._thread.join()
+
+    def _write_all(self) -> None:
+        """The writer's thread."""
+        try:
+            with self._file:
+                while (line := self._lines.get()) is not None:
+                    if not self.failed:
+                        self._file.write(write_line(line()))
+                        if self._lines.empty():
+                            self._file.flush()
+        except Exception as error:
+            self.give_up(f"{type(error).__name__}: {error}")

@@ -1,0 +1,90 @@
+"""What becomes of the lines of a file that cannot be read?
+
+They are named, with their number and what is wrong with them, and then skipped or refused, as
+asked: a log of a million requests is still worth reading without its torn last line, but never
+in silence.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Literal, TypeVar
+
+from ostinato.core.errors import BrokenTrace
+
+OnBroken = Literal["refuse", "skip"]
+
+ItemT = TypeVar("ItemT")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenLine:
+    """A line that was skipped.
+
+    Attributes:
+        number: Counted from 1.
+        reason: What is wrong with it.
+    """
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLines(Generic[ItemT]):
+    """What a file's lines said.
+
+    Attributes:
+        items: One per line that could be read, in order.
+        broken: Those that could not.
+    """
+
+    items: list[ItemT]
+    broken: tuple[BrokenLine, ...]
+
+
+def read_lines(
+    path: Path,
+    parse: Callable[[bytes], ItemT],
+    on_broken: OnBroken = "refuse",
+    progress: Callable[[int], None] | None = None,
+) -> ReadLines[ItemT]:
+    """Read a file line by line; empty lines are none.
+
+    Args:
+        path: The file.
+        parse: Reads one line; raises ``BrokenTrace`` if it cannot.
+        on_broken: Whether a line that cannot be read ends the reading or is left out.
+        progress: Is told the bytes of each line.
+
+    Raises:
+        BrokenTrace: The file cannot be opened, no line can be read, or one cannot and
+            ``on_broken`` is ``refuse``; the message names the line.
+    """
+    items: list[ItemT] = []
+    broken: list[BrokenLine] = []
+    for number, line in _numbered(path):
+        if progress is not None:
+            progress(len(line))
+        if not line.strip():
+            continue
+        try:
+            items.append(parse(line))
+        except BrokenTrace as error:
+            if on_broken == "refuse":
+                raise BrokenTrace(
+                    f"{path.name}, line {number}: {error}; on_broken='skip' leaves it out"
+                ) from error
+            broken.append(BrokenLine(number, str(error)))
+    if not items:
+        reason = f": line {broken[0].number}: {broken[0].reason}" if broken else ": it is empty"
+        raise BrokenTrace(f"{path.name}: no line of it can be read{reason}")
+    return ReadLines(items, tuple(broken))
+
+
+def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        with path.open("rb") as file:
+            yield from enumerate(file, 1)
+    except OSError as error:
+        raise BrokenTrace(f"{path}: {error.strerror or error}") from error

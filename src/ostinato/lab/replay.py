@@ -1,0 +1,311 @@
+"""Does a recorded run, done again, give the same hits?
+
+The recorded events are put to the real scheduler and the real cache, step by step, at the
+recorded times. In place of the model stands a runner that answers with the recorded tokens::
+
+    events ──► scheduler.plan ──► recorded tokens ──► scheduler.commit ──► hits
+
+With the recorded settings, what every request finds is the same, to the token: nothing in the
+scheduler or the cache hangs on which number a token has, only on where two prompts part.
+Whoever wants other settings wants other times as well: that is ``timed_replay``.
+"""
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ostinato.cache.manager import CacheManager
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicHead
+from ostinato.core.ids import RequestId, SequenceId
+from ostinato.core.lease import LeaseId, LeaseTerms
+from ostinato.core.plan import (
+    SampledToken,
+    ScheduledSequence,
+    SequenceResult,
+    StepPlan,
+    StepResult,
+)
+from ostinato.core.request import FinishReason, Request
+from ostinato.core.sampling_params import SamplingParams
+from ostinato.core.trace import (
+    Added,
+    AnyEvent,
+    CacheReset,
+    Cancelled,
+    Ended,
+    Erased,
+    Failed,
+    Leased,
+    LeaseEnded,
+    NewEpoch,
+    Published,
+    SequenceEnd,
+    Steps,
+    unpack_names,
+)
+from ostinato.lab.recording import Recording
+from ostinato.sched.scheduler import Scheduler
+from ostinato.sched.sequence import Sequence
+from ostinato.sched.share import SequenceUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """What one request found at its first admission.
+
+    Attributes:
+        cached: Prompt tokens that hit, copied ones included.
+        copied: Those that were copied out of a block.
+    """
+
+    cached: int
+    copied: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedRequest:
+    """One request, then and now.
+
+    Attributes:
+        number: In the recording.
+        prompt_tokens: Length of its prompt.
+        recorded: What it found when it was recorded; None if that was not written down.
+        replayed: What it finds now; None if it was never admitted.
+    """
+
+    number: int
+    prompt_tokens: int
+    recorded: Hits | None
+    replayed: Hits | None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both are the same."""
+        return self.recorded == self.replayed
+
+
+class Replay:
+    """A recorded run, to be done again.
+
+    Attributes:
+        recording: What is replayed.
+        cache: The real one, of the recorded settings.
+        scheduler: The real one.
+        num_idle_steps: Recorded steps in which now nobody had anything to compute; 0 unless the
+            recording is in part.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        """Stand where the recording began."""
+        self.recording = recording
+        self.num_idle_steps = 0
+        self._now_s = recording.header.start_us / 1_000_000
+        self.cache = CacheManager(recording.header.cache, lambda: self._now_s)
+        self.cache.custody.epoch = recording.header.epoch
+        self.scheduler = Scheduler(recording.header.scheduler, self.cache, lambda: self._now_s)
+        self._answers = _RecordedAnswers()
+        self._ended = recording.ended
+        self._leaders: dict[int, Sequence] = {}
+        self._leases: dict[int, LeaseId] = {}
+
+    def run(self, watch: Callable[[AnyEvent], None] | None = None) -> list[ReplayedRequest]:
+        """Do again all that was recorded.
+
+        Args:
+            watch: Is shown every event after it was done.
+
+        Returns:
+            The requests, in order.
+        """
+        for event in self.recording.events:
+            self._do(event)
+            if watch is not None:
+                watch(event)
+        return [self._compare(added) for added in self.recording.added]
+
+    def _do(self, event: AnyEvent) -> None:
+        """Do one event again."""
+        match event:
+            case Added():
+                self._add(event)
+            case Steps():
+                times = event.times_us
+                for begun, ended in zip(times[::2], times[1::2], strict=True):
+                    self._step(begun, ended)
+            case Failed():
+                self._fail(*event.times_us)
+            case _:
+                if not isinstance(event, Ended):
+                    self._at(event.at_us)
+                    self._administer(event)
+
+    def _administer(self, event: AnyEvent) -> None:
+        """Do again what happened between steps."""
+        custody = self.cache.custody
+        match event:
+            case Cancelled():
+                self._note(self.scheduler.cancel(_name(event.request)))
+            case CacheReset():
+                if event.preempted:
+                    self.scheduler.preempt_all()
+                custody.reset()
+            case NewEpoch():
+                custody.new_epoch()
+            case Erased():
+                custody.erase(event.tenant.encode())
+            case Leased():
+                key = self._prefix(event)
+                receipt = custody.lease(key, LeaseTerms(event.ttl_s, event.refresh_on_hit))
+                if event.lease is not None and receipt.lease_id is not None:
+                    self._leases[event.lease] = receipt.lease_id
+            case Published():
+                custody.publish(self._prefix(event))
+            case LeaseEnded():
+                if event.lease in self._leases:
+                    custody.end_lease(self._leases.pop(event.lease))
+
+    def _prefix(self, event: Leased | Published) -> PrefixKey:
+        tenant, head = event.tenant.encode(), _head(event.head)
+        identity = Identity(epoch=self.cache.custody.epoch, tenant=tenant, head=head)
+        return PrefixKey(identity, unpack_names(event.prefix))
+
+    def _add(self, event: Added) -> None:
+        self._at(event.at_us)
+        end = self._ended.get(event.request)
+        sequences = () if end is None else end.sequences
+        request = _request(event, sequences)
+        self.scheduler.add(request, tuple(range(event.n)))
+        self._answers.expect(event.n, sequences)
+
+    def _step(self, begun_us: int, ended_us: int) -> None:
+        self._at(begun_us)
+        plan = self.scheduler.plan()
+        if not plan.sequences:
+            self.num_idle_steps += 1
+            return
+        result = self._answers.execute(plan)
+        self._at(ended_us)
+        updates = self.scheduler.commit(result)
+        for update in updates:
+            if self._answers.reached_its_stop_string(update):
+                self.scheduler.finish(update.sequence, FinishReason.STOP, "a stop string")
+        self._note([update.sequence for update in updates])
+
+    def _fail(self, begun_us: int, ended_us: int) -> None:
+        """Let a step fail as it did; the engine ends the siblings of those that it took along."""
+        self._at(begun_us)
+        self.scheduler.plan()
+        self._at(ended_us)
+        ended = [update.sequence for update in self.scheduler.fail()]
+        self._note(ended)
+        for request_id in dict.fromkeys(s.request.request_id for s in ended):
+            self._note(self.scheduler.cancel(request_id))
+
+    def _at(self, at_us: int) -> None:
+        """Set the clock."""
+        self._now_s = (self.recording.header.start_us + at_us) / 1_000_000
+
+    def _note(self, sequences: list[Sequence]) -> None:
+        """Remember the first continuation of each request: it knows what was found."""
+        for sequence in sequences:
+            if sequence.index == 0:
+                self._leaders[int(sequence.request.request_id)] = sequence
+
+    def _compare(self, added: Added) -> ReplayedRequest:
+        end, leader = self._ended.get(added.request), self._leaders.get(added.request)
+        recorded = replayed = None
+        if end is not None and end.was_admitted:
+            recorded = Hits(end.cached, end.copied)
+        if leader is not None and leader.first_planned_s is not None:
+            shared, copied = leader.num_shared_tokens, leader.num_copied_tokens
+            replayed = Hits(shared + copied, copied)
+        prompt_tokens = len(unpack_names(added.prompt))
+        return ReplayedRequest(added.request, prompt_tokens, recorded, replayed)
+
+
+class _RecordedAnswers:
+    """Answers a plan with the tokens that were sampled then."""
+
+    def __init__(self) -> None:
+        self._next_id = 0
+        self._outputs: dict[SequenceId, tuple[array[int], SequenceEnd]] = {}
+
+    def expect(self, n: int, sequences: tuple[SequenceEnd, ...]) -> None:
+        """Take the answers of a request that was just added: sequences are numbered in order."""
+        for index, sequence in enumerate(sequences):
+            number = SequenceId(self._next_id + index)
+            self._outputs[number] = (unpack_names(sequence.output), sequence)
+        self._next_id += n
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Answer every sequence of a plan."""
+        return StepResult(tuple(map(self._answer, plan.sequences)))
+
+    def _answer(self, scheduled: ScheduledSequence) -> SequenceResult:
+        logprobs = ((),) * len(scheduled.prompt_targets)
+        if scheduled.sample is None:
+            return SequenceResult((), logprobs)
+        place, seeds = len(scheduled.sample.output), scheduled.sample.seeds
+        # A prompt is answered for all its continuations, later tokens for one of them.
+        numbers = [SequenceId(scheduled.sequence_id + index) for index in range(len(seeds))]
+        return SequenceResult(tuple(self._token(number, place) for number in numbers), logprobs)
+
+    def _token(self, number: SequenceId, place: int) -> SampledToken:
+        """Return the recorded token; behind the last one, an unknown one or the recorded error."""
+        output, end = self._outputs.get(number, (array("I"), SequenceEnd(b"", "live")))
+        if place < len(output):
+            return SampledToken(output[place])
+        error = "nothing could be sampled" if end.reason == FinishReason.ERROR else ""
+        return SampledToken(_unknown_token(number, place), error=error)
+
+    def reached_its_stop_string(self, update: SequenceUpdate) -> bool:
+        """Whether the engine ended this sequence after the step."""
+        sequence = update.sequence
+        known = self._outputs.get(sequence.sequence_id)
+        if known is None or sequence.finish_reason is not None:
+            return False
+        output, end = known
+        return end.by_string and sequence.num_output_tokens >= len(output)
+
+
+def _request(event: Added, sequences: tuple[SequenceEnd, ...]) -> Request:
+    """Return a request that ends where the recorded one did."""
+    stops = {
+        unpack_names(end.output)[-1]
+        for end in sequences
+        if end.reason == FinishReason.STOP and not end.by_string and end.output
+    }
+    return Request(
+        _name(event.request),
+        unpack_names(event.prompt),
+        SamplingParams(
+            n=event.n,
+            max_tokens=event.max_tokens,
+            stop_token_ids=tuple(stops),
+            prompt_logprobs=0 if event.prompt_logprobs else None,
+            detokenize=False,
+        ),
+        identity=Identity(
+            epoch=event.epoch,
+            adapter=event.adapter.encode(),
+            tenant=event.tenant.encode(),
+            head=_head(event.head),
+        ),
+        images=tuple(ImageSpan(i.name.encode(), i.start, i.length) for i in event.images),
+        priority=event.priority,
+        cache_read=event.cache_read,
+        cache_write=event.cache_write,
+    )
+
+
+def _head(head: tuple[str, int] | None) -> PublicHead | None:
+    return None if head is None else PublicHead(head[0].encode(), head[1])
+
+
+def _name(number: int) -> RequestId:
+    return RequestId(str(number))
+
+
+def _unknown_token(number: int, place: int) -> int:
+    """Return a token that stands for one that was not recorded."""
+    return hash((number, place)) & 0xFFFFFFFF
