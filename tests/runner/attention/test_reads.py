@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
-from ostinato.runner.attention.reads import ReadBatch, ReadLimits, ReadPlans
+from ostinato.runner.attention.read_plan import ReadBatch, ReadLimits
+from ostinato.runner.attention.reads import ReadPlans
 from ostinato.runner.inputs import build_inputs
 
 ROOMY = ReadLimits(max_keys=10**6, max_pairs=10**9, max_width=10**6)
@@ -29,7 +30,7 @@ def batches(
         for i, (cached, new) in enumerate(lengths)
     )
     metadata = build_inputs(StepPlan(sequences), BLOCK_SIZE, torch.device("cpu")).groups[0]
-    return ReadPlans(metadata, zero_block=100).batches(window, limits, allow_fresh)
+    return ReadPlans(metadata, zero_block=100).plan(window, limits, allow_fresh).alone
 
 
 def real_rows(batch: ReadBatch) -> list[int]:
@@ -85,10 +86,10 @@ def test_a_step_is_planned_once_for_all_layers_of_a_kind():
     metadata = build_inputs(StepPlan((sequence,)), BLOCK_SIZE, torch.device("cpu")).groups[0]
     plans = ReadPlans(metadata, zero_block=2)
 
-    first = plans.batches(None, ROOMY, True)
+    first = plans.plan(None, ROOMY, True)
 
-    assert plans.batches(None, ROOMY, True) is first
-    assert plans.batches(8, ROOMY, True) is not first
+    assert plans.plan(None, ROOMY, True) is first
+    assert plans.plan(8, ROOMY, True) is not first
 
 
 lengths = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 12)), min_size=1, max_size=8)

@@ -4,7 +4,9 @@ The store is NaN wherever the step may not look, so that a look shows.
 """
 
 from array import array
+from collections import Counter
 from dataclasses import dataclass
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,12 +19,14 @@ from ostinato.core.ids import SequenceId, SlotId
 from ostinato.core.plan import CopyRun, ScheduledSequence, StepPlan
 from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
 from ostinato.runner.attention.reads import ReadPlans
-from ostinato.runner.attention.torch_backend import ScratchLimits, TorchAttention
+from ostinato.runner.attention.torch_backend import ScratchLimits, SharingBytes, TorchAttention
 from ostinato.runner.inputs import build_inputs
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 from tests.runner.attention.reference import attend_one
 
 ROOMY = ScratchLimits()
+ALWAYS = SharingBytes(per_run=0, per_value=0)
+"""Every shared block is worth a reading of its own."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ class Shape:
 
     sequences: tuple[tuple[int, int], ...]
     """Cached and new tokens of each."""
+    likes: tuple[tuple[int, int], ...] = ()
+    """For each sequence, an earlier one and how many cached blocks it shares with that."""
     num_kv_heads: int = 1
     group: int = 1
     key_dim: int = 4
@@ -61,12 +67,23 @@ class Scene:
         ]
         num_new = sum(new for _, new in shape.sequences)
         num_heads = shape.num_kv_heads * shape.group
+        self._share()
         self.queries = torch.randn(num_new, num_heads, shape.key_dim, generator=draw).to(dtype)
         self._poison()
         for (cached, _), table, (keys, values) in zip(
             shape.sequences, self.tables, self.whole, strict=True
         ):
             self.store.write(0, keys[:cached], values[:cached], self._slots(table, cached))
+
+    def _share(self) -> None:
+        """Let sequences begin as earlier ones do, with the same blocks."""
+        size = self.shape.block_size
+        for one, (other, wanted) in enumerate(self.shape.likes):
+            cached = min(self.shape.sequences[i][0] for i in (one, other))
+            num_blocks = min(wanted, cached // size) if other != one else 0
+            self.tables[one][:num_blocks] = self.tables[other][:num_blocks]
+            for mine, theirs in zip(self.whole[one], self.whole[other], strict=True):
+                mine[: num_blocks * size] = theirs[: num_blocks * size]
 
     def _poison(self) -> None:
         """What strangers left in the blocks is NaN."""
@@ -88,8 +105,9 @@ class Scene:
         style: AttentionStyle,
         scratch: ScratchLimits = ROOMY,
         copies: tuple[CopyRun, ...] = (),
+        sharing: SharingBytes | None = ALWAYS,
     ) -> Tensor:
-        """Run the step through the backend under test."""
+        """Run the step through the backend under test; every shared block is worth its while."""
         plan = StepPlan(
             tuple(
                 ScheduledSequence(
@@ -101,7 +119,7 @@ class Scene:
         )
         metadata = build_inputs(plan, self.shape.block_size, torch.device("cpu")).groups[0]
         reads = ReadPlans(metadata, self.store.zero_block)
-        step = AttentionStep(metadata, self.store, TorchAttention(scratch), reads)
+        step = AttentionStep(metadata, self.store, TorchAttention(scratch, sharing), reads)
         new = [n for _, n in self.shape.sequences]
         keys, values = (
             torch.cat([both[i][-n:] for both, n in zip(self.whole, new, strict=True)])
@@ -133,8 +151,12 @@ def shapes(draw: st.DrawFn) -> Shape:
     """A few sequences; like lengths are common, so that they meet in batches."""
     cached = st.sampled_from([0, 0, 3, 4, 9]) | st.integers(0, 20)
     new = st.sampled_from([1, 1, 4, 5]) | st.integers(1, 12)
+    sequences = draw(st.lists(st.tuples(cached, new), min_size=1, max_size=6))
     return Shape(
-        sequences=tuple(draw(st.lists(st.tuples(cached, new), min_size=1, max_size=6))),
+        sequences=tuple(sequences),
+        likes=tuple(
+            draw(st.tuples(st.integers(0, i), st.integers(0, 5))) for i in range(len(sequences))
+        ),
         num_kv_heads=draw(st.integers(1, 3)),
         group=draw(st.integers(1, 3)),
         key_dim=draw(st.sampled_from([2, 4])),
@@ -171,11 +193,15 @@ scratch_limits = st.builds(
 def test_every_query_gets_what_the_reference_gives_it(
     data: st.DataObject, shape: Shape, scratch: ScratchLimits, seed: int
 ):
-    """Grouped heads, windows, soft caps, sinks, chunks, padding, tiles, in float64."""
+    """Grouped heads, windows, soft caps, sinks, chunks, padding, tiles, shared runs, in float64."""
     style = data.draw(styles(shape.num_kv_heads * shape.group))
     scene = Scene(shape, torch.float64, seed)
 
-    found = scene.attend(style, scratch)
+    found = scene.attend(
+        style,
+        scratch,
+        sharing=data.draw(st.sampled_from([ALWAYS, ALWAYS, SharingBytes(200, 1), None])),
+    )
 
     torch.testing.assert_close(found, scene.expected(style), rtol=1e-9, atol=1e-9)
 
@@ -185,11 +211,13 @@ def test_every_query_gets_what_the_reference_gives_it(
     [(torch.float32, 1e-5), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)],
 )
 @pytest.mark.parametrize("cap", [None, 5.0])
+@pytest.mark.parametrize("window", [None, 20])
 def test_every_dtype_is_right_to_its_own_precision(
-    dtype: torch.dtype, tolerance: float, cap: float | None
+    dtype: torch.dtype, tolerance: float, cap: float | None, window: int | None
 ):
-    scene = Scene(Shape(((0, 9), (30, 1), (28, 1), (17, 6)), 2, 2), dtype)
-    style = AttentionStyle(scale=0.5, window=20, soft_cap=cap)
+    likes = ((0, 0), (1, 0), (1, 6), (1, 4))
+    scene = Scene(Shape(((0, 9), (30, 1), (28, 1), (17, 6)), likes, 2, 2), dtype)
+    style = AttentionStyle(scale=0.5, window=window, soft_cap=cap)
 
     found = scene.attend(style)
 
@@ -238,3 +266,54 @@ def test_large_scores_do_not_overflow():
     found = scene.attend(style, ScratchLimits(gather_bytes=400))
 
     torch.testing.assert_close(found.double(), scene.expected(style), rtol=1e-3, atol=1e-3)
+
+
+# --- read once (law 2) ---
+
+
+def blocks_read(
+    scene: Scene, style: AttentionStyle, sharing: SharingBytes | None = ALWAYS
+) -> Counter[int]:
+    """Count how often each block is fetched in one layer of one step."""
+    counts: Counter[int] = Counter()
+    fetch = scene.store.gather
+
+    def counting(layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        counts.update(blocks.flatten().tolist())
+        return fetch(layer, blocks)
+
+    with mock.patch.object(scene.store, "gather", counting):
+        scene.attend(style, sharing=sharing)
+    return Counter({block: count // 2 for block, count in counts.items()})  # it attends twice
+
+
+TREE = Shape(
+    # A system prompt of 8 blocks for all five; a document of 4 more for the first three.
+    sequences=((50, 1), (48, 1), (49, 5), (34, 1), (39, 1)),
+    likes=((0, 0), (0, 12), (0, 12), (0, 8), (0, 8)),
+    group=2,
+)
+
+
+@pytest.mark.parametrize("cap", [None, 5.0], ids=["fused", "explicit"])
+def test_each_shared_block_is_read_once_in_a_step(cap: float | None):
+    """Law 2, down a tree: 8 blocks by five sequences, 4 by three, and every tail by its own."""
+    scene = Scene(TREE, torch.float32)
+
+    read = blocks_read(scene, AttentionStyle(scale=1.0, soft_cap=cap))
+
+    assert [read[block] for block in scene.tables[0][:12]] == [1] * 12
+    tails = {block for table in scene.tables for block in table[8:]}
+    assert all(read[block] == 1 for block in tails)
+
+
+def test_a_backend_that_may_not_read_once_reads_for_each_sequence():
+    """So that the test above is known to be able to fail, and both ways agree."""
+    scene = Scene(TREE, torch.float64)
+    style = AttentionStyle(scale=1.0)
+    alone = blocks_read(scene, style, sharing=None)
+
+    assert [alone[block] for block in scene.tables[0][:12]] == [5] * 8 + [3] * 4
+    torch.testing.assert_close(
+        scene.attend(style), scene.attend(style, sharing=None), rtol=1e-12, atol=1e-12
+    )

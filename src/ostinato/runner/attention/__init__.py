@@ -3,7 +3,13 @@
 Files in reading order:
 
 * ``backend``: what is attention asked to do, and who may answer?
+* ``shared_runs``: which runs of blocks do several sequences share?
+* ``read_plan``: what does it take to read a step?
 * ``reads``: which sequences are read together?
+* ``gathers``: how do scattered blocks become keys and values?
+* ``folding``: how do rows become rectangles, and back?
+* ``softmax``: how is a softmax computed in parts?
+* ``cascade``: how is a shared run read once?
 * ``torch_backend``: the answer in plain torch, on any device and in any dtype;
 * ``registration``: how do the models of ``transformers`` call us?
 * ``mask_request``: which keys would the model's own mask have let a query see?

@@ -13,6 +13,9 @@ All decodes of like length form one batch. A sequence that starts at position 0 
 its keys are the rows of the step themselves and nothing is gathered. Long chunks of queries
 are cut, and batches are closed, when scratch memory would exceed the limits.
 
+Blocks that several sequences share are read once for all of them (law 2), see ``shared_runs``;
+what follows their shared blocks, their *tails*, form batches as well.
+
 Cost: one Python step per sequence and kind of layer; all layers of a kind share the result.
 """
 
@@ -20,9 +23,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ostinato.runner.attention.read_plan import ReadBatch, ReadLimits, ReadPlan, SharedRead
+from ostinato.runner.attention.shared_runs import SharedRun, shared_columns, shared_runs
 from ostinato.runner.inputs import AttentionMetadata, Ints
 
 _PADDING = 1.25
@@ -31,71 +37,6 @@ spent on padding at worst, and ragged prompts still meet."""
 
 _FREE_PADDING = 64
 """Keys of padding that cost less than another batch would."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadLimits:
-    """How large a read batch may be.
-
-    Attributes:
-        max_keys: Most keys gathered at once, padding included.
-        max_pairs: Most pairs of query and key at once, padding included.
-        max_width: Most keys of one sequence that are looked at at once; more come in tiles.
-        min_queries: Chunks of queries are not cut below this, whatever ``max_pairs`` says.
-    """
-
-    max_keys: int
-    max_pairs: int
-    max_width: int
-    min_queries: int = 16
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReadBatch:
-    """Sequences, or pieces of them, that are read as one rectangle.
-
-    Attributes:
-        num_sequences: Height.
-        num_queries: Queries of each, padding included.
-        rows: Rows of the step that hold them, padded with each sequence's last row, shape
-            (num_sequences * num_queries,).
-        real: Which of ``rows`` are no padding; None if all are.
-        positions: Position of each query, shape (num_sequences, num_queries).
-        blocks: Tables, shape (num_sequences, blocks_per_sequence); None for fresh sequences,
-            whose keys are ``rows``.
-        first_keys: Position of each sequence's first gathered key, shape (num_sequences, 1).
-        num_keys: Keys of each sequence that matter, padding included.
-        stale: Gathered keys behind a sequence's end, counted through all sequences: what
-            others left there may be NaN, and NaN times zero is NaN; shape (num_stale,).
-    """
-
-    num_sequences: int
-    num_queries: int
-    rows: Tensor
-    real: Tensor | None
-    positions: Tensor
-    blocks: Tensor | None
-    first_keys: Tensor
-    num_keys: int
-    stale: Tensor
-
-    def visible(self, window: int | None, first: int = 0, stop: int | None = None) -> Tensor:
-        """Say which keys each query sees.
-
-        Args:
-            window: Positions that a query sees; None sees all up to itself.
-            first: First key of interest, counted from ``first_keys``.
-            stop: Key after the last one of interest; None is ``num_keys``.
-
-        Returns:
-            Shape (num_sequences, num_queries, stop - first), bool.
-        """
-        stop = self.num_keys if stop is None else stop
-        columns = torch.arange(first, stop, device=self.positions.device)
-        keys = (self.first_keys + columns)[:, None, :]
-        queries = self.positions[:, :, None]
-        seen = keys <= queries
-        return seen if window is None else seen & (keys > queries - window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,70 +59,110 @@ class _Piece:
 
 
 class ReadPlans:
-    """The read batches of one step, worked out once for each kind of layer."""
+    """The read plans of one step, worked out once for each kind of layer."""
 
     def __init__(self, metadata: AttentionMetadata, zero_block: int) -> None:
         """Remember what the step is; nothing is worked out yet."""
         self._metadata = metadata
         self._zero_block = zero_block
-        self._batches: dict[object, tuple[ReadBatch, ...]] = {}
+        self._plans: dict[object, ReadPlan] = {}
         self.masks: dict[object, Tensor] = {}
 
-    def batches(
-        self, window: int | None, limits: ReadLimits, allow_fresh: bool
-    ) -> tuple[ReadBatch, ...]:
-        """Cut the step into read batches; every new token is in exactly one.
+    def plan(self, window: int | None, limits: ReadLimits, allow_fresh: bool) -> ReadPlan:
+        """Cut the step; what each new token sees is in one batch and any number of runs.
 
         Args:
-            window: Positions that a query sees; None sees all before it.
+            window: Positions that a query sees; None sees all before it. Windows differ from
+                query to query, so their blocks are read for each sequence alone.
             limits: How large a batch may be.
             allow_fresh: Whether sequences may be left in the step's rows instead of being
                 gathered.
         """
         kind = (window, limits, allow_fresh)
-        if kind not in self._batches:
-            fresh, cached = self._pieces(window, limits, allow_fresh)
-            self._batches[kind] = (
+        if kind not in self._plans:
+            self._plans[kind] = self._plan(window, limits, allow_fresh)
+        return self._plans[kind]
+
+    def _plan(self, window: int | None, limits: ReadLimits, allow_fresh: bool) -> ReadPlan:
+        sharing = limits.sharing if window is None else None
+        runs = () if sharing is None else shared_runs(self._metadata, sharing.is_worth)
+        columns = shared_columns(len(self._metadata.first_positions), runs)
+        fresh, cached = self._pieces(window, limits, allow_fresh, columns == 0)
+        tails, sharers, new_starts = self._tails(limits, columns)
+        return ReadPlan(
+            alone=(
                 *(self._batch(group, fresh=True) for group in _groups(fresh, limits)),
                 *(self._batch(group, fresh=False) for group in _groups(cached, limits)),
-            )
-        return self._batches[kind]
+            ),
+            sharers=self._tensor(sharers),
+            shared=tuple(self._shared_read(run, new_starts) for run in runs),
+            tails=tuple(self._batch(group, fresh=False) for group in _groups(tails, limits)),
+        )
 
     def _pieces(
-        self, window: int | None, limits: ReadLimits, allow_fresh: bool
+        self,
+        window: int | None,
+        limits: ReadLimits,
+        allow_fresh: bool,
+        alone: npt.NDArray[np.bool_],
     ) -> tuple[list[_Piece], list[_Piece]]:
-        """Return the fresh sequences, and the pieces of all others."""
+        """Return the fresh sequences, and the pieces of all others that share nothing."""
         fresh: list[_Piece] = []
         cached: list[_Piece] = []
         starts = self._metadata.starts.tolist()
-        for sequence, position in enumerate(self._metadata.first_positions.tolist()):
-            row, length = starts[sequence], starts[sequence + 1] - starts[sequence]
-            if allow_fresh and position == 0 and (window is None or length <= window):
-                fresh.append(_Piece(sequence, row, length, 0, 0))
+        positions = self._metadata.first_positions.tolist()
+        for sequence in np.flatnonzero(alone).tolist():
+            row, position = starts[sequence], positions[sequence]
+            whole = _Piece(sequence, row, starts[sequence + 1] - row, position, 0)
+            if allow_fresh and position == 0 and (window is None or whole.num_queries <= window):
+                fresh.append(whole)
             else:
-                cached.extend(self._cut(sequence, row, length, position, window, limits))
+                cached.extend(self._cut(whole, window, limits))
         return fresh, cached
 
-    def _cut(
-        self,
-        sequence: int,
-        row: int,
-        length: int,
-        position: int,
-        window: int | None,
-        limits: ReadLimits,
-    ) -> Iterator[_Piece]:
+    def _tails(self, limits: ReadLimits, columns: Ints) -> tuple[list[_Piece], Ints, Ints]:
+        """Return what sequences see behind their shared blocks, and their rows.
+
+        Returns:
+            Pieces with rows counted among those of the sharers; these rows, shape
+            (num_sharers,); and each sequence's first row among them, shape
+            (num_sequences + 1,).
+        """
+        starts = self._metadata.starts
+        lengths = np.where(columns > 0, np.diff(starts), 0)
+        new_starts = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
+        sharing = np.flatnonzero(columns).tolist()
+        pieces: list[_Piece] = []
+        for sequence in sharing:
+            whole = _Piece(
+                sequence,
+                int(new_starts[sequence]),
+                int(lengths[sequence]),
+                int(self._metadata.first_positions[sequence]),
+                int(columns[sequence]) * self._metadata.block_size,
+            )
+            pieces.extend(self._cut(whole, None, limits))
+        rows = [np.arange(starts[i], starts[i + 1]) for i in sharing]
+        return pieces, np.concatenate(rows) if rows else starts[:0], new_starts
+
+    def _shared_read(self, run: SharedRun, starts: Ints) -> SharedRead:
+        rows = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in run.sequences])
+        first = self._metadata.table_starts[run.sequences[0]] + run.first_column
+        blocks = self._metadata.blocks[first : first + run.num_blocks]
+        return SharedRead(self._tensor(rows), self._tensor(blocks[None]))
+
+    def _cut(self, whole: _Piece, window: int | None, limits: ReadLimits) -> Iterator[_Piece]:
         """Cut a sequence's queries so that each piece keeps to the limits."""
         block_size = self._metadata.block_size
         done = 0
-        while done < length:
-            start = position + done
-            first = 0 if window is None else max(0, start - window + 1)
+        while done < whole.num_queries:
+            start = whole.position + done
+            first = whole.first_key if window is None else max(0, start - window + 1)
             first -= first % block_size
-            widest = min(position + length - first, limits.max_width)
+            widest = min(whole.end - first, limits.max_width)
             most = max(limits.min_queries, limits.max_pairs // widest)
-            num_queries = min(length - done, most)
-            yield _Piece(sequence, row + done, num_queries, start, first)
+            num_queries = min(whole.num_queries - done, most)
+            yield _Piece(whole.sequence, whole.row + done, num_queries, start, first)
             done += num_queries
 
     def _batch(self, pieces: list[_Piece], fresh: bool) -> ReadBatch:

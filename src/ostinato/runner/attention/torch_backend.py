@@ -7,11 +7,9 @@ Two ways, and the first that can do what a layer asks for is taken:
 * *explicit*: two matrix products and a running softmax over tiles of keys (Milakov and
   Gimelshein, arXiv 1805.02867), for soft caps, sinks, and contexts too long to gather at once.
 
-The query heads that share a key/value head are folded into rows, so that its keys are read
-once for all of them::
-
-    queries  (sequences, num_heads, queries, dim)
-          -> (sequences, num_kv_heads, num_heads / num_kv_heads * queries, dim)
+Blocks that several sequences share are read once (law 2): all their rows look at the shared run
+in one product per key/value head, and what comes out is put together with what each sees
+besides, see ``softmax``.
 """
 
 from dataclasses import dataclass
@@ -21,7 +19,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
-from ostinato.runner.attention.reads import ReadBatch, ReadLimits
+from ostinato.runner.attention.cascade import Tile, flash, knows_log_sums, read_run, scores_of
+from ostinato.runner.attention.folding import fold, pick, put, unfold
+from ostinato.runner.attention.gathers import gather
+from ostinato.runner.attention.read_plan import ReadBatch, ReadLimits, ReadPlan, SharingCost
+from ostinato.runner.attention.softmax import Part, Parts, RunningSoftmax
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,36 @@ class ScratchLimits:
     mask_memo_bytes: int = 64 * 2**20
 
 
+@dataclass(frozen=True, slots=True)
+class SharingBytes:
+    """What reading once costs, in bytes of keys and values that could be read instead.
+
+    Attributes:
+        per_run: For a reading of its own: some calls, whatever its length.
+        per_value: For putting one value of one row together with its other parts.
+    """
+
+    per_run: int = 2**20
+    per_value: int = 24
+
+
 class TorchAttention:
     """Reads scattered blocks with gathers, masks and matrix products."""
 
-    def __init__(self, scratch: ScratchLimits | None = None) -> None:
-        """Work within the given scratch memory."""
+    def __init__(
+        self,
+        scratch: ScratchLimits | None = None,
+        sharing: SharingBytes | None = SharingBytes(),  # noqa: B008 - a frozen value
+    ) -> None:
+        """Say what may be used.
+
+        Args:
+            scratch: Memory for itself.
+            sharing: When blocks that sequences share are read once for all of them; None never
+                does.
+        """
         self.scratch = scratch or ScratchLimits()
+        self.sharing = sharing
 
     def read(
         self,
@@ -64,15 +90,20 @@ class TorchAttention:
         unrounded = keys.dtype == values.dtype == step.store.dtype
         fresh = style.plain and unrounded and keys.shape[2] == values.shape[2]
         limits = self._limits(queries, keys, values, style)
-        for batch in step.reads.batches(style.window, limits, allow_fresh=fresh):
-            picked = _pick(queries, batch)
+        plan = step.reads.plan(style.window, limits, allow_fresh=fresh)
+        for batch in plan.alone:
+            picked = pick(queries, batch)
             if batch.blocks is None:
-                attended = _causal(picked, _pick(keys, batch), _pick(values, batch), style)
+                attended = _causal(picked, pick(keys, batch), pick(values, batch), style)
             elif style.plain and batch.num_keys <= limits.max_width:
                 attended = self._fused(step, layer, batch, picked, style)
             else:
-                attended = self._explicit(step, layer, batch, picked, style, limits)
-            _put(output, attended, batch)
+                attended = self._explicit(step, layer, batch, picked, style, limits).mean
+            put(output, attended.to(output.dtype), batch)
+        if plan.shared:
+            sharers = queries.index_select(0, plan.sharers)
+            attended = self._shared(step, layer, plan, sharers, style, limits)
+            output.index_copy_(0, plan.sharers, attended.to(output.dtype))
         return output
 
     def _limits(
@@ -92,6 +123,16 @@ class TorchAttention:
             max_width=max(max_keys, self.scratch.fused_bytes // per_key)
             if style.plain
             else max_keys,
+            sharing=self._sharing_cost(per_key, queries.shape[1] * values.shape[2]),
+        )
+
+    def _sharing_cost(self, bytes_per_key: int, values_per_row: int) -> SharingCost | None:
+        """Say what reading once costs, in keys."""
+        if self.sharing is None:
+            return None
+        return SharingCost(
+            self.sharing.per_run / bytes_per_key,
+            self.sharing.per_value * values_per_row / bytes_per_key,
         )
 
     def _fused(
@@ -103,13 +144,13 @@ class TorchAttention:
         style: AttentionStyle,
     ) -> Tensor:
         """Attend in one call; returns (sequences, num_heads, queries, value_dim)."""
-        keys, values = _gather(step, layer, batch, queries.dtype)
-        folded = _fold(queries, keys.shape[1])
+        keys, values = gather(step, layer, batch, queries.dtype)
+        folded = fold(queries, keys.shape[1])
         mask = self._mask(step, batch, style.window, folded)
         attended = scaled_dot_product_attention(
             folded, keys, values, attn_mask=mask, scale=style.scale
         )
-        return _unfold(attended, queries.shape[1])
+        return unfold(attended, queries.shape[1])
 
     def _mask(
         self, step: AttentionStep, batch: ReadBatch, window: int | None, folded: Tensor
@@ -139,81 +180,66 @@ class TorchAttention:
         queries: Tensor,
         style: AttentionStyle,
         limits: ReadLimits,
-    ) -> Tensor:
-        """Attend tile by tile; returns (sequences, num_heads, queries, value_dim)."""
+    ) -> Part:
+        """Attend tile by tile."""
         assert batch.blocks is not None
         num_heads = queries.shape[1]
         precision = torch.promote_types(queries.dtype, torch.float32)
-        softmax: _RunningSoftmax | None = None
+        softmax: RunningSoftmax | None = None
         block_size = step.metadata.block_size
         num_columns = max(1, limits.max_keys // batch.num_sequences // block_size)
         for column in range(0, batch.blocks.shape[1], num_columns):
-            keys, values = _gather(step, layer, batch, precision, column, num_columns)
+            keys, values = gather(step, layer, batch, precision, column, num_columns)
             if softmax is None:
-                folded = _fold(queries.to(precision), keys.shape[1])
-                softmax = _RunningSoftmax.start(folded, values.shape[3], num_heads, style.sinks)
+                folded = fold(queries.to(precision), keys.shape[1])
+                softmax = RunningSoftmax.start(folded, values.shape[3], num_heads, style.sinks)
             first = column * block_size
             seen = batch.visible(style.window, first, first + keys.shape[2])
-            scores = _scores(folded, keys, seen, style)
-            softmax.add(scores, values)
+            softmax.add(scores_of(folded, keys, style, seen), values)
         assert softmax is not None
-        return _unfold(softmax.result(), num_heads).to(queries.dtype)
+        return softmax.result(num_heads)
 
+    def _shared(
+        self,
+        step: AttentionStep,
+        layer: int,
+        plan: ReadPlan,
+        queries: Tensor,
+        style: AttentionStyle,
+        limits: ReadLimits,
+    ) -> Tensor:
+        """Attend to shared runs and tails; returns (num_sharers, num_heads, value_dim)."""
+        parts: Parts | None = None
+        for batch in plan.tails:
+            part = self._tail(step, layer, batch, pick(queries, batch), style, limits)
+            if parts is None:
+                parts = Parts.room_for(queries, part.mean.shape[3])
+            put(parts.mean, part.mean.to(parts.mean.dtype), batch)
+            put(parts.log_sum, part.log_sum.to(parts.log_sum.dtype), batch)
+        assert parts is not None, "the step's own tokens are always in a tail"
+        tile = Tile.of(step, limits)
+        for read in plan.shared:
+            for part in read_run(step, layer, read, queries, style, tile):
+                parts.add(read.rows, part.mean[0].transpose(0, 1), part.log_sum[0].T)
+        return parts.mean
 
-@dataclass(slots=True)
-class _RunningSoftmax:
-    """Softmax over keys that come tile by tile.
-
-    Attributes:
-        peak: Largest score so far, shape (sequences, num_kv_heads, rows, 1).
-        total: Sum of exponentials relative to it, likewise.
-        weighted: Sum of values so weighted, shape (sequences, num_kv_heads, rows, value_dim).
-    """
-
-    peak: Tensor
-    total: Tensor
-    weighted: Tensor
-
-    @classmethod
-    def start(
-        cls, folded: Tensor, value_dim: int, num_heads: int, sinks: Tensor | None
-    ) -> "_RunningSoftmax":
-        """Begin with nothing seen but the sinks, which weigh and bring no value."""
-        num_sequences, num_kv_heads, num_rows, _ = folded.shape
-        shape = (num_sequences, num_kv_heads, num_rows, 1)
-        weighted = folded.new_zeros(*shape[:3], value_dim)
-        if sinks is None:
-            # The lowest number rather than -inf: a tile in nobody's sight must not give NaN.
-            peak = folded.new_full(shape, torch.finfo(folded.dtype).min)
-            return cls(peak, torch.zeros_like(peak), weighted)
-        group = num_heads // num_kv_heads
-        by_row = sinks.to(folded.dtype).view(1, num_kv_heads, group, 1, 1)
-        by_row = by_row.expand(num_sequences, -1, -1, num_rows // group, -1)
-        peak = by_row.reshape(shape)
-        return cls(peak, torch.ones_like(peak), weighted)
-
-    def add(self, scores: Tensor, values: Tensor) -> None:
-        """Take in a tile: scores of shape (sequences, num_kv_heads, rows, keys), overwritten."""
-        peak = torch.maximum(self.peak, scores.amax(dim=-1, keepdim=True))
-        shrink = (self.peak - peak).exp_()
-        weights = scores.sub_(peak).exp_()
-        self.total = self.total * shrink + weights.sum(dim=-1, keepdim=True)
-        self.weighted = self.weighted * shrink + weights @ values
-        self.peak = peak
-
-    def result(self) -> Tensor:
-        """Return the weighted mean, shape (sequences, num_kv_heads, rows, value_dim)."""
-        return self.weighted / self.total
-
-
-def _scores(folded: Tensor, keys: Tensor, seen: Tensor, style: AttentionStyle) -> Tensor:
-    """Return masked scores, shape (sequences, num_kv_heads, rows, keys)."""
-    scores = (folded @ keys.transpose(2, 3)).mul_(style.scale)
-    if style.soft_cap is not None:
-        scores.div_(style.soft_cap).tanh_().mul_(style.soft_cap)
-    by_query = scores.view(*scores.shape[:2], -1, *seen.shape[1:])
-    by_query.masked_fill_(~seen[:, None, None], -torch.inf)
-    return scores
+    def _tail(
+        self,
+        step: AttentionStep,
+        layer: int,
+        batch: ReadBatch,
+        queries: Tensor,
+        style: AttentionStyle,
+        limits: ReadLimits,
+    ) -> Part:
+        """Attend to what sequences do not share."""
+        spec = step.store.spec.layers[layer]
+        if not knows_log_sums(queries, spec, style) or batch.num_keys > limits.max_width:
+            return self._explicit(step, layer, batch, queries, style, limits)
+        keys, values = gather(step, layer, batch, queries.dtype)
+        folded = fold(queries, keys.shape[1])
+        mask = self._mask(step, batch, style.window, folded)
+        return flash(folded, keys, values, style, queries.shape[1], mask)
 
 
 def _causal(queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle) -> Tensor:
@@ -226,65 +252,6 @@ def _causal(queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
         scale=style.scale,
         enable_gqa=queries.shape[1] != keys.shape[1],
     )
-
-
-def _gather(
-    step: AttentionStep,
-    layer: int,
-    batch: ReadBatch,
-    dtype: torch.dtype,
-    column: int = 0,
-    num_columns: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Fetch some block columns of a batch, (sequences, num_kv_heads, keys, dim) each."""
-    assert batch.blocks is not None
-    whole = num_columns is None or num_columns >= batch.blocks.shape[1]
-    blocks = batch.blocks if whole else batch.blocks[:, column : column + num_columns]  # type: ignore[operator]
-    keys, values = step.store.gather(layer, blocks)
-    stale = batch.stale if whole else _within(batch, keys.shape[1], column, step)
-    num_keys = batch.num_keys - column * step.metadata.block_size
-    picked = []
-    for tensor in (keys, values):
-        tensor.flatten(0, 1).index_fill_(0, stale, 0)
-        picked.append(tensor[:, :num_keys].transpose(1, 2).to(dtype))
-    return picked[0], picked[1]
-
-
-def _within(batch: ReadBatch, width: int, column: int, step: AttentionStep) -> Tensor:
-    """Return the stale keys of one tile, counted through its own sequences."""
-    assert batch.blocks is not None
-    block_size = step.metadata.block_size
-    full_width = batch.blocks.shape[1] * block_size
-    sequences, places = batch.stale // full_width, batch.stale % full_width - column * block_size
-    inside = (places >= 0) & (places < width)
-    return (sequences * width + places)[inside]
-
-
-def _pick(tensor: Tensor, batch: ReadBatch) -> Tensor:
-    """Take a batch's rows, (num_tokens, heads, dim) to (sequences, heads, queries, dim)."""
-    picked = tensor.index_select(0, batch.rows)
-    shape = (batch.num_sequences, batch.num_queries, *tensor.shape[1:])
-    return picked.view(shape).transpose(1, 2)
-
-
-def _put(output: Tensor, attended: Tensor, batch: ReadBatch) -> None:
-    """Put a batch's result, (sequences, heads, queries, dim), into its rows; drop the padding."""
-    rows, content = batch.rows, attended.transpose(1, 2).flatten(0, 1)
-    if batch.real is not None:
-        rows, content = rows[batch.real], content[batch.real]
-    output.index_copy_(0, rows, content)
-
-
-def _fold(queries: Tensor, num_kv_heads: int) -> Tensor:
-    """Turn query heads that share a key head into rows of it."""
-    num_sequences, _, _, dim = queries.shape
-    return queries.reshape(num_sequences, num_kv_heads, -1, dim)
-
-
-def _unfold(attended: Tensor, num_heads: int) -> Tensor:
-    """Undo ``_fold``."""
-    num_sequences, num_kv_heads, num_rows, dim = attended.shape
-    return attended.reshape(num_sequences, num_heads, num_rows * num_kv_heads // num_heads, dim)
 
 
 def _row_bytes(tensor: Tensor) -> int:

@@ -1,0 +1,128 @@
+"""How is a shared run read once for all rows that see it?
+
+All rows of all sequences that share the run are laid below each other, heads folded in, so
+that each key/value head is one product (Hydragen, Juravsky et al., arXiv 2402.05099)::
+
+    rows of A, B, C, ...   (1, num_kv_heads, heads per kv head * rows, key_dim)
+    keys of the run        (1, num_kv_heads, num_keys, key_dim)
+
+Every row sees every key, so there is no mask. Long runs come in tiles.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
+from ostinato.runner.attention.folding import fold, unfold
+from ostinato.runner.attention.gathers import gather_run
+from ostinato.runner.attention.read_plan import ReadLimits, SharedRead
+from ostinato.runner.attention.softmax import Part, RunningSoftmax
+from ostinato.runner.kv_store import LayerKV
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How much of a run is read at a time.
+
+    Attributes:
+        num_blocks: Blocks, at least one.
+    """
+
+    num_blocks: int
+
+    @classmethod
+    def of(cls, step: AttentionStep, limits: ReadLimits) -> "Tile":
+        """Take as many blocks as one batch may gather."""
+        return cls(max(1, limits.max_keys // step.metadata.block_size))
+
+
+def read_run(
+    step: AttentionStep,
+    layer: int,
+    read: SharedRead,
+    queries: Tensor,
+    style: AttentionStyle,
+    tile: Tile,
+) -> Iterator[Part]:
+    """Let rows look at a run.
+
+    Args:
+        step: Whose store.
+        layer: Which layer.
+        read: The run, and which rows.
+        queries: Of all sharers, shape (num_sharers, num_heads, key_dim).
+        style: How scores are made; its sinks are left to the tails, which count them once.
+        tile: How much to read at a time.
+
+    Yields:
+        Parts of shape (1, num_heads, num_rows, ...), to be put together.
+    """
+    num_heads = queries.shape[1]
+    rows = queries.index_select(0, read.rows).transpose(0, 1)[None]
+    if knows_log_sums(queries, step.store.spec.layers[layer], style):
+        for blocks in read.blocks.split(tile.num_blocks, dim=1):
+            keys, values = gather_run(step, layer, blocks, queries.dtype)
+            yield flash(fold(rows, keys.shape[1]), keys, values, style, num_heads)
+        return
+    precision = torch.promote_types(queries.dtype, torch.float32)
+    softmax: RunningSoftmax | None = None
+    for blocks in read.blocks.split(tile.num_blocks, dim=1):
+        keys, values = gather_run(step, layer, blocks, precision)
+        if softmax is None:
+            folded = fold(rows.to(precision), keys.shape[1])
+            softmax = RunningSoftmax.start(folded, values.shape[3], num_heads, None)
+        softmax.add(scores_of(folded, keys, style), values)
+    assert softmax is not None, "no run is empty"
+    yield softmax.result(num_heads)
+
+
+def knows_log_sums(queries: Tensor, layer: LayerKV, style: AttentionStyle) -> bool:
+    """Whether the fused kernel that also returns log-sum-exps can do a layer."""
+    return queries.device.type == "cpu" and style.plain and layer.key_dim == layer.value_dim
+
+
+def flash(
+    folded: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    style: AttentionStyle,
+    num_heads: int,
+    mask: Tensor | None = None,
+) -> Part:
+    """Attend in one call of torch's FlashAttention for the CPU, which says its log-sum-exps.
+
+    Args:
+        folded: Shape (sequences, num_kv_heads, rows, dim).
+        keys: Shape (sequences, num_kv_heads, keys, dim).
+        values: Likewise.
+        style: How scores are made.
+        num_heads: Query heads, to unfold by.
+        mask: Added to the scores, shape (sequences, 1, rows, keys).
+    """
+    mean, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        folded, keys, values, 0.0, False, attn_mask=mask, scale=style.scale
+    )
+    return Part(unfold(mean, num_heads), unfold(log_sum, num_heads))
+
+
+def scores_of(
+    folded: Tensor, keys: Tensor, style: AttentionStyle, seen: Tensor | None = None
+) -> Tensor:
+    """Return scores, shape (sequences, num_kv_heads, rows, keys).
+
+    Args:
+        folded: Queries, shape (sequences, num_kv_heads, rows, dim).
+        keys: Shape (sequences, num_kv_heads, keys, dim).
+        style: How scores are made.
+        seen: Which keys each query sees, shape (sequences, queries, keys); None is all.
+    """
+    scores = (folded @ keys.transpose(2, 3)).mul_(style.scale)
+    if style.soft_cap is not None:
+        scores.div_(style.soft_cap).tanh_().mul_(style.soft_cap)
+    if seen is not None:
+        by_query = scores.view(*scores.shape[:2], -1, *seen.shape[1:])
+        by_query.masked_fill_(~seen[:, None, None], -torch.inf)
+    return scores

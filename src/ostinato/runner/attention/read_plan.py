@@ -1,0 +1,121 @@
+"""What does it take to read a step? Values only; ``reads`` works them out."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SharingCost:
+    """What reading a run of blocks once costs, in keys that could be read instead.
+
+    Attributes:
+        keys_per_run: For a reading of its own.
+        keys_per_row: For putting one row's part together with its others.
+    """
+
+    keys_per_run: float
+    keys_per_row: float
+
+    def is_worth(self, num_tokens: int, num_sequences: int, num_rows: int) -> bool:
+        """Whether reading once saves more keys than it costs."""
+        saved = num_tokens * (num_sequences - 1)
+        return saved > self.keys_per_run + num_rows * self.keys_per_row
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLimits:
+    """How large a read batch may be, and when blocks are read for several sequences at once.
+
+    Attributes:
+        max_keys: Most keys gathered at once, padding included.
+        max_pairs: Most pairs of query and key at once, padding included.
+        max_width: Most keys of one sequence that are looked at at once; more come in tiles.
+        min_queries: Chunks of queries are not cut below this, whatever ``max_pairs`` says.
+        sharing: What reading once costs; None reads for each sequence alone.
+    """
+
+    max_keys: int
+    max_pairs: int
+    max_width: int
+    min_queries: int = 16
+    sharing: SharingCost | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadBatch:
+    """Sequences, or pieces of them, that are read as one rectangle.
+
+    Attributes:
+        num_sequences: Height.
+        num_queries: Queries of each, padding included.
+        rows: Rows of the step that hold them, padded with each sequence's last row, shape
+            (num_sequences * num_queries,).
+        real: Which of ``rows`` are no padding; None if all are.
+        positions: Position of each query, shape (num_sequences, num_queries).
+        blocks: Tables, shape (num_sequences, blocks_per_sequence); None for fresh sequences,
+            whose keys are ``rows``.
+        first_keys: Position of each sequence's first gathered key, shape (num_sequences, 1).
+        num_keys: Keys of each sequence that matter, padding included.
+        stale: Gathered keys behind a sequence's end, counted through all sequences: what
+            others left there may be NaN, and NaN times zero is NaN; shape (num_stale,).
+    """
+
+    num_sequences: int
+    num_queries: int
+    rows: Tensor
+    real: Tensor | None
+    positions: Tensor
+    blocks: Tensor | None
+    first_keys: Tensor
+    num_keys: int
+    stale: Tensor
+
+    def visible(self, window: int | None, first: int = 0, stop: int | None = None) -> Tensor:
+        """Say which keys each query sees.
+
+        Args:
+            window: Positions that a query sees; None sees all up to itself.
+            first: First key of interest, counted from ``first_keys``.
+            stop: Key after the last one of interest; None is ``num_keys``.
+
+        Returns:
+            Shape (num_sequences, num_queries, stop - first), bool.
+        """
+        stop = self.num_keys if stop is None else stop
+        columns = torch.arange(first, stop, device=self.positions.device)
+        keys = (self.first_keys + columns)[:, None, :]
+        queries = self.positions[:, :, None]
+        seen = keys <= queries
+        return seen if window is None else seen & (keys > queries - window)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedRead:
+    """A run of blocks, and all rows that see all of it.
+
+    Attributes:
+        rows: Which, counted among ``ReadPlan.sharers``, shape (num_rows,).
+        blocks: Block ids, shape (1, num_blocks).
+    """
+
+    rows: Tensor
+    blocks: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """How the layers of one kind read in one step.
+
+    Attributes:
+        alone: Sequences that share nothing, or nothing worth the while.
+        sharers: Rows of all other sequences, ascending, shape (num_sharers,).
+        shared: Runs of blocks that are read once for several of them.
+        tails: What each of them sees besides; rows are counted among ``sharers``.
+    """
+
+    alone: tuple[ReadBatch, ...]
+    sharers: Tensor
+    shared: tuple[SharedRead, ...]
+    tails: tuple[ReadBatch, ...]
