@@ -5,10 +5,12 @@ through the public face, in float64, with blocks of four.
 """
 
 from collections.abc import Sequence
+from unittest import mock
 
 import pytest
 
 from ostinato import RequestOutput, SamplingParams
+from ostinato.runner.attention import torch_backend
 from tests.exactness.conftest import ReferenceOf
 from tests.exactness.reference import NUM_NEW, PROMPTS, Reference, random_ids
 from tests.support.checkpoints import FAMILIES
@@ -112,6 +114,22 @@ def test_among_strangers_and_relatives(
     assert_exact(outputs, reference_of(family), prompts)
     assert [o.num_copied_tokens for o in outputs] == [0, 0, 1, 3, 2, 0, 2]
     assert [o.num_cached_tokens for o in outputs] == [0, 0, 33, 19, 6, 0, 18]
+
+
+@every_family
+def test_reading_shared_blocks_once(
+    family: str, make_llm: MakeLLM, reference_of: ReferenceOf
+) -> None:
+    """Law 2: whatever two sequences share is read once for both, however little it is."""
+    llm = make_llm(family, read_once="always")
+    prompts = [*PROMPTS, *PROMPTS, PROMPTS[0][:19]]
+
+    with mock.patch.object(torch_backend, "read_run", wraps=torch_backend.read_run) as read:
+        for _ in range(2):
+            outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+            assert_exact(outputs, reference_of(family), prompts)
+
+    assert (read.call_count > 0) == (0 in llm.engine.runner.groups.of_layer)
 
 
 @on_both_indexes

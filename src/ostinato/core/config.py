@@ -14,6 +14,7 @@ IndexName = Literal["radix", "hash"]
 FreeOrder = Literal["scratch_first", "classic"]
 DigestName = Literal["sha256", "xxh3_128"]
 PolicyName = Literal["lru"]
+ReadOnce = Literal["auto", "always", "never"]
 WaitingOrder = Literal["fcfs", "longest_prefix", "depth_first", "fair_share"]
 
 

@@ -16,6 +16,7 @@ from ostinato.core.config import (
     FreeOrder,
     IndexName,
     PolicyName,
+    ReadOnce,
     SchedulerConfig,
     WaitingOrder,
     WindowConfig,
@@ -59,6 +60,8 @@ class EngineConfig:
         eviction_policy: Which cached block is worth least.
         digest: Content hash of the hash index.
         seal_tails: Keep the partial last block of an ended sequence findable.
+        read_once: Whether blocks that sequences of a step share are read once for all of them:
+            where that is cheaper (``auto``), ``always`` or ``never``.
         allotments: Floors and quotas in blocks, by the ``cache_salt`` of a tenant's requests.
         keep_event_batches: Batches of KV events kept for consumers that missed some; 0 makes
             no events, None keeps 10,000 if they are published and none otherwise.
@@ -92,6 +95,7 @@ class EngineConfig:
     eviction_policy: PolicyName = "lru"
     digest: DigestName = "sha256"
     seal_tails: bool = True
+    read_once: ReadOnce = "auto"
     allotments: Mapping[str, Allotment] = field(default_factory=dict)
     keep_event_batches: int | None = None
     kv_events_endpoint: str | None = None
@@ -108,6 +112,7 @@ class EngineConfig:
         """
         one_of("dtype", self.dtype, get_args(DtypeName))
         one_of("kv_cache_dtype", self.kv_cache_dtype, get_args(DtypeName))
+        one_of("read_once", self.read_once, get_args(ReadOnce))
         at_least("seed", self.seed, 0)
         for name in ("enable_prefix_caching", "seal_tails"):
             if not isinstance(getattr(self, name), bool):

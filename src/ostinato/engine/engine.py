@@ -45,6 +45,7 @@ from ostinato.engine.requests import (
 from ostinato.engine.sizing import size_pools
 from ostinato.engine.token_table import TokenTable
 from ostinato.engine.weights import WeightUpdate
+from ostinato.runner.attention.torch_backend import SHARING, TorchAttention
 from ostinato.runner.layer_groups import group_layers
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.model_runner import ModelRunner
@@ -87,7 +88,12 @@ class Engine:
         groups = group_layers(spec, scheduling.max_model_len)
         sizes = size_pools(config, scheduling, spec, groups, kv_dtype, self.loaded.device)
         self.runner = ModelRunner(
-            self.loaded, sizes.all, config.block_size, kv_dtype, groups=groups
+            self.loaded,
+            sizes.all,
+            config.block_size,
+            kv_dtype,
+            TorchAttention(sharing=SHARING[config.read_once]),
+            groups,
         )
         longest = -(-scheduling.max_model_len // config.block_size)
         reserved = min(longest, sizes.num_blocks)

@@ -72,8 +72,9 @@ class ReadPlans:
         """Cut the step; what each new token sees is in one batch and any number of runs.
 
         Args:
-            window: Positions that a query sees; None sees all before it. Windows differ from
-                query to query, so their blocks are read for each sequence alone.
+            window: Positions that a query sees; None sees all before it. A window that hides
+                something hides it from some queries only, so its blocks are read for each
+                sequence alone.
             limits: How large a batch may be.
             allow_fresh: Whether sequences may be left in the step's rows instead of being
                 gathered.
@@ -84,7 +85,8 @@ class ReadPlans:
         return self._plans[kind]
 
     def _plan(self, window: int | None, limits: ReadLimits, allow_fresh: bool) -> ReadPlan:
-        sharing = limits.sharing if window is None else None
+        longest = int((self._metadata.first_positions + np.diff(self._metadata.starts)).max())
+        sharing = limits.sharing if window is None or window >= longest else None
         runs = () if sharing is None else shared_runs(self._metadata, sharing.is_worth)
         columns = shared_columns(len(self._metadata.first_positions), runs)
         fresh, cached = self._pieces(window, limits, allow_fresh, columns == 0)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from ostinato.core.config import ReadOnce
 from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
 from ostinato.runner.attention.cascade import Tile, flash, knows_log_sums, read_run, scores_of
 from ostinato.runner.attention.folding import fold, pick, put, unfold
@@ -53,7 +54,15 @@ class SharingBytes:
     """
 
     per_run: int = 2**20
-    per_value: int = 24
+    per_value: int = 32
+
+
+SHARING: dict[ReadOnce, SharingBytes | None] = {
+    "auto": SharingBytes(),
+    "always": SharingBytes(per_run=0, per_value=0),
+    "never": None,
+}
+"""What the setting of that name means."""
 
 
 class TorchAttention:
@@ -62,7 +71,7 @@ class TorchAttention:
     def __init__(
         self,
         scratch: ScratchLimits | None = None,
-        sharing: SharingBytes | None = SharingBytes(),  # noqa: B008 - a frozen value
+        sharing: SharingBytes | None = SHARING["auto"],
     ) -> None:
         """Say what may be used.
 
