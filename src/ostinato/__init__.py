@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ostinato.core.explanation import Cause, Explanation, Fate
     from ostinato.core.lease import (
         ANTHROPIC_1H,
         ANTHROPIC_5M,
@@ -34,6 +35,9 @@ _HOMES = {
     "SamplingParams": "ostinato.core.sampling_params",
     "StructuredOutputs": "ostinato.core.structured_outputs",
     "Allotment": "ostinato.core.tenancy",
+    "Cause": "ostinato.core.explanation",
+    "Explanation": "ostinato.core.explanation",
+    "Fate": "ostinato.core.explanation",
     "EraseReceipt": "ostinato.core.tenancy",
     "LeaseReceipt": "ostinato.core.lease",
     "LeaseStatus": "ostinato.core.lease",
@@ -52,8 +56,11 @@ __all__ = [
     "PINNED",
     "Allotment",
     "AsyncLLM",
+    "Cause",
     "CompletionOutput",
     "EraseReceipt",
+    "Explanation",
+    "Fate",
     "LeaseReceipt",
     "LeaseStatus",
     "LeaseTerms",

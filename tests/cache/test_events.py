@@ -5,6 +5,7 @@ from array import array
 import pytest
 
 from ostinato.cache.block_hash import BlockHasher, sha256
+from ostinato.cache.chronicle import Chronicle
 from ostinato.cache.events import (
     AllCleared,
     BlockRemoved,
@@ -14,7 +15,7 @@ from ostinato.cache.events import (
     EventLog,
 )
 from ostinato.cache.journal import Journal
-from ostinato.core.config import WindowConfig
+from ostinato.core.config import CacheConfig, WindowConfig
 from ostinato.core.identity import Identity, ImageSpan
 from ostinato.core.ids import BlockDigest
 from tests.support.tiny_cache import TinyCache, letters, on_both_indexes, prefix_key, tiny_cache
@@ -201,10 +202,16 @@ def test_subscribers_are_asked_to_let_go_after_the_log_did():
 # --- the journal ---
 
 
+def small_journal(log: EventLog | None) -> Journal:
+    """A journal beside a chronicle that nobody asks."""
+    chronicle = Chronicle(CacheConfig(num_blocks=4, block_size=4), lambda: 0.0)
+    return Journal(log, BlockHasher(4, sha256), chronicle)
+
+
 def test_a_journal_without_listeners_computes_no_digest():
     """The plain path pays nothing."""
     key = prefix_key("ABCDEFGH")
-    journal = Journal(None, BlockHasher(4, sha256))
+    journal = small_journal(None)
     journal.published(key, 0, 2)
     journal.cleared()
     journal.commit()
@@ -215,7 +222,7 @@ def test_a_journal_without_listeners_computes_no_digest():
 def test_a_journal_says_what_an_image_adds_to_each_block():
     """The third block has no image; digest, offset and length are in the extras."""
     log = small_log()
-    journal = Journal(log, BlockHasher(4, sha256))
+    journal = small_journal(log)
     key = prefix_key("ABCDEFGHIJKL", [ImageSpan(b"cat", 2, 4)])
     journal.published(key, 1, 3, group=2)
     log.flush()

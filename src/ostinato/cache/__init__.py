@@ -13,14 +13,17 @@ Files in reading order, the plain path first:
 * ``radix_node``, ``radix_index``: how are prefixes found by walking a tree?
 * ``hash_index``: how are prefixes found by chained digest?
 * ``window_group``: what do layers with a sliding window keep?
+* ``visit``: what is remembered of one sequence that was served?
 * ``block_table``: which blocks does one sequence hold?
 * ``histogram``, ``stats``: what did the cache do so far?
 * ``survey``: what lies in the cache, and what is it good for?
+* ``chronicle``: what was cached, and why did it go?
 * ``events``, ``journal``: what is noted of what happens, and what may outsiders learn?
 * ``allocator``: how are blocks taken for somebody?
 * ``groups``: what does a sequence hold, over all groups of layers at once?
 * ``lease_book``, ``custody``: what may an administrator ask?
 * ``manager``: what may the scheduler ask?
+* ``explain``, ``difference``: why did each token of a prompt miss?
 
 Rules:
 

@@ -73,7 +73,7 @@ class Allocator:
         count = 0
         for entry in [entry for entry in self.pool.entries() if belongs(entry)]:
             evicted = self._index.evict(entry, entry.num_blocks)
-            self._journal.removed(entry, evicted.digests, self._group)
+            self._journal.forgotten(self.pool, entry, evicted, self._group)
             self._scrap(evicted.blocks, entry)
             count += len(evicted.blocks)
         return count

@@ -14,6 +14,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
+from ostinato.cache.visit import Visit
 from ostinato.cache.window_group import WindowTable
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockId
@@ -36,6 +37,7 @@ class BlockTable:
         tail_path: Holds the source of a copy until the step has run.
         first_adopted: First block that this step published; None if it published none.
         duplicates: Positions whose content was published before, and the canonical block.
+        visit: What the chronicle notes of it; None if it notes nothing.
     """
 
     key: PrefixKey
@@ -50,6 +52,7 @@ class BlockTable:
     tail_path: Any = None
     first_adopted: int | None = None
     duplicates: list[tuple[int, BlockId]] = field(default_factory=list)
+    visit: Visit | None = None
 
     @property
     def num_cached_tokens(self) -> int:

@@ -1,13 +1,15 @@
 """What is noted of what happens?
 
-The manager and its groups tell the journal; it keeps statistics, and events if anybody may
-listen. Groups are numbered: 0 is full attention, then one per window size.
+The manager and its groups tell the journal; it keeps statistics, events if anybody may
+listen, and losses if they are to be explained. Groups are numbered: 0 is full attention, then
+one per window size.
 """
 
 from collections.abc import Sequence
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_hash import BlockHasher
+from ostinato.cache.chronicle import Chronicle
 from ostinato.cache.events import AllCleared, BlockRemoved, BlockStored, EventLog
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import Forgotten
@@ -17,17 +19,19 @@ from ostinato.core.ids import BlockDigest
 
 
 class Journal:
-    """Statistics and events of one cache."""
+    """Statistics, events and losses of one cache."""
 
-    def __init__(self, events: EventLog | None, hasher: BlockHasher) -> None:
+    def __init__(self, events: EventLog | None, hasher: BlockHasher, chronicle: Chronicle) -> None:
         """Start empty.
 
         Args:
             events: Where events go; None if nobody may listen.
             hasher: Names blocks to the outside.
+            chronicle: Remembers losses, for explanations.
         """
         self.stats = CacheStats()
         self.events = events
+        self.chronicle = chronicle
         self._hasher = hasher
 
     def published(self, key: PrefixKey, first: int, last: int, group: int = 0) -> None:
@@ -57,7 +61,14 @@ class Journal:
             self.stats.evicted_blocks += count
             self.stats.eviction_ages_s.add(pool.age_s(entry), count)
             self.stats.residencies_s.add(pool.residency_s(entry), count)
+            self.chronicle.lost("evicted", entry, evicted.blocks, pool.age_s(entry))
         self.removed(entry, evicted.digests, group)
+
+    def forgotten(self, pool: BlockPool, entry: CacheEntry, lost: Forgotten, group: int) -> None:
+        """Note that an administrator had blocks of an entry forgotten."""
+        if group == 0:
+            self.chronicle.lost("removed", entry, lost.blocks, pool.age_s(entry))
+        self.removed(entry, lost.digests, group)
 
     def removed(self, entry: CacheEntry, digests: Sequence[BlockDigest], group: int) -> None:
         """Note that contents are gone, for whatever reason."""
@@ -88,4 +99,5 @@ class Journal:
     def forget(self, tenant: bytes) -> int:
         """Erase a tenant from statistics and kept events; returns the number of events."""
         self.stats.tenants.pop(tenant, None)
+        self.chronicle.forget(tenant)
         return 0 if self.events is None else self.events.forget(tenant)

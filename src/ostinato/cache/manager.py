@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 
 from ostinato.cache.block_hash import BlockHasher, DigestFunction, make_digest, sha256
 from ostinato.cache.block_table import BlockTable
+from ostinato.cache.chronicle import Chronicle
 from ostinato.cache.custody import Custody
 from ostinato.cache.events import EventLog
 from ostinato.cache.groups import Groups
@@ -40,6 +41,7 @@ class CacheManager:
         pool: Of the full-attention group.
         index: Of the full-attention group.
         events: What outsiders are told; None if ``keep_event_batches`` is 0.
+        chronicle: What is remembered of admissions and losses, for explanations.
         custody: Leases, erasure, epochs and reset.
     """
 
@@ -64,7 +66,8 @@ class CacheManager:
         index_hasher = hasher if plain else BlockHasher(
             config.block_size, digest or make_digest(config.digest)
         )  # fmt: skip
-        self._journal = Journal(self.events, hasher)
+        self.chronicle = Chronicle(config, clock)
+        self._journal = Journal(self.events, hasher, self.chronicle)
         self.groups = Groups(config, hasher, index_hasher, self._journal, clock)
         self._journal.stats.reuse_distances = self.groups.pool.reuse_distances
         self.pool, self.index = self.groups.pool, self.groups.index
@@ -137,11 +140,14 @@ class CacheManager:
             room = self.groups.room(key, match, wanted)
         if room <= hit:
             return None
+        visit = self.chronicle.arrive(key, match.blocks, match.num_copied_tokens, not preempted)
         if self.config.enable_prefix_caching:
             table = self.groups.hold(key, match)
             table.writes = writes and self.custody.may_continue(key, hit)
         else:
             table = self.groups.empty_table(key)
+        if visit is not None:
+            table.visit, visit.writes = visit, table.writes
         self.groups.take(table, len(key), room)
         table.num_planned = hit
         self._tables[id(table)] = table
@@ -176,6 +182,7 @@ class CacheManager:
             return True
         if self.groups.growable(table, num_tokens) < num_tokens:
             return False
+        self.chronicle.acting = table.visit
         self.groups.take(table, num_tokens, num_tokens)
         return True
 
@@ -189,7 +196,10 @@ class CacheManager:
         table.num_planned = num_tokens
         last = num_tokens // self.block_size
         if table.writes and last > table.num_published:
+            first = table.num_published
             self.groups.publish(table, last, self._journal)
+            if table.visit is not None:
+                self.chronicle.published(table.visit, table.blocks[first:last])
 
     def commit(self, tables: Iterable[BlockTable]) -> None:
         """Note that the step that these tables took part in has run."""
@@ -203,6 +213,7 @@ class CacheManager:
                 or table.tail_path is not None
             ):
                 self.groups.settle(table)
+        self.chronicle.step_ended()
         self._journal.commit()
 
     def fail(self, tables: Iterable[BlockTable]) -> None:
@@ -217,7 +228,10 @@ class CacheManager:
             self.groups.release_tails(table)
         for table in reversed(failed):  # whoever found a block is planned after its publisher
             self.groups.retract(table, self._journal)
+            findable = table.num_published * self.block_size
+            self.chronicle.leave(table.visit, table.key, table.blocks, findable, findable)
             self._drop(table)
+        self.chronicle.step_ended()
         self._journal.fail()
 
     def release(self, table: BlockTable, num_tokens: int) -> None:
@@ -228,9 +242,11 @@ class CacheManager:
             num_tokens: Its tokens that are computed; a partial last block may be sealed.
         """
         self.groups.release_tails(table)
-        sealable = table.writes and self.config.seal_tails
-        if sealable and self.groups.seal(table, num_tokens):
+        findable, blocks = table.num_published * self.block_size, table.blocks[:]
+        if table.writes and self.config.seal_tails and self.groups.seal(table, num_tokens):
             self.stats.sealed_tails += 1
+            findable = num_tokens
+        self.chronicle.leave(table.visit, table.key, blocks, num_tokens, findable)
         self._drop(table)
         self._journal.commit()  # a tenant above its quota has just lost some
 
@@ -248,9 +264,14 @@ class CacheManager:
         Returns:
             The child's table and the slots to copy; None, with no effect, if it does not fit.
         """
+        self.chronicle.acting = table.visit
         child = self.groups.fork(table, num_tokens)
         if child is None:
             return None
+        blocks = child.blocks[: child.num_published]
+        child.visit = self.chronicle.arrive(child.key, blocks, 0, is_first=False)
+        if child.visit is not None and table.visit is not None:
+            child.visit.name, child.visit.writes = table.visit.name, child.writes
         runs: list[CopyRun] = []
         for group, (mine, theirs) in enumerate(zip(child.groups, table.groups, strict=True)):
             for place in range(self.groups.num_shared(table, group, num_tokens), len(mine)):
@@ -267,6 +288,7 @@ class CacheManager:
             AssertionError: With a picture of the whole state.
         """
         try:
+            self.chronicle.check()
             self.groups.check([*self._tables.values(), *self.custody.tables()])
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.describe()}") from error

@@ -9,6 +9,7 @@ Files in reading order:
 * ``sampling_params``: what may a user ask of the sampler?
 * ``request``: what is known about one request?
 * ``plan``: what is one step asked to do, and what came back?
+* ``explanation``: why did a prompt miss?
 * ``config``: what may a user set?
 * ``trace``: how is what happened written down, so that it can be replayed and not be read?
 * ``errors``: what can go wrong?

@@ -39,6 +39,8 @@ class Request:
         cache_write: Whether computed KV may be found by others.
         eos_token_ids: The model's end-of-sequence ids.
         form: What each continuation must look like, at its beginning; each works on a copy.
+        fields: Names and texts of the messages and fields that the prompt was made of, in
+            order; for explanations alone.
     """
 
     request_id: RequestId
@@ -51,3 +53,4 @@ class Request:
     cache_write: bool = True
     eos_token_ids: frozenset[int] = frozenset()
     form: OutputForm | None = None
+    fields: tuple[tuple[str, str], ...] = ()

@@ -21,6 +21,7 @@ Files in reading order:
 * ``engine``: how does the loop go round?
 * ``snapshot``: what does an engine look like between two steps?
 * ``progress``: how far along is a batch, and how much of it was cached?
+* ``explaining``: how does a caller learn why a prompt missed?
 * ``administration``: what may an operator ask of an engine?
 * ``interrupts``: how does Ctrl-C end a batch without tearing the engine?
 * ``llm``: how is it used offline?

@@ -21,14 +21,16 @@ from typing import Any
 
 from ostinato.cache.stats import CacheStats
 from ostinato.core.errors import EngineStopped, OstinatoError
+from ostinato.core.explanation import Explanation
 from ostinato.core.lease import PINNED, LeaseId, LeaseReceipt, LeaseTerms
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.tenancy import EraseReceipt
 from ostinato.engine.administration import Administration
-from ostinato.engine.chat import Message, render_chat
+from ostinato.engine.chat import Message, fields_of, render_chat
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.crossing import AnswerT, CommandQueue, Mailbox
 from ostinato.engine.engine import Engine, logger
+from ostinato.engine.explaining import explain_request
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt, PromptInput, TokenIds, check_salt, parse_prompt
 from ostinato.engine.public_prefixes import salt_of_public
@@ -192,7 +194,14 @@ class AsyncLLM:
         """
         tokenizer = self._engine.loaded.require_tokenizer()
         token_ids = render_chat(tokenizer, messages, chat_template, add_generation_prompt)
-        return self._stream(Prompt(token_ids=token_ids), params, request_id, priority)
+        prompt = Prompt(token_ids=token_ids, fields=fields_of(messages))
+        return self._stream(prompt, params, request_id, priority)
+
+    async def explain(
+        self, request: RequestOutput | str, *, administrator: bool = False
+    ) -> Explanation:
+        """Say why a request's prompt hit and missed what it did; as ``LLM.explain``."""
+        return await self._call(lambda: explain_request(self._engine, request, administrator))
 
     def abort(self, request_id: str) -> None:
         """Cancel a request; its reader gets what there is, with ``finish_reason="abort"``.

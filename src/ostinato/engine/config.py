@@ -65,6 +65,8 @@ class EngineConfig:
         allotments: Floors and quotas in blocks, by the ``cache_salt`` of a tenant's requests.
         keep_event_batches: Batches of KV events kept for consumers that missed some; 0 makes
             no events, None keeps 10,000 if they are published and none otherwise.
+        keep_explanations: Sequences that are remembered so that misses can be explained; 0
+            remembers nothing.
         kv_events_endpoint: Where to publish KV events over ZeroMQ, such as
             ``tcp://127.0.0.1:5557``; None publishes none. They carry token ids: whoever can
             connect can read prompts.
@@ -98,6 +100,7 @@ class EngineConfig:
     read_once: ReadOnce = "auto"
     allotments: Mapping[str, Allotment] = field(default_factory=dict)
     keep_event_batches: int | None = None
+    keep_explanations: int = 1000
     kv_events_endpoint: str | None = None
     kv_events_replay_endpoint: str | None = None
     kv_events_topic: str = ""
@@ -174,6 +177,7 @@ class EngineConfig:
             allotments={salt.encode(): share for salt, share in self.allotments.items()},
             reserved_blocks=reserved_blocks,
             keep_event_batches=self.num_kept_event_batches,
+            keep_explanations=self.keep_explanations,
         )
 
     def longest(self, limit: int, reason: str) -> int:

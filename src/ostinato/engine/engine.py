@@ -163,6 +163,7 @@ class Engine:
             cache_write=prompt.cache_write,
             eos_token_ids=self.loaded.eos_token_ids,
             form=None if wanted is None else self._forms.compile(wanted),
+            fields=prompt.fields,
         )
         self.scheduler.check(request)
         return EngineRequest(request, prompt.text, draw_seeds(params, self._random), arrival_s)

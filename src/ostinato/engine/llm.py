@@ -15,13 +15,15 @@ from typing import Any
 
 from ostinato.cache.stats import CacheStats
 from ostinato.core.errors import EngineStopped, RequestError, StepFailed
+from ostinato.core.explanation import Explanation
 from ostinato.core.lease import PINNED, LeaseId, LeaseReceipt, LeaseTerms
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.tenancy import EraseReceipt
 from ostinato.engine.administration import Administration
-from ostinato.engine.chat import Message, is_conversation, render_chat
+from ostinato.engine.chat import Message, fields_of, is_conversation, render_chat
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.engine import Engine
+from ostinato.engine.explaining import explain_request
 from ostinato.engine.interrupts import InterruptGate
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.progress import GenerationProgress
@@ -115,7 +117,10 @@ class LLM:
         tokenizer = self.engine.loaded.require_tokenizer()
         conversations: Any = [messages] if is_conversation(messages) else messages
         prompts = [
-            Prompt(token_ids=render_chat(tokenizer, m, chat_template, add_generation_prompt))
+            Prompt(
+                token_ids=render_chat(tokenizer, m, chat_template, add_generation_prompt),
+                fields=fields_of(m),
+            )
             for m in conversations
         ]
         return self._run(prompts, params, use_tqdm, priority)
@@ -132,6 +137,21 @@ class LLM:
     def cache_stats(self) -> CacheStats:
         """Counters of the prefix cache since the start."""
         return self.engine.cache_stats
+
+    def explain(self, request: RequestOutput | str, *, administrator: bool = False) -> Explanation:
+        """Say why a request's prompt hit and missed what it did.
+
+        Args:
+            request: Its output, or its ``request_id``; one of the last ``keep_explanations``.
+            administrator: Whether other tenants may be mentioned; their content never is.
+
+        Returns:
+            What became of every token; print it, or read ``stretches``.
+
+        Raises:
+            RequestError: It is not remembered.
+        """
+        return explain_request(self.engine, request, administrator)
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix."""

@@ -51,6 +51,7 @@ class Prompt:
         cache_write: Whether computed KV may be found by others.
         public_prefixes: Names of published prefixes that it may begin with; ``"*"`` is all.
         publishes: Name of the prefix that it is computed for, to be published; None is usual.
+        fields: Names and texts of what it was made of, in order; for explanations.
     """
 
     text: str | None = None
@@ -60,6 +61,7 @@ class Prompt:
     cache_write: bool = True
     public_prefixes: tuple[str, ...] = ()
     publishes: str | None = None
+    fields: tuple[tuple[str, str], ...] = ()
 
 
 def parse_prompts(prompts: PromptInput | Iterable[PromptInput]) -> list[Prompt]:

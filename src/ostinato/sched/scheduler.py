@@ -23,6 +23,7 @@ Rules:
 import time
 from collections.abc import Callable
 
+from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import DuplicateRequest
@@ -258,7 +259,11 @@ class Scheduler:
         """Admit a waiting sequence, unless it waits for a prefill; False if it does not fit."""
         self._renew(sequence)
         match = self.cache.match(sequence.key) if sequence.reads_cache else self.cache.no_match()
-        if flight.leader(sequence, match) is not None:
+        leader = flight.leader(sequence, match)
+        if leader is not None:
+            if not sequence.waits_for:
+                sequence.num_cached_before = self.cache.chronicle.num_settled(match.blocks)
+            sequence.waits_for = leader.request.request_id
             return True
         again = sequence.num_preemptions > 0
         writes = sequence.request.cache_write
@@ -282,11 +287,24 @@ class Scheduler:
             sequence.num_shared_tokens = table.num_shared_tokens
             sequence.num_copied_tokens = table.num_copied_tokens
             self.stats.waited_prompt_tokens += sequence.num_waited_tokens
+        self._describe(sequence, table)
         slots = self.cache.num_slots(table) - sequence.num_computed
         share = Share(sequence, budget.take(min(sequence.num_uncomputed, slots)))
         self._shares.append(share)
         flight.add(sequence, share.end)
         self._publish(share)
+
+    def _describe(self, sequence: Sequence, table: BlockTable) -> None:
+        """Tell the chronicle whose table it is, for explanations."""
+        visit, request = table.visit, sequence.request
+        if visit is None:
+            return
+        chronicle, off = self.cache.chronicle, sequence.reading_is_off
+        if not self.cache.config.enable_prefix_caching:
+            off = "enable_prefix_caching=False"
+        chronicle.describe(visit, request.request_id, off, request.fields)
+        if sequence.waits_for:
+            chronicle.waited(visit, sequence.num_cached_before, sequence.waits_for)
 
     def _fork(self, share: Share) -> None:
         """Make the siblings of a prompt that is computed in this step (``n > 1``).

@@ -39,6 +39,8 @@ class Sequence:
         first_planned_s: When it was first admitted, by the scheduler's clock.
         num_preemptions: How often its blocks were taken back.
         num_overtakes: Later requests that were admitted while it waited.
+        waits_for: Name of the request that it waits or waited for; empty if for none.
+        num_cached_before: Tokens that were cached when it began to wait.
         prompt_logprobs: One tuple per prompt token from the second on, if asked for.
         finish_reason: Why it ended; None while it lives.
         stop_reason: The id or string that ended it, if one did.
@@ -59,6 +61,8 @@ class Sequence:
     first_planned_s: float | None = None
     num_preemptions: int = 0
     num_overtakes: int = 0
+    waits_for: str = ""
+    num_cached_before: int = 0
     prompt_logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -108,6 +112,14 @@ class Sequence:
     def reads_cache(self) -> bool:
         """Whether hits may be used: not for prompt log-probs, which need every logit."""
         return self.request.cache_read and not self.wants_prompt_logprobs
+
+    @property
+    def reading_is_off(self) -> str:
+        """The setting that keeps it from reading the cache; empty if it reads."""
+        if not self.request.cache_read:
+            return "cache_read=False"
+        asked_for = self.request.params.prompt_logprobs
+        return "" if self.reads_cache else f"prompt_logprobs={asked_for}"
 
     def siblings(self) -> list["Sequence"]:
         """Make the continuations that go on from the same prompt, numbered behind this one."""

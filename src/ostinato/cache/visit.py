@@ -1,0 +1,96 @@
+"""What is remembered of one sequence that was served?
+
+A visit begins at admission and ends when the blocks are given back. While it lasts, its tokens
+are those of the live sequence; afterwards they are kept packed, beside the blocks that held
+them, so that it can be said later which of them were lost::
+
+    tokens     ABCD EFGH IJ     packed
+    blocks     7    9    3
+    findable   all ten of them if the tail was sealed, else the first eight
+"""
+
+from array import array
+from dataclasses import dataclass, field
+
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey
+from ostinato.core.tokens import num_common_tokens
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """One sequence that was admitted.
+
+    Attributes:
+        number: Its place among all that the chronicle noted.
+        identity: What sequences had to agree on to share its blocks.
+        images: Images among its tokens.
+        num_prompt_tokens: Tokens at its admission.
+        num_shared: Of those, how many hit in whole blocks.
+        num_copied: How many were copied behind them.
+        num_awaited: How many of the shared ones another computed after this one had arrived,
+            or in the same step; they are the last of the shared ones.
+        awaited: Whom it owes them to.
+        at_s: When it was admitted, by the clock.
+        name: The request's.
+        is_first: Whether this was the request's first admission, which an explanation is of.
+        writes: Whether others may find what it computes.
+        off: The setting that kept it from reading the cache; empty if it read.
+        fields: Names and texts of the request's messages and fields, in the prompt's order.
+        key: The live sequence; None when it has ended.
+        kept: Its packed tokens when it has ended; empty if none are to be kept.
+        num_computed: Its first tokens that went through the model or hit.
+        num_findable: Its first tokens that others could find when it ended.
+        blocks: Which blocks held them.
+        ended: When its blocks were given back, in the chronicle's numbers; None while it lives.
+        charge: What it takes of the chronicle's memory, in tokens.
+    """
+
+    number: int
+    identity: Identity
+    images: tuple[ImageSpan, ...]
+    num_prompt_tokens: int
+    num_shared: int
+    num_copied: int
+    num_awaited: int = 0
+    awaited: str = ""
+    at_s: float = 0.0
+    name: str = ""
+    is_first: bool = True
+    writes: bool = True
+    off: str = ""
+    fields: tuple[tuple[str, str], ...] = ()
+    key: PrefixKey | None = None
+    kept: bytes = b""
+    num_computed: int = 0
+    num_findable: int = 0
+    blocks: "array[int]" = field(default_factory=lambda: array("i"))
+    ended: int | None = None
+    charge: int = 0
+
+    @property
+    def tokens(self) -> bytes:
+        """All that is known of its tokens, packed."""
+        return self.kept if self.key is None else self.key.packed
+
+    @property
+    def num_hits(self) -> int:
+        """Prompt tokens that it need not compute."""
+        return self.num_shared + self.num_copied
+
+    def lived_at(self, number: int) -> bool:
+        """Whether it was running at a moment."""
+        return self.number < number and (self.ended is None or self.ended > number)
+
+    def num_common(self, other: "Visit", tokens: bytes) -> int:
+        """Count the tokens from position 0 on that it has in common with another's prompt.
+
+        Identities are not asked, images are.
+        """
+        common = num_common_tokens(self.tokens, tokens)
+        mine, theirs = set(self.images), set(other.images)
+        return min([common, *(image.start for image in mine ^ theirs)])
+
+    def clear(self) -> None:
+        """Forget its content."""
+        self.key, self.kept, self.images, self.fields = None, b"", (), ()
+        self.blocks = array("i")

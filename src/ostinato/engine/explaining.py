@@ -1,0 +1,38 @@
+"""How does a caller learn why a prompt missed?
+
+The chronicle of the cache knows what was admitted and lost; here it gets the tokenizer, and the
+tokens of a prompt that it was told not to keep.
+"""
+
+from ostinato.cache.explain import Asker, explain
+from ostinato.core.explanation import Explanation
+from ostinato.core.tokens import pack_tokens
+from ostinato.engine.engine import Engine
+from ostinato.engine.outputs import RequestOutput
+
+
+def explain_request(
+    engine: Engine, request: RequestOutput | str, administrator: bool
+) -> Explanation:
+    """Say why a request's prompt hit and missed what it did.
+
+    Args:
+        engine: That served it.
+        request: Its output, or its name.
+        administrator: Whether other tenants may be mentioned.
+
+    Raises:
+        RequestError: It is not remembered.
+    """
+    tokenizer = engine.loaded.tokenizer
+    decode = None
+    if tokenizer is not None:
+
+        def decode(ids: list[int]) -> str:
+            return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    if isinstance(request, str):
+        return explain(engine.cache.chronicle, request, Asker(administrator, decode))
+    prompt = pack_tokens(request.prompt_token_ids).tobytes()
+    asker = Asker(administrator, decode, prompt)
+    return explain(engine.cache.chronicle, request.request_id, asker)

@@ -1,0 +1,193 @@
+"""Every miss is explained, through the public faces and with real models (law 10)."""
+
+import asyncio
+
+import pytest
+
+from ostinato import LLM, Explanation, SamplingParams
+from ostinato.core.errors import RequestError
+from tests.engine.stepping import async_llm, last
+from tests.support.engines import MakeLLM
+
+ONE = SamplingParams(max_tokens=1, temperature=0)
+PROMPT = "You are a helpful assistant. Be brief. What is a prefix cache good for, really?!"
+
+
+def ask(llm: LLM, prompt, params: SamplingParams = ONE):
+    [output] = llm.generate(prompt, params, use_tqdm=False)
+    return output
+
+
+def explained(llm: LLM, prompt, params: SamplingParams = ONE, **how) -> Explanation:
+    """Run a prompt; its explanation agrees with its output."""
+    output = ask(llm, prompt, params)
+    explanation = llm.explain(output, **how)
+    assert explanation == llm.explain(output.request_id, **how)
+    assert explanation.num_tokens == len(output.prompt_token_ids)
+    assert explanation.num_cached_tokens == output.num_cached_tokens
+    assert explanation.num_copied_tokens == output.num_copied_tokens
+    return explanation
+
+
+def test_one_character_breaks_the_cache_and_is_shown(bard):
+    """The article's example: an edit in the third block, and one at the very start."""
+    assert explained(bard, PROMPT).causes == ("never seen",)
+    edited = explained(bard, PROMPT.replace("What", "That"))
+    assert edited.causes == ("differs",)
+    assert edited.num_cached_tokens == 39
+    assert edited.difference is not None
+    assert edited.difference.lines == (
+        "  request-0  …pful assistant. Be brief. What is a prefix cache g",
+        "this prompt  …pful assistant. Be brief. That is a prefix cache g",
+        "                                        ^ token 39 in line 1, column 40",
+    )
+    assert edited.difference.mine[edited.difference.caret] == "T"
+    assert edited.difference.theirs[edited.difference.caret] == "W"
+    assert (edited.difference.token, edited.difference.place) == (39, "line 1, column 40")
+    first = explained(bard, "y" + PROMPT[1:])
+    assert (first.num_cached_tokens, first.causes) == (0, ("differs",))
+    assert first.difference is not None and first.difference.num_alike_after == 79
+
+
+def test_a_difference_in_a_conversation_names_the_message(bard):
+    system = "You are the ghost of a king. It is ten past nine."
+    messages = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": "Who art thou?"},
+    ]
+    template = "{% for m in messages %}{{ m.role }}:\n{{ m.content }}\n\n{% endfor %}"
+    bard.chat(messages, ONE, chat_template=template, use_tqdm=False)
+    messages[0]["content"] = system.replace("nine", "ten")
+    [output] = bard.chat(messages, ONE, chat_template=template, use_tqdm=False)
+    difference = bard.explain(output).difference
+    assert difference is not None
+    assert difference.place == "messages[0] (system), line 1, column 45"
+
+
+def test_the_same_text_in_other_tokens(make_llm: MakeLLM):
+    """The tokenizer would not cut it so; whoever sends ids of their own may."""
+    llm = make_llm("llama", num_blocks=64)
+    tokenizer = llm.get_tokenizer()
+    merged = tokenizer("the the the the the the", add_special_tokens=False)["input_ids"]
+    letters = [
+        token
+        for letter in tokenizer.decode(merged)
+        for token in tokenizer(letter, add_special_tokens=False)["input_ids"]
+    ]
+    assert tokenizer.decode(letters) == tokenizer.decode(merged) and letters != merged
+    ask(llm, merged[:4] + merged)
+    explanation = explained(llm, merged[:4] + letters)
+    assert explanation.causes == ("same text, other tokens",)
+
+
+def test_another_tenant_is_mentioned_to_administrators_alone(bard):
+    ask(bard, {"prompt": PROMPT, "cache_salt": "ann-salt"})
+    mine = {"prompt": PROMPT, "cache_salt": "bob-salt"}
+    assert explained(bard, mine).causes == ("never seen",)
+    bard.reset_prefix_cache()
+    ask(bard, {"prompt": PROMPT, "cache_salt": "ann-salt"})
+    told = explained(bard, mine, administrator=True)
+    assert "other tenant" in told.causes or "removed" in told.causes
+    assert "ann-salt" not in str(told.as_dict())
+
+
+def test_an_evicted_prompt_says_when_and_for_whom(make_llm: MakeLLM):
+    llm = make_llm("llama", num_blocks=8)
+    ask(llm, list(range(3, 30)))
+    ask(llm, list(range(40, 71)))
+    [lost, last_token] = explained(llm, list(range(3, 30))).stretches
+    assert (lost.cause, lost.request, lost.by) == ("evicted", "request-0", "request-1")
+    assert lost.ago_s is not None and lost.ago_s >= 0
+    assert lost.idle_s is not None and lost.idle_s >= 0
+    assert last_token.cause == "last token"
+
+
+def test_a_reset_and_new_weights_are_told_apart(make_llm: MakeLLM):
+    llm = make_llm("llama", num_blocks=64)
+    prompt = list(range(3, 30))
+    ask(llm, prompt)
+    llm.reset_prefix_cache()
+    assert explained(llm, prompt).causes == ("removed", "last token")
+    name, tensor = next(iter(llm.engine.loaded.model.state_dict().items()))
+    llm.update_weights({name: tensor * 1.5})
+    assert explained(llm, prompt).causes == ("other weights", "last token")
+
+
+def test_who_arrives_together_waits_for_the_first(bard):
+    outputs = bard.generate([PROMPT + "a", PROMPT + "b"], ONE, use_tqdm=False)
+    second = bard.explain(outputs[1])
+    assert [str(s.fate) for s in second.stretches] == ["waited", "computed"]
+    assert second.stretches[0].request == outputs[0].request_id
+
+
+def test_what_a_running_request_holds_in_a_partial_block_is_in_flight(bard):
+    outputs = bard.generate([PROMPT + "ab", PROMPT + "abc"], ONE, use_tqdm=False)
+    assert bard.explain(outputs[1]).causes == ("in flight", "differs")
+
+
+def test_a_tail_that_is_not_sealed_ends_at_the_block_boundary(make_llm: MakeLLM):
+    llm = make_llm("llama", num_blocks=64, seal_tails=False)
+    ask(llm, list(range(3, 13)))
+    explanation = explained(llm, [*range(3, 13), 40, 41])
+    assert explanation.causes[0] == "block boundary"
+    assert (explanation.stretches[1].start, explanation.stretches[1].stop) == (8, 10)
+
+
+def test_the_next_turn_misses_the_one_token_that_was_sampled_last(bard):
+    """It was sampled, and nothing came after it."""
+    output = ask(bard, PROMPT, SamplingParams(max_tokens=8, temperature=0))
+    turn = output.prompt_token_ids + output.outputs[0].token_ids
+    told = explained(bard, [*turn, 5, 6])
+    assert told.causes == ("never computed", "never seen")
+    assert told.num_cached_tokens == len(turn) - 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "setting"),
+    [
+        ({"prompt": PROMPT, "cache_read": False}, ONE, "cache_read=False"),
+        (PROMPT, SamplingParams(max_tokens=1, prompt_logprobs=0), "prompt_logprobs=0"),
+    ],
+)
+def test_a_request_that_may_not_read_is_told_which_setting_says_so(bard, prompt, params, setting):
+    ask(bard, PROMPT)
+    [stretch] = explained(bard, prompt, params).stretches
+    assert (stretch.cause, stretch.setting) == ("switched off", setting)
+
+
+def test_an_engine_without_a_cache_says_so(make_llm: MakeLLM):
+    llm = make_llm("llama", num_blocks=64, enable_prefix_caching=False)
+    [stretch] = explained(llm, [3, 4, 5]).stretches
+    assert stretch.setting == "enable_prefix_caching=False"
+
+
+def test_after_a_tenant_was_erased_nothing_of_it_is_remembered(bard):
+    output = ask(bard, {"prompt": PROMPT, "cache_salt": "ann"})
+    bard.erase("ann")
+    with pytest.raises(RequestError, match="is not remembered"):
+        bard.explain(output)
+    assert explained(bard, {"prompt": PROMPT, "cache_salt": "ann"}).causes == ("never seen",)
+
+
+def test_what_was_not_to_be_kept_is_explained_from_its_output_alone(bard):
+    ask(bard, PROMPT)
+    output = ask(bard, {"prompt": PROMPT + "?", "cache_write": False})
+    assert bard.explain(output).causes == ("differs",)
+    assert bard.explain(output.request_id).causes == ("not kept",)
+
+
+def test_explanations_can_be_switched_off(make_llm: MakeLLM):
+    llm = make_llm("llama", num_blocks=16, keep_explanations=0)
+    with pytest.raises(RequestError, match="keep_explanations=0"):
+        llm.explain(ask(llm, [3, 4, 5]))
+
+
+def test_the_face_with_an_event_loop_explains_as_well(checkpoints):
+    async def go(llm) -> Explanation:
+        await last(llm.generate(list(range(3, 20)), ONE))
+        output = await last(llm.generate([*range(3, 15), 40], ONE))
+        assert await llm.explain(output.request_id) == await llm.explain(output)
+        return await llm.explain(output)
+
+    with async_llm(checkpoints) as llm:
+        assert asyncio.run(go(llm)).causes == ("differs",)
