@@ -13,7 +13,7 @@ from ostinato.cache.manager import CacheManager
 from ostinato.core.config import CacheConfig, WindowConfig
 from ostinato.core.errors import RequestError
 from ostinato.core.explanation import Explanation, Fate
-from ostinato.core.identity import Identity, ImageSpan, PrefixKey
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicHead
 from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import TinyScheduler, make_request, tiny_scheduler
 
@@ -334,3 +334,25 @@ def test_the_page_and_the_values_say_the_same():
     for stretch in explanation.stretches:
         assert stretch.sentence in str(explanation)
     assert {s.fate for s in explanation.stretches} == {Fate.HIT, Fate.COPIED, Fate.COMPUTED}
+
+
+@on_both_indexes
+def test_behind_a_public_head_nobody_learns_who_computed_it(index):
+    """Two tenants begin with one published prefix and arrive in one step."""
+    tiny = tiny_scheduler(index=index)
+    publisher = Identity(tenant=b"\0head")
+    head = PublicHead(publisher.tenant, 8)
+    request = make_request("publisher", "ABCDEFGH?")
+    tiny.add_request(replace(request, identity=publisher))
+    tiny.run()
+    key = PrefixKey(publisher, list(map(ord, "ABCDEFGH")))
+    tiny.cache.custody.publish(key)
+    for name in ("anns", "bobs"):
+        request = make_request(name, "ABCDEFGHxyz")
+        tiny.add_request(replace(request, identity=Identity(tenant=name.encode(), head=head)))
+    tiny.run()
+    assert picture(told(tiny, "bobs")) == "0-7 hit, 8-10 never seen"
+    assert "anns" not in str(told(tiny, "bobs", administrator=True))
+    tiny.add("plain", "ABCDEFGHxyz", tenant="bobs")
+    tiny.run()
+    assert told(tiny, "plain").causes == ("other public prefix", "last token")

@@ -24,13 +24,13 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.visit import Visit
 from ostinato.core.config import CacheConfig
-from ostinato.core.identity import PrefixKey
+from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockId
 from ostinato.core.tokens import TOKEN_BYTES
 
@@ -56,7 +56,7 @@ class Loss:
         at_s: When, by the clock.
         idle_s: Seconds since somebody held them.
         by: For whom; None if for nobody, or for somebody who was erased.
-        tenant: Whose they were.
+        identity: Whose they were.
         blocks: Which.
     """
 
@@ -65,7 +65,7 @@ class Loss:
     at_s: float
     idle_s: float
     by: Visit | None
-    tenant: bytes
+    identity: Identity
     blocks: "array[int]"
 
 
@@ -130,7 +130,7 @@ class Chronicle:
         )  # fmt: skip
         if self._in_step and len(blocks) and (writer := self._in_step.get(blocks[-1])):
             visit.num_awaited = visit.num_shared - self.num_settled(blocks)
-            visit.awaited = writer.name
+            visit.awaited = writer.name if writer.identity.tenant == key.identity.tenant else ""
         self._visits.append(visit)
         self._charge(visit, len(key))
         return visit
@@ -152,16 +152,16 @@ class Chronicle:
             self._charge(visit, visit.charge + letters // TOKEN_BYTES)
 
     def waited(self, visit: Visit, since: int, name: str) -> None:
-        """Note that a sequence waited for another.
+        """Note what was computed for others between a sequence's arrival and its admission.
 
         Args:
             visit: Who waited.
-            since: Tokens that were cached when it began to wait.
-            name: For whom it waited.
+            since: Tokens that were cached when it arrived.
+            name: For whom it waited; empty if that was another tenant's, behind one public head.
         """
         num_awaited = max(0, visit.num_shared - since)
         if num_awaited > visit.num_awaited:
-            visit.num_awaited, visit.awaited = num_awaited, name
+            visit.num_awaited, visit.awaited = num_awaited, name or visit.awaited
 
     def num_settled(self, blocks: "array[int]") -> int:
         """Count the first tokens of a match that no running step computes."""
@@ -213,9 +213,9 @@ class Chronicle:
     ) -> None:
         """Note that blocks of an entry are forgotten."""
         if self.keep:
-            by, tenant = self.acting if reason == "evicted" else None, entry.identity.tenant
+            by = self.acting if reason == "evicted" else None
             number, at_s = self._tick(), self._clock()
-            self._losses.append(Loss(number, reason, at_s, idle_s, by, tenant, blocks))
+            self._losses.append(Loss(number, reason, at_s, idle_s, by, entry.identity, blocks))
 
     def remembers_since(self, number: int) -> bool:
         """Whether every loss since a moment is remembered."""
@@ -233,17 +233,13 @@ class Chronicle:
         return None
 
     def forget(self, tenant: bytes) -> None:
-        """Leave nothing of a tenant that has no live sequence."""
-        mine = [visit for visit in self._visits if visit.identity.tenant == tenant]
-        for visit in mine:
+        """Leave nothing of a tenant that has no live sequence, or of what is behind its head."""
+        for visit in (mine := [v for v in self._visits if v.identity.belongs_to(tenant)]):
             self._drop(visit)
-        if mine:
-            self._visits = deque(v for v in self._visits if v.identity.tenant != tenant)
-        kept = [loss for loss in self._losses if loss.tenant != tenant]
-        self._losses = deque(
-            (_without_name(loss, tenant) for loss in kept), maxlen=self._losses.maxlen
-        )
-        if self.acting is not None and self.acting.identity.tenant == tenant:
+        self._visits = deque(v for v in self._visits if v not in mine)
+        kept = [loss for loss in self._losses if not loss.identity.belongs_to(tenant)]
+        self._losses = deque((_nameless(loss, tenant) for loss in kept), self._losses.maxlen)
+        if self.acting is not None and self.acting.identity.belongs_to(tenant):
             self.acting = None
 
     def check(self) -> None:
@@ -277,8 +273,8 @@ class Chronicle:
         visit.clear()
 
 
-def _without_name(loss: Loss, tenant: bytes) -> Loss:
+def _nameless(loss: Loss, tenant: bytes) -> Loss:
     """Return a loss that does not say who caused it, if that was a tenant's request."""
-    if loss.by is None or loss.by.identity.tenant != tenant:
+    if loss.by is None or not loss.by.identity.belongs_to(tenant):
         return loss
-    return Loss(loss.number, loss.reason, loss.at_s, loss.idle_s, None, loss.tenant, loss.blocks)
+    return replace(loss, by=None)

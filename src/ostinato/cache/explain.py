@@ -230,7 +230,9 @@ class _Inquiry:
             return Cause.OTHER_TENANT
         if mine.adapter != theirs.adapter:
             return Cause.OTHER_ADAPTER
-        return Cause.OTHER_IMAGE if mine == theirs else Cause.OTHER_WEIGHTS
+        if mine == theirs:
+            return Cause.OTHER_IMAGE
+        return Cause.OTHER_HEAD if mine.head != theirs.head else Cause.OTHER_WEIGHTS
 
     def _new(
         self, nearest: Visit | None, start: int, is_apart: bool

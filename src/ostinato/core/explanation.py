@@ -36,6 +36,7 @@ class Cause(StrEnum):
     OTHER_TENANT = "other tenant"
     OTHER_ADAPTER = "other adapter"
     OTHER_IMAGE = "other image"
+    OTHER_HEAD = "other public prefix"
     OTHER_WEIGHTS = "other weights"
     EVICTED = "evicted"
     REMOVED = "removed"
@@ -83,13 +84,13 @@ class Stretch:
     @property
     def sentence(self) -> str:
         """What happened, in words."""
-        whose = self.request or "an earlier request"
+        whose = self.request or "another request"
         if self.fate is Fate.HIT:
             return "found in the cache"
         if self.fate is Fate.COPIED:
             return "copied from a cached block that the prompt leaves in its middle"
         if self.fate is Fate.WAITED:
-            return f"not computed: {whose} was computing them, and shared them"
+            return f"found in the cache: {whose} computed them while this one waited"
         match self.cause:
             case Cause.NEVER_SEEN if self.request:
                 return f"never seen: the nearest prompt, that of {whose}, ends before"
@@ -107,6 +108,8 @@ class Stretch:
                 return f"seen from {whose}, under another adapter"
             case Cause.OTHER_IMAGE:
                 return f"the tokens of {whose}, but another image at or before them"
+            case Cause.OTHER_HEAD:
+                return f"seen from {whose}, who began with another public prefix or with none"
             case Cause.OTHER_WEIGHTS:
                 return f"computed for {whose} with the weights before the update"
             case Cause.EVICTED:

@@ -261,9 +261,8 @@ class Scheduler:
         match = self.cache.match(sequence.key) if sequence.reads_cache else self.cache.no_match()
         leader = flight.leader(sequence, match)
         if leader is not None:
-            if not sequence.waits_for:
-                sequence.num_cached_before = self.cache.chronicle.num_settled(match.blocks)
-            sequence.waits_for = leader.request.request_id
+            is_mine = leader.key.identity.tenant == sequence.key.identity.tenant
+            sequence.waits_for = leader.request.request_id if is_mine else ""
             return True
         again = sequence.num_preemptions > 0
         writes = sequence.request.cache_write
@@ -303,8 +302,7 @@ class Scheduler:
         if not self.cache.config.enable_prefix_caching:
             off = "enable_prefix_caching=False"
         chronicle.describe(visit, request.request_id, off, request.fields)
-        if sequence.waits_for:
-            chronicle.waited(visit, sequence.num_cached_before, sequence.waits_for)
+        chronicle.waited(visit, sequence.num_known_tokens, sequence.waits_for)
 
     def _fork(self, share: Share) -> None:
         """Make the siblings of a prompt that is computed in this step (``n > 1``).

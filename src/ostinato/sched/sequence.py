@@ -40,7 +40,6 @@ class Sequence:
         num_preemptions: How often its blocks were taken back.
         num_overtakes: Later requests that were admitted while it waited.
         waits_for: Name of the request that it waits or waited for; empty if for none.
-        num_cached_before: Tokens that were cached when it began to wait.
         prompt_logprobs: One tuple per prompt token from the second on, if asked for.
         finish_reason: Why it ended; None while it lives.
         stop_reason: The id or string that ended it, if one did.
@@ -62,7 +61,6 @@ class Sequence:
     num_preemptions: int = 0
     num_overtakes: int = 0
     waits_for: str = ""
-    num_cached_before: int = 0
     prompt_logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
