@@ -138,7 +138,8 @@ def install_error_handlers(app: FastAPI) -> None:
     def answer_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = f"{request.method} {request.url.path}: {error.detail}"
-        code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
+        codes = {400: "invalid_json", 404: "unknown_url", 405: "method_not_allowed"}
+        code = codes.get(error.status_code)
         translated = ApiError(error.status_code, message, code=code, headers=error.headers or {})
         return response_of(request.url.path, translated)
 

@@ -8,6 +8,9 @@ _CODES = {
     "extra_forbidden": "unknown_parameter",
     "json_invalid": "invalid_json",
 }
+_TYPES = ("str", "int", "float", "bool", "dict")
+"""Members of unions, which pydantic names where a field would stand."""
+
 _MOST_SHOWN = 3
 
 
@@ -26,7 +29,8 @@ def describe(errors: Sequence[Any]) -> tuple[str, str | None, str]:
     if code is None:
         code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
     if first["type"] == "extra_forbidden":
-        return f"unknown parameter {param!r}: this server does not know it", param, code
+        name = str(first["loc"][-1])
+        return f"unknown parameter {name!r:.200}: this server does not know it", param, code
     # The members of a union each complain; all of them are about one field.
     about = [error for error in errors if _top(error["loc"]) == _top(first["loc"])]
     reasons = list(dict.fromkeys(_reason(error) for error in about))[:_MOST_SHOWN]
@@ -45,7 +49,7 @@ def _place(loc: Sequence[str | int]) -> str | None:
     for step in loc[1:]:
         if isinstance(step, int):
             place += f"[{step}]"
-        elif step.isidentifier():
+        elif step.isidentifier() and step not in _TYPES:
             place += f".{step}" if place else step
     return place or None
 

@@ -19,6 +19,10 @@ TokenIdText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")]
 ShortText = Annotated[str, StringConstraints(max_length=512)]
 
 
+Stops = Annotated[list[ShortText], Field(max_length=64)]
+"""Each is looked for after every token, so there is an end to them."""
+
+
 class StreamOptions(Body):
     """How a stream is to look."""
 
@@ -112,7 +116,7 @@ class SamplingFields(CacheFields):
     frequency_penalty: float = 0.0
     logit_bias: dict[TokenIdText, float] = Field(default_factory=dict)
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: ShortText | Stops | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: ShortText | None = Field(

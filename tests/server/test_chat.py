@@ -1,0 +1,113 @@
+"""`/v1/chat/completions` through OpenAI's own client."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from ostinato import SamplingParams
+from ostinato.server.state import ServerState
+
+MODEL = "tiny-shakespeare"
+MESSAGES: Any = [{"role": "user", "content": "Who art thou, stranger?"}]
+GREEDY: Any = {"model": MODEL, "messages": MESSAGES, "temperature": 0, "max_completion_tokens": 12}
+
+
+def test_the_answer_is_what_the_engine_says(client: openai.OpenAI, state: ServerState) -> None:
+    async def expected() -> tuple[str, int]:
+        greedy = SamplingParams(temperature=0, max_tokens=12)
+        async for output in state.llm.chat(MESSAGES, greedy):
+            last = output
+        return last.outputs[0].text, len(last.prompt_token_ids)
+
+    answer = client.chat.completions.create(**GREEDY)
+    text, num_prompt_tokens = asyncio.run(expected())
+
+    assert (answer.object, answer.choices[0].message.role) == ("chat.completion", "assistant")
+    assert answer.choices[0].message.content == text
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (num_prompt_tokens, 12)
+
+
+def test_the_next_turn_finds_the_conversation_so_far(client: openai.OpenAI) -> None:
+    """Law 1: the answer is part of the next prompt, and was computed already."""
+    opening = {"role": "user", "content": "What news from Verona, and from Mantua?"}
+    first = client.chat.completions.create(**{**GREEDY, "messages": [opening]})
+    turns = [opening, first.choices[0].message.to_dict(), {"role": "user", "content": "And then?"}]
+    second = client.chat.completions.create(**{**GREEDY, "messages": turns})
+
+    assert first.usage is not None and second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    cached = second.usage.prompt_tokens_details.cached_tokens
+    assert cached is not None and cached >= first.usage.prompt_tokens + 11
+
+
+def test_a_stream_begins_with_the_role_and_adds_up(client: openai.OpenAI) -> None:
+    sampled = {"model": MODEL, "messages": MESSAGES, "seed": 4, "n": 2, "max_tokens": 15}
+    whole = client.chat.completions.create(**sampled)
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = list(client.chat.completions.create(**sampled, **options))
+    deltas: dict[int, list[Any]] = {0: [], 1: []}
+    for chunk in chunks:
+        deltas[chunk.choices[0].index].append(chunk.choices[0])
+
+    for index, pieces in deltas.items():
+        assert pieces[0].delta.role == "assistant"
+        assert [piece.delta.role for piece in pieces[1:]] == [None] * (len(pieces) - 1)
+        text = "".join(piece.delta.content or "" for piece in pieces)
+        assert text == whole.choices[index].message.content
+        assert [p.finish_reason for p in pieces if p.finish_reason] == ["length"]
+    assert last.choices == [] and last.usage.completion_tokens == 30
+    assert len({chunk.id for chunk in [*chunks, last]}) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_come_with_bytes_and_so_many_alternatives(
+    client: openai.OpenAI, stream: bool
+) -> None:
+    answer = client.chat.completions.create(**GREEDY, logprobs=True, top_logprobs=2, stream=stream)
+    choices = [choice for chunk in (answer if stream else [answer]) for choice in chunk.choices]
+    entries = [e for choice in choices if choice.logprobs for e in choice.logprobs.content or ()]
+
+    assert len(entries) == 12
+    for entry in entries:
+        assert bytes(entry.bytes).decode() == entry.token
+        assert entry.top_logprobs[0].token == entry.token  # greedy
+        assert len(entry.top_logprobs) == 2
+        assert entry.top_logprobs[0].logprob >= entry.top_logprobs[1].logprob
+
+
+def test_the_sampled_token_alone_has_its_logprob(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(**GREEDY, logprobs=True)
+
+    assert answer.choices[0].logprobs is not None
+    content = answer.choices[0].logprobs.content or []
+    assert len(content) == 12 and all(entry.top_logprobs == [] for entry in content)
+
+
+def test_parts_of_a_message_are_joined_and_the_developer_speaks_as_the_system(
+    http: httpx.Client,
+) -> None:
+    def tokens(*messages: Any) -> list[int]:
+        return (
+            http.post("/tokenize", json={"messages": messages}).raise_for_status().json()["tokens"]
+        )
+
+    parts = [{"type": "text", "text": "Good "}, {"type": "text", "text": "night"}]
+    assert tokens({"role": "user", "content": parts}) == tokens(
+        {"role": "user", "content": "Good night"}
+    )
+    assert tokens({"role": "developer", "content": "x"}, *MESSAGES) == tokens(
+        {"role": "system", "content": "x"}, *MESSAGES
+    )
+
+
+def test_tokens_and_texts_are_translated_both_ways(http: httpx.Client, state: ServerState) -> None:
+    known = http.post("/tokenize", json={"prompt": "Ay me!"}).json()
+
+    assert (known["count"], known["max_model_len"]) == (6, state.llm.max_model_len)
+    assert http.post("/detokenize", json={"tokens": known["tokens"]}).json() == {"prompt": "Ay me!"}
+    assert http.post("/detokenize", json={"tokens": [10**6]}).status_code == 400
+    assert http.post("/tokenize", json={}).json()["error"]["code"] == "invalid_value"

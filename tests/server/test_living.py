@@ -1,0 +1,258 @@
+"""What happens while the engine computes: health, leaving, full queues, failures, the end."""
+
+import asyncio
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from ostinato import LLM, AsyncLLM
+from ostinato.core.lease import LeaseId
+from ostinato.server.config import ServerConfig
+from ostinato.server.observer import ServedRequest
+from ostinato.server.state import ServerState
+from tests.engine.faults import sabotage
+from tests.support.servers import ServerThread, await_idle, events_of, serving, wait_until
+
+MODEL = "tiny-shakespeare"
+LONG: Any = {"model": MODEL, "prompt": "To be", "max_tokens": 400, "ignore_eos": True}
+
+
+def test_health_is_answered_while_a_long_prompt_is_computed(
+    http: httpx.Client, url: str, state: ServerState
+) -> None:
+    """The slowest of many answers takes a fraction of the prefill; mostly below 50 ms.
+
+    The bound is loose, since the machine does other things as well; if the engine ran in the
+    event loop, the first answer would take as long as the prefill.
+    """
+    most = state.llm.max_model_len
+    call = {**LONG, "prompt": [[5 + i] * (most - 2) for i in range(12)], "max_tokens": 1}
+    took_s: list[float] = []
+
+    def prefill() -> None:
+        begun = time.perf_counter()
+        httpx.post(f"{url}/v1/completions", json=call, timeout=60).raise_for_status()
+        took_s.append(time.perf_counter() - begun)
+
+    computing = threading.Thread(target=prefill)
+    computing.start()
+    wait_until(lambda: state.num_live == 12)
+    waits_s = []
+    while computing.is_alive():
+        begun = time.perf_counter()
+        assert http.get("/health").status_code == 200
+        waits_s.append(time.perf_counter() - begun)
+    computing.join()
+
+    assert len(waits_s) >= 5, "nothing was measured while the prompt was computed"
+    assert sorted(waits_s)[len(waits_s) // 2] < 0.05
+    assert max(waits_s) < max(took_s[0] / 3, 0.2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_goes_away_takes_the_request_along(
+    http: httpx.Client, state: ServerState, stream: bool
+) -> None:
+    """Long before its 900 tokens were there, its blocks are free again."""
+    call = {**LONG, "max_tokens": 900, "stream": stream, "n": 2}
+    free = state.llm.engine.cache.pool.num_free
+    if stream:
+        with http.stream("POST", "/v1/completions", json=call) as response:
+            next(events_of(response))
+            before = state.llm.engine.scheduler_stats.computed_output_tokens
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            http.post("/v1/completions", json=call, timeout=0.2)
+        before = state.llm.engine.scheduler_stats.computed_output_tokens
+    wait_until(lambda: not state.llm.engine.has_work)
+
+    assert state.llm.engine.scheduler_stats.computed_output_tokens - before < 900
+    assert state.llm.engine.cache.pool.num_free == free
+
+
+def test_a_full_queue_says_so_and_when_to_come_again() -> None:
+    llm = AsyncLLM(MODEL, num_blocks=256)
+    state = ServerState(llm, ServerConfig(max_requests=3))
+    long = {**LONG, "n": 2, "max_tokens": 900}
+    with serving(state) as url, httpx.Client(base_url=url, timeout=60) as http:
+        with http.stream("POST", "/v1/completions", json={**long, "stream": True}) as one:
+            events = events_of(one)  # kept: dropping it would close the stream
+            next(events)
+            full = http.post("/v1/completions", json=long)
+            never = http.post("/v1/completions", json={**long, "n": 4})
+            fits = http.post("/v1/completions", json={**LONG, "max_tokens": 1})
+        assert full.status_code == 429
+        assert full.headers["retry-after"] == "1"
+        assert full.json()["error"]["code"] == "queue_full"
+        assert never.status_code == 400
+        assert "--max-requests" in never.json()["error"]["message"]
+        assert fits.status_code == 200
+        wait_until(lambda: state.num_live == 0)
+        assert http.post("/v1/completions", json={**long, "max_tokens": 1}).status_code == 200
+    await_idle(llm)
+    llm.shutdown()
+
+
+class Notes:
+    """An observer that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, ServedRequest]] = []
+        self.refusals: list[str | None] = []
+
+    def accepted(self, record: ServedRequest) -> None:
+        self.told.append(("accepted", record))
+
+    def first_token(self, record: ServedRequest) -> None:
+        self.told.append(("first_token", record))
+
+    def finished(self, record: ServedRequest) -> None:
+        self.told.append(("finished", record))
+
+    def refused(self, caller: object, call: object, error: Any) -> None:
+        self.refusals.append(error.code)
+
+
+@pytest.fixture
+def notes(state: ServerState) -> Iterator[Notes]:
+    """Watch the server's requests."""
+    notes = Notes()
+    state.observers.append(notes)
+    yield notes
+    state.observers.remove(notes)
+
+
+def test_observers_learn_of_each_request_how_it_went(
+    http: httpx.Client, notes: Notes, state: ServerState
+) -> None:
+    """One that ends, one that can never be served, and one whose reader leaves."""
+    http.post("/v1/completions", json={**LONG, "max_tokens": 3, "user": "ann"})
+    http.post("/v1/completions", json={**LONG, "prompt": [10**6]})
+    with http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
+        next(events_of(response))
+    wait_until(lambda: state.num_live == 0)
+
+    assert [what for what, _ in notes.told] == [
+        *("accepted", "first_token", "finished"),
+        *("accepted", "finished"),
+        *("accepted", "first_token", "finished"),
+    ]
+    well, refused, left = [record for what, record in notes.told if what == "finished"]
+    assert well.output is not None and well.output.finished and not well.is_gone
+    assert (well.call.user, well.error) == ("ann", None)
+    assert refused.error is not None and refused.error.status == 400
+    assert left.is_gone and left.error is None
+
+
+@pytest.fixture
+def breakable() -> Iterator[ServerState]:
+    """Serve the embedded model with an engine of its own."""
+    llm = AsyncLLM(MODEL, num_blocks=256)
+    yield ServerState(llm)
+    llm.shutdown()
+
+
+def test_a_failed_step_fails_its_requests_and_no_others(breakable: ServerState) -> None:
+    """Before its first token a request gets a 500, after it an event; the next one is served."""
+    with serving(breakable) as url, httpx.Client(base_url=url) as http:
+        with _sabotage(breakable.llm):
+            whole = http.post("/v1/completions", json=LONG)
+        with _sabotage(breakable.llm):
+            early = http.post("/v1/completions", json={**LONG, "stream": True})
+        with http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
+            events = events_of(response)
+            next(events)
+            with _sabotage(breakable.llm):
+                *_, last = events
+        for answer in (whole, early):
+            assert answer.status_code == 500
+            assert answer.json()["error"]["code"] == "step_failed"
+        assert json.loads(last)["error"]["code"] == "step_failed"
+        assert http.post("/v1/completions", json={**LONG, "max_tokens": 2}).status_code == 200
+        await_idle(breakable.llm)
+
+
+def test_openais_client_raises_what_a_stream_dies_of(breakable: ServerState) -> None:
+    with (
+        serving(breakable) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client,
+    ):
+        stream = iter(
+            client.completions.create(model=MODEL, prompt="To be", max_tokens=500, stream=True)
+        )
+        next(stream)
+        with _sabotage(breakable.llm), pytest.raises(openai.APIError, match="a layer gave up"):
+            list(stream)
+
+
+def _sabotage(llm: AsyncLLM) -> Any:
+    """Make the next forward pass raise; the helper wants an ``LLM``, for its ``engine`` alone."""
+    lender: Any = llm
+    offline: LLM = lender
+    return sabotage(offline)
+
+
+@pytest.mark.parametrize("how", ["a second signal", "the timeout"])
+def test_draining_does_not_wait_for_ever(breakable: ServerState, how: str) -> None:
+    """What still runs is ended, and its reader is told."""
+    timeout_s = 60.0 if how == "a second signal" else 0.1
+    state = ServerState(breakable.llm, ServerConfig(drain_timeout_s=timeout_s))
+    thread = ServerThread(state)
+    call = {**LONG, "max_tokens": 900, "stream": True}
+    with httpx.stream("POST", f"{thread.url}/v1/completions", json=call) as response:
+        events = events_of(response)
+        next(events)
+        thread.server.handle_exit(signal.SIGTERM, None)
+        assert httpx.get(f"{thread.url}/ready").json() == {"status": "draining", "live": 1}
+        if how == "a second signal":
+            thread.server.handle_exit(signal.SIGTERM, None)
+        *_, last = events
+    thread.join()
+
+    assert json.loads(last)["error"]["type"] == "server_error"
+    assert not state.llm.is_running and state.num_live == 0
+
+
+def test_a_prompt_that_is_kept_for_a_day_outlives_the_crowd() -> None:
+    """`prompt_cache_retention`: a lease; without it, the crowd would have evicted the prompt."""
+    llm = AsyncLLM(MODEL, num_blocks=40, block_size=4, max_model_len=64)
+    with serving(ServerState(llm)) as url, httpx.Client(base_url=url) as http:
+
+        def cached(prompt: str, **more: Any) -> int:
+            call = {"model": MODEL, "prompt": prompt, "max_tokens": 1, **more}
+            answer = http.post("/v1/completions", json=call).raise_for_status().json()
+            return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        cached("Kept for a day, all of it", prompt_cache_retention="24h")
+        cached("Held in memory as all are", prompt_cache_retention="in_memory")
+        for number in range(20):
+            cached(f"{number} citizens, and a voice that none has heard")
+        assert cached("Held in memory as all are") == 0
+        assert cached("Kept for a day, all of it") == 24
+    assert asyncio.run(llm.end_lease(LeaseId(0)))  # the only one
+    await_idle(llm)
+    llm.shutdown()
+
+
+def test_the_cache_is_neither_read_nor_written_unless_wanted(client: openai.OpenAI) -> None:
+    def cached(prompt: str, **extra: Any) -> int:
+        answer = client.completions.create(
+            model=MODEL, prompt=prompt, max_tokens=1, extra_body=extra
+        )
+        assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+        return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+    unwritten, written = "Leave nothing of this behind", "But this one may stay a while"
+    cached(unwritten, cache={"write": False})
+    cached(written, prompt_cache_key="anything")
+    assert cached(unwritten, cache={"write": False}) == 0
+    assert cached(written, cache={"read": False}) == 0
+    assert cached(written, cache_salt="another") == 0
+    assert cached(written) == len(written) - 1
