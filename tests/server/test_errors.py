@@ -113,7 +113,7 @@ def test_a_wrong_value_is_a_client_error(
         ({"messages": []}, "messages"),
         ({"messages": "hello"}, "messages"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user"}]}, "messages[0]"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, None),
         ({"top_logprobs": 3}, None),
