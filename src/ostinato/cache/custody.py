@@ -135,6 +135,11 @@ class Custody:
         head = key.identity.head
         return head is None or (num_tokens >= head.num_tokens and self.is_public(head.tenant))
 
+    def has_lease(self, lease_id: LeaseId) -> bool:
+        """Whether a lease still runs."""
+        self.expire()
+        return lease_id in self._leases
+
     def end_lease(self, lease_id: LeaseId) -> bool:
         """Let go of a lease; returns False if there is none of that number.
 

@@ -235,6 +235,10 @@ class AsyncLLM:
         parsed = parse_prompt(prompt)
         return await self._call(lambda: self._administration.lease(parsed, terms))
 
+    async def has_lease(self, lease_id: LeaseId) -> bool:
+        """Whether a lease still runs: it has neither run out nor been ended."""
+        return await self._call(lambda: self._engine.cache.custody.has_lease(lease_id))
+
     async def end_lease(self, lease_id: LeaseId) -> bool:
         """Let go of a lease; returns False if there is none of that number."""
         return await self._call(lambda: self._administration.end_lease(lease_id))

@@ -24,6 +24,9 @@ Files in reading order:
 * ``echo``: how does an answer begin with its prompt?
 * ``completions``: how is a text continued?
 * ``chat``: how is a conversation continued?
+* ``held_prefixes``: which prefixes did clients ask to keep, and are they kept already?
+* ``breakpoints``: how much of a prompt do breakpoints cover, and what was kept of it?
+* ``messages``: how do Anthropic's clients speak?
 * ``tokens``: which tokens is a text made of?
 * ``engine_watch``: how is the engine looked at without waiting for it?
 * ``http_meter``: which answers left the server?

@@ -6,7 +6,7 @@ Each API is a router in a file of its own. What they share lies in ``app.state.s
 from fastapi import FastAPI
 
 import ostinato
-from ostinato.server import chat, completions, health, metrics_page, models, tokens
+from ostinato.server import chat, completions, health, messages, metrics_page, models, tokens
 from ostinato.server.body_guard import BodyGuard
 from ostinato.server.errors import install_error_handlers
 from ostinato.server.state import ServerState
@@ -16,6 +16,7 @@ ROUTERS = (
     models.router,
     completions.router,
     chat.router,
+    messages.router,
     tokens.router,
     metrics_page.router,
 )

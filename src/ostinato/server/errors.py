@@ -73,7 +73,24 @@ def openai_shape(error: ApiError) -> dict[str, Any]:
     }
 
 
-SHAPES: dict[str, Shape] = {}
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_shape(error: ApiError) -> dict[str, Any]:
+    """Lay an error out as Anthropic's clients read it."""
+    other = "invalid_request_error" if error.status < 500 else "api_error"
+    kind = _ANTHROPIC_KINDS.get(error.status, other)
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+SHAPES: dict[str, Shape] = {"/v1/messages": anthropic_shape}
 """Other shapes than OpenAI's, by how a path begins."""
 
 

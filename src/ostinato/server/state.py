@@ -7,6 +7,7 @@ from ostinato.engine.async_llm import AsyncLLM
 from ostinato.server.callers import AnyCaller, Callers
 from ostinato.server.config import ServerConfig
 from ostinato.server.errors import ApiError, stopping
+from ostinato.server.held_prefixes import HeldPrefixes
 from ostinato.server.ledger import Ledger
 from ostinato.server.observer import Observer
 
@@ -21,6 +22,7 @@ class ServerState:
         callers: Tells callers apart.
         observers: Who watches the requests; the ledger is one of them.
         ledger: What the cache did for whom.
+        held_prefixes: What clients asked to keep with breakpoints.
         started_s: When it was made, in seconds since 1970.
         num_live: Continuations under way, running and waiting.
         is_draining: Whether it takes no more requests, and ends when the last has ended.
@@ -32,6 +34,7 @@ class ServerState:
     observers: list[Observer] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     started_s: int = field(default_factory=lambda: int(time.time()))
+    held_prefixes: HeldPrefixes = field(init=False)
     num_live: int = 0
     is_draining: bool = False
 
@@ -42,6 +45,7 @@ class ServerState:
 
     def __post_init__(self) -> None:
         """Let the ledger watch."""
+        self.held_prefixes = HeldPrefixes(self.llm)
         self.observers.append(self.ledger)
 
     def enter(self, num_sequences: int) -> None:

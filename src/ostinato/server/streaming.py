@@ -27,6 +27,11 @@ def event(body: Any) -> bytes:
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
 
 
+def named_event(name: str, body: Any) -> bytes:
+    """Write one with its name before it, as Anthropic's clients and those of responses read it."""
+    return f"event: {name}\n".encode() + event(body)
+
+
 DONE = b"data: [DONE]\n\n"
 
 

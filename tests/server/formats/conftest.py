@@ -4,6 +4,7 @@ The model says nothing sensible, so whatever has a form has it because it was ma
 say of its own accord is dictated with ``structured_outputs.choice``.
 """
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,8 +61,9 @@ def tool_scribe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str,
 
 @pytest.fixture
 def url(scribe: tuple[str, ServerState]) -> Iterator[str]:
-    """Return the address of the first; nothing is left running (law 9)."""
+    """Return the address of the first; nothing is left running or leased (law 9)."""
     yield scribe[0]
+    asyncio.run(scribe[1].llm.reset_prefix_cache(preempt_running=True))
     await_idle(scribe[1].llm)
     assert scribe[1].num_live == 0
 

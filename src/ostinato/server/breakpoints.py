@@ -1,0 +1,100 @@
+"""How much of a prompt do breakpoints cover, and what was kept of it?
+
+The place of a breakpoint in the prompt is found by writing the conversation up to it and looking
+how far the whole prompt agrees: no template needs to be understood for that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.core.errors import RequestError
+from ostinato.core.lease import ANTHROPIC_1H, LeaseTerms
+from ostinato.engine.outputs import RequestOutput
+from ostinato.server.held_prefixes import HeldPrefixes
+from ostinato.server.prompting import render_prompt
+from ostinato.server.protocol.messages import CountBody
+from ostinato.server.state import ServerState
+from ostinato.server.tools import Message
+
+_STAND_IN: Message = {"role": "user", "content": "?"}
+"""Templates want a message where a breakpoint has none before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Token counts of a prompt, as Anthropic's API has them.
+
+    Attributes:
+        num_tokens: Of the whole prompt.
+        num_read: Found in the cache.
+        num_5m: Kept for five minutes by this request and not found.
+        num_1h: Kept for an hour by this request and not found.
+    """
+
+    num_tokens: int
+    num_read: int
+    num_5m: int = 0
+    num_1h: int = 0
+
+    def usage(self, num_output_tokens: int) -> dict[str, Any]:
+        """Lay the counts out as Anthropic's API does; the three of the input add up to it."""
+        written = self.num_5m + self.num_1h
+        return {
+            "input_tokens": self.num_tokens - self.num_read - written,
+            "cache_read_input_tokens": self.num_read,
+            "cache_creation_input_tokens": written,
+            "cache_creation": {
+                "ephemeral_5m_input_tokens": self.num_5m,
+                "ephemeral_1h_input_tokens": self.num_1h,
+            },
+            "output_tokens": num_output_tokens,
+        }
+
+
+async def measure(
+    state: ServerState, body: CountBody, tokens: Sequence[int]
+) -> list[tuple[int, LeaseTerms]]:
+    """Return how many tokens of the prompt each breakpoint covers, and for how long, in order."""
+    places = []
+    for mark in body.breakpoints():
+        messages = body.conversation(mark.num_blocks)
+        if not any(message["role"] == "user" for message in messages):
+            messages = [*messages, _STAND_IN]
+        try:
+            head = await render_prompt(state, messages, body.tool_use(), opens_turn=False)
+        except RequestError as error:
+            raise RequestError(f"cache_control cannot be placed there: {error}") from error
+        places.append((_num_common(head, tokens), mark.terms))
+    return places
+
+
+async def keep(
+    held: HeldPrefixes,
+    salt: str,
+    places: Sequence[tuple[int, LeaseTerms]],
+    output: RequestOutput,
+) -> Kept:
+    """Keep a prompt up to its breakpoints, now that it is computed.
+
+    Args:
+        held: What is kept already.
+        salt: Whose it is.
+        places: As ``measure`` returns them.
+        output: The first of the request.
+    """
+    tokens, num_cached = output.prompt_token_ids, output.num_cached_tokens
+    done, written = num_cached, {True: 0, False: 0}
+    for num_tokens, terms in places:
+        if not num_tokens:
+            continue
+        receipt = await held.hold(salt, tokens[:num_tokens], terms, num_cached)
+        written[terms == ANTHROPIC_1H] += max(0, receipt.num_tokens - done)
+        done = max(done, receipt.num_tokens)
+    return Kept(len(tokens), num_cached, num_5m=written[False], num_1h=written[True])
+
+
+def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many leading ids agree."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))

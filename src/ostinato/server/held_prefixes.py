@@ -1,0 +1,76 @@
+"""Which prefixes did clients ask to keep, and are they kept already?
+
+Anthropic's clients send the same ``cache_control`` with every request of a conversation. The first
+one takes a lease; each later one that hits all of it has refreshed that lease by doing so, and
+takes none of its own: else a busy prompt would be leased a thousand times over.
+"""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from ostinato.core.lease import LeaseReceipt, LeaseTerms
+from ostinato.core.tokens import pack_tokens
+from ostinato.engine.async_llm import AsyncLLM
+from ostinato.engine.prompts import PromptDict
+
+MOST_HELD = 4096
+"""Leases that are remembered; one that is forgotten still runs out by itself."""
+
+_Key = tuple[str, LeaseTerms, bytes]
+
+
+class HeldPrefixes:
+    """Takes leases for prefixes, each once."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        """Hold nothing yet."""
+        self._llm = llm
+        self._holding = asyncio.Lock()  # two requests that begin alike take one lease
+        self._held: OrderedDict[_Key, LeaseReceipt] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Number of leases that are remembered, of which some may have run out."""
+        return len(self._held)
+
+    async def hold(
+        self, salt: str, tokens: Sequence[int], terms: LeaseTerms, num_cached: int
+    ) -> LeaseReceipt:
+        """Keep a prefix that a request has just computed or found.
+
+        Args:
+            salt: Whose it is.
+            tokens: Its ids.
+            terms: For how long.
+            num_cached: Tokens of its prompt that the request found, which refreshed their lease.
+
+        Returns:
+            What is held of it, by a new lease or by one from before.
+        """
+        key = salt, terms, hashlib.sha256(pack_tokens(tokens).tobytes()).digest()
+        async with self._holding:
+            return await self._hold(key, tokens, num_cached)
+
+    async def _hold(self, key: _Key, tokens: Sequence[int], num_cached: int) -> LeaseReceipt:
+        before = self._held.get(key)
+        if before is not None and before.lease_id is not None:
+            if num_cached >= before.num_tokens and await self._llm.has_lease(before.lease_id):
+                self._held.move_to_end(key)
+                return before
+            await self._llm.end_lease(before.lease_id)
+        prompt = PromptDict(prompt_token_ids=tokens, cache_salt=key[0])
+        receipt = await self._llm.lease(prompt, key[1])
+        self._held.pop(key, None)
+        if receipt.lease_id is not None:
+            self._held[key] = receipt
+        if len(self._held) > MOST_HELD:
+            self._held.popitem(last=False)
+        return receipt
+
+    def forget(self, salt: str) -> int:
+        """Forget all of one salt, whose leases have ended; returns how many."""
+        keys = [key for key in self._held if key[0] == salt]
+        for key in keys:
+            del self._held[key]
+        return len(keys)

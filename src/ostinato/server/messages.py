@@ -1,0 +1,212 @@
+"""How do Anthropic's clients speak? ``/v1/messages`` and ``/v1/messages/count_tokens``.
+
+Events of a stream::
+
+    message_start                      with the counts of the prompt
+      content_block_start ─► content_block_delta ... ─► content_block_stop      a text, or a call
+      ...
+    message_delta                      why it ended, and all counts
+    message_stop
+"""
+
+import json
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from ostinato.core.lease import LeaseTerms
+from ostinato.engine.outputs import RequestOutput
+from ostinato.server.breakpoints import Kept, keep, measure
+from ostinato.server.call import GenerateCall
+from ostinato.server.callers import Caller, CallerOfRequest
+from ostinato.server.deltas import Delta, Deltas
+from ostinato.server.models import check_model
+from ostinato.server.prompting import render_prompt
+from ostinato.server.protocol.messages import CountBody, MessagesBody
+from ostinato.server.serving import serve
+from ostinato.server.state import ServerState
+from ostinato.server.streaming import begin, named_event, until_gone
+from ostinato.server.tool_parser import (
+    ArgumentsPiece,
+    CallStart,
+    Piece,
+    TextPiece,
+    ToolCallParser,
+    read_answer,
+)
+
+ENDPOINT = "/v1/messages"
+
+router = APIRouter(tags=["messages"])
+
+
+@router.post(ENDPOINT)
+async def create_message(body: MessagesBody, request: Request, caller: CallerOfRequest) -> Response:
+    """Continue a conversation, all at once or as a stream of server-sent events."""
+    state: ServerState = request.app.state.server
+    check_model(state, body.model)
+    params, use = body.params(), body.tool_use()
+    state.check_room(1, 1)
+    tokens = await render_prompt(state, body.conversation(), use)
+    call = GenerateCall(
+        endpoint=ENDPOINT,
+        params=params,
+        token_ids=tokens,
+        cache_salt=body.cache_salt,
+        cache_read=body.cache.read,
+        cache_write=body.cache.write,
+        user=body.metadata.user_id,
+        request_id=f"msg_{uuid.uuid4().hex}",
+    )
+    places = await measure(state, body, tokens)
+    answer = MessageAnswer(state, body, caller, call, bool(use.tools), places)
+    if body.stream:
+        return await begin(request, answer.events())
+    return JSONResponse(await until_gone(request, answer.whole()))
+
+
+@router.post(f"{ENDPOINT}/count_tokens")
+async def count_tokens(
+    body: CountBody, request: Request, caller: CallerOfRequest
+) -> dict[str, int]:
+    """Count the tokens of a prompt, without running it."""
+    state: ServerState = request.app.state.server
+    check_model(state, body.model)
+    tokens = await render_prompt(state, body.conversation(), body.tool_use())
+    return {"input_tokens": len(tokens)}
+
+
+@dataclass(slots=True)
+class MessageAnswer:
+    """The answer to one call."""
+
+    state: ServerState
+    body: MessagesBody
+    caller: Caller
+    call: GenerateCall
+    has_tools: bool
+    places: list[tuple[int, LeaseTerms]]
+    _num_blocks: int = 0
+    _open: str | None = None  # kind of the block that is under way
+
+    async def whole(self) -> dict[str, Any]:
+        """Return the answer when all of it is there."""
+        last: RequestOutput | None = None
+        kept: Kept | None = None
+        async with aclosing(serve(self.state, self.caller, self.call)) as outputs:
+            async for output in outputs:
+                kept = kept or await self._keep(output)
+                last = output
+        assert last is not None and kept is not None, "a request ended without an output"
+        [delta] = Deltas().take(last)
+        text, calls = read_answer(delta.text, self.has_tools)
+        content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
+        for call in calls:
+            given = _read(call.arguments)
+            if given is not None:  # else it was cut off, and stop_reason says so
+                content.append({**_tool_use(call.call_id, call.name), "input": given})
+        usage = kept.usage(len(delta.token_ids))
+        return {**self._message(content, usage), **self._end(delta, bool(calls))}
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the answer piece by piece."""
+        deltas, parser = Deltas(), ToolCallParser(self.has_tools)
+        kept, num_output_tokens = None, 0
+        async with aclosing(serve(self.state, self.caller, self.call)) as outputs:
+            async for output in outputs:
+                if kept is None:
+                    kept = await self._keep(output)
+                    yield _event("message_start", message=self._message([], kept.usage(0)))
+                for delta in deltas.take(output):
+                    num_output_tokens += len(delta.token_ids)
+                    for event in self._pieces(delta, parser):
+                        yield event
+                    if delta.finish_reason is not None:
+                        usage = kept.usage(num_output_tokens)
+                        end = self._end(delta, parser.num_calls > 0)
+                        yield _event("message_delta", delta=end, usage=usage)
+        yield _event("message_stop")
+
+    async def _keep(self, output: RequestOutput) -> Kept:
+        salt = self.caller.narrow(self.call.cache_salt)
+        return await keep(self.state.held_prefixes, salt, self.places, output)
+
+    def _pieces(self, delta: Delta, parser: ToolCallParser) -> Iterator[bytes]:
+        """Yield the events of what was added."""
+        for piece in parser.feed(delta.text):
+            yield from self._piece(piece)
+        if delta.finish_reason is not None:
+            for piece in parser.finish():
+                yield from self._piece(piece)
+            yield from self._close()
+
+    def _piece(self, piece: Piece) -> Iterator[bytes]:
+        match piece:
+            case TextPiece():
+                if self._open != "text":
+                    yield from self._begin("text", {"type": "text", "text": ""})
+                yield self._added({"type": "text_delta", "text": piece.text})
+            case CallStart():
+                block = {**_tool_use(piece.call_id, piece.name), "input": {}}
+                yield from self._begin("tool_use", block)
+            case ArgumentsPiece():
+                yield self._added({"type": "input_json_delta", "partial_json": piece.text})
+
+    def _begin(self, kind: str, block: dict[str, Any]) -> Iterator[bytes]:
+        yield from self._close()
+        self._open = kind
+        yield _event("content_block_start", index=self._num_blocks, content_block=block)
+
+    def _added(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", index=self._num_blocks, delta=delta)
+
+    def _close(self) -> Iterator[bytes]:
+        if self._open is not None:
+            yield _event("content_block_stop", index=self._num_blocks)
+            self._num_blocks += 1
+            self._open = None
+
+    def _message(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": self.call.request_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.body.model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+
+    def _end(self, delta: Delta, has_calls: bool) -> dict[str, Any]:
+        """Say why it ended."""
+        matched = delta.stop_reason if delta.stop_reason in self.body.stop_sequences else None
+        if delta.finish_reason == "length":
+            reason = "max_tokens"
+        elif matched is not None:
+            reason = "stop_sequence"
+        else:
+            reason = "tool_use" if has_calls else "end_turn"
+        return {"stop_reason": reason, "stop_sequence": matched}
+
+
+def _tool_use(call_id: str, name: str) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id.replace("call_", "toolu_", 1), "name": name}
+
+
+def _read(arguments: str) -> dict[str, Any] | None:
+    """Return a call's arguments; None if they are no object."""
+    try:
+        given = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None
+    return given if isinstance(given, dict) else None
+
+
+def _event(kind: str, **content: Any) -> bytes:
+    return named_event(kind, {"type": kind, **content})

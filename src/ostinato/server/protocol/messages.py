@@ -1,0 +1,307 @@
+"""What may be asked of Anthropic's ``/v1/messages``?
+
+A request is a row of blocks: those of the system text, then those of each message. Tools come
+before all of them, as in the prompt, so that a breakpoint is a place in the row.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from ostinato.core.errors import InvalidSamplingParams
+from ostinato.core.lease import ANTHROPIC_1H, ANTHROPIC_5M, LeaseTerms
+from ostinato.core.sampling_params import SamplingParams
+from ostinato.core.structured_outputs import StructuredOutputs
+from ostinato.server.protocol.body import Body
+from ostinato.server.protocol.sampling import CacheUse, FormBody, ShortText
+from ostinato.server.protocol.tools import MOST_TOOLS, CallId, ToolName
+from ostinato.server.tools import Message, Tool, ToolUse, form_of, text_of, use_tools
+
+MOST_BREAKPOINTS = 4
+
+
+class CacheControl(Body):
+    """Keep the prompt up to here."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] = Field(
+        default="5m", description="How long; starts anew whenever it is used."
+    )
+
+    @property
+    def terms(self) -> LeaseTerms:
+        """For how long, in the words of the cache."""
+        return ANTHROPIC_1H if self.ttl == "1h" else ANTHROPIC_5M
+
+
+class TextBlock(Body):
+    """A text."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: list[Any] = Field(default_factory=list, max_length=0)
+
+
+class ToolUseBlock(Body):
+    """A call that the model made earlier."""
+
+    type: Literal["tool_use"]
+    id: CallId
+    name: ToolName
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+
+
+class ToolResultBlock(Body):
+    """What a call brought."""
+
+    type: Literal["tool_result"]
+    tool_use_id: CallId
+    content: str | list[TextBlock] = ""
+    is_error: bool = False
+    cache_control: CacheControl | None = None
+
+
+Block = Annotated[TextBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+
+
+class AnthropicMessage(Body):
+    """One message of a conversation."""
+
+    role: Literal["user", "assistant"]
+    content: str | list[Block]
+
+    @model_validator(mode="after")
+    def _blocks_fit_the_role(self) -> "AnthropicMessage":
+        kind = ToolResultBlock if self.role == "assistant" else ToolUseBlock
+        if any(isinstance(block, kind) for block in self.blocks):
+            raise ValueError(
+                f"a message of role={self.role!r} holds a block that only the other side writes: "
+                "the assistant calls with tool_use, the user answers with tool_result"
+            )
+        return self
+
+    @property
+    def blocks(self) -> list[TextBlock | ToolUseBlock | ToolResultBlock]:
+        """Its content as blocks."""
+        if isinstance(self.content, str):
+            return [TextBlock(type="text", text=self.content)]
+        return list(self.content)
+
+
+class AnthropicTool(Body):
+    """A function that the model may call."""
+
+    type: Literal["custom"] = "custom"
+    name: ToolName
+    description: str = ""
+    input_schema: dict[str, Any]
+    strict: bool = False
+    cache_control: CacheControl | None = None
+
+
+class AnthropicChoice(Body):
+    """What the model may do with the tools."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: ToolName | None = None
+    disable_parallel_tool_use: bool = False
+
+    @model_validator(mode="after")
+    def _names_the_tool(self) -> "AnthropicChoice":
+        if (self.name is not None) != (self.type == "tool"):
+            raise ValueError("name says which tool must be called: give it with type='tool' alone")
+        return self
+
+
+class Metadata(Body):
+    """Whom the client acts for."""
+
+    user_id: ShortText | None = None
+
+
+class SchemaFormat(Body):
+    """An answer is JSON that fits a schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    """How the answer is to look."""
+
+    format: SchemaFormat | None = None
+
+
+class NoThinking(Body):
+    """The model answers at once."""
+
+    type: Literal["disabled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Breakpoint:
+    """A place up to which the prompt is to be kept.
+
+    Attributes:
+        num_blocks: Blocks of system and messages before it; 0 for a place among the tools.
+        terms: For how long.
+    """
+
+    num_blocks: int
+    terms: LeaseTerms
+
+
+class CountBody(Body):
+    """Count the tokens of a prompt."""
+
+    model: str
+    messages: list[AnthropicMessage] = Field(min_length=1)
+    system: str | list[TextBlock] = ""
+    tools: list[AnthropicTool] = Field(default_factory=list, max_length=MOST_TOOLS)
+    tool_choice: AnthropicChoice = AnthropicChoice(type="auto")
+    thinking: NoThinking | None = None
+    output_config: OutputConfig = OutputConfig()
+    cache_control: CacheControl | None = Field(
+        default=None, description="Keep the prompt up to its last block."
+    )
+
+    @model_validator(mode="after")
+    def _answerable(self) -> "CountBody":
+        if self.messages[-1].role != "user":
+            raise ValueError("the last message is the assistant's: it cannot be continued here")
+        if len(self.breakpoints()) > MOST_BREAKPOINTS:
+            raise ValueError(
+                f"{len(self.breakpoints())} blocks have cache_control: at most {MOST_BREAKPOINTS} "
+                "may have it"
+            )
+        return self
+
+    def tool_use(self) -> ToolUse:
+        """Return which tools may be called, and how.
+
+        Raises:
+            ApiError: They contradict each other.
+        """
+        offered = [Tool(t.name, t.description, t.input_schema, t.strict) for t in self.tools]
+        choice = self.tool_choice
+        kind = {"any": "required", "tool": "required"}.get(choice.type, choice.type)
+        return use_tools(offered, kind, choice.name, not choice.disable_parallel_tool_use)
+
+    def conversation(self, num_blocks: int | None = None) -> list[Message]:
+        """Return messages as chat templates read them.
+
+        Args:
+            num_blocks: Only the first so many blocks; None for all.
+        """
+        system = self.system
+        head = [TextBlock(type="text", text=system)] if isinstance(system, str) else system
+        if num_blocks is not None:
+            head, left = head[:num_blocks], max(0, num_blocks - len(head))
+        text = "".join(block.text for block in head)
+        messages: list[Message] = [{"role": "system", "content": text}] if text else []
+        for message in self.messages:
+            blocks = message.blocks
+            if num_blocks is not None:
+                blocks, left = blocks[:left], max(0, left - len(blocks))
+            messages += _written(message.role, blocks)
+        return messages
+
+    def breakpoints(self) -> list[Breakpoint]:
+        """Return where the prompt is to be kept up to, in order."""
+        marked = [Breakpoint(0, t.cache_control.terms) for t in self.tools if t.cache_control]
+        system = self.system
+        blocks: list[Any] = [None] if isinstance(system, str) else list(system)
+        for message in self.messages:
+            blocks += message.blocks
+        for number, block in enumerate(blocks, 1):
+            if block is not None and block.cache_control is not None:
+                marked.append(Breakpoint(number, block.cache_control.terms))
+        if self.cache_control is not None:
+            marked.append(Breakpoint(len(blocks), self.cache_control.terms))
+        return marked
+
+
+class MessagesBody(CountBody):
+    """Continue a conversation."""
+
+    max_tokens: int = Field(ge=1)
+    stop_sequences: list[str] = Field(default_factory=list)
+    stream: bool = False
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    metadata: Metadata = Metadata()
+    service_tier: Literal["auto", "standard_only"] = Field(
+        default="auto", description="There is one tier."
+    )
+    seed: int | None = Field(default=None, description="Ours: the same seed gives the same text.")
+    structured_outputs: FormBody | None = Field(default=None, description="Ours, from vLLM.")
+    cache_salt: ShortText = Field(default="", description="Ours: as in chat completions.")
+    cache: CacheUse = Field(default=CacheUse(), description="Ours: as in chat completions.")
+
+    @model_validator(mode="after")
+    def _keep_what_is_written(self) -> "MessagesBody":
+        if self.breakpoints() and not self.cache.write:
+            raise ValueError("cache_control keeps what cache.write=false does not write")
+        return self
+
+    def params(self) -> SamplingParams:
+        """Return the sampler's parameters.
+
+        Raises:
+            InvalidSamplingParams: A value is out of range.
+            ApiError: The tools contradict each other.
+        """
+        use = self.tool_use()
+        return SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            seed=self.seed,
+            stop=(*self.stop_sequences, *use.stops),
+            max_tokens=self.max_tokens,
+            structured_outputs=self._form(use),
+        )
+
+    def _form(self, use: ToolUse) -> StructuredOutputs | None:
+        wanted = self.output_config.format
+        answer = None if wanted is None else StructuredOutputs(json=wanted.schema_)
+        if self.structured_outputs is None:
+            return form_of(answer, use)
+        if answer is not None or use.choice != "auto":
+            raise InvalidSamplingParams(
+                "structured_outputs is the form of the whole answer: leave out output_config, and "
+                "let tool_choice be auto"
+            )
+        return self.structured_outputs.form()
+
+
+def _written(role: str, blocks: list[TextBlock | ToolUseBlock | ToolResultBlock]) -> list[Message]:
+    """Write the blocks of one message in the form that chat templates read."""
+    messages: list[Message] = []
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for block in blocks:
+        match block:
+            case TextBlock():
+                texts.append(block.text)
+            case ToolUseBlock():
+                function = {"name": block.name, "arguments": block.input}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            case ToolResultBlock():
+                messages.append(_result(block))
+    if texts or calls:
+        message: Message = {"role": role, "content": "".join(texts)}
+        messages.append({**message, "tool_calls": calls} if calls else message)
+    return messages
+
+
+def _result(block: ToolResultBlock) -> Message:
+    parts = block.content
+    text = parts if isinstance(parts, str) else text_of([part.model_dump() for part in parts])
+    if block.is_error:
+        text = f"Error: {text}"
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
