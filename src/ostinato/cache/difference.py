@@ -24,6 +24,9 @@ TOKENS_BEFORE, TOKENS_BEHIND = 32, 24
 LETTERS_BEFORE, LETTERS_BEHIND = 26, 30
 """Letters that are shown of them: a line of 80 columns with its label."""
 
+LETTERS_OF_A_NAME = 16
+"""Letters by which a field is found again if not all of it comes back from its tokens."""
+
 LEAST_SIMILARITY = 0.5
 """Share of equal tokens from which on two prompts without a common block are versions of one."""
 
@@ -120,19 +123,23 @@ def _ids(packed: bytes) -> list[int]:
 
 def _place(text: str, offset: int, fields: Sequence[tuple[str, str]]) -> str:
     """Say where a letter of a prompt is in its request."""
-    end = 0
+    if not fields:
+        return _in_field("", text, offset)
+    place, end = f"the template before {fields[0][0]}", 0
     for name, content in fields:
         start = text.find(content, end) if content else -1
+        is_whole = start >= 0
+        if not is_whole and content:  # a tokenizer may not bring every letter back
+            start = text.find(content[:LETTERS_OF_A_NAME], end)
         if start < 0:
             continue
         if offset < start:
-            return f"the template before {name}"
-        end = start + len(content)
-        if offset < end:
+            return place
+        end = start + len(content) if is_whole else start + 1
+        if is_whole and offset < end:
             return _in_field(name, content, offset - start)
-    if fields:
-        return f"the template behind {fields[-1][0]}"
-    return _in_field("", text, offset)
+        place = f"the template behind {name}" if is_whole else name
+    return place
 
 
 def _in_field(name: str, content: str, offset: int) -> str:

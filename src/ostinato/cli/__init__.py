@@ -16,13 +16,14 @@ from typing import Annotated
 import typer
 
 import ostinato
-from ostinato.cli import _errors, chat, demo, generate, savings, serve, size
+from ostinato.cli import _errors, chat, demo, explain, generate, savings, serve, size
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo.run,
     "generate": generate.run,
     "chat": chat.run,
     "serve": serve.run,
+    "explain": explain.run,
     "size": size.run,
     "savings": savings.run,
 }

@@ -1,0 +1,49 @@
+"""How does a command get a model's tokenizer without its weights?"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ostinato.core.errors import MissingTokenizer, RequestError
+from ostinato.lab.explain_log import Tokenizer
+from ostinato.lab.request_log import render_plainly
+
+
+def load_tokenizer(model: str) -> Tokenizer:
+    """Return what turns a log's requests into a model's tokens.
+
+    Raises:
+        ModelNotFound: There is no such model.
+        MissingTokenizer: It has no tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    from ostinato.runner.resolve import resolve_model
+
+    path = resolve_model(model)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:  # the library raises plain Exception for bad files
+        raise MissingTokenizer(f"{model}: no tokenizer loads from {path}: {error}") from error
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer(text, verbose=False)["input_ids"])
+
+    def decode(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    def render(body: Mapping[str, Any]) -> str:
+        if "messages" not in body or not getattr(tokenizer, "chat_template", None):
+            return render_plainly(body)
+        try:
+            return str(
+                tokenizer.apply_chat_template(
+                    body["messages"],
+                    tools=body.get("tools"),
+                    add_generation_prompt=True,
+                    tokenize=False,
+                )
+            )
+        except Exception as error:  # a template may raise whatever its author liked
+            raise RequestError(f"the chat template refuses a request: {error}") from error
+
+    return Tokenizer(encode, render, decode)

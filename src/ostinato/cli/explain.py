@@ -1,0 +1,156 @@
+"""``ostinato explain``: why did a prompt miss?"""
+
+import json
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ostinato.cli import _engine_options as options
+from ostinato.core.config import CacheConfig, IndexName
+from ostinato.core.errors import ConfigError, RequestError
+from ostinato.core.explanation import Explanation, Fate
+from ostinato.engine.config import DEFAULT_MODEL
+
+_COLOURS = {Fate.HIT: "green", Fate.WAITED: "green", Fate.COPIED: "cyan", Fate.COMPUTED: "red"}
+
+_BLOCKS_OF_A_LOG = 65_536
+"""Blocks of the cache that a log is put to, unless another number is given: a million tokens."""
+
+_PSEUDONYMS = (
+    "A recorded trace holds pseudonyms instead of tokens: it tells where prompts part, and there "
+    "is no text to show. Explain the requests themselves to see both sides."
+)
+
+
+def run(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Texts, a prompt each; or one .jsonl: requests to an OpenAI-compatible server, "
+            "or a trace that an engine recorded.",
+            show_default=False,
+        ),
+    ] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", "-p", help="A prompt; may be repeated.")
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", "-a", help="Explain every prompt, not the last alone.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print explanations as JSON, one per line.")
+    ] = False,
+    model: options.Model = DEFAULT_MODEL,
+    index: options.Index = "radix",
+    block_size: options.BlockSize = 16,
+    num_blocks: options.NumBlocks = None,
+) -> None:
+    """Say why a prompt hit and missed what it did.
+
+    Prompts are run one after the other, and the last is explained. Of a .jsonl no model is
+    run: its requests are put to the cache alone.
+
+    Try: ostinato explain -p "One two three" -p "One too three"
+    """
+    files, texts = files or [], prompt or []
+    logs = [path for path in files if path.suffix == ".jsonl"]
+    if not files and not texts:
+        raise ConfigError("nothing to explain: give files, or --prompt with a text")
+    if logs and (len(files) > 1 or texts):
+        raise ConfigError(f"{logs[0]} is a log: explain it without other files and prompts")
+    if logs:
+        cache = CacheConfig(num_blocks or _BLOCKS_OF_A_LOG, block_size, index=cast(IndexName, index))
+        explanations, note = _explain_log(logs[0], model, cache)
+    else:
+        settings = options.engine_settings(
+            model, None, index=index, block_size=block_size, num_blocks=num_blocks
+        )
+        explanations = _explain_prompts([*map(_read, files), *texts], model, settings)
+        note = ""
+    _print(explanations if every else explanations[-1:], as_json, note)
+
+
+def _read(path: Path) -> str:
+    """Return a file's text, without one line break at its end.
+
+    Raises:
+        RequestError: It cannot be read, or is no text.
+    """
+    try:
+        return path.read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, UnicodeError) as error:
+        raise RequestError(f"{path}: {error}") from error
+
+
+def _explain_prompts(
+    prompts: list[str], model: str, settings: dict[str, object]
+) -> list[Explanation]:
+    """Run prompts one after the other."""
+    from ostinato import LLM, SamplingParams
+
+    one = SamplingParams(max_tokens=1, temperature=0)
+    with Console(stderr=True).status("Running ..."), LLM(model, **settings) as llm:
+        outputs = [llm.generate(text, one, use_tqdm=False)[0] for text in prompts]
+        return [llm.explain(output, administrator=True) for output in outputs]
+
+
+def _explain_log(path: Path, model: str, cache: CacheConfig) -> tuple[list[Explanation], str]:
+    """Put a log to the cache, or replay a recording; returns also what is to be said of it."""
+    from ostinato.lab.explain_log import explain_log, explain_recording
+    from ostinato.lab.recording import read_recording
+    from ostinato.lab.request_log import read_request_log
+
+    if _is_recording(path):
+        explanations = explain_recording(read_recording(path))
+        if not explanations:
+            raise RequestError(f"{path}: no request of it was admitted")
+        return explanations, _PSEUDONYMS
+    from ostinato.cli._tokenizer import load_tokenizer
+
+    log = read_request_log(path)
+    return list(explain_log(log.requests, load_tokenizer(model), cache)), ""
+
+
+def _is_recording(path: Path) -> bool:
+    """Whether a file begins as a recorded trace does."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            first = json.loads(file.readline() or "null")
+    except (OSError, ValueError):
+        return False  # whoever reads it as a log says what is wrong
+    return isinstance(first, dict) and first.get("event") == "header"
+
+
+def _print(explanations: list[Explanation], as_json: bool, note: str) -> None:
+    if as_json:
+        for explanation in explanations:
+            typer.echo(json.dumps(explanation.as_dict(), ensure_ascii=False))
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    for place, explanation in enumerate(explanations):
+        if place:
+            console.print()
+        for line in _page(explanation):
+            console.print(line)
+    if note:
+        Console(highlight=False).print("", note, sep="\n", style="dim")
+
+
+def _page(explanation: Explanation) -> list[Text]:
+    """Lay an explanation out for a terminal."""
+    lines = [Text(explanation.title, style="bold"), Text()]
+    width = len(str(explanation.num_tokens))
+    for stretch in explanation.stretches:
+        tokens = f"{stretch.start:>{width}}..{stretch.stop - 1:<{width}}"
+        fate = (f"{stretch.fate:<8}", _COLOURS[stretch.fate])
+        lines.append(Text.assemble(tokens, "  ", fate, "  ", stretch.sentence))
+    if explanation.difference is not None:
+        theirs, mine, caret = explanation.difference.lines
+        lines += [Text(), Text(theirs), Text(mine), Text(caret, style="bold red")]
+    if explanation.notes:
+        lines.append(Text())
+        lines += [Text(note, style="dim") for note in explanation.notes]
+    return lines

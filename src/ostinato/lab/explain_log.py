@@ -1,0 +1,92 @@
+"""Why did each request of a log miss, or each of a recorded run?
+
+Both are put to the real cache; no model runs. A log of requests is served one after the other,
+with its own times; a recording is replayed on the real scheduler, step by step.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from ostinato.cache.difference import Decode
+from ostinato.cache.explain import Asker, explain
+from ostinato.cache.manager import CacheManager
+from ostinato.core.config import CacheConfig
+from ostinato.core.errors import PromptTooLong
+from ostinato.core.explanation import Explanation
+from ostinato.core.identity import Identity, PrefixKey
+from ostinato.lab.recording import Recording
+from ostinato.lab.replay import Replay
+from ostinato.lab.request_log import Encode, LoggedRequest, Render, fields_of_body
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """What turns requests into tokens and back.
+
+    Attributes:
+        encode: From text to ids.
+        render: From a body to text.
+        decode: From ids to text; None shows no text.
+    """
+
+    encode: Encode
+    render: Render
+    decode: Decode | None = None
+
+
+def explain_log(
+    requests: Sequence[LoggedRequest], tokenizer: Tokenizer, config: CacheConfig
+) -> Iterator[Explanation]:
+    """Serve a log's requests one after the other, and explain each when it was admitted.
+
+    Args:
+        requests: In order; those without a time come a second apart.
+        tokenizer: Of the model that they were sent to.
+        config: Of the cache.
+
+    Raises:
+        PromptTooLong: A prompt does not fit the cache.
+    """
+    now_s = 0.0
+    cache = CacheManager(config, lambda: now_s)
+    for request in requests:
+        now_s = now_s + 1 if request.at_s is None else max(now_s, request.at_s)
+        tokens = tokenizer.encode(tokenizer.render(request.body))
+        if not tokens:
+            continue
+        key = PrefixKey(Identity(tenant=request.tenant.encode()), tokens)
+        admitted = cache.admit(key, cache.match(key))
+        if admitted is None:
+            raise PromptTooLong(
+                f"line {request.line}: the prompt has {len(tokens)} tokens, and the cache "
+                f"{config.num_slots}: raise num_blocks"
+            )
+        table, _ = admitted
+        name = f"line {request.line}"
+        if table.visit is not None:
+            cache.chronicle.describe(table.visit, name, "", fields_of_body(request.body))
+        asker = Asker(administrator=True, decode=tokenizer.decode)
+        explanation = explain(cache.chronicle, name, asker)
+        cache.publish(table, len(key))
+        cache.commit([table])
+        cache.release(table, len(key))
+        yield explanation
+
+
+def explain_recording(recording: Recording) -> list[Explanation]:
+    """Replay a recorded run, and explain every request that was admitted.
+
+    Tokens are pseudonyms there, so that differences have a place and no text.
+    """
+    most = max(1, 4 * len(recording.added))
+    header = recording.header
+    cache = replace(header.cache, keep_explanations=most)
+    header = msgspec.structs.replace(header, cache=cache)
+    replay = Replay(replace(recording, header=header))
+    done = replay.run()
+    chronicle, asker = replay.cache.chronicle, Asker(administrator=True)
+    names = [str(request.number) for request in done if request.replayed is not None]
+    known = [name for name in names if chronicle.visit_of(name) is not None]
+    return [explain(chronicle, name, asker) for name in known]
