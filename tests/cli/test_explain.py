@@ -61,9 +61,7 @@ def test_a_recorded_trace_tells_where_and_shows_no_text(terminal: Terminal, tmp_
     assert "helpful" not in page
     told = map(json.loads, terminal.show("explain", "--all", "--json", str(path)).splitlines())
     for replayed, explanation in zip(told, live, strict=True):
-        assert [s["stop"] for s in replayed["stretches"]] == [
-            s.stop for s in explanation.stretches
-        ]
+        assert [s["stop"] for s in replayed["stretches"]] == [s.stop for s in explanation.stretches]
 
 
 def test_what_cannot_be_explained_is_refused(terminal: Terminal, tmp_path: Path):

@@ -62,7 +62,9 @@ def run(
     if logs and (len(files) > 1 or texts):
         raise ConfigError(f"{logs[0]} is a log: explain it without other files and prompts")
     if logs:
-        cache = CacheConfig(num_blocks or _BLOCKS_OF_A_LOG, block_size, index=cast(IndexName, index))
+        cache = CacheConfig(
+            num_blocks or _BLOCKS_OF_A_LOG, block_size, index=cast(IndexName, index)
+        )
         explanations, note = _explain_log(logs[0], model, cache)
     else:
         settings = options.engine_settings(

@@ -13,6 +13,8 @@ Files in reading order:
 * ``lines``: what becomes of the lines of a file that cannot be read?
 * ``recording``: what does a recorded trace hold, once it is read?
 * ``replay``: does a recorded run, done again, give the same hits?
+* ``request_log``: what does a log of requests hold?
+* ``explain_log``: why did each request of a log miss, or each of a recorded run?
 
 Rules:
 
