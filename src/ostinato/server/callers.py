@@ -1,15 +1,38 @@
 """Who is calling, and what may they do?
 
-Without keys there is one anonymous caller, and the server listens on loopback only.
+A key says so, in ``Authorization: Bearer`` as OpenAI's clients send it or in ``x-api-key`` as
+Anthropic's do. Without keys there is one anonymous caller, and the server listens on loopback
+only.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Protocol
 
 from fastapi import Depends, Request
 
+from ostinato.core.errors import ConfigError
 from ostinato.core.tenancy import narrow_salt
+from ostinato.engine.public_prefixes import ALL_PUBLIC
+from ostinato.server.errors import ApiError
+from ostinato.server.keys import KeysFile, read_keys
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a tenant may ask for.
+
+    Attributes:
+        max_requests: Continuations under way at once; None is no limit.
+        tokens_per_minute: Prompt and generated tokens; None is no limit.
+    """
+
+    max_requests: int | None = None
+    tokens_per_minute: int | None = None
+
+
+NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +45,8 @@ class Caller:
         priority: Of its requests; lower goes first.
         may_go_first: Whether a request may ask for less than ``priority``.
         may_administer: Whether it may use the administration.
+        limits: How much it may ask for.
+        public_prefixes: Names of published prefixes that its prompts may begin with.
     """
 
     tenant: str = ""
@@ -29,6 +54,8 @@ class Caller:
     priority: int = 0
     may_go_first: bool = False
     may_administer: bool = False
+    limits: Limits = NO_LIMITS
+    public_prefixes: tuple[str, ...] = ()
 
     def narrow(self, cache_salt: str) -> str:
         """Return the salt of a request that brings one of its own.
@@ -38,7 +65,7 @@ class Caller:
         return narrow_salt(self.salt, cache_salt)
 
 
-ANONYMOUS = Caller(may_go_first=True, may_administer=True)
+ANONYMOUS = Caller(may_go_first=True, may_administer=True, public_prefixes=(ALL_PUBLIC,))
 """Everybody, where there are no keys: whoever reaches loopback may do as they like."""
 
 
@@ -53,6 +80,18 @@ class Callers(Protocol):
         """
         ...
 
+    def named(self, tenant: str) -> Caller:
+        """Return the caller of a tenant's name, for whoever administers it.
+
+        Raises:
+            ApiError: There is none (404).
+        """
+        ...
+
+    def name_of(self, salt: str) -> str:
+        """Return the tenant's name to a salt; empty if there is none."""
+        ...
+
 
 class AnyCaller:
     """Takes everybody for the one anonymous caller."""
@@ -60,6 +99,102 @@ class AnyCaller:
     def identify(self, headers: Mapping[str, str]) -> Caller:
         """Return the anonymous caller, whatever key is sent; clients insist on sending one."""
         return ANONYMOUS
+
+    def named(self, tenant: str) -> Caller:
+        """Return the anonymous caller, who has no name.
+
+        Raises:
+            ApiError: A name was given, and without keys there are no tenants (404).
+        """
+        if tenant:
+            raise ApiError(
+                404,
+                f"tenant={tenant!r:.200}: without keys there are no tenants; leave it out, and "
+                "name a cache_salt where that is meant",
+                param="tenant",
+                code="tenant_not_found",
+            )
+        return ANONYMOUS
+
+    def name_of(self, salt: str) -> str:
+        """Return no name: there are no tenants."""
+        return ""
+
+
+class KeyedCallers:
+    """Knows callers by the keys of a file."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Read the file.
+
+        Raises:
+            ConfigError: It cannot be read or is no keys file.
+        """
+        self._path = path
+        self._keys = read_keys(path)
+        self._names = _names(self._keys)
+
+    @property
+    def keys(self) -> KeysFile:
+        """The file as it was read last."""
+        return self._keys
+
+    def reload(self) -> None:
+        """Read the file again; whoever is calling now keeps what it had.
+
+        Raises:
+            ConfigError: It cannot be read, or changes what needs a new engine: the secret, a
+                floor or a quota. Then the old keys stay in force.
+        """
+        keys = read_keys(self._path)
+        if keys.secret != self._keys.secret or keys.allotments() != self._keys.allotments():
+            raise ConfigError(
+                f"keys file {str(self._path)!r} changes the secret, a floor or a quota: blocks are "
+                "shared out when the engine starts, so restart the server for that"
+            )
+        self._keys, self._names = keys, _names(keys)
+
+    def identify(self, headers: Mapping[str, str]) -> Caller:
+        """Return whose key was sent.
+
+        Raises:
+            ApiError: None was sent, or it is nobody's (401).
+        """
+        key = _key_in(headers)
+        if not key:
+            raise _unauthorized("no API key was sent: send 'Authorization: Bearer KEY'")
+        tenant = self._keys.owner_of(key)
+        if tenant is None:
+            raise _unauthorized("the API key that was sent is not known to this server")
+        return self.named(tenant)
+
+    def named(self, tenant: str) -> Caller:
+        """Return a tenant by its name.
+
+        Raises:
+            ApiError: The file has none of that name (404).
+        """
+        entry = self._keys.tenants.get(tenant)
+        if entry is None:
+            raise ApiError(
+                404,
+                f"tenant={tenant!r:.200}: the keys file has no such tenant",
+                param="tenant",
+                code="tenant_not_found",
+            )
+        return Caller(
+            tenant=tenant,
+            salt=self._keys.salt_of(tenant),
+            priority=entry.priority,
+            may_go_first=entry.administers,
+            may_administer=entry.administers,
+            limits=Limits(entry.max_requests, entry.tokens_per_minute),
+            public_prefixes=tuple(entry.public),
+        )
+
+    def name_of(self, salt: str) -> str:
+        """Return the tenant's name to a salt; empty if the file has none."""
+        return self._names.get(salt, "")
 
 
 def require_caller(request: Request) -> Caller:
@@ -74,3 +209,42 @@ def require_caller(request: Request) -> Caller:
 
 CallerOfRequest = Annotated[Caller, Depends(require_caller)]
 """Write ``caller: CallerOfRequest`` in the signature of a route."""
+
+
+def require_administrator(caller: CallerOfRequest) -> Caller:
+    """Return who is calling, if they may administer.
+
+    Raises:
+        ApiError: They may not (403).
+    """
+    if not caller.may_administer:
+        raise ApiError(
+            403,
+            "this key does not administer: use one of a tenant whose entry says "
+            '"administers": true',
+            kind="permission_error",
+            code="not_an_administrator",
+        )
+    return caller
+
+
+Administrator = Annotated[Caller, Depends(require_administrator)]
+"""Write ``caller: Administrator`` in the signature of a route that is not for tenants."""
+
+
+def _key_in(headers: Mapping[str, str]) -> str:
+    """Return the key that was sent, wherever it was sent; empty if none was."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and key.strip():
+        return key.strip()
+    return headers.get("x-api-key", "").strip()
+
+
+def _names(keys: KeysFile) -> dict[str, str]:
+    return {keys.salt_of(name): name for name in keys.tenants}
+
+
+def _unauthorized(message: str) -> ApiError:
+    return ApiError(
+        401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"}
+    )
