@@ -15,7 +15,7 @@ from dataclasses import replace
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.groups import Groups
 from ostinato.cache.journal import Journal
-from ostinato.cache.lease_book import LeaseBook
+from ostinato.cache.lease_book import Lease, LeaseBook
 from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.core.config import window_blocks
 from ostinato.core.errors import CacheInUse
@@ -67,6 +67,10 @@ class Custody:
     def tables(self) -> list[BlockTable]:
         """List what leases hold."""
         return [lease.table for lease in self._leases]
+
+    def leases(self) -> list[Lease]:
+        """List the live leases, those of public heads included; in no order."""
+        return list(self._leases)
 
     def lease(self, key: PrefixKey, terms: LeaseTerms) -> LeaseReceipt:
         """Keep a prefix from being evicted.

@@ -50,6 +50,20 @@ def run(
             help="Seconds that running requests may go on after SIGTERM.", rich_help_panel=_SERVER
         ),
     ] = 30.0,
+    keys: Annotated[
+        str | None,
+        typer.Option(
+            help="File of keys, see 'ostinato keys'; without it only this machine is let in.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    prewarm: Annotated[
+        str | None,
+        typer.Option(
+            help="File of prompts to compute before the first request, one JSON object a line.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
     dtype: options.Dtype = "auto",
     kv_cache_dtype: options.KVCacheDtype = "auto",
     device: options.Device = "cpu",
@@ -91,6 +105,7 @@ def run(
         max_n=max_n,
         max_body_bytes=read_bytes("max_body", max_body),
         drain_timeout_s=drain_timeout,
+        keys_file=keys,
     )
     settings = options.engine_settings(
         model,
@@ -118,12 +133,15 @@ def run(
         kv_events_topic=kv_events_topic,
         seed=seed,
     )
-    from ostinato.server.opening import open_state
+    from ostinato.server.admin.prewarming import read_prewarm_file
+    from ostinato.server.opening import open_state, warm_up
     from ostinato.server.running import listen, run_server
 
+    prompts = [] if prewarm is None else read_prewarm_file(prewarm)
     with listen(config) as listener:
         with Console(stderr=True).status(f"Loading {model} ..."):
             state = open_state(model, settings, config)
+            warm_up(state, prompts)
         run_server(state, listener, lambda address: _announce(model, address, config.keys_file))
 
 
@@ -132,5 +150,7 @@ def _announce(model: str, address: str, keys_file: str | None) -> None:
     console = Console(stderr=True, soft_wrap=True)
     line = Text("Serving ").append(model, style="bold").append(" on ")
     console.print(line.append(f"{address}/v1", style="bold"))
-    if keys_file is None:
+    if keys_file is not None:
+        console.print(f"Whoever has a key of {keys_file} may call it.", style="dim")
+    else:
         console.print("There are no keys: only this machine can reach it.", style="dim")

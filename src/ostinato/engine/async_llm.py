@@ -279,10 +279,6 @@ class AsyncLLM:
         async with self._closed_to(salt_of_public(name), cancel_running) as cancelled:
             return await self._call(lambda: self._administration.unpublish(name, cancelled))
 
-    async def ask(self, question: Callable[[Engine], AnswerT]) -> AnswerT:
-        """Have something looked up in the engine's thread, between two steps."""
-        return await self._call(lambda: question(self._engine))
-
     async def start_recording(self, path: str | Path) -> Path:
         """Record what happens from now on; as ``LLM.start_recording``."""
         return await self._call(lambda: self._administration.start_recording(path))

@@ -3,12 +3,14 @@
 Files in reading order:
 
 * ``config``: what may be set of a server?
+* ``keys``: which keys are there, and what does each tenant get for its own?
 * ``callers``: who is calling, and what may they do?
 * ``call``: what is asked of the engine, whichever API it came through?
 * ``validation``: what is wrong with a body, in one sentence?
 * ``errors``: how does an error look to a client?
 * ``observer``: what may onlookers learn of each request?
 * ``ledger``: what did the cache do for whom?
+* ``meter``: has a tenant used up what it may ask for?
 * ``state``: what does one server know while it runs?
 * ``serving``: which way does every completion take?
 * ``body_guard``: which bodies are not even looked at?
@@ -31,6 +33,7 @@ Files in reading order:
 * ``engine_watch``: how is the engine looked at without waiting for it?
 * ``http_meter``: which answers left the server?
 * ``metrics``, ``metrics_page``: what may Prometheus know, and where does it scrape?
+* ``admin``: what may an operator do over HTTP?
 * ``app``: which parts make up the application?
 * ``opening``: how is a server put together from settings?
 * ``running``: how does a server begin, and how does it end?

@@ -7,6 +7,7 @@ from fastapi import FastAPI
 
 import ostinato
 from ostinato.server import chat, completions, health, messages, metrics_page, models, tokens
+from ostinato.server.admin import forgetting, keeping, publishing, statistics
 from ostinato.server.body_guard import BodyGuard
 from ostinato.server.errors import install_error_handlers
 from ostinato.server.state import ServerState
@@ -19,6 +20,10 @@ ROUTERS = (
     messages.router,
     tokens.router,
     metrics_page.router,
+    statistics.router,
+    keeping.router,
+    publishing.router,
+    forgetting.router,
 )
 
 

@@ -1,6 +1,7 @@
 """What is asked of the engine, whichever API it came through?"""
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ostinato.core.lease import LeaseTerms
@@ -40,10 +41,18 @@ class GenerateCall:
     user: str | None = None
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    def prompt(self, salt: str) -> PromptDict:
-        """Return the prompt as the engine takes it, with the salt that was settled on."""
+    def prompt(self, salt: str, public_prefixes: Sequence[str] = ()) -> PromptDict:
+        """Return the prompt as the engine takes it.
+
+        Args:
+            salt: That was settled on.
+            public_prefixes: Names of published prefixes that its caller may read.
+        """
         prompt = PromptDict(
-            cache_salt=salt, cache_read=self.cache_read, cache_write=self.cache_write
+            cache_salt=salt,
+            cache_read=self.cache_read,
+            cache_write=self.cache_write,
+            public_prefixes=public_prefixes,
         )
         if self.token_ids is not None:
             prompt["prompt_token_ids"] = self.token_ids

@@ -19,6 +19,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
 import tempfile
 from pathlib import Path
@@ -32,6 +33,7 @@ KEY_PREFIX = "sk-ostinato-"
 """What every key begins with, so that it is known for one where it should not be."""
 
 _HASH = "sha256:"
+_HASHED = re.compile(r"sha256:[0-9a-f]{64}")
 _KEY_BYTES = 32
 
 
@@ -64,8 +66,7 @@ class TenantEntry(BaseModel):
     @classmethod
     def _are_hashes(cls, keys: list[str]) -> list[str]:
         for key in keys:
-            digits = key.removeprefix(_HASH)
-            if not key.startswith(_HASH) or len(digits) != 64 or set(digits) - set("0123456789abcdef"):
+            if not _HASHED.fullmatch(key):
                 raise ValueError(
                     "a key is kept as 'sha256:' and 64 hexadecimal digits; 'ostinato keys new' "
                     "writes them"

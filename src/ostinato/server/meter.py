@@ -63,7 +63,9 @@ class Meter:
             raise _too_much(f"{use.num_live} of {most} continuations of this key are under way", 1)
         if limits.tokens_per_minute is not None and use.tokens <= 0:
             wait_s = math.floor(-use.tokens / limits.tokens_per_minute * _MINUTE_S) + 1
-            raise _too_much(f"this key may use {limits.tokens_per_minute} tokens per minute", wait_s)
+            raise _too_much(
+                f"this key may use {limits.tokens_per_minute} tokens per minute", wait_s
+            )
         use.num_live += num_sequences
 
     def charge(self, caller: Caller, num_tokens: int) -> None:

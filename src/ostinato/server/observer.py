@@ -5,7 +5,7 @@ called in the event loop: it notes and returns, and never waits.
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ostinato.core.lease import LeaseReceipt
 from ostinato.engine.outputs import RequestOutput
@@ -67,4 +67,13 @@ class Observer(Protocol):
 
     def refused(self, caller: Caller, call: GenerateCall, error: ApiError) -> None:
         """Note that a request was not taken in: the queue is full, or a limit is reached."""
+        ...
+
+
+@runtime_checkable
+class ForgetsTenants(Protocol):
+    """An observer that remembers something of tenants, and has to let go of it."""
+
+    def forget(self, tenant: str) -> bool:
+        """Leave nothing of a tenant; returns whether there was anything."""
         ...

@@ -1,7 +1,7 @@
 """Which way does every completion take?
 
-One for all APIs: bound the queue, settle whose cache it is, run, keep what was asked to be
-kept, tell the observers::
+One for all APIs: bound the queue, keep the caller to its limits, settle whose cache it is, run,
+keep what was asked to be kept, tell the observers::
 
     route ─► serve ─► enter ─► AsyncLLM.generate ─► (lease) ─► outputs ─► leave
                         └── 429, 503     └── 400        └── 500, 503
@@ -33,7 +33,12 @@ async def serve(
     """
     try:
         priority = _priority(caller, call)
-        state.enter(call.params.n)
+        state.meter.enter(caller, call.params.n)
+        try:
+            state.enter(call.params.n)
+        except ApiError:
+            state.meter.leave(caller, call.params.n, None)
+            raise
     except ApiError as error:
         for observer in state.observers:
             observer.refused(caller, call, error)
@@ -53,6 +58,7 @@ async def serve(
         finished = record.output is not None and record.output.finished
         record.is_gone = record.error is None and not finished
         state.leave(call.params.n)
+        state.meter.leave(caller, call.params.n, record.output)
         for observer in state.observers:
             observer.finished(record)
 
@@ -61,7 +67,7 @@ async def _outputs(
     state: ServerState, record: ServedRequest, priority: int
 ) -> AsyncGenerator[RequestOutput, None]:
     """Run a request, lease its prompt as soon as it is computed, and raise if it fails."""
-    call, prompt = record.call, record.call.prompt(record.salt)
+    call, prompt = record.call, record.call.prompt(record.salt, record.caller.public_prefixes)
     stream = state.llm.generate(
         prompt, call.params, request_id=record.request_id, priority=priority
     )
@@ -79,6 +85,7 @@ async def _outputs(
             if is_first:
                 if call.retention is not None:
                     record.lease = await state.llm.lease(prompt, call.retention)
+                state.meter.charge(record.caller, len(output.prompt_token_ids))
                 for observer in state.observers:
                     observer.first_token(record)
             yield output

@@ -9,6 +9,7 @@ from ostinato.server.config import ServerConfig
 from ostinato.server.errors import ApiError, stopping
 from ostinato.server.held_prefixes import HeldPrefixes
 from ostinato.server.ledger import Ledger
+from ostinato.server.meter import Meter
 from ostinato.server.observer import Observer
 
 
@@ -23,6 +24,7 @@ class ServerState:
         observers: Who watches the requests; the ledger is one of them.
         ledger: What the cache did for whom.
         held_prefixes: What clients asked to keep with breakpoints.
+        meter: Keeps tenants to their limits.
         started_s: When it was made, in seconds since 1970.
         num_live: Continuations under way, running and waiting.
         is_draining: Whether it takes no more requests, and ends when the last has ended.
@@ -33,6 +35,7 @@ class ServerState:
     callers: Callers = field(default_factory=AnyCaller)
     observers: list[Observer] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
+    meter: Meter = field(default_factory=Meter)
     started_s: int = field(default_factory=lambda: int(time.time()))
     held_prefixes: HeldPrefixes = field(init=False)
     num_live: int = 0

@@ -1,0 +1,16 @@
+"""What may an operator do over HTTP? Routes under ``/admin``, for the administrator alone.
+
+Files in reading order:
+
+* ``bodies``: what may be asked?
+* ``statistics``: what did the cache do, and what lies in it?
+* ``keeping``: what shall be in the cache, and stay there?
+* ``publishing``: what do tenants share?
+* ``forgetting``: what shall be gone?
+* ``prewarming``: what is computed before the first request?
+
+Rules:
+
+1. Every route asks for an administrator.
+2. A tenant is named by its name; its salt never leaves the server.
+"""

@@ -1,0 +1,53 @@
+"""What shall be gone?"""
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from ostinato.server.admin.bodies import EraseBody, ResetBody
+from ostinato.server.callers import Administrator, KeyedCallers
+from ostinato.server.errors import ApiError
+from ostinato.server.observer import ForgetsTenants
+from ostinato.server.state import ServerState
+
+router = APIRouter(prefix="/admin", tags=["administration"])
+
+
+@router.post("/reset")
+async def reset(body: ResetBody, request: Request, administrator: Administrator) -> dict[str, bool]:
+    """Forget every cached prefix of everybody; leases and publications end."""
+    state: ServerState = request.app.state.server
+    await state.llm.reset_prefix_cache(body.preempt_running)
+    return {"reset": True}
+
+
+@router.post("/erase")
+async def erase(body: EraseBody, request: Request, administrator: Administrator) -> dict[str, Any]:
+    """Leave nothing of a tenant, and say what was erased, by place.
+
+    A salt that its client narrowed it by is erased alone; without one, all of the tenant goes,
+    and what observers noted of it.
+    """
+    state: ServerState = request.app.state.server
+    caller = body.caller(state.callers)
+    receipt = await state.llm.erase(caller.narrow(body.cache_salt), body.cancel_running)
+    noted: list[str] = []
+    if not body.cache_salt:
+        state.meter.forget(caller.tenant)
+        noted = [
+            type(observer).__name__.lower()
+            for observer in state.observers
+            if isinstance(observer, ForgetsTenants) and observer.forget(caller.tenant)
+        ]
+    return {**asdict(receipt), "noted_by": noted}
+
+
+@router.post("/keys/reload")
+async def reload_keys(request: Request, administrator: Administrator) -> dict[str, int]:
+    """Read the keys file again: new keys are known and old ones are not, from now on."""
+    state: ServerState = request.app.state.server
+    if not isinstance(state.callers, KeyedCallers):
+        raise ApiError(409, "this server was started without a keys file: there is nothing to read")
+    state.callers.reload()
+    return {"num_tenants": len(state.callers.keys.tenants)}

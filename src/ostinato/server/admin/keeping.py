@@ -1,0 +1,91 @@
+"""What shall be in the cache, and stay there?"""
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from ostinato.cache.lease_book import Lease
+from ostinato.core.lease import LeaseId, LeaseReceipt
+from ostinato.engine.engine import Engine
+from ostinato.server.admin.bodies import LeaseBody, PrefixBody
+from ostinato.server.admin.prewarming import prewarm
+from ostinato.server.admin.statistics import name_of
+from ostinato.server.callers import Administrator
+from ostinato.server.errors import ApiError
+from ostinato.server.state import ServerState
+
+router = APIRouter(prefix="/admin", tags=["administration"])
+
+
+@router.post("/prewarm")
+async def prewarm_prompt(
+    body: PrefixBody, request: Request, administrator: Administrator
+) -> dict[str, int]:
+    """Compute a prompt, so that the first who sends it finds it."""
+    state: ServerState = request.app.state.server
+    return await prewarm(state, body)
+
+
+@router.post("/leases")
+async def open_lease(
+    body: LeaseBody, request: Request, administrator: Administrator
+) -> dict[str, Any]:
+    """Keep what is cached of a prefix, and say how much of it: all, a part or nothing, and why."""
+    state: ServerState = request.app.state.server
+    receipt = await state.llm.lease(await body.as_prompt(state), body.terms())
+    return as_json(receipt, body.ttl_s)
+
+
+@router.get("/leases")
+async def list_leases(request: Request, administrator: Administrator) -> dict[str, Any]:
+    """List what is kept; public prefixes have a page of their own."""
+    state: ServerState = request.app.state.server
+
+    def look(engine: Engine) -> list[Lease]:
+        return engine.cache.custody.leases()
+
+    now_s = time.monotonic()
+    leases = [
+        {
+            "lease_id": lease.lease_id,
+            "tenant": name_of(state, lease.table.tenant),
+            "num_tokens": lease.table.num_planned,
+            "expires_in_s": None if lease.expires_s is None else round(lease.expires_s - now_s, 3),
+            "refresh_on_hit": lease.terms.refresh_on_hit,
+        }
+        for lease in await state.llm.look(look)
+        if not lease.table.tenant.startswith(b"\xff")
+    ]
+    return {"leases": leases}
+
+
+@router.delete("/leases/{lease_id}")
+async def end_lease(
+    lease_id: int, request: Request, administrator: Administrator
+) -> dict[str, bool]:
+    """Let go of a lease.
+
+    Raises:
+        ApiError: There is none of that number, or it was over (404).
+    """
+    state: ServerState = request.app.state.server
+    if not await state.llm.end_lease(LeaseId(lease_id)):
+        raise ApiError(
+            404,
+            f"lease_id={lease_id}: there is no such lease; it may have expired",
+            param="lease_id",
+            code="lease_not_found",
+        )
+    return {"released": True}
+
+
+def as_json(receipt: LeaseReceipt, ttl_s: float | None) -> dict[str, Any]:
+    """Lay out what became of a wish."""
+    return {
+        "status": str(receipt.status),
+        "reason": receipt.reason,
+        "lease_id": receipt.lease_id,
+        "num_tokens": receipt.num_tokens,
+        "expires_in_s": None if receipt.lease_id is None else ttl_s,
+    }

@@ -1,0 +1,110 @@
+"""What is computed before the first request?"""
+
+import json
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ostinato.core.errors import ConfigError
+from ostinato.core.lease import LeaseStatus
+from ostinato.core.sampling_params import SamplingParams
+from ostinato.engine.outputs import RequestOutput
+from ostinato.server.admin.bodies import PrefixBody, PrewarmLine
+from ostinato.server.call import GenerateCall
+from ostinato.server.callers import NO_LIMITS
+from ostinato.server.errors import ApiError
+from ostinato.server.serving import serve
+from ostinato.server.state import ServerState
+
+ENDPOINT = "/admin/prewarm"
+
+
+async def prewarm(state: ServerState, body: PrefixBody) -> dict[str, int]:
+    """Compute a prompt for its tenant, whatever the tenant's limits.
+
+    Returns:
+        Its tokens, and how many of them had to be computed.
+
+    Raises:
+        ApiError: There is no such tenant, or the prompt can never be served.
+    """
+    call = GenerateCall(
+        endpoint=ENDPOINT,
+        params=SamplingParams(max_tokens=1, detokenize=False),
+        token_ids=await body.token_ids(state),
+        cache_salt=body.cache_salt,
+    )
+    caller = replace(body.caller(state.callers), limits=NO_LIMITS)
+    last: RequestOutput | None = None
+    async with aclosing(serve(state, caller, call)) as outputs:
+        async for output in outputs:
+            last = output
+    assert last is not None, "a request ended without an output"
+    num_tokens, cached = len(last.prompt_token_ids), last.num_cached_tokens
+    return {
+        "num_tokens": num_tokens,
+        "num_cached_tokens": cached,
+        "num_computed_tokens": num_tokens - cached,
+    }
+
+
+def read_prewarm_file(path: str | Path) -> list[PrewarmLine]:
+    """Read prompts, one JSON object a line; empty lines are left out.
+
+    Raises:
+        ConfigError: It cannot be read, or a line is none; the message says which.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"prewarm file {str(path)!r} cannot be read: {error}") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(PrewarmLine.model_validate(json.loads(line)))
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"prewarm file {str(path)!r}, line {number}: {error}") from error
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"])) or "the object"
+            reason = first["msg"].removeprefix("Value error, ")
+            raise ConfigError(
+                f"prewarm file {str(path)!r}, line {number}: {place}: {reason}"
+            ) from error
+    return found
+
+
+async def prewarm_all(state: ServerState, lines: list[PrewarmLine]) -> int:
+    """Compute prompts in their order, and publish or keep what is to stay.
+
+    Returns:
+        The number of tokens of all of them.
+
+    Raises:
+        ConfigError: One of them cannot be served or kept; the message says which and why.
+    """
+    num_tokens = 0
+    for number, line in enumerate(lines, 1):
+        try:
+            num_tokens += await _prewarm_one(state, line)
+        except ApiError as error:
+            raise ConfigError(f"prompt {number} of the prewarm file: {error.message}") from error
+    return num_tokens
+
+
+async def _prewarm_one(state: ServerState, line: PrewarmLine) -> int:
+    prompt = await line.as_prompt(state)
+    if line.publish is not None:
+        receipt = await state.llm.publish(line.publish, prompt)
+    else:
+        num_tokens = (await prewarm(state, line))["num_tokens"]
+        if not line.pin and line.ttl_s is None:
+            return num_tokens
+        receipt = await state.llm.lease(prompt, line.terms())
+    if receipt.status is LeaseStatus.REJECTED:
+        raise ApiError(409, f"it is computed, and not kept: {receipt.reason}")
+    return receipt.num_tokens

@@ -1,0 +1,106 @@
+"""What did the cache do, and what lies in it?"""
+
+from typing import Any
+
+from fastapi import APIRouter, Query, Request
+
+from ostinato.cache.stats import LookupCounts
+from ostinato.cache.survey import CachedPrefix, heaviest
+from ostinato.engine.engine import Engine
+from ostinato.engine.snapshot import Snapshot, take_snapshot
+from ostinato.server.callers import Administrator
+from ostinato.server.state import ServerState
+
+router = APIRouter(prefix="/admin", tags=["administration"])
+
+MOST_PREFIXES = 1000
+"""Prefixes that one answer lists at most."""
+
+
+@router.get("/stats")
+async def statistics(request: Request, administrator: Administrator) -> dict[str, Any]:
+    """Return counters since the start, of all and of each tenant."""
+    state: ServerState = request.app.state.server
+    seen = await state.llm.look(take_snapshot)
+    names = {
+        state.ledger.name_of(salt): _counts(counts) for salt, counts in seen.cache.tenants.items()
+    }
+    return {**_totals(seen), "tenants": names}
+
+
+@router.get("/heaviest")
+async def heaviest_prefixes(
+    request: Request,
+    administrator: Administrator,
+    most: int = Query(default=20, ge=1, le=MOST_PREFIXES, description="How many at most."),
+    tenant: str | None = Query(default=None, description="Of this tenant alone."),
+) -> dict[str, Any]:
+    """List the prefixes that saved most: their first tokens, lengths, hits, ages and owners."""
+    state: ServerState = request.app.state.server
+    salt = None if tenant is None else state.callers.named(tenant).salt.encode()
+
+    def look(engine: Engine) -> list[CachedPrefix]:
+        if salt is None:
+            return heaviest(engine.cache, most)
+        return heaviest(engine.cache, most, lambda identity: identity.owner == salt)
+
+    return {"prefixes": [await _described(state, one) for one in await state.llm.look(look)]}
+
+
+async def _described(state: ServerState, prefix: CachedPrefix) -> dict[str, Any]:
+    salt = prefix.identity.tenant
+    is_public = salt.startswith(b"\xff")
+    head = prefix.identity.head
+    return {
+        "tenant": None if is_public else name_of(state, prefix.identity.owner),
+        "public": salt[1:].decode() if is_public else None,
+        "behind": head.tenant[1:].decode() if head is not None else None,
+        "head": await _text(state, prefix.head.tolist()),
+        "branch": await _text(state, prefix.branch.tolist()),
+        "num_tokens": prefix.num_tokens,
+        "own_tokens": prefix.own_tokens,
+        "own_blocks": prefix.own_blocks,
+        "num_hits": prefix.num_hits,
+        "saved_tokens": prefix.saved_tokens,
+        "num_holders": prefix.num_holders,
+        "age_s": round(prefix.age_s, 3),
+    }
+
+
+def name_of(state: ServerState, salt: bytes) -> str:
+    """Return a tenant's name; where there are no keys, the salt that clients chose is one."""
+    known = state.callers.name_of(salt.decode(errors="replace"))
+    return known or state.ledger.name_of(salt)
+
+
+async def _text(state: ServerState, token_ids: list[int]) -> str | list[int]:
+    """Return tokens as text, or as they are if the model has no tokenizer."""
+    if state.llm.engine.loaded.tokenizer is None:
+        return token_ids
+    return await state.llm.decode(token_ids)
+
+
+def _totals(seen: Snapshot) -> dict[str, Any]:
+    cache = seen.cache
+    return {
+        "blocks": {state.name.lower(): count for state, count in seen.states.items()},
+        "num_leased_blocks": seen.num_leased_blocks,
+        "num_running": seen.num_running,
+        "num_waiting": seen.num_waiting,
+        "lookups": _counts(cache.first),
+        "lookups_after_preemption": _counts(cache.preempted),
+        "published_blocks": cache.published_blocks,
+        "duplicate_blocks": cache.duplicate_blocks,
+        "sealed_tails": cache.sealed_tails,
+        "evicted_blocks": cache.evicted_blocks,
+    }
+
+
+def _counts(counts: LookupCounts) -> dict[str, Any]:
+    return {
+        "num_requests": counts.num_requests,
+        "query_tokens": counts.query_tokens,
+        "shared_tokens": counts.shared_tokens,
+        "copied_tokens": counts.copied_tokens,
+        "hit_ratio": round(counts.hit_ratio, 6),
+    }
