@@ -64,6 +64,13 @@ def run(
             rich_help_panel=_SERVER,
         ),
     ] = None,
+    traces: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder for traces that 'ostinato cache record' starts.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
     dtype: options.Dtype = "auto",
     kv_cache_dtype: options.KVCacheDtype = "auto",
     device: options.Device = "cpu",
@@ -106,6 +113,7 @@ def run(
         max_body_bytes=read_bytes("max_body", max_body),
         drain_timeout_s=drain_timeout,
         keys_file=keys,
+        traces_folder=traces,
     )
     settings = options.engine_settings(
         model,

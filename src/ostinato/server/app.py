@@ -7,7 +7,7 @@ from fastapi import FastAPI
 
 import ostinato
 from ostinato.server import chat, completions, health, messages, metrics_page, models, tokens
-from ostinato.server.admin import forgetting, keeping, publishing, statistics
+from ostinato.server.admin import forgetting, keeping, publishing, recording, statistics
 from ostinato.server.body_guard import BodyGuard
 from ostinato.server.errors import install_error_handlers
 from ostinato.server.state import ServerState
@@ -24,6 +24,7 @@ ROUTERS = (
     keeping.router,
     publishing.router,
     forgetting.router,
+    recording.router,
 )
 
 

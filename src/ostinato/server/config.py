@@ -32,6 +32,7 @@ class ServerConfig:
         max_body_bytes: Longest body of a request.
         max_json_depth: Most brackets inside each other in a body.
         drain_timeout_s: How long running requests may go on after SIGTERM.
+        traces_folder: Where the administrator's recordings go; None records nothing.
         metrics_tenant_names: Whether metrics may name tenants; else they are numbered.
     """
 
@@ -45,6 +46,7 @@ class ServerConfig:
     max_json_depth: int = 64
     drain_timeout_s: float = 30.0
     metrics_tenant_names: bool = False
+    traces_folder: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, or would let everybody in.

@@ -7,6 +7,7 @@ Files in reading order:
 * ``keeping``: what shall be in the cache, and stay there?
 * ``publishing``: what do tenants share?
 * ``forgetting``: what shall be gone?
+* ``recording``: what is written down of the traffic, without its content?
 * ``prewarming``: what is computed before the first request?
 
 Rules:

@@ -1,0 +1,55 @@
+"""What is written down of the traffic, without its content?
+
+A trace for the lab: salted digests, lengths and times. It lands in a folder of the server's
+machine; what it is named is for the caller to say, where it lies is not.
+"""
+
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from ostinato.server.callers import Administrator
+from ostinato.server.errors import ApiError
+from ostinato.server.protocol.body import Body
+from ostinato.server.state import ServerState
+
+router = APIRouter(prefix="/admin", tags=["administration"])
+
+
+class RecordBody(Body):
+    """Where a trace goes."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="File in the server's folder."
+    )
+
+
+@router.post("/record/start")
+async def start_recording(
+    body: RecordBody, request: Request, administrator: Administrator
+) -> dict[str, str]:
+    """Record the traffic from now on.
+
+    Raises:
+        ApiError: The server was started without a folder for traces (409).
+    """
+    state: ServerState = request.app.state.server
+    if state.config.traces_folder is None:
+        raise ApiError(409, "this server has no folder for traces: start it with --traces FOLDER")
+    path = await state.llm.start_recording(Path(state.config.traces_folder) / body.name)
+    return {"path": str(path)}
+
+
+@router.post("/record/stop")
+async def stop_recording(request: Request, administrator: Administrator) -> dict[str, str]:
+    """End the recording, and say where it is.
+
+    Raises:
+        ApiError: None runs (409).
+    """
+    state: ServerState = request.app.state.server
+    path = await state.llm.stop_recording()
+    if path is None:
+        raise ApiError(409, "nothing is being recorded")
+    return {"path": str(path)}
