@@ -1,0 +1,83 @@
+"""Schemathesis sends whatever the description of the server allows, and what it does not."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+
+from ostinato import AsyncLLM
+from ostinato.server.config import ServerConfig
+from ostinato.server.state import ServerState
+from tests.support.servers import await_idle, serving
+
+MODEL = "tiny-shakespeare"
+MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+
+
+@pytest.fixture(scope="module")
+def state() -> Iterator[ServerState]:
+    """Serve a model whose longest answer is short, so that a lucky request takes no minute."""
+    llm = AsyncLLM(MODEL, num_blocks=64, max_model_len=48)
+    yield ServerState(llm, ServerConfig(max_n=3, max_requests=16))
+    llm.shutdown()
+
+
+def fuzz(state: ServerState, max_examples: int) -> Counter[int]:
+    """Send so many requests of each kind to each route; returns how often each status came.
+
+    Raises:
+        AssertionError: One was answered with 500 or above, or left something running (law 9).
+    """
+    statuses: Counter[int] = Counter()
+    with serving(state) as url:
+        description = schemathesis.openapi.from_url(f"{url}/openapi.json")
+        for operation in description.get_all_operations():
+            for mode in MODES:
+                _fuzz(operation.ok(), mode, max_examples, statuses)
+        await_idle(state.llm)
+    assert state.num_live == 0
+    return statuses
+
+
+def _fuzz(operation: Any, mode: GenerationMode, max_examples: int, statuses: Counter[int]) -> None:
+    """Send requests of one kind to one route."""
+
+    @settings(
+        max_examples=max_examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def send(case: Any) -> None:
+        body = case.body
+        if isinstance(body, dict) and len(str(body.get("model"))) % 4:
+            case.body = {**body, "model": MODEL}  # more often than chance would have it
+        response = case.call()
+        statuses[response.status_code] += 1
+        case.validate_response(response, checks=[not_a_server_error])
+
+    # A route without a body and parameters cannot be asked wrongly.
+    with suppress(Unsatisfiable):
+        send()
+
+
+def test_nothing_that_is_sent_is_a_mistake_of_the_server(state: ServerState) -> None:
+    statuses = fuzz(state, max_examples=8)
+
+    assert statuses[200] > 0 and statuses[400] > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3000)
+def test_nothing_that_is_sent_in_a_night_is_a_mistake_of_the_server(state: ServerState) -> None:
+    statuses = fuzz(state, max_examples=500)
+
+    assert statuses[200] > 100 and statuses[400] > 100
