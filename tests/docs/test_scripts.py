@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from tests.docs.reading import ROOT
 
-SCRIPTS = ["scripts/setup", "scripts/demo", "scripts/check", ".ci/run"]
+SCRIPTS = ["scripts/setup", "scripts/demo", "scripts/check", "scripts/install-browser", ".ci/run"]
 GATES = ["lint", "types", "imports", "tests", "docs"]
 
 

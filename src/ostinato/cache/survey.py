@@ -140,11 +140,12 @@ def heaviest(
     Args:
         manager: Whose cache.
         most: How many at most.
-        belongs: Whose prefixes; all by default.
+        belongs: Whose prefixes; all by default. A public head that they stand behind is not
+            listed with them, but they begin with it.
 
     Cost: O(runs) steps in Python and O(cached tokens) copied bytes.
     """
-    trunks = _trunks([run for run in manager.index.runs() if belongs(run.identity)])
+    trunks = [trunk for trunk in _trunks(list(manager.index.runs())) if belongs(trunk.identity)]
     now_s = manager.pool.now()
     return [trunk.prefix(now_s) for trunk in nlargest(most, trunks, key=_Trunk.rank)]
 
@@ -215,12 +216,11 @@ class _Trunk:
 
 def _trunks(runs: list[CachedRun]) -> list[_Trunk]:
     """Put runs together that nothing tells apart, and sum up what is behind each."""
-    by_number = {run.number: run for run in runs}
     num_children = Counter(run.parent for run in runs)
     trunk_of: dict[int, _Trunk] = {}
     trunks: list[_Trunk] = []
     for run in runs:
-        before = None if run.parent is None else by_number.get(run.parent)
+        before = None if run.parent is None else runs[run.parent]
         trunk = None if before is None else trunk_of[before.number]
         alone = before is not None and num_children[before.number] == 1 and not before.num_hits
         own = trunk is not None and trunk.identity == run.identity  # and no seam between them

@@ -121,6 +121,14 @@ class AsyncLLM:
         table = TokenTable(loaded.require_tokenizer())
         return await asyncio.to_thread(self._locked, lambda: table.decode(tokens.tolist()))
 
+    async def decode_each(self, rows: Sequence[list[int]]) -> list[str]:
+        """Return the texts of several rows of the model's own ids; numbers without a tokenizer."""
+        tokenizer = self._engine.loaded.tokenizer
+        if tokenizer is None:
+            return [" ".join(map(str, row)) for row in rows]
+        table = TokenTable(tokenizer)
+        return await asyncio.to_thread(self._locked, lambda: list(map(table.decode, rows)))
+
     async def pieces(self, token_ids: TokenIds) -> list[str]:
         """Return the text of each token by itself; part of a character shows as U+FFFD.
 

@@ -34,6 +34,8 @@ Files in reading order:
 * ``http_meter``: which answers left the server?
 * ``metrics``, ``metrics_page``: what may Prometheus know, and where does it scrape?
 * ``admin``: what may an operator do over HTTP?
+* ``playground``: where did each token come from, and what would such prompts save?
+* ``page_state``, ``page``: what does the page show, to whom, and where is it? (``static``)
 * ``app``: which parts make up the application?
 * ``opening``: how is a server put together from settings?
 * ``running``: how does a server begin, and how does it end?

@@ -6,7 +6,18 @@ Each API is a router in a file of its own. What they share lies in ``app.state.s
 from fastapi import FastAPI
 
 import ostinato
-from ostinato.server import chat, completions, health, messages, metrics_page, models, tokens
+from ostinato.server import (
+    chat,
+    completions,
+    health,
+    messages,
+    metrics_page,
+    models,
+    page,
+    page_state,
+    playground,
+    tokens,
+)
 from ostinato.server.admin import forgetting, keeping, publishing, recording, statistics
 from ostinato.server.body_guard import BodyGuard
 from ostinato.server.errors import install_error_handlers
@@ -25,6 +36,9 @@ ROUTERS = (
     publishing.router,
     forgetting.router,
     recording.router,
+    playground.router,
+    page_state.router,
+    page.router,  # last: it takes every name below /ui
 )
 
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from ostinato.core.tenancy import owner_of
 from ostinato.engine.outputs import RequestOutput
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
@@ -22,6 +23,9 @@ MAX_TENANTS = 64
 
 OTHERS = "(others)"
 """Whom all further tenants are booked under."""
+
+UNNAMED = "(unnamed)"
+"""Whose blocks are those of a salt that no request came with: a public head's, for one."""
 
 HISTORY_S = 300
 """Seconds that are kept one by one."""
@@ -143,7 +147,7 @@ class Ledger:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Open without accounts."""
         self.accounts: dict[str, Account] = {}
-        self._names: dict[str, str] = {}  # tenants by their salt
+        self._names: dict[bytes, str] = {}  # tenants by their salt
         self._clock = clock
 
     def now_s(self) -> float:
@@ -151,15 +155,13 @@ class Ledger:
         return self._clock()
 
     def name_of(self, salt: bytes) -> str:
-        """Say whose a salt is; the salt of a client, where there are no keys, is its own name."""
-        text = salt.decode(errors="replace")
-        own, _, _ = text.partition("\x1f")
-        return self._names.get(own, text)
+        """Say whose a salt is; salts themselves are secrets, and are never shown."""
+        return self._names.get(owner_of(salt), UNNAMED)
 
     def accepted(self, record: ServedRequest) -> None:
         """Learn which salt is whose."""
-        if record.caller.tenant and len(self._names) < MAX_TENANTS:
-            self._names[record.caller.salt] = record.caller.tenant
+        if len(self._names) < MAX_TENANTS:
+            self._names[owner_of(record.salt.encode())] = _name_of(record)
 
     def first_token(self, record: ServedRequest) -> None:
         """Book where a prompt came from."""
@@ -185,10 +187,15 @@ class Ledger:
         return self.accounts.pop(tenant, None) is not None
 
     def _account(self, record: ServedRequest) -> Account:
-        name = record.caller.tenant
+        name = _name_of(record)
         if name not in self.accounts and len(self.accounts) >= MAX_TENANTS:
             name = OTHERS
         return self.accounts.setdefault(name, Account())
+
+
+def _name_of(record: ServedRequest) -> str:
+    """Return the tenant's name; of anonymous callers, the salt that they chose for themselves."""
+    return record.caller.tenant or (record.salt if not record.caller.salt else "")
 
 
 def merge(accounts: Iterable[Account]) -> Account:

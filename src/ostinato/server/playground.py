@@ -1,0 +1,112 @@
+"""Where did each token of this prompt come from, and what would such prompts save?
+
+The playground runs a prompt through the one path of all completions and says of each of its
+tokens whether it was cached, copied or computed. The accountant is the lab's arithmetic.
+"""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from pydantic import Field
+
+from ostinato.core.errors import ConfigError
+from ostinato.core.sampling_params import SamplingParams
+from ostinato.engine.outputs import RequestOutput
+from ostinato.lab.savings import Reuse, Workload, by_token, by_whole_blocks, without_cache
+from ostinato.server.call import GenerateCall
+from ostinato.server.callers import CallerOfRequest
+from ostinato.server.errors import ApiError
+from ostinato.server.protocol.body import Body
+from ostinato.server.serving import serve
+from ostinato.server.state import ServerState
+from ostinato.server.streaming import until_gone
+
+router = APIRouter(include_in_schema=False)
+
+ENDPOINT = "/ui/play"
+
+MAX_LETTERS = 20_000
+"""Longest prompt of the playground: each of its tokens becomes a piece of the page."""
+
+
+class PlayBody(Body):
+    """A prompt to be taken apart."""
+
+    prompt: str = Field(min_length=1, max_length=MAX_LETTERS)
+    max_tokens: int = Field(default=32, ge=1, le=256)
+    write: bool = True
+
+
+@router.post(ENDPOINT)
+async def play(body: PlayBody, request: Request, caller: CallerOfRequest) -> dict[str, Any]:
+    """Continue a prompt greedily, and tell where each of its tokens came from."""
+    state: ServerState = request.app.state.server
+    call = GenerateCall(
+        endpoint=ENDPOINT,
+        params=SamplingParams(max_tokens=body.max_tokens, temperature=0),
+        text=body.prompt,
+        cache_write=body.write,
+    )
+
+    async def whole() -> RequestOutput:
+        newest: RequestOutput | None = None
+        async for output in serve(state, caller, call):
+            newest = output
+        assert newest is not None, "a request that does not fail brings an output"
+        return newest
+
+    output = await until_gone(request, whole())
+    pieces = await state.llm.pieces(output.prompt_token_ids)
+    return {
+        "tokens": list(zip(pieces, origins(output), strict=True)),
+        "block_size": state.llm.engine.cache.block_size,
+        "text": output.outputs[0].text,
+        "finish_reason": output.outputs[0].finish_reason,
+        "first_token_s": output.timings.time_to_first_token,
+    }
+
+
+def origins(output: RequestOutput) -> list[str]:
+    """Say of each prompt token whether it was cached, copied or computed; in this order."""
+    hit, copied = output.num_cached_tokens, output.num_copied_tokens
+    computed = len(output.prompt_token_ids) - hit
+    return ["cached"] * (hit - copied) + ["copied"] * copied + ["computed"] * computed
+
+
+Count = Annotated[int, Query(ge=0, le=10**9)]
+
+
+@router.get("/ui/savings")
+async def savings(
+    caller: CallerOfRequest,
+    shared: Count,
+    suffix: Count,
+    requests: Annotated[int, Query(ge=1, le=10**9)],
+    block_size: Annotated[int, Query(ge=1, le=10**6)] = 16,
+) -> dict[str, Any]:
+    """Return what prompts that begin alike save, by the arithmetic of ``ostinato savings``.
+
+    Raises:
+        ApiError: The prompts are empty (400).
+    """
+    try:
+        workload = Workload(shared, suffix, requests, block_size)
+    except ConfigError as error:
+        raise ApiError(400, str(error), code="invalid_value") from error
+    return {
+        "prompt_tokens": workload.total_tokens,
+        "without_cache": _reuse(without_cache(workload)),
+        "by_whole_blocks": _reuse(by_whole_blocks(workload)),
+        "by_token": _reuse(by_token(workload)),
+    }
+
+
+def _reuse(reuse: Reuse) -> dict[str, Any]:
+    return {
+        "found": reuse.found_tokens,
+        "copied": reuse.copied_tokens,
+        "each_computes": reuse.computed_per_request_tokens,
+        "computed": reuse.computed_tokens,
+        "saved": reuse.saved_tokens,
+        "saved_share": reuse.saved_share,
+    }

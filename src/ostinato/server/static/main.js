@@ -1,0 +1,110 @@
+// What is shown, and how often?
+
+import { drawBlocks } from "/ui/blocks.js";
+import { drawFirstTokens, drawOrigins } from "/ui/charts.js";
+import { $, compact, count, duration, percent } from "/ui/format.js";
+import "/ui/playground.js";
+import { account } from "/ui/savings.js";
+import { ask, dropKey, hasKey, keepKey, NoKey } from "/ui/server.js";
+import { drawPrefixes, drawTenants } from "/ui/tables.js";
+
+const EVERY_MS = 1000;
+let paused = false;
+let newest = null;
+
+function status(kind, text) {
+  const pill = $("status");
+  if (pill.dataset.kind === kind && pill.textContent === text) return;
+  pill.dataset.kind = kind;
+  pill.textContent = text;
+}
+
+function draw(state) {
+  newest = state;
+  const { totals, first_token: first, load } = state;
+  $("model").textContent = `${state.model} · blocks of ${state.block_size} tokens` +
+    (state.administrator ? "" : ` · tenant ${state.tenant}`);
+  $("version").textContent = `Ostinato ${state.version}`;
+  const busy = state.last_minute.prompt > 0;
+  $("hit-ratio").textContent = percent(busy ? state.last_minute.hit_ratio : totals.hit_ratio);
+  $("hit-detail").textContent = busy
+    ? `last minute · ${percent(totals.hit_ratio)} in all`
+    : "of all prompt tokens were not computed";
+  $("saved").textContent = compact(totals.saved);
+  $("saved-detail").textContent = `of ${compact(totals.prompt)} prompt tokens`;
+  $("cold").textContent = duration(first.cold.median_s);
+  $("warm").textContent = duration(first.warm.median_s);
+  $("cold-count").textContent = count(first.cold.count);
+  $("warm-count").textContent = count(first.warm.count);
+  $("speedup").textContent = first.cold.count && first.warm.count
+    ? `${(first.cold.median_s / first.warm.median_s).toFixed(1)}×` : "–";
+  $("requests").textContent = compact(totals.requests);
+  $("load").textContent = load
+    ? `${count(load.running)} running, ${count(load.waiting)} waiting · ${compact(load.evicted_blocks)} blocks evicted`
+    : `${compact(totals.output)} tokens generated`;
+  drawOrigins(state.history);
+  drawFirstTokens(first, state.history);
+  drawBlocks(state.blocks);
+  drawPrefixes(state.prefixes, state.administrator);
+  drawTenants(state.tenants);
+}
+
+async function look() {
+  try {
+    draw(await ask("/ui/state"));
+    $("key-panel").hidden = true;
+    status("live", "live");
+  } catch (error) {
+    if (error instanceof NoKey) {
+      status("lost", "needs a key");
+      if ($("key-panel").hidden) {
+        $("key-panel").hidden = false;
+        $("key-error").textContent = hasKey() ? "The server does not know this key." : "";
+        dropKey();
+        $("key").focus();
+      }
+    } else {
+      status("lost", error instanceof TypeError ? "not connected" : error.message);
+    }
+  }
+}
+
+async function goOn() {
+  if (!paused && !document.hidden && $("key-panel").hidden) await look();
+  setTimeout(goOn, EVERY_MS);
+}
+
+$("key-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  keepKey($("key").value);
+  $("key").value = "";
+  $("key-panel").hidden = true;
+  await look();
+  account();
+});
+
+$("pause").addEventListener("click", () => {
+  paused = !paused;
+  $("pause").setAttribute("aria-pressed", String(paused));
+  if (paused) status("paused", "paused");
+  else look();
+});
+
+// Private windows may keep nothing; then the theme is as the system has it.
+const kept = (() => { try { return localStorage.getItem("ostinato-theme"); } catch { return null; } })();
+function dress(theme) {
+  if (theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  $("theme").value = theme;
+  if (newest) drawBlocks(newest.blocks, true);
+}
+$("theme").addEventListener("change", () => {
+  dress($("theme").value);
+  try { localStorage.setItem("ostinato-theme", $("theme").value); } catch { /* see above */ }
+});
+dress(["light", "dark"].includes(kept) ? kept : "auto");
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dress($("theme").value));
+addEventListener("resize", () => { if (newest) draw(newest); });
+
+account();
+goOn();

@@ -1,0 +1,39 @@
+// Which prefixes save most, and how do tenants fare?
+
+import { $, compact, count, duration, element, oneLine, percent } from "/ui/format.js";
+
+const cell = (text, kind = "number") => element("td", { class: kind }, text);
+
+export function drawPrefixes(prefixes, administrator) {
+  $("no-prefixes").hidden = prefixes.length > 0;
+  $("prefixes").hidden = prefixes.length === 0;
+  for (const head of document.querySelectorAll("#prefixes .tenant")) head.hidden = !administrator;
+  $("prefixes").tBodies[0].replaceChildren(
+    ...prefixes.map((prefix) => {
+      const text = element("td", { class: "text", title: prefix.head });
+      const before = prefix.tokens - prefix.own_tokens;
+      if (before > 0) text.append(element("span", { class: "before" }, `${count(before)} before … `));
+      text.append(oneLine(before > 0 ? prefix.branch : prefix.head));
+      const row = element(
+        "tr", {}, text, cell(count(prefix.tokens)), cell(`${count(prefix.hits)}×`),
+        cell(compact(prefix.saved)), cell(duration(prefix.age_s)),
+      );
+      if (administrator) row.append(cell(prefix.tenant || "–", "tenant"));
+      return row;
+    }),
+  );
+}
+
+export function drawTenants(tenants) {
+  $("tenants-card").hidden = tenants.length === 0;
+  $("tenants").tBodies[0].replaceChildren(
+    ...tenants.map((tenant) => {
+      const ratio = element("meter", { min: "0", max: "1", value: String(tenant.hit_ratio) });
+      ratio.setAttribute("aria-label", `hit ratio of ${tenant.name || "requests without a tenant"}`);
+      return element(
+        "tr", {}, element("td", {}, tenant.name || "(no tenant)"), cell(count(tenant.requests)),
+        cell(compact(tenant.prompt)), element("td", {}, ratio, percent(tenant.hit_ratio)),
+      );
+    }),
+  );
+}
