@@ -26,6 +26,9 @@ Files in reading order:
 * ``echo``: how does an answer begin with its prompt?
 * ``completions``: how is a text continued?
 * ``chat``: how is a conversation continued?
+* ``response_store``: which responses does the server remember?
+* ``response_items``: how does an answer become the items of a response?
+* ``responses``: how is a conversation continued that the server may remember?
 * ``held_prefixes``: which prefixes did clients ask to keep, and are they kept already?
 * ``breakpoints``: how much of a prompt do breakpoints cover, and what was kept of it?
 * ``messages``: how do Anthropic's clients speak?

@@ -16,6 +16,7 @@ from ostinato.server import (
     page,
     page_state,
     playground,
+    responses,
     tokens,
 )
 from ostinato.server.admin import forgetting, keeping, publishing, recording, statistics
@@ -28,6 +29,7 @@ ROUTERS = (
     models.router,
     completions.router,
     chat.router,
+    responses.router,
     messages.router,
     tokens.router,
     metrics_page.router,

@@ -11,6 +11,7 @@ from ostinato.server.held_prefixes import HeldPrefixes
 from ostinato.server.ledger import Ledger
 from ostinato.server.meter import Meter
 from ostinato.server.observer import Observer
+from ostinato.server.response_store import ResponseStore
 
 
 @dataclass(eq=False)
@@ -25,6 +26,7 @@ class ServerState:
         ledger: What the cache did for whom.
         held_prefixes: What clients asked to keep with breakpoints.
         meter: Keeps tenants to their limits.
+        responses: What can be continued by its name.
         started_s: When it was made, in seconds since 1970.
         num_live: Continuations under way, running and waiting.
         is_draining: Whether it takes no more requests, and ends when the last has ended.
@@ -36,6 +38,7 @@ class ServerState:
     observers: list[Observer] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     meter: Meter = field(default_factory=Meter)
+    responses: ResponseStore = field(default_factory=ResponseStore)
     started_s: int = field(default_factory=lambda: int(time.time()))
     held_prefixes: HeldPrefixes = field(init=False)
     num_live: int = 0

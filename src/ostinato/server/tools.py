@@ -158,6 +158,16 @@ def text_of(content: Any) -> str:
     return "".join(part.get("text") or "" for part in content)
 
 
+def add_call(messages: list[Message], call_id: str, name: str, arguments: str) -> None:
+    """Add a call to the assistant's message, which begins with it unless it has a text."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    function = {"name": name, "arguments": arguments}
+    call = {"id": call_id, "type": "function", "function": function}
+    last = messages[-1]
+    messages[-1] = {**last, "tool_calls": [*last.get("tool_calls", ()), call]}
+
+
 def form_of(answer: StructuredOutputs | None, use: ToolUse) -> StructuredOutputs | None:
     """Return the form that an answer must have, if any.
 

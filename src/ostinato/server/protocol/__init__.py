@@ -7,6 +7,7 @@ Files in reading order:
 * ``tools``: how are tools, calls of them and formats of answers written in OpenAI's API?
 * ``completions``: what may be asked of ``/v1/completions``?
 * ``chat``: what may be asked of ``/v1/chat/completions``?
+* ``responses``: what may be asked of ``/v1/responses``?
 * ``messages``: what may be asked of Anthropic's ``/v1/messages``?
 * ``logprobs``: how are log-probabilities written?
 * ``usage``: how many tokens was it, and how many of them were cached?

@@ -1,0 +1,88 @@
+"""Which responses does the server remember, so that they can be continued?
+
+In memory, apart for each tenant, and bounded: of a tenant and of all, in number and in bytes, the
+oldest go first. Whoever needs a conversation for longer sends it along.
+"""
+
+import json
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.server.tools import Message
+
+MOST_PER_TENANT = 512
+MOST_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response, and the conversation up to its end.
+
+    Attributes:
+        body: As it was sent.
+        messages: Without instructions, which hold for one response only.
+        num_bytes: What it adds to those that it continues, about.
+    """
+
+    body: dict[str, Any]
+    messages: tuple[Message, ...]
+    num_bytes: int
+
+
+class ResponseStore:
+    """Remembers responses by tenant and id."""
+
+    def __init__(self, most_per_tenant: int = MOST_PER_TENANT, most_bytes: int = MOST_BYTES):
+        """Remember nothing yet."""
+        self._most_per_tenant = most_per_tenant
+        self._most_bytes = most_bytes
+        self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
+        self._counts: dict[str, int] = {}
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        """Number of responses of all tenants."""
+        return len(self._stored)
+
+    def put(self, salt: str, body: dict[str, Any], old: list[Message], new: list[Message]) -> None:
+        """Remember a response.
+
+        Args:
+            salt: Whose it is.
+            body: As it is sent.
+            old: Messages of the response that it continues.
+            new: Those that came since, its own among them.
+        """
+        num_bytes = len(json.dumps(body)) + len(json.dumps(new))
+        self._stored[salt, body["id"]] = StoredResponse(body, (*old, *new), num_bytes)
+        self._counts[salt] = self._counts.get(salt, 0) + 1
+        self.num_bytes += num_bytes
+        while self._counts.get(salt, 0) > self._most_per_tenant:
+            self._drop(next(key for key in self._stored if key[0] == salt))
+        while self.num_bytes > self._most_bytes:
+            self._drop(next(iter(self._stored)))
+
+    def get(self, salt: str, response_id: str) -> StoredResponse | None:
+        """Return a tenant's response; None if there is none of that name, or no longer."""
+        return self._stored.get((salt, response_id))
+
+    def delete(self, salt: str, response_id: str) -> bool:
+        """Forget one; returns False if there is none of that name."""
+        if (salt, response_id) not in self._stored:
+            return False
+        self._drop((salt, response_id))
+        return True
+
+    def forget(self, salt: str) -> int:
+        """Forget all of a tenant; returns how many."""
+        keys = [key for key in self._stored if key[0] == salt]
+        for key in keys:
+            self._drop(key)
+        return len(keys)
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        self.num_bytes -= self._stored.pop(key).num_bytes
+        self._counts[key[0]] -= 1
+        if not self._counts[key[0]]:
+            del self._counts[key[0]]

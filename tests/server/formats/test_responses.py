@@ -1,0 +1,212 @@
+"""``/v1/responses``, as the official client sees it."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from ostinato.server.response_store import ResponseStore
+from ostinato.server.state import ServerState
+
+WEATHER: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Tell the weather.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Oslo"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+
+
+def ask(client: openai.OpenAI, asked: Any = "How is the weather in Paris?", **settings: Any) -> Any:
+    settings = {"model": "scribe", "max_output_tokens": 200, **settings}
+    return client.responses.create(input=asked, **settings)
+
+
+def says(text: str, **more: Any) -> dict[str, Any]:
+    """Let the model say this, and nothing else."""
+    return {"structured_outputs": {"choice": [text]}, **more}
+
+
+def test_a_response_has_the_familiar_shape(client: openai.OpenAI) -> None:
+    response = ask(
+        client, instructions="Be kind.", metadata={"a": "b"}, extra_body=says("Very well.")
+    )
+
+    assert response.id.startswith("resp_") and response.object == "response"
+    assert (response.status, response.error, response.output_text) == (
+        "completed",
+        None,
+        "Very well.",
+    )
+    [item] = response.output
+    assert (item.type, item.role, item.status) == ("message", "assistant", "completed")
+    assert (response.instructions, response.metadata) == ("Be kind.", {"a": "b"})
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+
+
+def test_a_cut_response_is_incomplete(client: openai.OpenAI) -> None:
+    response = ask(client, max_output_tokens=3, extra_body=says("Very well, sir."))
+    assert response.status == "incomplete"
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.output[0].status == "incomplete"
+
+
+def test_events_come_in_order_and_add_up(client: openai.OpenAI) -> None:
+    stream = ask(client, tools=[WEATHER], stream=True, extra_body=says(f"I look.\n{CALL}"))
+    events = list(stream)
+    kinds = [event.type.removeprefix("response.") for event in events]
+    brief = [kind for kind, before in zip(kinds, [None, *kinds], strict=False) if kind != before]
+
+    assert brief == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    final = events[-1].response
+    assert text == final.output_text == "I look."
+    assert final.output[1].arguments == '{"city": "Oslo"}' and final.output[1].status == "completed"
+
+
+def test_the_clients_own_stream_helper_reads_it(client: openai.OpenAI) -> None:
+    with client.responses.stream(
+        model="scribe",
+        input="How is the weather?",
+        tools=[WEATHER],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_output_tokens=300,
+    ) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_response()
+
+    [call] = final.output
+    assert call.type == "function_call" and call.name == "get_weather"
+    assert json.loads(call.arguments)["city"] in ("Paris", "Oslo")
+
+
+def test_a_schema_is_kept(client: openai.OpenAI) -> None:
+    wanted = {"type": "json_schema", "name": "w", "schema": WEATHER["parameters"], "strict": True}
+    response = ask(client, text={"format": wanted})
+    assert json.loads(response.output_text)["city"] in ("Paris", "Oslo")
+    assert response.text.format.name == "w"
+
+
+def test_calls_and_results_go_round_by_hand(client: openai.OpenAI) -> None:
+    """The client sends everything along, in the items that it was given."""
+    first = ask(client, tools=[WEATHER], store=False, extra_body=says(f"I look.\n{CALL}"))
+    call = first.output[1]
+    asked = [
+        {"role": "user", "content": "How is the weather in Paris?"},
+        *first.output,
+        {"type": "function_call_output", "call_id": call.call_id, "output": "Snow."},
+    ]
+    second = ask(client, asked, tools=[WEATHER], max_output_tokens=3)
+    assert second.usage.input_tokens_details.cached_tokens > 0.9 * first.usage.input_tokens
+
+
+def test_calls_and_results_go_round_by_name(client: openai.OpenAI) -> None:
+    """The server remembers; the prompt is the same as if all had been sent along."""
+    first = ask(client, tools=[WEATHER], extra_body=says(CALL))
+    call = first.output[0]
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "Snow."}
+    second = ask(
+        client,
+        [result],
+        tools=[WEATHER],
+        previous_response_id=first.id,
+        extra_body=says("It snows."),
+    )
+    third = ask(client, "And now?", tools=[WEATHER], previous_response_id=second.id)
+    by_hand = ask(
+        client,
+        [
+            {"role": "user", "content": "How is the weather in Paris?"},
+            call,
+            result,
+            {"role": "assistant", "content": "It snows."},
+            {"role": "user", "content": "And now?"},
+        ],
+        tools=[WEATHER],
+    )
+    assert second.previous_response_id == first.id
+    assert by_hand.usage.input_tokens == third.usage.input_tokens
+    assert by_hand.usage.input_tokens_details.cached_tokens >= third.usage.input_tokens - 1
+
+
+def test_responses_can_be_read_and_deleted(client: openai.OpenAI) -> None:
+    response = ask(client, extra_body=says("Well."))
+    assert client.responses.retrieve(response.id).output_text == "Well."
+
+    client.responses.delete(response.id)
+    with pytest.raises(openai.NotFoundError, match="no such response is remembered"):
+        client.responses.retrieve(response.id)
+    with pytest.raises(openai.NotFoundError) as refusal:
+        ask(client, previous_response_id=response.id)
+    assert refusal.value.param == "previous_response_id"
+
+
+@pytest.mark.parametrize(
+    "settings", [{"store": False}, {"extra_body": {"cache": {"write": False}}}]
+)
+def test_what_is_not_to_be_stored_is_not(
+    client: openai.OpenAI, scribe: tuple[str, ServerState], settings: Any
+) -> None:
+    before = len(scribe[1].responses)
+    response = ask(client, **{**settings, "max_output_tokens": 2})
+    assert response.store is False and len(scribe[1].responses) == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tool_choice": "required"}, "tools offers nothing"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"temperature": 9e99, "max_output_tokens": 0}, "max_output_tokens"),
+        ({"asked": []}, "input is empty"),
+        ({"asked": [{"type": "reasoning", "id": "r", "summary": []}]}, "input"),
+        ({"store": True, "extra_body": {"cache": {"write": False}}}, "store=true"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    client: openai.OpenAI, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=message):
+        ask(client, **settings)
+
+
+def test_the_store_is_bounded_and_apart_for_each_tenant() -> None:
+    """The oldest of a tenant go first, and the oldest of all when memory is short."""
+    store = ResponseStore(most_per_tenant=2, most_bytes=200)
+    for number in range(3):
+        store.put("a", {"id": f"r{number}"}, [], [])
+    store.put("b", {"id": "r0"}, [], [])
+
+    assert [store.get("a", f"r{number}") is not None for number in range(3)] == [False, True, True]
+    assert store.get("b", "r0") is not None and store.get("b", "r1") is None
+    assert not store.delete("b", "r2") and store.delete("a", "r1")
+    store.put("b", {"id": "long", "text": "x" * 170}, [], [])
+    assert store.get("a", "r2") is None and store.get("b", "long") is not None
+    assert (store.forget("b"), store.forget("a")) == (1, 0)
+    assert (len(store), store.num_bytes) == (0, 0)
