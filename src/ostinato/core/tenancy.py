@@ -25,6 +25,11 @@ def owner_of(salt: bytes) -> bytes:
     return salt.partition(NARROWED_BY.encode())[0]
 
 
+def belongs_to(salt: str, erased: str) -> bool:
+    """Whether what has one salt goes when another is erased: itself, or its owner's."""
+    return salt == erased or owner_of(salt.encode()) == erased.encode()
+
+
 @dataclass(frozen=True, slots=True)
 class Allotment:
     """A tenant's share of the pool, in blocks.

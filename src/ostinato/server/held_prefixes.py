@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from ostinato.core.lease import LeaseReceipt, LeaseTerms
+from ostinato.core.tenancy import belongs_to
 from ostinato.core.tokens import pack_tokens
 from ostinato.engine.async_llm import AsyncLLM
 from ostinato.engine.prompts import PromptDict
@@ -69,8 +70,8 @@ class HeldPrefixes:
         return receipt
 
     def forget(self, salt: str) -> int:
-        """Forget all of one salt, whose leases have ended; returns how many."""
-        keys = [key for key in self._held if key[0] == salt]
+        """Forget all of a salt that was erased; returns how many."""
+        keys = [key for key in self._held if belongs_to(key[0], salt)]
         for key in keys:
             del self._held[key]
         return len(keys)

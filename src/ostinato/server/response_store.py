@@ -9,6 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
+from ostinato.core.tenancy import belongs_to
 from ostinato.server.tools import Message
 
 MOST_PER_TENANT = 512
@@ -20,11 +21,13 @@ class StoredResponse:
     """A response, and the conversation up to its end.
 
     Attributes:
+        salt: Under which it was cached: that of its tenant, or a narrower one.
         body: As it was sent.
         messages: Without instructions, which hold for one response only.
         num_bytes: What it adds to those that it continues, about.
     """
 
+    salt: str
     body: dict[str, Any]
     messages: tuple[Message, ...]
     num_bytes: int
@@ -45,38 +48,46 @@ class ResponseStore:
         """Number of responses of all tenants."""
         return len(self._stored)
 
-    def put(self, salt: str, body: dict[str, Any], old: list[Message], new: list[Message]) -> None:
+    def put(
+        self,
+        owner: str,
+        salt: str,
+        body: dict[str, Any],
+        old: list[Message],
+        new: list[Message],
+    ) -> None:
         """Remember a response.
 
         Args:
-            salt: Whose it is.
+            owner: Its tenant's salt.
+            salt: Under which it was cached.
             body: As it is sent.
             old: Messages of the response that it continues.
             new: Those that came since, its own among them.
         """
         num_bytes = len(json.dumps(body)) + len(json.dumps(new))
-        self._stored[salt, body["id"]] = StoredResponse(body, (*old, *new), num_bytes)
-        self._counts[salt] = self._counts.get(salt, 0) + 1
+        self._stored[owner, body["id"]] = StoredResponse(salt, body, (*old, *new), num_bytes)
+        self._counts[owner] = self._counts.get(owner, 0) + 1
         self.num_bytes += num_bytes
-        while self._counts.get(salt, 0) > self._most_per_tenant:
-            self._drop(next(key for key in self._stored if key[0] == salt))
+        while self._counts.get(owner, 0) > self._most_per_tenant:
+            self._drop(next(key for key in self._stored if key[0] == owner))
         while self.num_bytes > self._most_bytes:
             self._drop(next(iter(self._stored)))
 
-    def get(self, salt: str, response_id: str) -> StoredResponse | None:
+    def get(self, owner: str, response_id: str) -> StoredResponse | None:
         """Return a tenant's response; None if there is none of that name, or no longer."""
-        return self._stored.get((salt, response_id))
+        return self._stored.get((owner, response_id))
 
-    def delete(self, salt: str, response_id: str) -> bool:
+    def delete(self, owner: str, response_id: str) -> bool:
         """Forget one; returns False if there is none of that name."""
-        if (salt, response_id) not in self._stored:
+        if (owner, response_id) not in self._stored:
             return False
-        self._drop((salt, response_id))
+        self._drop((owner, response_id))
         return True
 
     def forget(self, salt: str) -> int:
-        """Forget all of a tenant; returns how many."""
-        keys = [key for key in self._stored if key[0] == salt]
+        """Forget all of a salt that is erased, a tenant's or a narrower one; returns how many."""
+        keys = [key for key, stored in self._stored.items() if belongs_to(stored.salt, salt)]
         for key in keys:
             self._drop(key)
         return len(keys)

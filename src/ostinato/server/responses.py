@@ -118,11 +118,12 @@ class ResponseAnswer:
                     for kind in ("created", "in_progress"):
                         yield self._event(kind, response=self._response("in_progress"))
                 for delta in deltas.take(output):
-                    for kind, content in self._items(delta, parser):
-                        yield self._event(kind, **content)
-                    if delta.finish_reason is not None:
+                    told = list(self._items(delta, parser))
+                    if delta.finish_reason is not None:  # remembered before a slow reader has it
                         response = self._end(delta, output)
-                        yield self._event(response["status"], response=response)
+                        told.append((response["status"], {"response": response}))
+                    for kind, content in told:
+                        yield self._event(kind, **content)
 
     def _items(self, delta: Delta, parser: ToolCallParser) -> Iterator[Event]:
         """Write down what was added, and yield the events that tell of it."""
@@ -143,7 +144,8 @@ class ResponseAnswer:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         if self.body.is_stored:
             new = [*self.new, *self._writer.messages()]
-            self.state.responses.put(self.caller.salt, response, self.old, new)
+            salt = self.caller.narrow(self.body.cache_salt)
+            self.state.responses.put(self.caller.salt, salt, response, self.old, new)
         return response
 
     def _response(self, status: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -196,17 +197,30 @@ def test_what_cannot_be_done_is_refused(
         ask(client, **settings)
 
 
+def test_erasing_a_salt_erases_its_responses(client: openai.OpenAI, url: str) -> None:
+    """What was cached under another salt stays."""
+    gone = ask(client, extra_body=says("One.", cache_salt="x"))
+    stays = ask(client, extra_body=says("Two.", cache_salt="y"))
+
+    receipt = httpx.post(f"{url}/admin/erase", json={"cache_salt": "x"}).json()
+
+    assert receipt["num_responses"] == 1 and receipt["num_blocks"] > 0
+    assert client.responses.retrieve(stays.id).output_text == "Two."
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(gone.id)
+
+
 def test_the_store_is_bounded_and_apart_for_each_tenant() -> None:
     """The oldest of a tenant go first, and the oldest of all when memory is short."""
-    store = ResponseStore(most_per_tenant=2, most_bytes=200)
+    store = ResponseStore(most_per_tenant=2, most_bytes=205)
     for number in range(3):
-        store.put("a", {"id": f"r{number}"}, [], [])
-    store.put("b", {"id": "r0"}, [], [])
+        store.put("a", "a", {"id": f"r{number}"}, [], [])
+    store.put("b", "b\x1fnarrow", {"id": "r0"}, [], [])
 
     assert [store.get("a", f"r{number}") is not None for number in range(3)] == [False, True, True]
     assert store.get("b", "r0") is not None and store.get("b", "r1") is None
     assert not store.delete("b", "r2") and store.delete("a", "r1")
-    store.put("b", {"id": "long", "text": "x" * 170}, [], [])
+    store.put("b", "b\x1fnarrow", {"id": "long", "text": "x" * 170}, [], [])
     assert store.get("a", "r2") is None and store.get("b", "long") is not None
     assert (store.forget("b"), store.forget("a")) == (1, 0)
     assert (len(store), store.num_bytes) == (0, 0)

@@ -31,7 +31,10 @@ async def erase(body: EraseBody, request: Request, administrator: Administrator)
     """
     state: ServerState = request.app.state.server
     caller = body.caller(state.callers)
-    receipt = await state.llm.erase(caller.narrow(body.cache_salt), body.cancel_running)
+    salt = caller.narrow(body.cache_salt)
+    receipt = await state.llm.erase(salt, body.cancel_running)
+    state.held_prefixes.forget(salt)  # their leases have ended
+    num_responses = state.responses.forget(salt)
     noted: list[str] = []
     if not body.cache_salt:
         state.meter.forget(caller.tenant)
@@ -40,7 +43,7 @@ async def erase(body: EraseBody, request: Request, administrator: Administrator)
             for observer in state.observers
             if isinstance(observer, ForgetsTenants) and observer.forget(caller.tenant)
         ]
-    return {**asdict(receipt), "noted_by": noted}
+    return {**asdict(receipt), "num_responses": num_responses, "noted_by": noted}
 
 
 @router.post("/keys/reload")
