@@ -1,15 +1,18 @@
 """What Prometheus is told: names by its conventions, and numbers that add up to known traffic."""
 
 import asyncio
+import json
 import re
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import ostinato.server
 from ostinato import AsyncLLM, SamplingParams
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
@@ -67,11 +70,24 @@ async def ask(state: ServerState, caller: Caller, text: str, tokens: int = 2, **
         pass
 
 
+async def at_once(state: ServerState, *texts: str) -> None:
+    """Hold the engine up until all of Ann's prompts have come, so that they share a step."""
+    goes_on = threading.Event()
+    holding = asyncio.create_task(state.llm.look(lambda engine: goes_on.wait(30)))
+    await asyncio.sleep(0)
+    asking = [asyncio.create_task(ask(state, ANN, text)) for text in texts]
+    commands = state.llm._commands._commands
+    while commands.qsize() < len(texts):
+        await asyncio.sleep(0.002)
+    goes_on.set()
+    await asyncio.gather(holding, *asking)
+
+
 async def known_traffic(state: ServerState) -> None:
     """Sixteen letters that Ann asks three times, two of them at once, and Bob once."""
     await ask(state, ANN, "abcdefghijklmnop")
     await ask(state, ANN, "abcdefghijklxyz!")
-    await asyncio.gather(*(ask(state, ANN, "ABCDEFGHIJKLMNO" + end) for end in "12"))
+    await at_once(state, *("ABCDEFGHIJKLMNO" + end for end in "12"))
     await ask(state, BOB, "abcdefghijklmnop")
 
 
@@ -271,3 +287,37 @@ def test_shares_have_four_labels() -> None:
     assert [hit_share_label(share) for share in shares] == [
         "none", "below_half", "half_or_more", "half_or_more", "nearly_all", "nearly_all",
     ]  # fmt: skip
+
+
+def test_the_dashboard_asks_for_metrics_and_labels_that_exist(llm) -> None:
+    """And every metric of ours but the HTTP times is on it."""
+    path = Path(ostinato.server.__file__).parent / "dashboards" / "ostinato.json"
+    board = json.loads(path.read_text(encoding="utf-8"))
+    state = ServerState(llm, ServerConfig(max_requests=1))
+    with serving(state) as url:
+        asyncio.run(ask(state, ANN, "abc"))
+        state.is_draining = True
+        with pytest.raises(ApiError):
+            asyncio.run(ask(state, ANN, "abc"))
+        page = scrape(url)
+    there = {sample.name for sample in page.samples}
+    labels = {label for sample in page.samples for label in sample.labels} | {"instance"}
+    asked: set[str] = set()
+    for panel in board["panels"]:
+        assert panel["title"] and panel["targets"]
+        for target in panel["targets"]:
+            names = set(re.findall(r"ostinato_\w+", target["expr"]))
+            used = set(re.findall(r"(\w+)\s*[!=]=?~?\"", target["expr"]))
+            used |= set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+            assert names and names <= there, (panel["title"], names - there)
+            assert used <= labels, (panel["title"], used - labels)
+            asked |= names
+    ours = {name for name in there if name.startswith("ostinato_")}
+    ours -= {name for name in ours if name.endswith(("_created", "_sum", "_count", "_info"))}
+    assert {re.sub("_bucket$", "", name) for name in ours - asked} <= {
+        "ostinato_http_request_duration_seconds", "ostinato_looked_up_tokens_total",
+    }  # fmt: skip
+    places = [panel["gridPos"] for panel in board["panels"]]
+    cells = [(x, y) for p in places for x in range(p["x"], p["x"] + p["w"])
+             for y in range(p["y"], p["y"] + p["h"])]  # fmt: skip
+    assert len(cells) == len(set(cells)), "panels overlap"

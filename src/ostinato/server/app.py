@@ -56,5 +56,6 @@ def create_app(state: ServerState) -> FastAPI:
         app.include_router(router)
     install_error_handlers(app)
     app.add_middleware(BodyGuard, config=state.config)
+    page_state.install(app, state)
     metrics_page.install(app, state)  # last, so that it stands before all others
     return app

@@ -149,6 +149,7 @@ class Ledger:
         self.accounts: dict[str, Account] = {}
         self._names: dict[bytes, str] = {}  # tenants by their salt
         self._clock = clock
+        self._also: list[Callable[[], None]] = []
 
     def now_s(self) -> float:
         """Return the clock's seconds."""
@@ -181,8 +182,14 @@ class Ledger:
     def refused(self, caller: Caller, call: GenerateCall, error: ApiError) -> None:
         """Book nothing: no token was looked up."""
 
+    def when_forgetting(self, also: Callable[[], None]) -> None:
+        """Have something else forgotten whenever a tenant is: what was seen of its prefixes."""
+        self._also.append(also)
+
     def forget(self, tenant: str) -> bool:
         """Erase a tenant's lines; returns whether there were any."""
+        for also in self._also:
+            also()
         self._names = {salt: name for salt, name in self._names.items() if name != tenant}
         return self.accounts.pop(tenant, None) is not None
 

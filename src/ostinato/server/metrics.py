@@ -10,6 +10,7 @@ they came.
 """
 
 from collections.abc import Iterable
+from itertools import count
 
 from prometheus_client import CollectorRegistry, Counter, ProcessCollector
 from prometheus_client import Histogram as TimeHistogram
@@ -203,6 +204,7 @@ class _TenantCollector(Collector):
         self._ledger = ledger
         self._names = names
         self._numbers: dict[str, int] = {}
+        self._next = count(1)
 
     def collect(self) -> Iterable[Metric]:
         family = CounterMetricFamily(
@@ -210,7 +212,11 @@ class _TenantCollector(Collector):
             "Prompt tokens of a tenant's requests that hit the cache, or missed it.",
             labels=["tenant", "result"],
         )
-        for name, account in self._ledger.accounts.items():
+        accounts = self._ledger.accounts.copy()
+        self._numbers = {  # not of tenants that were erased
+            name: self._numbers.get(name) or next(self._next) for name in accounts
+        }
+        for name, account in accounts.items():
             family.add_metric([self._label(name), "hit"], account.prompt.hit)
             family.add_metric([self._label(name), "miss"], account.prompt.computed)
         yield family
@@ -218,7 +224,7 @@ class _TenantCollector(Collector):
     def _label(self, name: str) -> str:
         if self._names:
             return name
-        return f"tenant-{self._numbers.setdefault(name, len(self._numbers) + 1)}"
+        return f"tenant-{self._numbers[name]}"
 
 
 def _prompt_tokens(seen: Snapshot) -> Iterable[Metric]:
@@ -254,8 +260,8 @@ def _blocks(seen: Snapshot) -> Iterable[Metric]:
         "and read by live requests), evictable (cached, read by nobody).",
         labels=["state"],
     )
-    for state, count in seen.states.items():
-        blocks.add_metric([state.name.lower()], count)
+    for state, number in seen.states.items():
+        blocks.add_metric([state.name.lower()], number)
     yield blocks
     yield GaugeMetricFamily(
         "ostinato_leased_blocks", "Blocks that leases hold.", value=seen.num_leased_blocks
@@ -313,10 +319,10 @@ def _histogram(name: str, text: str, seen: Histogram, exponents: range) -> Metri
     """Lay a histogram out by powers of two; a bucket says what lies below its bound."""
     buckets: list[tuple[str, float]] = []
     wanted = {2.0**exponent for exponent in exponents}
-    count = 0
+    below = 0
     for bucket, number in enumerate(seen.counts):
-        count += number
+        below += number
         if seen.bound(bucket) in wanted:
-            buckets.append((repr(seen.bound(bucket)), count))
-    buckets.append(("+Inf", count))
+            buckets.append((repr(seen.bound(bucket)), below))
+    buckets.append(("+Inf", below))
     return HistogramMetricFamily(name, text, buckets=buckets, sum_value=seen.total)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
 
 import ostinato
 from ostinato.cache.survey import BlockMap, BlockState, CachedPrefix, heaviest, map_blocks
@@ -35,6 +35,9 @@ MAX_DOTS = 400
 MAX_WATCHES = 64
 """Callers for whom what was seen is remembered."""
 
+PUBLIC = b"\xff"
+"""How the salts of published prefixes begin; no text begins so."""
+
 COLD_BELOW, WARM_FROM = 0.1, 0.5
 """Shares of a prompt that hit, of requests called cold and warm."""
 
@@ -55,11 +58,17 @@ class Seen:
     prefixes: list[CachedPrefix]
 
 
+def install(app: FastAPI, state: ServerState) -> None:
+    """Give an application a memory of what was seen, which forgets tenants with the ledger."""
+    app.state.sights = sights = dict[str, EngineWatch[Seen]]()
+    state.ledger.when_forgetting(sights.clear)
+
+
 @router.get("/ui/state")
 async def page_state(request: Request, caller: CallerOfRequest) -> dict[str, Any]:
     """Return all that the page shows, for one caller."""
     state: ServerState = request.app.state.server
-    watches: dict[str, EngineWatch[Seen]] = request.app.state.__dict__.setdefault("seen", {})
+    watches: dict[str, EngineWatch[Seen]] = request.app.state.sights
     snapshots: EngineWatch[Snapshot] = request.app.state.snapshots
     seen = await _watch_of(watches, state, caller).look()
     snapshot = await snapshots.look()
@@ -194,7 +203,7 @@ def _blocks(state: ServerState, drawn: BlockMap, caller: Caller) -> dict[str, An
         "per_cell": per_cell,
         "states": "".join(str(drawn.states[block]) for block in shown),
         "owners": [drawn.owners[block] for block in shown],
-        "tenants": [state.ledger.name_of(salt) for salt in drawn.tenants]
+        "tenants": [_name(state, salt) for salt in drawn.tenants]
         if caller.may_administer
         else [caller.tenant for _ in drawn.tenants],
         "counts": {
@@ -202,6 +211,13 @@ def _blocks(state: ServerState, drawn: BlockMap, caller: Caller) -> dict[str, An
             for kind in BlockState
         },
     }
+
+
+def _name(state: ServerState, salt: bytes) -> str:
+    """Say whose a salt is: a tenant's, or that of a published prefix."""
+    if salt.startswith(PUBLIC):
+        return f"public: {salt[len(PUBLIC) :].decode()}"
+    return state.ledger.name_of(salt)
 
 
 async def _prefixes(state: ServerState, prefixes: list[CachedPrefix]) -> list[dict[str, Any]]:
@@ -220,7 +236,7 @@ async def _prefixes(state: ServerState, prefixes: list[CachedPrefix]) -> list[di
             "holders": prefix.num_holders,
             "age_s": prefix.age_s,
             "saved": prefix.saved_tokens,
-            "tenant": state.ledger.name_of(prefix.identity.owner),
+            "tenant": _name(state, prefix.identity.owner),
         }
         for prefix, head, branch in zip(prefixes, heads, branches, strict=True)
     ]

@@ -36,12 +36,14 @@ async def erase(body: EraseBody, request: Request, administrator: Administrator)
     state.held_prefixes.forget(salt)  # their leases have ended
     num_responses = state.responses.forget(salt)
     noted: list[str] = []
-    if not body.cache_salt:
+    if not body.cache_salt or not caller.salt:
+        # Where there are no keys, observers know tenants by the salt that they chose.
+        name = caller.tenant or body.cache_salt
         state.meter.forget(caller.tenant)
         noted = [
             type(observer).__name__.lower()
             for observer in state.observers
-            if isinstance(observer, ForgetsTenants) and observer.forget(caller.tenant)
+            if isinstance(observer, ForgetsTenants) and observer.forget(name)
         ]
     return {**asdict(receipt), "num_responses": num_responses, "noted_by": noted}
 
