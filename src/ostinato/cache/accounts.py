@@ -14,7 +14,7 @@ and keeps its evictable entries in a policy of its own::
 from collections.abc import Callable, Iterator, Mapping
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.policy import EvictionPolicy
+from ostinato.cache.policies.contract import EvictionPolicy
 from ostinato.core.tenancy import Allotment
 
 

@@ -76,6 +76,7 @@ class Allocator:
             self._journal.forgotten(self.pool, entry, evicted, self._group)
             self._scrap(evicted.blocks, entry)
             count += len(evicted.blocks)
+        self.pool.forget(belongs)
         return count
 
     def _evict(self, victim: CacheEntry, most: int) -> "array[int]":

@@ -17,6 +17,8 @@ index, a radix node with a run of blocks in the radix index. Entries carry the l
 free queue themselves, so that any of them leaves the queue in O(1) (vLLM's design).
 """
 
+from typing import Any
+
 from ostinato.core.identity import Identity
 from ostinato.core.ids import BlockId
 
@@ -33,6 +35,9 @@ class CacheEntry:
         idle_tick: When it last became evictable, in pool ticks; orders the queue.
         idle_since_s: The same moment by the clock.
         idle_allocated: The same moment in blocks given away so far.
+        uses: How often it was in use: at its birth, and each time that it was held again; with
+            what is remembered of the time before it was evicted.
+        note: What the eviction policy wants to know of it.
     """
 
     __slots__ = (
@@ -42,8 +47,10 @@ class CacheEntry:
         "idle_since_s",
         "idle_tick",
         "next",
+        "note",
         "prev",
         "ref_count",
+        "uses",
     )
 
     def __init__(self, identity: Identity) -> None:
@@ -56,6 +63,8 @@ class CacheEntry:
         self.idle_tick = 0
         self.idle_since_s = 0.0
         self.idle_allocated = 0
+        self.uses = 1
+        self.note: Any = None
 
     @property
     def num_blocks(self) -> int:
@@ -71,3 +80,16 @@ class CacheEntry:
     def blocks_tail_first(self) -> list[BlockId]:
         """Its block ids in the order in which they would be evicted."""
         raise AssertionError("an entry knows its blocks")
+
+    @property
+    def depth(self) -> int:
+        """Blocks between the root and its end; 0 where nobody counts them."""
+        return 0
+
+    def run_from(self, first: int) -> tuple[int, bytes]:
+        """Return the place and the packed tokens of its blocks from its ``first``-th on.
+
+        Returns:
+            Blocks between the root and the first of them, and tokens, as many for each block.
+        """
+        raise AssertionError("an entry knows its tokens")

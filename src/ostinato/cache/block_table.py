@@ -14,6 +14,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
+from ostinato.cache.policies.contract import Turn
 from ostinato.cache.visit import Visit
 from ostinato.cache.window_group import WindowTable
 from ostinato.core.identity import PrefixKey
@@ -36,6 +37,7 @@ class BlockTable:
         num_published: Leading blocks that the path covers.
         tail_path: Holds the source of a copy until the step has run.
         first_adopted: First block that this step published; None if it published none.
+        turn: What the eviction policy will learn of it.
         duplicates: Positions whose content was published before, and the canonical block.
         visit: What the chronicle notes of it; None if it notes nothing.
     """
@@ -51,6 +53,7 @@ class BlockTable:
     num_published: int = 0
     tail_path: Any = None
     first_adopted: int | None = None
+    turn: Turn = field(default_factory=Turn)
     duplicates: list[tuple[int, BlockId]] = field(default_factory=list)
     visit: Visit | None = None
 

@@ -24,12 +24,12 @@ from ostinato.cache.block_hash import BlockHasher
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.hash_index import HashIndex
 from ostinato.cache.journal import Journal
-from ostinato.cache.policy import make_policy
+from ostinato.cache.policies import make_policy
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import PrefixIndex, PrefixMatch
 from ostinato.cache.radix_index import RadixIndex
 from ostinato.cache.window_group import WindowGroup
-from ostinato.core.config import CacheConfig, WindowConfig, window_blocks
+from ostinato.core.config import CacheConfig, PolicyName, WindowConfig, window_blocks
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockId
 from ostinato.core.tenancy import Allotment
@@ -58,7 +58,7 @@ class Groups:
         """
         self.config = config
         self.block_size = config.block_size
-        self.pool = _pool(config, config.num_blocks, config.allotments, clock)
+        self.pool = _pool(config, config.num_blocks, config.allotments, clock, config.policy)
         self.index: PrefixIndex[Any]
         outside = hasher if journal.events is not None else None
         if config.index == "radix":
@@ -135,6 +135,8 @@ class Groups:
         table = BlockTable(key, match.blocks[:], match.num_shared_tokens, match.num_copied_tokens)
         table.path = self.index.acquire(key, match)
         table.num_published = len(match.blocks)
+        if (last := self.index.last_entry(table.path)) is not None and last.idle_tick:
+            self.pool.note_gap(table.turn, last.uses, last.idle_since_s)
         if self.windows:
             table.windows = [window.acquire(key, len(match.blocks)) for window in self.windows]
         if match.tail is not None:
@@ -173,7 +175,7 @@ class Groups:
         """Make a table's first full blocks findable in every group."""
         first = table.num_published
         blocks = table.blocks[first:num_blocks]
-        table.path, publication = self.index.publish(table.path, table.key, blocks)
+        table.path, publication = self.index.publish(table.path, table.key, blocks, table.turn)
         table.num_published = num_blocks
         table.duplicates.extend(publication.duplicates)
         adopted = first + len(publication.duplicates)  # known content comes before new content
@@ -221,7 +223,7 @@ class Groups:
         if not rest or table.num_published != full or table.duplicates:
             return False
         block = BlockId(table.blocks[full])
-        if not self.index.seal(table.path, table.key, block, num_tokens):
+        if not self.index.seal(table.path, table.key, block, num_tokens, table.turn):
             return False
         del table.blocks[full]
         text = table.key.packed_range(full * self.block_size, num_tokens)
@@ -245,7 +247,7 @@ class Groups:
         if private := table.private_blocks:
             self._full.give_back(table.tenant, private)
         if table.path is not None:
-            self.index.release(table.path)
+            self.index.release(table.path, table.turn)
         for window, held in zip(self.windows, table.windows, strict=True):
             window.release(held)
         if self.config.allotments:
@@ -348,8 +350,9 @@ def _pool(
     num_blocks: int,
     allotments: Mapping[bytes, Allotment],
     clock: Callable[[], float],
+    policy: PolicyName,
 ) -> BlockPool:
-    accounts = Accounts(allotments, lambda: make_policy(config.policy))
+    accounts = Accounts(allotments, lambda: make_policy(policy, num_blocks, clock))
     return BlockPool(num_blocks, accounts, config.free_order, clock)
 
 
@@ -357,6 +360,9 @@ def _window_pool(
     config: CacheConfig, window: WindowConfig, clock: Callable[[], float]
 ) -> BlockPool:
     """Make a window's pool; tenants have the same share of it as of group 0's.
+
+    Its policy is LRU whatever the other one is: a block that left a window is of use to a hit
+    that ends there and to no other, so it has no past to learn from.
 
     Floors leave what one sequence needs to go on, as they do in group 0.
     """
@@ -370,4 +376,4 @@ def _window_pool(
         )
         for tenant, allotment in config.allotments.items()
     }
-    return _pool(config, window.num_blocks, allotments, clock)
+    return _pool(config, window.num_blocks, allotments, clock, "lru")

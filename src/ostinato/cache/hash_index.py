@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_hash import BlockHasher
+from ostinato.cache.policies.contract import Recall, Turn
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import (
     CachedBlock,
@@ -49,6 +50,7 @@ class Content:
         "num_hits",
         "outside",
         "parent",
+        "start",
         "text",
     )
 
@@ -62,6 +64,7 @@ class Content:
     ) -> None:
         """Note a content; a root has no parent and no tokens, a sealed tail no digest."""
         self.parent = parent
+        self.start: int = 0 if parent is None or parent.parent is None else parent.start + 1
         self.digest = digest
         self.outside: BlockDigest | None = None
         self.name = name
@@ -97,6 +100,16 @@ class Copy(CacheEntry):
     def blocks_tail_first(self) -> list[BlockId]:
         """Its block."""
         return [self.block]
+
+    @property
+    def depth(self) -> int:
+        """Blocks between the root and its end."""
+        return self.content.start + 1
+
+    def run_from(self, first: int) -> tuple[int, bytes]:
+        """Return the place and the packed tokens of its block."""
+        content = self.content
+        return content.start, content.text if content.name is None else content.name
 
 
 @dataclass(slots=True)
@@ -201,26 +214,41 @@ class HashIndex:
         """Note that a request's hit ended where this path ends."""
         path.last.num_hits += 1
 
+    def last_entry(self, path: HashPath) -> Copy | None:
+        """Return the deepest entry that a path holds; None if it holds none."""
+        return path.copies[-1] if path.copies else None
+
     def fork(self, path: HashPath) -> HashPath:
         """Hold what a path holds once more."""
         return self._hold_path(HashPath(path.root, path.copies[:]))
 
     def publish(
-        self, path: HashPath, key: PrefixKey, blocks: "array[int]"
+        self, path: HashPath, key: PrefixKey, blocks: "array[int]", turn: Turn | None = None
     ) -> tuple[HashPath, Publication]:
         """Add copies; a content that is new gets its digest."""
         num_known, now = 0, self._pool.now()
+        known = Recall(0)
+        left = 0  # blocks that ``known`` is still true of
+        last = len(path.copies) + len(blocks)
         for block in blocks:
             parent, index = path.last, len(path.copies)
             content = self._find(parent, key, index)
             if content is None:
                 content = self._add(parent, key, index)
+                if not left:
+                    known = self._pool.recall(key, index, last - index, self._block_size, turn)
+                    left = known.num_blocks
+                left -= 1
             else:
                 num_known += 1
             copy = Copy(BlockId(block), content)
             copy.ref_count = 1
             copy.born_s = now
             content.copies.append(copy)
+            if len(content.copies) == 1:
+                copy.uses = known.uses + 1
+            elif len(content.copies) == 2:
+                self._pool.expose(content.copies[0])  # what builds on it has another one
             path.copies.append(copy)
         return path, Publication(num_known)
 
@@ -236,7 +264,14 @@ class HashIndex:
         blocks = array("i", [copy.block for copy in dropped])
         return path, Forgotten(blocks, tuple(digests))
 
-    def seal(self, path: HashPath, key: PrefixKey, block: BlockId, num_tokens: int) -> bool:
+    def seal(
+        self,
+        path: HashPath,
+        key: PrefixKey,
+        block: BlockId,
+        num_tokens: int,
+        turn: Turn | None = None,
+    ) -> bool:
         """Add an idle content with fewer tokens than a block and no digest."""
         start = len(path.copies) * self._block_size
         if key.num_text_tokens(start, num_tokens) < num_tokens - start:
@@ -250,24 +285,24 @@ class HashIndex:
         content.copies.append(copy)
         path.last.children.add(None, text, content)
         self._pool.adopt(copy)
-        self._pool.idle(copy)
+        self._pool.idle(copy, turn)
         return True
 
-    def release(self, path: HashPath) -> None:
+    def release(self, path: HashPath, turn: Turn | None = None) -> None:
         """Let go of a path, tail first, in O(blocks)."""
         for copy in reversed(path.copies):
             assert copy.ref_count > 0, "released more often than acquired"
             copy.ref_count -= 1
             if copy.ref_count == 0:
-                self._pool.idle(copy)
+                self._pool.idle(copy, turn)
         self._root_uses[path.root.identity] -= 1
         self._drop_empty_root(path.root)
 
     def evict(self, entry: CacheEntry, most: int) -> Forgotten:
         """Forget one idle copy."""
         assert isinstance(entry, Copy) and not entry.ref_count and entry.is_leaf and most
-        digests = self._forget(entry)
         self._pool.shrink(entry, 1)
+        digests = self._forget(entry)
         return Forgotten(array("i", [entry.block]), digests)
 
     def contents(self) -> Iterator[CachedBlock]:
@@ -361,6 +396,9 @@ class HashIndex:
             namesakes.remove(content)
             if not namesakes:
                 del self._contents[content.digest]
+        if not parent.children:
+            for idle in parent.copies:
+                self._pool.expose(idle)
         self._drop_empty_root(parent)
         return () if content.outside is None else (content.outside,)
 

@@ -234,13 +234,15 @@ class CacheManager:
         self.chronicle.step_ended()
         self._journal.fail()
 
-    def release(self, table: BlockTable, num_tokens: int) -> None:
+    def release(self, table: BlockTable, num_tokens: int, num_output_tokens: int = 0) -> None:
         """Let go of a table: published blocks stay findable, the others become scratch.
 
         Args:
             table: Whose blocks; not to be used any more.
             num_tokens: Its tokens that are computed; a partial last block may be sealed.
+            num_output_tokens: Tokens that were generated, for the eviction policy.
         """
+        table.turn.num_output_tokens = num_output_tokens
         self.groups.release_tails(table)
         findable, blocks = table.num_published * self.block_size, table.blocks[:]
         if table.writes and self.config.seal_tails and self.groups.seal(table, num_tokens):

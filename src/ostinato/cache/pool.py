@@ -19,8 +19,13 @@ from collections.abc import Callable, Iterator, Sequence
 from ostinato.cache.accounts import Account, Accounts
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.histogram import Histogram
+from ostinato.cache.policies.contract import Recall, Turn
 from ostinato.core.config import FreeOrder
+from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockId
+
+_MANY_USES = 20
+"""Content that was in use more often is shared: it tells nothing of one conversation's pace."""
 
 
 class BlockPool:
@@ -139,20 +144,26 @@ class BlockPool:
         """Note a new entry, made of blocks that are charged to its tenant already."""
         entry.born_s = self._clock()
 
-    def idle(self, entry: CacheEntry) -> None:
-        """Note that nobody holds an entry any more: it becomes evictable."""
+    def idle(self, entry: CacheEntry, turn: Turn | None = None) -> None:
+        """Note that nobody holds an entry any more: it becomes evictable.
+
+        Args:
+            entry: Which; entries of one sequence come tail first.
+            turn: What is known of the request that held it; None if it was no request.
+        """
         self._tick += 1
         entry.idle_tick = self._tick
         entry.idle_since_s = self._clock()
         entry.idle_allocated = self.num_allocated
         account = self._only or self.accounts.of(entry.identity.owner)
-        account.policy.add(entry)
+        account.policy.add(entry, turn)
         account.num_evictable += entry.num_blocks
 
     def hold(self, entry: CacheEntry) -> None:
         """Note that an evictable entry is held again."""
         account = self._only or self.accounts.of(entry.identity.owner)
         account.policy.remove(entry)
+        entry.uses += 1
         num_blocks = entry.num_blocks
         account.num_evictable -= num_blocks
         self.reuse_distances.add(self.num_allocated - entry.idle_allocated, num_blocks)
@@ -166,6 +177,7 @@ class BlockPool:
         held: dict[int, int] = {}
         for entry in entries:
             self._only.policy.remove(entry)
+            entry.uses += 1
             moment = entry.idle_allocated
             held[moment] = held.get(moment, 0) + entry.num_blocks
         for moment, num_blocks in held.items():
@@ -177,16 +189,59 @@ class BlockPool:
         head.born_s = tail.born_s
         head.idle_tick, head.idle_since_s = tail.idle_tick, tail.idle_since_s
         head.idle_allocated = tail.idle_allocated
+        head.uses = tail.uses
         if not tail.ref_count:
             self.accounts.of(tail.identity.owner).policy.split(tail, head)
 
     def shrink(self, entry: CacheEntry, num_blocks: int) -> None:
-        """Note that an evictable entry lost blocks; emptied, it is evictable no more."""
+        """Note that an evictable entry loses its last blocks; if all, it is evictable no more.
+
+        Called while the entry still has them.
+        """
         account = self.accounts.of(entry.identity.owner)
         account.num_evictable -= num_blocks
         account.num_charged -= num_blocks
-        if not entry.num_blocks:
-            account.policy.remove(entry)
+        account.policy.evict(entry, num_blocks)
+
+    def expose(self, entry: CacheEntry) -> None:
+        """Note that nothing builds on an entry any more, or on this copy of it."""
+        if not entry.ref_count:
+            self.accounts.of(entry.identity.owner).policy.expose(entry)
+
+    def recall(
+        self, key: PrefixKey, first: int, most: int, block_size: int, turn: Turn | None
+    ) -> Recall:
+        """Say what is remembered of blocks that are published anew.
+
+        Args:
+            key: The sequence.
+            first: The first of its blocks that is not cached.
+            most: How many of them are published.
+            block_size: Tokens per block.
+            turn: Of the request that publishes them: learns of the gap, or of new blocks.
+
+        Returns:
+            What is true of the first of them, one at least.
+        """
+        policy = self.accounts.of(key.identity.owner).policy
+        if not policy.remembers:
+            return Recall(most)
+        recalled = policy.recall(key, first, most, block_size)
+        if turn is not None:
+            if recalled.idle_since_s is None:
+                turn.num_new_blocks += recalled.num_blocks
+            else:
+                self.note_gap(turn, recalled.uses, recalled.idle_since_s)
+        return recalled
+
+    def note_gap(self, turn: Turn, uses: int, idle_since_s: float) -> None:
+        """Note the time since content was let go of that a request found."""
+        turn.gap_s = self._clock() - idle_since_s if uses < _MANY_USES else None
+
+    def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
+        """Remember nothing of what was evicted and belongs to something."""
+        for account in self.accounts:
+            account.policy.forget(belongs)
 
     def age_s(self, entry: CacheEntry) -> float:
         """Seconds since an evictable entry was last held."""

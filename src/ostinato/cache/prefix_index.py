@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from ostinato.cache.block import CacheEntry
+from ostinato.cache.policies.contract import Turn
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockDigest, BlockId
 
@@ -191,8 +192,11 @@ class PrefixIndex(Protocol[PathT]):
     def fork(self, path: PathT) -> PathT:
         """Hold what a path holds once more."""
 
+    def last_entry(self, path: PathT) -> CacheEntry | None:
+        """Return the deepest entry that a path holds; None if it holds none."""
+
     def publish(
-        self, path: PathT, key: PrefixKey, blocks: "array[int]"
+        self, path: PathT, key: PrefixKey, blocks: "array[int]", turn: Turn | None = None
     ) -> tuple[PathT, Publication]:
         """Make blocks findable that continue a path.
 
@@ -200,6 +204,7 @@ class PrefixIndex(Protocol[PathT]):
             path: The publisher's path.
             key: Its sequence, at least as long as path and blocks together.
             blocks: Private full blocks of the tokens behind the path, shape (num_blocks,).
+            turn: Learns what of them is new.
 
         Returns:
             The longer path, and which content was there before.
@@ -216,7 +221,14 @@ class PrefixIndex(Protocol[PathT]):
             The shorter path, and what was taken back, tail first.
         """
 
-    def seal(self, path: PathT, key: PrefixKey, block: BlockId, num_tokens: int) -> bool:
+    def seal(
+        self,
+        path: PathT,
+        key: PrefixKey,
+        block: BlockId,
+        num_tokens: int,
+        turn: Turn | None = None,
+    ) -> bool:
         """Make the partial last block of an ended sequence findable token by token.
 
         Args:
@@ -225,13 +237,14 @@ class PrefixIndex(Protocol[PathT]):
             block: A private block.
             num_tokens: Leading tokens of the sequence that are computed; the last of them
                 are in ``block``.
+            turn: What is known of the sequence, for the eviction policy.
 
         Returns:
             False, with no effect, if a sibling begins with the same tokens already.
         """
 
-    def release(self, path: PathT) -> None:
-        """Let go of a path, tail first."""
+    def release(self, path: PathT, turn: Turn | None = None) -> None:
+        """Let go of a path, tail first; ``turn`` says what is known of its request."""
 
     def evict(self, entry: CacheEntry, most: int) -> Forgotten:
         """Forget up to ``most`` blocks of an evictable leaf, at least one, tail first."""

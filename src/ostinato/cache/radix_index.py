@@ -21,6 +21,7 @@ from collections.abc import Iterator
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_hash import BlockHasher, block_bytes
+from ostinato.cache.policies.contract import Recall, Turn
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import (
     CachedBlock,
@@ -122,12 +123,16 @@ class RadixIndex:
         if not path.is_root:
             path.count_hits(1)
 
+    def last_entry(self, path: RadixNode) -> RadixNode | None:
+        """Return the deepest entry that a path holds; None if it holds none."""
+        return None if path.is_root else path
+
     def fork(self, path: RadixNode) -> RadixNode:
         """Hold what a path holds once more."""
         return self._hold_path(path)
 
     def publish(
-        self, path: RadixNode, key: PrefixKey, blocks: "array[int]"
+        self, path: RadixNode, key: PrefixKey, blocks: "array[int]", turn: Turn | None = None
     ) -> tuple[RadixNode, Publication]:
         """Add new content to the tree; where the tree has it, follow it and name duplicates."""
         node, size, done = path, self._block_size, 0
@@ -135,8 +140,11 @@ class RadixIndex:
         while done < len(blocks):
             child = node.children.get(block_bytes(key, node.end, size))
             if child is None:
-                node = self._grow(node, key, blocks[done:])
-                break
+                most = len(blocks) - done
+                known = self._pool.recall(key, node.end, most, size, turn)
+                node = self._grow(node, key, blocks[done : done + known.num_blocks], known)
+                done += known.num_blocks
+                continue
             used = child.num_common_blocks(key, len(blocks) - done, size)
             if used < len(child.blocks):
                 child = self._split(child, used)
@@ -163,7 +171,14 @@ class RadixIndex:
             node = parent
         return node, Forgotten(dropped, tuple(digests))
 
-    def seal(self, path: RadixNode, key: PrefixKey, block: BlockId, num_tokens: int) -> bool:
+    def seal(
+        self,
+        path: RadixNode,
+        key: PrefixKey,
+        block: BlockId,
+        num_tokens: int,
+        turn: Turn | None = None,
+    ) -> bool:
         """Add an idle leaf with fewer tokens than a block."""
         start = path.end * self._block_size
         if key.num_text_tokens(start, num_tokens) < num_tokens - start:
@@ -177,16 +192,16 @@ class RadixIndex:
         tail.blocks.append(block)
         path.children.add(None, text, tail)
         self._pool.adopt(tail)
-        self._pool.idle(tail)
+        self._pool.idle(tail, turn)
         return True
 
-    def release(self, path: RadixNode) -> None:
+    def release(self, path: RadixNode, turn: Turn | None = None) -> None:
         """Let go of a path, tail first, in O(depth)."""
         for node in path.up():
             assert node.ref_count > 0, "released more often than acquired"
             node.ref_count -= 1
             if node.ref_count == 0 and not node.is_root:
-                self._pool.idle(node)
+                self._pool.idle(node, turn)
             last = node
         self._drop_empty_root(last)
 
@@ -197,12 +212,15 @@ class RadixIndex:
         assert parent is not None
         kept = max(0, entry.num_blocks - most)
         names, digests = entry.names(self._block_size), entry.digests[kept:]
+        self._pool.shrink(entry, entry.num_blocks - kept)
         dropped = entry.cut(kept, self._block_size)
-        self._pool.shrink(entry, len(dropped))
         if not kept:
             entry.leave_hits(parent)
             parent.children.remove(*names, entry)
-            self._drop_empty_root(parent)
+            if parent.is_root:
+                self._drop_empty_root(parent)
+            elif parent.is_leaf:
+                self._pool.expose(parent)
         return Forgotten(dropped[::-1], tuple(reversed(digests)))
 
     def contents(self) -> Iterator[CachedBlock]:
@@ -285,15 +303,21 @@ class RadixIndex:
             self._hold(node)
         return path
 
-    def _grow(self, node: RadixNode, key: PrefixKey, blocks: "array[int]") -> RadixNode:
-        """Put new content behind a held node: in place if it is one request's own leaf."""
+    def _grow(
+        self, node: RadixNode, key: PrefixKey, blocks: "array[int]", known: Recall
+    ) -> RadixNode:
+        """Put new content behind a held node: in place if it is one request's own leaf.
+
+        What was cached before is a node of its own: it is worth more than what follows it.
+        """
         is_own = not node.is_root and node.identity == key.identity
+        is_own = is_own and node.uses == known.uses + 1
         if is_own and node.ref_count == 1 and not node.children:
             self._append(node, key, blocks)
             return node
         child = RadixNode(node, key.identity)
         self._append(child, key, blocks)
-        child.ref_count = 1
+        child.ref_count, child.uses = 1, known.uses + 1
         self._pool.adopt(child)
         node.children.add(*child.names(self._block_size), child)
         return child

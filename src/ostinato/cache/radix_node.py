@@ -78,6 +78,16 @@ class RadixNode(CacheEntry):
         """Block ids in the order in which they would be evicted."""
         return [BlockId(block) for block in reversed(self.blocks)]
 
+    @property
+    def depth(self) -> int:
+        """Blocks between the root and its end."""
+        return self.end
+
+    def run_from(self, first: int) -> tuple[int, bytes]:
+        """Return the place and the packed tokens of its blocks from its ``first``-th on."""
+        size = len(self.tokens) // len(self.blocks)
+        return self.start + first, bytes(self.tokens[first * size :])
+
     def is_sealed_tail(self, block_size: int) -> bool:
         """Whether it is the partial last block of a sequence that ended."""
         return len(self.tokens) < len(self.blocks) * block_size * TOKEN_BYTES

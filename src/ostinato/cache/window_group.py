@@ -277,8 +277,8 @@ class WindowGroup:
     def evict(self, entry: CacheEntry, most: int) -> Forgotten:
         """Forget one evictable copy."""
         assert isinstance(entry, WindowCopy) and not entry.ref_count and most
-        digests = self._forget(entry)
         self.pool.shrink(entry, 1)
+        digests = self._forget(entry)
         return Forgotten(array("i", [entry.block]), digests)
 
     def copies(self) -> Iterator[WindowCopy]:

@@ -373,7 +373,7 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         """Give a running sequence's blocks back."""
         assert sequence.table is not None
-        self.cache.release(sequence.table, sequence.num_computed)
+        self.cache.release(sequence.table, sequence.num_computed, sequence.num_output_tokens)
         sequence.table, sequence.num_computed = None, 0
         self._running.remove(sequence)
 

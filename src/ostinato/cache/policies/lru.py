@@ -1,0 +1,63 @@
+"""LRU: which entry was released longest ago?"""
+
+from collections.abc import Callable, Iterator
+
+from ostinato.cache.block import CacheEntry
+from ostinato.cache.free_queue import FreeQueue
+from ostinato.cache.policies.contract import Recall, Turn
+from ostinato.core.identity import PrefixKey
+
+
+class LeastRecentlyUsed:
+    """Evict what was released longest ago, and of one request the deepest first.
+
+    Whoever holds an entry holds all before it, so ancestors are released with it or later
+    and stand behind it in the queue: the head is always a leaf.
+    """
+
+    remembers = False
+
+    def __init__(self) -> None:
+        """Make an empty policy."""
+        self._queue = FreeQueue()
+
+    def add(self, entry: CacheEntry, turn: Turn | None) -> None:
+        """Append in O(1)."""
+        self._queue.append(entry)
+
+    def remove(self, entry: CacheEntry) -> None:
+        """Unlink in O(1)."""
+        self._queue.remove(entry)
+
+    def evict(self, entry: CacheEntry, num_blocks: int) -> None:
+        """Unlink in O(1) if all blocks go."""
+        if num_blocks == entry.num_blocks:
+            self._queue.remove(entry)
+
+    def split(self, tail: CacheEntry, head: CacheEntry) -> None:
+        """Put the head right behind its tail in O(1)."""
+        self._queue.insert_after(tail, head)
+
+    def expose(self, entry: CacheEntry) -> None:
+        """Do nothing: the order says it already."""
+
+    def recall(self, key: PrefixKey, first: int, most: int, block_size: int) -> Recall:
+        """Remember nothing."""
+        return Recall(most)
+
+    def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
+        """Have nothing to forget."""
+
+    def victim(self) -> CacheEntry | None:
+        """Name the head of the queue in O(1)."""
+        return self._queue.head
+
+    def __iter__(self) -> Iterator[CacheEntry]:
+        """Walk in order of eviction."""
+        return iter(self._queue)
+
+    def check(self) -> None:
+        """Assert the links and that ticks never fall."""
+        self._queue.check()
+        ticks = [entry.idle_tick for entry in self._queue]
+        assert ticks == sorted(ticks), f"entries out of order: {ticks}"

@@ -1,0 +1,106 @@
+"""S3-FIFO: was it in use again before it came through a small queue?"""
+
+from collections.abc import Callable
+
+from ostinato.cache.block import CacheEntry
+from ostinato.cache.policies.contract import Recall
+from ostinato.cache.policies.leaf_heap import LeafHeap, Rank, facts
+from ostinato.cache.policies.memory import EvictedMemory
+from ostinato.core.identity import PrefixKey
+
+_SMALL_SHARE = 0.1
+_MOST_USES = 3
+
+
+class S3Fifo(LeafHeap):
+    """Three queues: what is new, what was in use again, and what was evicted of the new.
+
+    New content joins the small queue, content that was evicted lately the main one. An entry
+    keeps its place however often it is in use; when it comes up, use moves it to the end of the
+    main queue.
+
+    Source: Yang, Zhang, Qiu, Yue, Vigfusson, FIFO queues are all you need for cache eviction,
+    SOSP 2023.
+    """
+
+    remembers = True
+
+    def __init__(self, num_blocks: int) -> None:
+        """Make an empty policy for a pool of so many blocks."""
+        super().__init__(num_segments=2)
+        self._most_small = _SMALL_SHARE * num_blocks
+        self._num_small = 0
+        self._turns = 0
+        self._memory = EvictedMemory(num_blocks, lambda run: None)
+
+    def rank(self, entry: CacheEntry) -> Rank:
+        """Rank by place in the queue."""
+        return (facts(entry)["turn"],)
+
+    def segment(self, entry: CacheEntry) -> int:
+        """Say whether an entry is in the main queue."""
+        return int(facts(entry)["is_main"])
+
+    def released(self, entry: CacheEntry) -> None:
+        """Let an entry join a queue, or go on in its own."""
+        noted = facts(entry)
+        if "turn" not in noted:
+            noted["is_main"] = entry.uses > 1
+            noted["seen"] = entry.uses
+            self._join(entry)
+        if not noted["is_main"]:
+            self._num_small += entry.num_blocks
+
+    def taken(self, entry: CacheEntry) -> None:
+        """Count what waits in the small queue."""
+        if not facts(entry)["is_main"]:
+            self._num_small -= entry.num_blocks
+
+    def evicted(self, entry: CacheEntry, num_blocks: int) -> None:
+        """Remember what was new."""
+        if not facts(entry)["is_main"]:
+            self._memory.put(entry, num_blocks, None)
+            if num_blocks < entry.num_blocks:
+                self._num_small -= num_blocks
+
+    def recall(self, key: PrefixKey, first: int, most: int, block_size: int) -> Recall:
+        """Tell what was evicted of the new: it joins the main queue."""
+        run = self._memory.take(key, first, most, block_size)
+        return Recall(most) if run is None else Recall(run.num_blocks, 1, run.idle_since_s)
+
+    def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
+        """Remember nothing of what belongs to something."""
+        self._memory.forget(belongs)
+
+    def victim(self) -> CacheEntry | None:
+        """Let what was in use go on, until something comes up that was not."""
+        while (entry := self._head()) is not None:
+            noted = facts(entry)
+            if entry.uses <= noted["seen"]:
+                return entry
+            if noted["is_main"]:
+                noted["seen"] = max(noted["seen"] + 1, entry.uses - _MOST_USES)
+            else:
+                self._num_small -= entry.num_blocks
+                noted["is_main"], noted["seen"] = True, entry.uses
+            self._join(entry)
+            self.offer(entry)
+        return None
+
+    def check(self) -> None:
+        """Recount the small queue as well."""
+        super().check()
+        self._memory.check()
+        small = sum(entry.num_blocks for entry in self if not facts(entry)["is_main"])
+        assert small == self._num_small, "the small queue is miscounted"
+
+    def _join(self, entry: CacheEntry) -> None:
+        """Stand last in the entry's queue."""
+        self._turns += 1
+        facts(entry)["turn"] = self._turns
+
+    def _head(self) -> CacheEntry | None:
+        """Name the leaf that comes up: of the small queue while that is too long."""
+        first = 0 if self._num_small > self._most_small else 1
+        entry = self.least(first)
+        return self.least(1 - first) if entry is None else entry
