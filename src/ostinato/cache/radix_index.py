@@ -72,6 +72,8 @@ class RadixIndex:
     ) -> TailMatch | None:
         """Find the block behind a match that begins most like the sequence goes on."""
         size = self._block_size
+        if size == 1:
+            return None  # no prompt leaves a token in its middle
         start = (node.start + used) * size
         stop = start + key.num_text_tokens(start, min(num_tokens, start + size))
         if stop <= start:

@@ -1,0 +1,210 @@
+"""How much memory is worth buying for the cache, and what does it save?
+
+Memory against hits is a curve that rises steeply and then flattens. Three points on it matter:
+where it bends (the *knee*), where the saved compute last outweighs the price of the memory (the
+*best buy*), and where it ends: a cache that never evicts, above which nothing is to be had.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ostinato.core.config import at_least
+from ostinato.core.errors import ConfigError
+from ostinato.lab.block_trace import BlockTrace
+from ostinato.lab.cost_model import CostModel
+from ostinato.lab.serial_replay import SerialResult
+
+GIB = 2**30
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What things cost, in one currency.
+
+    Attributes:
+        compute_per_hour: Of the machine that computes prompts.
+        memory_per_gib_hour: Of memory for the cache.
+    """
+
+    compute_per_hour: float
+    memory_per_gib_hour: float
+
+    def __post_init__(self) -> None:
+        """Refuse prices below zero.
+
+        Raises:
+            ConfigError: One is.
+        """
+        for name in ("compute_per_hour", "memory_per_gib_hour"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"{name}={getattr(self, name)}: must be at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One size of the cache, and what it brings per hour of the trace.
+
+    Attributes:
+        num_blocks: Blocks of the trace.
+        memory_bytes: What they take.
+        hit_ratio: Share of prompt tokens that hit, 0 to 1.
+        saved_tokens: Prompt tokens per hour that need not be computed.
+        saved_share: Share of the prefill work that is saved, attention included, 0 to 1.
+        saved_s: Seconds of prefill per hour that are saved.
+        saved_money: What they cost, per hour.
+        memory_money: What the memory costs, per hour.
+    """
+
+    num_blocks: int
+    memory_bytes: int
+    hit_ratio: float
+    saved_tokens: float
+    saved_share: float
+    saved_s: float
+    saved_money: float
+    memory_money: float
+
+    @property
+    def net_money(self) -> float:
+        """What is left per hour."""
+        return self.saved_money - self.memory_money
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The curve, and the points on it.
+
+    Attributes:
+        options: One per size, rising.
+        knee: Where the curve bends.
+        best: Where most money is left; None if no size pays for its memory.
+        ceiling: Of a cache that never evicts: its hit ratio is all that there is.
+        prefill_s: Seconds of prefill per hour without a cache.
+    """
+
+    options: tuple[Option, ...]
+    knee: Option
+    best: Option | None
+    ceiling: Option
+    prefill_s: float
+
+
+def plan_capacities(trace: BlockTrace, num_points: int = 14) -> tuple[int, ...]:
+    """Return sizes for a curve, from a two-hundredth of the distinct blocks to all of them.
+
+    Each is as many times as large as the one before.
+    """
+    at_least("points", num_points, 2)
+    most = trace.num_distinct + 1
+    sizes = np.geomspace(max(1, most // 200), most, num_points)
+    return tuple(sorted({round(size) for size in sizes.tolist()}))
+
+
+def make_plan(
+    trace: BlockTrace,
+    results: Sequence[SerialResult],
+    token_bytes: int,
+    cost: CostModel,
+    prices: Prices,
+) -> Plan:
+    """Weigh memory against what it saves.
+
+    Args:
+        trace: The traffic.
+        results: One per size, rising; the last of a cache that never evicts.
+        token_bytes: KV of one token in all layers.
+        cost: What prefill takes.
+        prices: What compute and memory cost.
+
+    Raises:
+        ConfigError: The trace is too short to speak of hours, or there is no result.
+    """
+    if not results or trace.duration_s <= 0:
+        raise ConfigError(
+            f"{trace.name} spans {trace.duration_s:g} s: a plan needs a trace with times"
+        )
+    hours = trace.duration_s / _HOUR_S
+    whole_s = _prefill_s(trace, np.zeros(len(trace)), cost)
+
+    def option(result: SerialResult) -> Option:
+        saved_s = whole_s - _prefill_s(trace, result.hit_tokens.astype(np.float64), cost)
+        memory = result.num_blocks * trace.block_tokens * token_bytes
+        return Option(
+            result.num_blocks,
+            memory,
+            result.hit_ratio,
+            result.total_hit_tokens / hours,
+            saved_s / whole_s if whole_s else 0.0,
+            saved_s / hours,
+            saved_s / hours / _HOUR_S * prices.compute_per_hour,
+            memory / GIB * prices.memory_per_gib_hour,
+        )
+
+    options = tuple(map(option, results))
+    richest = max(options, key=lambda each: each.net_money)
+    best = richest if richest.net_money > 0 else None
+    return Plan(options, knee(options), best, options[-1], whole_s / hours)
+
+
+def knee(options: Sequence[Option]) -> Option:
+    """Return where the curve of hits over memory bends.
+
+    It is the point that stands highest above the straight line from nothing to the end.
+
+    Source: Satopää et al., "Finding a 'Kneedle' in a Haystack", 2011, without smoothing.
+    """
+    last = options[-1]
+
+    def above(option: Option) -> float:
+        height = option.hit_ratio / last.hit_ratio if last.hit_ratio else 0.0
+        return height - option.memory_bytes / last.memory_bytes
+
+    return max(options, key=above)
+
+
+def in_words(plan: Plan, write_bytes: Callable[[int], str]) -> Iterator[str]:
+    """Say what to do, a sentence at a time.
+
+    Args:
+        plan: The curve.
+        write_bytes: Writes an amount of memory for people.
+    """
+    knee_, ceiling = plan.knee, plan.ceiling
+    if not ceiling.hit_ratio:
+        yield "No prompt of this trace begins like another one: a cache of any size saves nothing."
+        return
+    yield (
+        f"Give the cache {write_bytes(knee_.memory_bytes)}: that is where the curve bends. It "
+        f"finds {knee_.hit_ratio:.1%} of all prompt tokens and saves {knee_.saved_share:.1%} of "
+        f"the prefill work, {knee_.saved_s:,.0f} of {plan.prefill_s:,.0f} seconds per hour."
+    )
+    larger = [each for each in plan.options if each.memory_bytes > knee_.memory_bytes]
+    if larger:
+        more = ceiling.hit_ratio - knee_.hit_ratio
+        yield (
+            f"All memory in the world finds {ceiling.hit_ratio:.1%}: the other "
+            f"{1 - ceiling.hit_ratio:.1%} are seen for the first time. The last {more:.1%} would "
+            f"take {write_bytes(ceiling.memory_bytes)}."
+        )
+    if plan.best is None:
+        yield "At these prices no size pays for its memory: use what memory there is anyway."
+    elif plan.best is knee_:
+        yield f"It is the best buy as well: {knee_.net_money:,.2f} per hour are left."
+    else:
+        best = plan.best
+        yield (
+            f"At these prices most is left with {write_bytes(best.memory_bytes)}: "
+            f"{best.saved_money:,.2f} of compute per hour for {best.memory_money:,.2f} of memory, "
+            f"at {best.hit_ratio:.1%} hits."
+        )
+
+
+def _prefill_s(trace: BlockTrace, hits: npt.NDArray[np.float64], cost: CostModel) -> float:
+    """Return the seconds that all prefills take behind their hits; steps are shared and free."""
+    computed = trace.input_tokens - hits
+    pairs = computed * hits + computed * (computed + 1) / 2
+    return float(computed.sum() * cost.token_s + pairs.sum() * cost.pair_s)

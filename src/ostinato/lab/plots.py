@@ -1,0 +1,217 @@
+"""How do the figures look?
+
+Each function returns a ``matplotlib`` figure of its own, drawn without a display and without any
+state that is shared with other figures.
+"""
+
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, PercentFormatter
+
+from ostinato.lab.plan import GIB, Plan
+from ostinato.lab.simulation import Simulation
+from ostinato.lab.timed_replay import TimedResult
+
+_INK, _FAINT, _GRID = "#22223b", "#8d8d9b", "#e3e3ea"
+_COLOURS = ("#5e35b1", "#00897b", "#e8590c", "#1c7ed6", "#c2255c", "#74972a", "#b08900", "#495057")
+_MARKERS = "osD^vPX*"
+_HELD, _EVICTABLE, _SCRATCH = "#5e35b1", "#b39ddb", "#f1eef8"
+
+
+def hit_ratio_plot(simulation: Simulation, token_bytes: int | None = None) -> Figure:
+    """Draw hits against memory: a line per policy, a dashed one per bound.
+
+    Args:
+        simulation: What was found.
+        token_bytes: KV of one token; with it, memory is in GiB, else in blocks.
+    """
+    figure, axes = _canvas(f"Hits against memory: {simulation.trace.name}")
+    scale = 1.0 if token_bytes is None else simulation.trace.block_tokens * token_bytes / GIB
+    sizes = [size * scale for size in simulation.capacities]
+    styles = zip(simulation.results.items(), cycle(_COLOURS), cycle(_MARKERS), strict=False)
+    for (policy, results), colour, marker in styles:
+        ratios = [result.hit_ratio for result in results]
+        axes.plot(sizes, ratios, color=colour, marker=marker, markersize=5, label=str(policy))
+    for (name, ratios), dashes in zip(simulation.bounds.items(), cycle(("--", ":")), strict=False):
+        axes.plot(sizes, ratios, color=_INK, linestyle=dashes, linewidth=1.4, label=name)
+    ceiling = simulation.unbounded.hit_ratio
+    axes.axhline(ceiling, color=_FAINT, linewidth=1, zorder=1)
+    axes.annotate(
+        f"a cache that never evicts: {ceiling:.1%}",
+        (0.01, ceiling),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 4),
+        textcoords="offset points",
+        color=_FAINT,
+        fontsize=9,
+    )
+    axes.set_xscale("log")
+    axes.set_ylim(0, min(1.04, ceiling * 1.15 + 0.02))
+    axes.set_xlabel(
+        f"cache, in blocks of {simulation.trace.block_tokens:,} tokens"
+        if token_bytes is None
+        else "memory for the cache, GiB"
+    )
+    axes.xaxis.set_major_formatter(FuncFormatter(_short))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylabel("prompt tokens that hit")
+    axes.legend(frameon=False, loc="lower right", fontsize=9)
+    return figure
+
+
+def first_token_plot(timed: Mapping[str, TimedResult], title: str) -> Figure:
+    """Draw how many requests had their first token after how long, a line per run."""
+    figure, axes = _canvas(f"Time to the first token: {title}")
+    for (name, result), colour in zip(timed.items(), cycle(_COLOURS), strict=False):
+        waits = np.sort(np.array(result.first_token_s))
+        if len(waits):
+            shares = np.arange(1, len(waits) + 1) / len(waits)
+            label = f"{name}: half within {_seconds(result.percentile(50))}"
+            axes.plot(waits, shares, color=colour, drawstyle="steps-post", label=label)
+    axes.set_xscale("log")
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("seconds from arrival")
+    axes.xaxis.set_major_formatter(FuncFormatter(_short))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylabel("requests with a first token")
+    axes.legend(frameon=False, loc="upper left", fontsize=9)
+    return figure
+
+
+def occupancy_plot(result: TimedResult, title: str) -> Figure:
+    """Draw who holds the memory over time, and how many run and wait."""
+    figure, axes = _canvas(f"Who holds the memory: {title}")
+    minutes = [moment.at_s / 60 for moment in result.moments]
+    held = np.array([moment.held_blocks for moment in result.moments], float)
+    evictable = np.array([moment.evictable_blocks for moment in result.moments], float)
+    scratch = result.num_blocks - held - evictable
+    axes.stackplot(
+        minutes,
+        held / result.num_blocks,
+        evictable / result.num_blocks,
+        scratch / result.num_blocks,
+        colors=(_HELD, _EVICTABLE, _SCRATCH),
+        labels=("held by running requests", "cached, free to evict", "empty"),
+    )
+    axes.set_ylim(0, 1)
+    axes.set_xlim(minutes[0], max(minutes[-1], minutes[0] + 1e-6))
+    axes.set_xlabel("minutes")
+    axes.set_ylabel("share of the cache")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    queue: Axes = axes.twinx()
+    queue.plot(
+        minutes,
+        [moment.num_running for moment in result.moments],
+        color="#e8590c",
+        linewidth=1.1,
+        label="running",
+    )
+    queue.plot(
+        minutes,
+        [moment.num_waiting for moment in result.moments],
+        color=_INK,
+        linewidth=1.1,
+        label="waiting",
+    )
+    queue.set_ylim(bottom=0)
+    queue.set_ylabel("requests", color=_INK)
+    queue.spines[["top", "left"]].set_visible(False)
+    handles = [*axes.get_legend_handles_labels()[0], *queue.get_legend_handles_labels()[0]]
+    axes.legend(
+        handles=handles,
+        frameon=False,
+        ncols=5,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.14),
+        fontsize=8.5,
+    )
+    return figure
+
+
+def plan_plot(plan: Plan, title: str, currency: str) -> Figure:
+    """Draw memory against hits and saved work, with the points that matter."""
+    figure, axes = _canvas(f"What memory buys: {title}")
+    memory = [option.memory_bytes / GIB for option in plan.options]
+    curves: Sequence[tuple[str, list[float], str]] = (
+        ("prompt tokens that hit", [o.hit_ratio for o in plan.options], _COLOURS[0]),
+        ("prefill work saved", [o.saved_share for o in plan.options], _COLOURS[1]),
+    )
+    for label, values, colour in curves:
+        axes.plot(memory, values, color=colour, marker="o", markersize=4, label=label)
+    points = [("the knee", plan.knee)]
+    points += [] if plan.best in (None, plan.knee) else [("best buy", plan.best)]
+    for name, point in points:
+        place = (point.memory_bytes / GIB, point.hit_ratio)
+        axes.plot(*place, marker="o", markersize=11, fillstyle="none", color=_INK, linewidth=0)
+        axes.annotate(
+            f"{name}: {_short(place[0], 0)} GiB, {point.hit_ratio:.1%}",
+            place,
+            xytext=(8, -16),
+            textcoords="offset points",
+            fontsize=9,
+            color=_INK,
+        )
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("memory for the cache, GiB")
+    axes.xaxis.set_major_formatter(FuncFormatter(_short))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    money: Axes = axes.twinx()
+    net = [option.net_money for option in plan.options]
+    money.plot(memory, net, color="#e8590c", linewidth=1.2, linestyle="--", label="left over")
+    money.set_ylabel(f"{currency} per hour, saved less memory", color="#e8590c")
+    money.spines[["top", "left"]].set_visible(False)
+    handles = [*axes.get_legend_handles_labels()[0], *money.get_legend_handles_labels()[0]]
+    axes.legend(handles=handles, frameon=False, loc="upper left", fontsize=9)
+    return figure
+
+
+def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
+    """Write a figure as PNG and SVG; returns both paths."""
+    paths = stem.with_suffix(".png"), stem.with_suffix(".svg")
+    FigureCanvasAgg(figure).print_png(paths[0])
+    paths[1].write_text(as_svg(figure), encoding="utf-8")
+    return paths
+
+
+def as_svg(figure: Figure) -> str:
+    """Return a figure as an ``<svg>`` element; the same figures give the same text."""
+    out = BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "ostinato", "svg.fonttype": "path"}):
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    text = out.getvalue().decode()
+    return text[text.index("<svg") :]
+
+
+def _canvas(title: str) -> tuple[Figure, Any]:
+    """Make an empty figure with one pair of axes."""
+    figure = Figure(figsize=(8.4, 4.9), dpi=130, layout="constrained", facecolor="white")
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left", fontsize=12, color=_INK, pad=12)
+    axes.grid(True, color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_FAINT)
+    axes.tick_params(colors=_INK, labelsize=9)
+    return figure, axes
+
+
+def _short(value: float, _place: float) -> str:
+    """Write 20000 as 20k, and 0.5 as it is."""
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1000:,.0f} ms" if value < 1 else f"{value:,.1f} s"

@@ -1,0 +1,86 @@
+"""What would each policy have found, at each size of the cache?"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import get_args
+
+from ostinato.core.config import PolicyName
+from ostinato.lab.block_trace import BlockTrace
+from ostinato.lab.serial_replay import SerialResult, replay_serially
+from ostinato.lab.timed_replay import TimedResult
+
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+"""All that the cache knows."""
+
+_LEADING = (1, 2, 5)
+
+
+@dataclass(slots=True)
+class Simulation:
+    """What was asked and found of one trace.
+
+    Attributes:
+        trace: The traffic.
+        capacities: Sizes of the cache in blocks of the trace, rising.
+        results: One per size, by policy.
+        bounds: Hit ratios that no policy without foresight reaches, one per size, by name.
+        unbounded: Of a cache that never evicts.
+        timed: Runs with the scheduler, by what was different.
+        slowdown: By which the arrivals of ``timed`` were stretched.
+        cost_origin: Where the prices of ``timed`` come from.
+    """
+
+    trace: BlockTrace
+    capacities: tuple[int, ...]
+    results: dict[PolicyName, list[SerialResult]]
+    unbounded: SerialResult
+    bounds: dict[str, list[float]] = field(default_factory=dict)
+    timed: dict[str, TimedResult] = field(default_factory=dict)
+    slowdown: float = 1.0
+    cost_origin: str = ""
+
+    def ratios(self) -> Mapping[str, list[float]]:
+        """Return hit ratios, one per size: policies first, then bounds."""
+        found = {str(p): [r.hit_ratio for r in rs] for p, rs in self.results.items()}
+        return found | self.bounds
+
+
+def usual_capacities(trace: BlockTrace) -> tuple[int, ...]:
+    """Return sizes worth looking at: 1, 2, 5, 10, ... up to a cache that never evicts.
+
+    The smallest is about a two-hundredth of the distinct blocks.
+    """
+    least, most = max(1, trace.num_distinct // 200), trace.num_distinct + 1
+    sizes: list[int] = []
+    power = 1
+    while not sizes or sizes[-1] < most:
+        sizes += [lead * power for lead in _LEADING]
+        power *= 10
+    needed = [size for size in sizes if size >= least]
+    enough = next(place for place, size in enumerate(needed) if size >= most)
+    return tuple(needed[: enough + 1])
+
+
+def simulate(
+    trace: BlockTrace,
+    capacities: Sequence[int],
+    policies: Sequence[PolicyName] = POLICIES,
+    progress: Callable[[int], None] | None = None,
+) -> Simulation:
+    """Serve a trace from caches of every size under every policy.
+
+    Args:
+        trace: The traffic.
+        capacities: Sizes in blocks of the trace.
+        policies: Which to try.
+        progress: Is told of requests that were served; of each cache as many as the trace has.
+
+    Cost: one serial replay per size and policy, and one more.
+    """
+    sizes = tuple(sorted(set(capacities)))
+    unbounded = replay_serially(trace, trace.num_distinct + 1, "lru", progress)
+    results = {
+        policy: [replay_serially(trace, size, policy, progress) for size in sizes]
+        for policy in policies
+    }
+    return Simulation(trace, sizes, results, unbounded)

@@ -1,0 +1,270 @@
+"""How would the load have felt: first tokens, queues, and who holds the memory?
+
+The trace's requests arrive at their times at the real scheduler over the real cache; in place of
+the model stands a clock that a cost model moves on, step by step::
+
+    arrivals ──► scheduler.plan ──► clock += cost ──► scheduler.commit ──► first tokens, samples
+
+Each block id stands for as many equal tokens as a block of the trace has, so prefixes are shared
+by whole blocks, as the trace tells them, and the tokens of answers are their own unless the trace
+knows better.
+"""
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ostinato.cache.manager import CacheManager
+from ostinato.core.config import CacheConfig, SchedulerConfig
+from ostinato.core.errors import PromptTooLong
+from ostinato.core.ids import RequestId
+from ostinato.core.plan import SampledToken, ScheduledSequence, SequenceResult, StepPlan, StepResult
+from ostinato.core.request import Request
+from ostinato.core.sampling_params import SamplingParams
+from ostinato.lab.block_trace import BlockTrace
+from ostinato.lab.cost_model import CostModel, Work, plan_work
+from ostinato.sched.scheduler import Scheduler
+from ostinato.sched.share import SequenceUpdate
+
+NUM_SAMPLES = 400
+"""Moments at which occupancy is noted: as many as a plot can show."""
+
+UTILISATION = 0.8
+"""Share of its time that an engine without a cache is busy, at arrivals slowed down to fit."""
+
+_SEQUENCES_PER_STEP = 8
+"""Decodes that share a step, for that estimate alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Who holds the memory at one time.
+
+    Attributes:
+        at_s: Seconds since the first arrival.
+        held_blocks: Of running requests.
+        evictable_blocks: Cached and held by nobody.
+        num_running: Sequences that hold blocks.
+        num_waiting: Sequences that do not.
+    """
+
+    at_s: float
+    held_blocks: int
+    evictable_blocks: int
+    num_running: int
+    num_waiting: int
+
+
+@dataclass(slots=True)
+class TimedResult:
+    """How it went.
+
+    Attributes:
+        num_blocks: Of the cache.
+        first_token_s: From arrival to the first token, per request that got one.
+        hit_tokens: Prompt tokens that hit, over all requests.
+        input_tokens: Prompt tokens of all requests that were served.
+        num_refused: Requests whose prompt the pool cannot hold.
+        num_preemptions: Times that a running sequence's blocks were taken back.
+        num_steps: Steps that ran.
+        busy_s: Seconds in which a step ran.
+        ended_s: When the last request ended.
+        moments: Occupancy over time.
+    """
+
+    num_blocks: int
+    first_token_s: list[float] = field(default_factory=list)
+    hit_tokens: int = 0
+    input_tokens: int = 0
+    num_refused: int = 0
+    num_preemptions: int = 0
+    num_steps: int = 0
+    busy_s: float = 0.0
+    ended_s: float = 0.0
+    moments: list[Moment] = field(default_factory=list)
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of prompt tokens that hit, 0 to 1."""
+        return self.hit_tokens / self.input_tokens if self.input_tokens else 0.0
+
+    def percentile(self, share: float) -> float:
+        """Return the time to the first token that so many percent of requests stay below."""
+        return float(np.percentile(self.first_token_s, share)) if self.first_token_s else 0.0
+
+
+def slowed_to_fit(trace: BlockTrace, cost: CostModel) -> float:
+    """Return the factor by which arrivals are slowed down so that one engine can serve them.
+
+    Public traces are of whole clusters. Without a cache, the engine is then busy for
+    ``UTILISATION`` of the time; 1 if it is less busy than that already.
+    """
+    n, m = trace.input_tokens.astype(np.float64), trace.output_tokens.astype(np.float64)
+    pairs = n * (n + 1) / 2 + m * n + m * m / 2
+    steps = len(trace) + int(m.sum()) // _SEQUENCES_PER_STEP
+    work = Work(steps, int((n + m).sum()), int(pairs.sum()))
+    wanted_s = cost.seconds(work) / UTILISATION
+    return max(1.0, wanted_s / trace.duration_s) if trace.duration_s else 1.0
+
+
+def replay_timed(
+    trace: BlockTrace,
+    cache: CacheConfig,
+    scheduling: SchedulerConfig,
+    cost: CostModel,
+    *,
+    slowdown: float = 1.0,
+    progress: Callable[[int], None] | None = None,
+) -> TimedResult:
+    """Serve a trace at its times.
+
+    Args:
+        trace: The traffic.
+        cache: Settings; blocks have as many tokens as the trace's.
+        scheduling: Settings; budgets are in tokens.
+        cost: How long a step takes.
+        slowdown: By which the gaps between arrivals are stretched.
+        progress: Is told of requests that ended, one at a time.
+    """
+    assert cache.block_size == trace.block_tokens, "blocks are those of the trace"
+    return _TimedReplay(trace, cache, scheduling, cost, slowdown, progress).run()
+
+
+class _TimedReplay:
+    """One run."""
+
+    def __init__(
+        self,
+        trace: BlockTrace,
+        cache: CacheConfig,
+        scheduling: SchedulerConfig,
+        cost: CostModel,
+        slowdown: float,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self._trace, self._cost, self._progress = trace, cost, progress
+        self._now_s = 0.0
+        self._cache = CacheManager(cache, lambda: self._now_s)
+        self._scheduler = Scheduler(scheduling, self._cache, lambda: self._now_s)
+        self._arrivals: list[float] = (trace.arrival_s * slowdown).tolist()
+        self._next = 0
+        self._paths: dict[RequestId, npt.NDArray[np.uint32]] = {}
+        self._by_sequence: dict[int, RequestId] = {}
+        self._num_added = 0
+        self._result = TimedResult(cache.num_blocks)
+        span = self._arrivals[-1] if self._arrivals else 0.0
+        self._sample_gap_s = max(span / NUM_SAMPLES, 1e-9)
+        self._next_sample_s = 0.0
+
+    def run(self) -> TimedResult:
+        """Serve all requests."""
+        while self._next < len(self._arrivals) or self._scheduler.has_work:
+            self._take_arrivals()
+            if not self._step() and self._next < len(self._arrivals):
+                self._now_s = max(self._now_s, self._arrivals[self._next])
+            self._sample()
+        self._result.ended_s = self._now_s
+        self._result.num_preemptions = self._scheduler.stats.num_preemptions
+        return self._result
+
+    def _take_arrivals(self) -> None:
+        while self._next < len(self._arrivals) and self._arrivals[self._next] <= self._now_s:
+            self._add(self._next)
+            self._next += 1
+
+    def _add(self, number: int) -> None:
+        """Hand one request to the scheduler; whatever can never fit is counted."""
+        trace, name = self._trace, RequestId(str(number))
+        path = trace.path(number)
+        prompt = _spell(path, trace.block_tokens, int(trace.input_tokens[number]), number)
+        params = SamplingParams(
+            max_tokens=max(1, int(trace.output_tokens[number])), detokenize=False
+        )
+        try:
+            self._scheduler.add(Request(name, prompt, params), (0,))
+        except PromptTooLong:
+            self._result.num_refused += 1
+            self._report()
+            return
+        self._paths[name] = path
+        self._by_sequence[self._num_added] = name
+        self._num_added += 1
+        self._result.input_tokens += len(prompt)
+
+    def _step(self) -> bool:
+        """Run a step, if there is anything to run."""
+        plan = self._scheduler.plan()
+        if not plan.sequences:
+            return False
+        took_s = self._cost.seconds(plan_work(plan))
+        self._now_s += took_s
+        self._result.busy_s += took_s
+        self._result.num_steps += 1
+        for update in self._scheduler.commit(self._answer(plan)):
+            self._take(update)
+        return True
+
+    def _answer(self, plan: StepPlan) -> StepResult:
+        return StepResult(
+            tuple(
+                SequenceResult((SampledToken(self._token(s)),)) if s.sample else _NOTHING
+                for s in plan.sequences
+            )
+        )
+
+    def _token(self, scheduled: ScheduledSequence) -> int:
+        """Return the token that follows: of the trace's next block, if it knows the answer."""
+        name = self._by_sequence[scheduled.sequence_id]
+        path, place = self._paths[name], scheduled.end // self._trace.block_tokens
+        return int(path[place]) if place < len(path) else _own_token(int(name))
+
+    def _take(self, update: SequenceUpdate) -> None:
+        sequence, number = update.sequence, int(update.sequence.request.request_id)
+        if sequence.num_output_tokens == 1:
+            self._result.first_token_s.append(self._now_s - self._arrivals[number])
+            self._result.hit_tokens += sequence.num_shared_tokens + sequence.num_copied_tokens
+        if sequence.finish_reason is not None:
+            del self._paths[sequence.request.request_id]
+            del self._by_sequence[sequence.sequence_id]
+            self._report()
+
+    def _sample(self) -> None:
+        if self._now_s < self._next_sample_s:
+            return
+        pool, scheduler = self._cache.pool, self._scheduler
+        held = pool.num_blocks - pool.num_free
+        self._result.moments.append(
+            Moment(
+                self._now_s,
+                held,
+                pool.num_evictable,
+                scheduler.num_running,
+                scheduler.num_waiting,
+            )
+        )
+        self._next_sample_s = self._now_s + self._sample_gap_s
+
+    def _report(self) -> None:
+        if self._progress is not None:
+            self._progress(1)
+
+
+_NOTHING = SequenceResult()
+
+
+def _spell(
+    path: npt.NDArray[np.uint32], block_tokens: int, num_tokens: int, number: int
+) -> "array[int]":
+    """Write a prompt's blocks out as tokens; what is in none of them is the request's own."""
+    tokens = np.repeat(path, block_tokens)[:num_tokens]
+    prompt = array("I", tokens.tobytes())
+    prompt.extend([_own_token(number)] * (num_tokens - len(prompt)))
+    return prompt
+
+
+def _own_token(number: int) -> int:
+    """Return a token that no block and no other request has."""
+    return 2**32 - 1 - number

@@ -1,0 +1,253 @@
+"""How are traces of traffic read, whoever wrote them?
+
+=================  ==============================================================
+file               what it is
+=================  ==============================================================
+``*.npz``          arrays ``ts_ms, input_len, output_len, offsets, ids``; blocks of 512 tokens
+Mooncake JSONL     ``timestamp, input_length, output_length, hash_ids``; blocks of 512 tokens
+recorded trace     what ``record_trace`` wrote: see ``core.trace``; blocks as asked
+OpenAI JSONL       requests as clients send them, with a tokenizer; blocks as asked
+=================  ==============================================================
+
+All become a ``BlockTrace``. Sources: Mooncake's open traces (arXiv 2407.00079); the request
+bodies of OpenAI's chat completions and completions, alone or as the ``body`` of a batch line.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ostinato.core.errors import BrokenTrace, ConfigError
+from ostinato.core.trace import unpack_names
+from ostinato.lab.block_trace import BlockRequest, BlockTrace, make_block_trace
+from ostinato.lab.lines import OnBroken, read_lines
+from ostinato.lab.recording import read_recording
+
+PUBLIC_BLOCK_TOKENS = 512
+"""Tokens per block of the public traces."""
+
+Tokenizer = Callable[[Any], Sequence[int]]
+"""Turns a prompt, a text or a list of messages, into token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How to read a trace.
+
+    Attributes:
+        block_tokens: Tokens per block, where the trace has tokens; public traces bring theirs.
+        on_broken: Whether a line that cannot be read ends the reading or is left out.
+        tokenizer: For logs of requests.
+    """
+
+    block_tokens: int = 16
+    on_broken: OnBroken = "refuse"
+    tokenizer: Tokenizer | None = None
+
+
+def read_trace(path: str | Path, options: ReadOptions | None = None) -> BlockTrace:
+    """Read a trace of any known kind; what it is shows in the file.
+
+    Raises:
+        BrokenTrace: It cannot be read, or a line cannot and is not to be left out.
+        ConfigError: It is a log of requests, and there is no tokenizer.
+    """
+    path, options = Path(path), options or ReadOptions()
+    if path.suffix == ".npz":
+        return read_npz(path)
+    first = _first_line(path)
+    if b'"hash_ids"' in first:
+        return read_mooncake(path, options.on_broken)
+    if b'"event":"header"' in first:
+        return read_recorded(path, options.block_tokens, options.on_broken)
+    return read_openai(path, options)
+
+
+def read_npz(path: Path) -> BlockTrace:
+    """Read a trace of arrays.
+
+    Raises:
+        BrokenTrace: An array is missing, or they contradict each other.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            ts_ms, lengths, outputs, offsets, ids = (
+                arrays[name].astype(np.int64)
+                for name in ("ts_ms", "input_len", "output_len", "offsets", "ids")
+            )
+    except (OSError, ValueError, KeyError) as error:
+        raise BrokenTrace(f"{path.name} is no trace of arrays: {error}") from error
+    counts = np.diff(offsets)
+    is_whole = len(offsets) == len(ts_ms) + 1 == len(lengths) + 1 == len(outputs) + 1
+    if not is_whole or len(ids) != offsets[-1] or (counts < 0).any():
+        raise BrokenTrace(f"{path.name}: its arrays do not fit together")
+    order = np.argsort(ts_ms, kind="stable")
+    rows = ids.tolist()
+    return make_block_trace(
+        path.name,
+        PUBLIC_BLOCK_TOKENS,
+        (
+            BlockRequest(
+                float(ts_ms[i]) / 1000,
+                int(lengths[i]),
+                int(outputs[i]),
+                tuple(rows[offsets[i] : offsets[i + 1]]),
+            )
+            for i in order
+        ),
+    )
+
+
+def read_mooncake(path: Path, on_broken: OnBroken = "refuse") -> BlockTrace:
+    """Read one of Mooncake's traces; the partial last block of a prompt is left out.
+
+    Raises:
+        BrokenTrace: A line cannot be read and is not to be left out.
+    """
+
+    def parse(line: bytes) -> BlockRequest:
+        fields = _object(line)
+        input_tokens, output_tokens = (_count(fields, f"{x}_length") for x in ("input", "output"))
+        ids = fields.get("hash_ids")
+        if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
+            raise BrokenTrace("hash_ids must be a list of integers of at least 0")
+        full = input_tokens // PUBLIC_BLOCK_TOKENS
+        if not full <= len(ids) <= full + 1:
+            raise BrokenTrace(
+                f"{len(ids)} hash_ids for {input_tokens} tokens in blocks of {PUBLIC_BLOCK_TOKENS}"
+            )
+        arrival_s = _count(fields, "timestamp") / 1000
+        return BlockRequest(arrival_s, input_tokens, output_tokens, tuple(ids[:full]))
+
+    lines = read_lines(path, parse, on_broken)
+    return make_block_trace(path.name, PUBLIC_BLOCK_TOKENS, lines.items, lines.broken)
+
+
+def read_recorded(path: Path, block_tokens: int, on_broken: OnBroken = "refuse") -> BlockTrace:
+    """Read what an engine recorded, in blocks; answers are blocks as well, for a next turn.
+
+    Tenants share nothing: a block's name holds its tenant's.
+    """
+    recording = read_recording(path, on_broken)
+    ended = recording.ended
+    requests = []
+    for added in recording.added:
+        prompt = unpack_names(added.prompt)
+        end = ended.get(added.request)
+        outputs = () if end is None else end.sequences
+        # The last token of an answer is never computed, so it is in no block.
+        answer = unpack_names(outputs[0].output)[:-1] if outputs else prompt[:0]
+        tokens = prompt + answer
+        blocks = _blocks(tokens.tolist(), block_tokens, (added.tenant, added.epoch))
+        requests.append(
+            BlockRequest(
+                added.arrival_us / 1_000_000,
+                len(prompt),
+                sum(len(output.output) // 4 for output in outputs),
+                blocks,
+                len(blocks) - len(prompt) // block_tokens,
+            )
+        )
+    return make_block_trace(path.name, block_tokens, requests, recording.broken)
+
+
+def read_openai(path: Path, options: ReadOptions) -> BlockTrace:
+    """Read a log of requests as OpenAI's clients send them.
+
+    A line is a request's body, or has it under ``body`` or ``request``; ``messages`` or
+    ``prompt`` is what the tokenizer gets. Without a time (``timestamp``, ``created`` or
+    ``created_at``, in seconds), requests come a second apart.
+
+    Raises:
+        ConfigError: There is no tokenizer.
+        BrokenTrace: A line cannot be read and is not to be left out.
+    """
+    tokenizer = options.tokenizer
+    if tokenizer is None:
+        raise ConfigError(f"{path.name} is a log of requests: give a model, for its tokenizer")
+    count = 0
+
+    def parse(line: bytes) -> BlockRequest:
+        nonlocal count
+        outer = _object(line)
+        inner: Any = outer.get("body", outer.get("request", outer))
+        if not isinstance(inner, dict):
+            raise BrokenTrace("the request's body must be an object")
+        prompt = inner.get("messages", inner.get("prompt"))
+        if not prompt or not isinstance(prompt, (str, list)):
+            raise BrokenTrace("there are neither messages nor a prompt")
+        tokens = _tokenize(tokenizer, prompt)
+        arrival_s = _time(inner | outer, float(count))
+        count += 1
+        answer = inner.get("max_completion_tokens") or inner.get("max_tokens") or 0
+        tenant = str(inner.get("cache_salt") or inner.get("user") or "")
+        blocks = _blocks(tokens, options.block_tokens, (tenant,))
+        output_tokens = int(answer) if _is_number(answer) else 0
+        return BlockRequest(arrival_s, len(tokens), output_tokens, blocks)
+
+    lines = read_lines(path, parse, options.on_broken)
+    return make_block_trace(path.name, options.block_tokens, lines.items, lines.broken)
+
+
+def _blocks(tokens: list[int], size: int, owner: tuple[object, ...]) -> tuple[object, ...]:
+    """Return the full blocks of a row of tokens; the first one's name holds the owner's."""
+    full = len(tokens) // size
+    blocks: list[object] = [tuple(tokens[i * size : (i + 1) * size]) for i in range(full)]
+    if blocks:
+        blocks[0] = (owner, blocks[0])
+    return tuple(blocks)
+
+
+def _tokenize(tokenizer: Tokenizer, prompt: Any) -> list[int]:
+    if all(type(token) is int for token in prompt):
+        return list(prompt)  # ids already
+    try:
+        tokens = list(tokenizer(prompt))
+    except Exception as error:  # templates are programs of their own, and refuse as they like
+        raise BrokenTrace(f"the prompt cannot be tokenized: {error}") from error
+    if not tokens:
+        raise BrokenTrace("the prompt has no tokens")
+    return tokens
+
+
+def _first_line(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return next((line for line in file if line.strip()), b"").replace(b'": ', b'":')
+    except OSError as error:
+        raise BrokenTrace(f"{path}: {error.strerror or error}") from error
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise BrokenTrace(f"this is no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise BrokenTrace(f"this is {type(fields).__name__}, not an object")
+    return fields
+
+
+def _count(fields: dict[str, Any], name: str) -> int:
+    value: Any = fields.get(name)
+    if not _is_number(value) or not 0 <= value < 2**53:
+        raise BrokenTrace(f"{name}={value!r}: must be a number of at least 0")
+    return int(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _time(fields: dict[str, Any], otherwise_s: float) -> float:
+    for name in ("timestamp", "created", "created_at"):
+        if name in fields:
+            value = fields[name]
+            if not _is_number(value):
+                raise BrokenTrace(f"{name}={value!r}: must be a number of seconds")
+            return float(value)
+    return otherwise_s
