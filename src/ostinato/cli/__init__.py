@@ -16,7 +16,18 @@ from typing import Annotated
 import typer
 
 import ostinato
-from ostinato.cli import _errors, chat, demo, explain, generate, savings, serve, size
+from ostinato.cli import (
+    _errors,
+    chat,
+    demo,
+    explain,
+    generate,
+    plan,
+    savings,
+    serve,
+    simulate,
+    size,
+)
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo.run,
@@ -26,6 +37,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "explain": explain.run,
     "size": size.run,
     "savings": savings.run,
+    "simulate": simulate.run,
+    "plan": plan.run,
 }
 
 app = typer.Typer(

@@ -40,6 +40,7 @@ class BlockTrace:
         prompt_blocks: How many of a request's ids are of its prompt, shape (num_requests,); those
             behind are of its answer, where a trace knows them.
         broken: Lines of the file that were left out.
+        token_bytes: KV of one token, where the trace knows its model; else None.
     """
 
     name: str
@@ -51,6 +52,7 @@ class BlockTrace:
     ids: npt.NDArray[np.uint32]
     prompt_blocks: Numbers
     broken: tuple[BrokenLine, ...] = ()
+    token_bytes: int | None = None
 
     def __len__(self) -> int:
         """Number of requests."""
@@ -98,6 +100,7 @@ class BlockTrace:
             self.ids[: self.offsets[n]],
             self.prompt_blocks[:n],
             self.broken,
+            self.token_bytes,
         )
 
 

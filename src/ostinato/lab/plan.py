@@ -173,34 +173,36 @@ def in_words(plan: Plan, write_bytes: Callable[[int], str]) -> Iterator[str]:
         plan: The curve.
         write_bytes: Writes an amount of memory for people.
     """
-    knee_, ceiling = plan.knee, plan.ceiling
+    bend, best, ceiling = plan.knee, plan.best, plan.ceiling
     if not ceiling.hit_ratio:
         yield "No prompt of this trace begins like another one: a cache of any size saves nothing."
         return
-    yield (
-        f"Give the cache {write_bytes(knee_.memory_bytes)}: that is where the curve bends. It "
-        f"finds {knee_.hit_ratio:.1%} of all prompt tokens and saves {knee_.saved_share:.1%} of "
-        f"the prefill work, {knee_.saved_s:,.0f} of {plan.prefill_s:,.0f} seconds per hour."
-    )
-    larger = [each for each in plan.options if each.memory_bytes > knee_.memory_bytes]
-    if larger:
-        more = ceiling.hit_ratio - knee_.hit_ratio
+    if best is None:
         yield (
-            f"All memory in the world finds {ceiling.hit_ratio:.1%}: the other "
-            f"{1 - ceiling.hit_ratio:.1%} are seen for the first time. The last {more:.1%} would "
-            f"take {write_bytes(ceiling.memory_bytes)}."
+            "Buy no memory for this cache alone: at these prices none of the sizes pays. Use what "
+            "the machine has anyway."
         )
-    if plan.best is None:
-        yield "At these prices no size pays for its memory: use what memory there is anyway."
-    elif plan.best is knee_:
-        yield f"It is the best buy as well: {knee_.net_money:,.2f} per hour are left."
     else:
-        best = plan.best
         yield (
-            f"At these prices most is left with {write_bytes(best.memory_bytes)}: "
-            f"{best.saved_money:,.2f} of compute per hour for {best.memory_money:,.2f} of memory, "
-            f"at {best.hit_ratio:.1%} hits."
+            f"Give the cache {write_bytes(best.memory_bytes)}: it saves {best.saved_money:,.2f} of "
+            f"compute per hour for {best.memory_money:,.2f} of memory. {_finds('It', best, plan)}"
         )
+    if bend is not best:
+        where = write_bytes(bend.memory_bytes)
+        yield f"The curve bends at {where}. {_finds('There the cache', bend, plan)}"
+    yield (
+        f"All memory in the world finds {ceiling.hit_ratio:.1%}, with "
+        f"{write_bytes(ceiling.memory_bytes)}: the other {1 - ceiling.hit_ratio:.1%} are seen for "
+        "the first time."
+    )
+
+
+def _finds(who: str, option: Option, plan: Plan) -> str:
+    return (
+        f"{who} finds {option.hit_ratio:.1%} of all prompt tokens and saves "
+        f"{option.saved_share:.1%} of the prefill work, {option.saved_s:,.0f} of "
+        f"{plan.prefill_s:,.0f} seconds per hour."
+    )
 
 
 def _prefill_s(trace: BlockTrace, hits: npt.NDArray[np.float64], cost: CostModel) -> float:

@@ -13,7 +13,6 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
@@ -178,7 +177,7 @@ def plan_plot(plan: Plan, title: str, currency: str) -> Figure:
 def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
     """Write a figure as PNG and SVG; returns both paths."""
     paths = stem.with_suffix(".png"), stem.with_suffix(".svg")
-    FigureCanvasAgg(figure).print_png(paths[0])
+    figure.savefig(paths[0], format="png")
     paths[1].write_text(as_svg(figure), encoding="utf-8")
     return paths
 

@@ -15,7 +15,7 @@ bodies of OpenAI's chat completions and completions, alone or as the ``body`` of
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,12 @@ class ReadOptions:
 
     Attributes:
         block_tokens: Tokens per block, where the trace has tokens; public traces bring theirs.
+            None is that of the recorded engine, and 16 for logs.
         on_broken: Whether a line that cannot be read ends the reading or is left out.
         tokenizer: For logs of requests.
     """
 
-    block_tokens: int = 16
+    block_tokens: int | None = None
     on_broken: OnBroken = "refuse"
     tokenizer: Tokenizer | None = None
 
@@ -127,12 +128,15 @@ def read_mooncake(path: Path, on_broken: OnBroken = "refuse") -> BlockTrace:
     return make_block_trace(path.name, PUBLIC_BLOCK_TOKENS, lines.items, lines.broken)
 
 
-def read_recorded(path: Path, block_tokens: int, on_broken: OnBroken = "refuse") -> BlockTrace:
+def read_recorded(
+    path: Path, block_tokens: int | None = None, on_broken: OnBroken = "refuse"
+) -> BlockTrace:
     """Read what an engine recorded, in blocks; answers are blocks as well, for a next turn.
 
     Tenants share nothing: a block's name holds its tenant's.
     """
     recording = read_recording(path, on_broken)
+    size = block_tokens or recording.header.cache.block_size
     ended = recording.ended
     requests = []
     for added in recording.added:
@@ -142,17 +146,19 @@ def read_recorded(path: Path, block_tokens: int, on_broken: OnBroken = "refuse")
         # The last token of an answer is never computed, so it is in no block.
         answer = unpack_names(outputs[0].output)[:-1] if outputs else prompt[:0]
         tokens = prompt + answer
-        blocks = _blocks(tokens.tolist(), block_tokens, (added.tenant, added.epoch))
+        blocks = _blocks(tokens.tolist(), size, (added.tenant, added.epoch))
         requests.append(
             BlockRequest(
                 added.arrival_us / 1_000_000,
                 len(prompt),
                 sum(len(output.output) // 4 for output in outputs),
                 blocks,
-                len(blocks) - len(prompt) // block_tokens,
+                len(blocks) - len(prompt) // size,
             )
         )
-    return make_block_trace(path.name, block_tokens, requests, recording.broken)
+    trace = make_block_trace(path.name, size, requests, recording.broken)
+    token_bytes = recording.header.model.get("token_bytes")
+    return replace(trace, token_bytes=token_bytes if isinstance(token_bytes, int) else None)
 
 
 def read_openai(path: Path, options: ReadOptions) -> BlockTrace:
@@ -169,7 +175,7 @@ def read_openai(path: Path, options: ReadOptions) -> BlockTrace:
     tokenizer = options.tokenizer
     if tokenizer is None:
         raise ConfigError(f"{path.name} is a log of requests: give a model, for its tokenizer")
-    count = 0
+    count, size = 0, options.block_tokens or 16
 
     def parse(line: bytes) -> BlockRequest:
         nonlocal count
@@ -185,12 +191,12 @@ def read_openai(path: Path, options: ReadOptions) -> BlockTrace:
         count += 1
         answer = inner.get("max_completion_tokens") or inner.get("max_tokens") or 0
         tenant = str(inner.get("cache_salt") or inner.get("user") or "")
-        blocks = _blocks(tokens, options.block_tokens, (tenant,))
+        blocks = _blocks(tokens, size, (tenant,))
         output_tokens = int(answer) if _is_number(answer) else 0
         return BlockRequest(arrival_s, len(tokens), output_tokens, blocks)
 
     lines = read_lines(path, parse, options.on_broken)
-    return make_block_trace(path.name, options.block_tokens, lines.items, lines.broken)
+    return make_block_trace(path.name, size, lines.items, lines.broken)
 
 
 def _blocks(tokens: list[int], size: int, owner: tuple[object, ...]) -> tuple[object, ...]:

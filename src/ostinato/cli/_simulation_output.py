@@ -1,0 +1,189 @@
+"""How are a simulation's figures shown: on a terminal, as JSON, as plots and a page?"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ostinato.cli._durations import write_seconds
+from ostinato.cli._quantities import count, write_bytes
+from ostinato.cli._trace_source import describe
+from ostinato.core.errors import ConfigError
+from ostinato.lab.simulation import Simulation
+from ostinato.lab.timed_replay import TimedResult
+
+if TYPE_CHECKING:
+    from ostinato.lab.report import Section
+
+
+def show(found: Simulation, token_bytes: int | None) -> None:
+    """Print the tables."""
+    console = Console()
+    title = Text("\n").append(found.trace.name, style="bold")
+    console.print(title.append(f": {describe(found.trace)}."))
+    console.print(_hits_table(found, token_bytes))
+    console.print(_sentence(found))
+    if found.timed:
+        console.print(_times_table(found))
+        console.print(Text(_times_note(found), style="dim"))
+
+
+def _hits_table(found: Simulation, token_bytes: int | None) -> Table:
+    """Draw one row per size, one column per policy and bound; the best policy is bold."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table.add_column("blocks", justify="right")
+    if token_bytes is not None:
+        table.add_column("memory", justify="right")
+    for name in found.ratios():
+        table.add_column(name, justify="right", style="dim" if name in found.bounds else "")
+    for row in _hit_rows(found, token_bytes):
+        table.add_row(*row)
+    return table
+
+
+def _hit_rows(found: Simulation, token_bytes: int | None) -> Iterator[list[str | Text]]:
+    for place, size in enumerate(found.capacities):
+        row: list[str | Text] = [f"{size:,}"]
+        if token_bytes is not None:
+            row.append(write_bytes(size * found.trace.block_tokens * token_bytes))
+        best = max(results[place].hit_ratio for results in found.results.values())
+        for ratios in found.ratios().values():
+            style = "bold" if len(found.results) > 1 and ratios[place] == best else ""
+            row.append(Text(f"{ratios[place]:.1%}", style=style))
+        yield row
+
+
+def _sentence(found: Simulation) -> str:
+    return (
+        f"Share of prompt tokens that hit. A cache that never evicts finds "
+        f"{found.unbounded.hit_ratio:.1%}; the rest is seen for the first time.\n"
+    )
+
+
+_TIMES_HEADINGS = ("", "hits", "first token, half", "9 of 10", "99 of 100", "preempted", "steps")
+
+
+def _times_table(found: Simulation) -> Table:
+    """Draw one row per timed run."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for heading in _TIMES_HEADINGS[1:]:
+        table.add_column(heading, justify="right")
+    for row in _times_rows(found):
+        table.add_row(*row)
+    return table
+
+
+def _times_rows(found: Simulation) -> Iterator[tuple[str, ...]]:
+    for name, result in found.timed.items():
+        waits = (write_seconds(result.percentile(share)) for share in (50, 90, 99))
+        preempted, steps = f"{result.num_preemptions:,}", f"{result.num_steps:,}"
+        yield (name, f"{result.hit_ratio:.1%}", *waits, preempted, steps)
+
+
+def _times_note(found: Simulation) -> str:
+    result = next(iter(found.timed.values()))
+    served = len(result.first_token_s)
+    stretched = (
+        f"; gaps between arrivals are {found.slowdown:.2f} times as long, so that one engine can "
+        "serve them"
+        if found.slowdown != 1
+        else ""
+    )
+    refused = (
+        f"; {count(result.num_refused, 'prompt')} that the cache cannot hold left out"
+        if result.num_refused
+        else ""
+    )
+    return (
+        f"The first {count(served, 'request')} on the real scheduler, {result.num_blocks:,} "
+        f"blocks. Steps are {found.cost_origin}{stretched}{refused}."
+    )
+
+
+def write(found: Simulation, token_bytes: int | None, out: Path) -> None:
+    """Write plots and the report, and say where they are.
+
+    Raises:
+        ConfigError: They cannot be written there.
+    """
+    # Imported here: most calls draw nothing, and start faster without the library.
+    from ostinato.lab.plots import save
+    from ostinato.lab.report import write_report
+
+    plots = dict(_plots(found, token_bytes))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        written = [path for name, figure in plots.items() for path in save(figure, out / name)]
+        page = write_report(
+            found.trace.name, describe(found.trace), _sections(found, token_bytes, plots)
+        )
+        (out / "report.html").write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"out={str(out)!r}: {error.strerror or error}") from error
+    names = ", ".join(path.name for path in [*written, out / "report.html"])
+    Console(stderr=True).print(f"Written to {out}: {names}", style="dim", markup=False)
+
+
+def _plots(found: Simulation, token_bytes: int | None) -> Iterator[tuple[str, Any]]:
+    from ostinato.lab.plots import first_token_plot, hit_ratio_plot, occupancy_plot
+
+    yield "hits", hit_ratio_plot(found, token_bytes)
+    if found.timed:
+        yield "first-token", first_token_plot(found.timed, found.trace.name)
+        name, result = list(found.timed.items())[-1]
+        if result.moments:
+            yield "occupancy", occupancy_plot(result, f"{found.trace.name}, {name}")
+
+
+def _sections(
+    found: Simulation, token_bytes: int | None, plots: dict[str, Any]
+) -> "Iterator[Section]":
+    from ostinato.lab.report import Section
+    from ostinato.lab.report import Table as Rows
+
+    headings = ["blocks"] + (["memory"] if token_bytes is not None else []) + list(found.ratios())
+    rows = [[str(cell) for cell in row] for row in _hit_rows(found, token_bytes)]
+    yield Section("Hits", (plots["hits"], _sentence(found), Rows(headings, rows)))
+    if found.timed:
+        timed = Rows(_TIMES_HEADINGS, list(_times_rows(found)))
+        yield Section("Times", (plots["first-token"], timed, _times_note(found)))
+        if "occupancy" in plots:
+            yield Section("Memory over time", (plots["occupancy"],))
+
+
+def as_json(found: Simulation, token_bytes: int | None) -> dict[str, object]:
+    """Lay out all figures."""
+    trace = found.trace
+    return {
+        "trace": trace.name,
+        "num_requests": len(trace),
+        "prompt_tokens": trace.total_input_tokens,
+        "block_tokens": trace.block_tokens,
+        "num_distinct_blocks": trace.num_distinct,
+        "token_bytes": token_bytes,
+        "lines_left_out": [line.number for line in trace.broken],
+        "capacities": list(found.capacities),
+        "hit_ratio": {str(p): [r.hit_ratio for r in rs] for p, rs in found.results.items()},
+        "bounds": found.bounds,
+        "unbounded": found.unbounded.hit_ratio,
+        "timed": {name: _timed_as_json(result) for name, result in found.timed.items()},
+        "slowdown": found.slowdown,
+        "cost": found.cost_origin,
+    }
+
+
+def _timed_as_json(result: TimedResult) -> dict[str, object]:
+    return {
+        "num_blocks": result.num_blocks,
+        "hit_ratio": result.hit_ratio,
+        "first_token_s": {str(share): result.percentile(share) for share in (50, 90, 99)},
+        "num_served": len(result.first_token_s),
+        "num_refused": result.num_refused,
+        "num_preemptions": result.num_preemptions,
+        "num_steps": result.num_steps,
+    }

@@ -1,0 +1,120 @@
+"""How does a command read a trace, and what does it say of it?"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from ostinato.cli._quantities import count
+from ostinato.core.config import at_least
+from ostinato.lab.block_trace import BlockTrace
+from ostinato.lab.traces import ReadOptions, Tokenizer, read_trace
+
+_SHOWN_BROKEN = 5
+
+TracePath = Annotated[
+    Path,
+    typer.Argument(
+        help="An .npz trace, Mooncake JSONL, what record_trace wrote, or JSONL of OpenAI requests."
+    ),
+]
+BlockTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--block-size",
+        "-b",
+        help="Tokens per block, for recorded traces and logs; public traces have blocks of 512.",
+    ),
+]
+SkipBroken = Annotated[
+    bool,
+    typer.Option(
+        "--skip-broken/--refuse-broken",
+        help="Leave out lines that cannot be read, and name them; or stop at the first.",
+    ),
+]
+TokenizerName = Annotated[
+    str | None,
+    typer.Option(help="For logs of requests: the model whose tokenizer and chat template to use."),
+]
+
+
+def open_trace(
+    path: Path, block_tokens: int | None, skip_broken: bool, tokenizer: str | None
+) -> BlockTrace:
+    """Read a trace, and name the lines that were left out on stderr.
+
+    Raises:
+        BrokenTrace: It cannot be read.
+        ConfigError: A log of requests was given without a tokenizer.
+    """
+    if block_tokens is not None:
+        at_least("block_size", block_tokens, 1)
+    read = None if tokenizer is None else _tokenizer(tokenizer)
+    options = ReadOptions(block_tokens, "skip" if skip_broken else "refuse", read)
+    console = Console(stderr=True)
+    with console.status(f"Reading {path.name} ..."):
+        trace = read_trace(path, options)
+    for line in trace.broken[:_SHOWN_BROKEN]:
+        console.print(f"line {line.number} left out: {line.reason}", style="yellow", markup=False)
+    if len(trace.broken) > _SHOWN_BROKEN:
+        console.print(f"{count(len(trace.broken), 'line')} left out in all", style="yellow")
+    return trace
+
+
+def describe(trace: BlockTrace) -> str:
+    """Say what a trace holds, in a line."""
+    minutes = trace.duration_s / 60
+    return (
+        f"{count(len(trace), 'request')} in {minutes:,.0f} minutes, "
+        f"{count(trace.total_input_tokens, 'prompt token')}, {trace.num_lookups:,} blocks of "
+        f"{trace.block_tokens:,} tokens, {trace.num_distinct:,} of them distinct"
+    )
+
+
+@contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar on stderr; yields what moves it on."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda steps: progress.advance(task, steps)
+
+
+def _tokenizer(model: str) -> Tokenizer:
+    """Return what turns texts and conversations into a model's ids; loaded when it is needed."""
+
+    @cache
+    def load() -> Any:
+        # Imported here: other traces need no tokenizer, and its library loads torch.
+        from transformers import AutoTokenizer
+
+        from ostinato.runner.resolve import resolve_model
+
+        return AutoTokenizer.from_pretrained(resolve_model(model))
+
+    def read(prompt: Any) -> list[int]:
+        from ostinato.engine.chat import render_chat
+
+        tokenizer = load()
+        if isinstance(prompt, str):
+            return list(tokenizer(prompt, verbose=False)["input_ids"])
+        return list(render_chat(tokenizer, prompt, None, True))
+
+    return read
