@@ -13,6 +13,15 @@ Files in reading order:
 * ``lines``: what becomes of the lines of a file that cannot be read?
 * ``recording``: what does a recorded trace hold, once it is read?
 * ``replay``: does a recorded run, done again, give the same hits?
+* ``block_trace``: what is known of traffic whose tokens nobody wrote down?
+* ``traces``: how are traces of traffic read, whoever wrote them?
+* ``serial_replay``: what would a cache of a given size and policy have found of a trace?
+* ``cost_model``: how long does a step take?
+* ``timed_replay``: how would the load have felt: first tokens, queues, who holds the memory?
+* ``simulation``: what would each policy have found, at each size of the cache?
+* ``plan``: how much memory is worth buying for the cache, and what does it save?
+* ``plots``: how do the figures look?
+* ``report``: how is it all put on one page?
 * ``request_log``: what does a log of requests hold?
 * ``explain_log``: why did each request of a log miss, or each of a recorded run?
 

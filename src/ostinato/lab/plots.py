@@ -154,8 +154,9 @@ def plan_plot(plan: Plan, title: str, currency: str) -> Figure:
         axes.annotate(
             f"{name}: {_short(place[0], 0)} GiB, {point.hit_ratio:.1%}",
             place,
-            xytext=(8, -16),
+            xytext=(-11, 5),
             textcoords="offset points",
+            horizontalalignment="right",
             fontsize=9,
             color=_INK,
         )
