@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.conftest import address_filled_in
 from tests.docs.reading import ROOT, CodeBlock, code_blocks, name_of, pages
 
 README = ROOT / "README.md"
@@ -47,12 +48,13 @@ def help_of(*command: str) -> str:
     return done.stdout
 
 
-def test_python_snippets_run():
+def test_python_snippets_run(request: pytest.FixtureRequest):
     """All of them in one program, as somebody would type them."""
     blocks = [b for b in code_blocks(README, "python") if not NOT_RUN.search(b.before)]
+    program = address_filled_in("\n".join(block.text for block in blocks), request)
     done = subprocess.run(
         [sys.executable, "-"],
-        input="\n".join(block.text for block in blocks),
+        input=program,
         capture_output=True,
         text=True,
         env=ENVIRONMENT,

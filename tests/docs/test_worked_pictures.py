@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.conftest import address_filled_in
 from tests.docs.reading import ROOT, name_of
 
 ANY_FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -75,14 +76,18 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_snippets_print_what_stands_below_them(page: Path):
-    """Block by block, in one program; a block that prints in silence is a mistake as well."""
+def test_snippets_print_what_stands_below_them(page: Path, request: pytest.FixtureRequest):
+    """Block by block, in one program; a block that prints in silence is a mistake as well.
+
+    Where a page speaks to a server, one runs.
+    """
     program: dict[str, object] = {"__name__": "page"}
     for snippet in snippets(page):
         if snippet.language == "python":
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
-                exec(compile(snippet.text, name_of(page), "exec"), program)
+                text = address_filled_in(snippet.text, request)
+                exec(compile(text, name_of(page), "exec"), program)
             if not snippet.is_example:
                 assert lines(printed.getvalue()) == lines(snippet.prints or ""), snippet.text
 
