@@ -1,6 +1,7 @@
 """Health, readiness, version and models."""
 
 import httpx
+import pytest
 
 import ostinato
 
@@ -25,3 +26,36 @@ def test_unknown_paths_and_methods_are_refused_in_openais_shape(http: httpx.Clie
 
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "unknown_url")
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        {"host": "evil.example"},
+        {"host": "evil.example:8000"},
+        {"host": "[not an address"},
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+    ],
+)
+def test_pages_of_strangers_are_not_let_in_without_keys(
+    http: httpx.Client, stranger: dict[str, str]
+) -> None:
+    """DNS rebinding, and requests across sites: a browser sends them on behalf of anybody."""
+    refused = http.post("/tokenize", json={"prompt": "x"}, headers=stranger)
+
+    assert refused.status_code == 403
+    assert refused.json()["error"]["code"] == "foreign_host"
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"host": "localhost:8000"},
+        {"host": "[::1]:8000"},
+        {"origin": "http://127.0.0.1:8000"},
+        {"origin": "http://localhost"},
+    ],
+)
+def test_pages_of_this_machine_are_let_in(http: httpx.Client, own: dict[str, str]) -> None:
+    assert http.post("/tokenize", json={"prompt": "x"}, headers=own).status_code == 200

@@ -22,6 +22,7 @@ from ostinato.server import (
 from ostinato.server.admin import forgetting, keeping, publishing, recording, statistics
 from ostinato.server.body_guard import BodyGuard
 from ostinato.server.errors import install_error_handlers
+from ostinato.server.host_guard import HostGuard
 from ostinato.server.state import ServerState
 
 ROUTERS = (
@@ -57,5 +58,7 @@ def create_app(state: ServerState) -> FastAPI:
     install_error_handlers(app)
     app.add_middleware(BodyGuard, config=state.config)
     page_state.install(app, state)
+    if state.config.keys_file is None:
+        app.add_middleware(HostGuard)
     metrics_page.install(app, state)  # last, so that it stands before all others
     return app
