@@ -44,6 +44,20 @@ def run(
     max_body: Annotated[
         str, typer.Option(help="Longest body of a request.", rich_help_panel=_SERVER)
     ] = "8MiB",
+    metrics_tenant_names: Annotated[
+        bool,
+        typer.Option(
+            help="Metrics and spans may name tenants; else metrics number them.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = False,
+    otel_traces: Annotated[
+        bool,
+        typer.Option(
+            help="Send a span per request to OpenTelemetry; needs ostinato[otel].",
+            rich_help_panel=_SERVER,
+        ),
+    ] = False,
     drain_timeout: Annotated[
         float,
         typer.Option(
@@ -112,6 +126,8 @@ def run(
         max_n=max_n,
         max_body_bytes=read_bytes("max_body", max_body),
         drain_timeout_s=drain_timeout,
+        metrics_tenant_names=metrics_tenant_names,
+        otel_traces=otel_traces,
         keys_file=keys,
         traces_folder=traces,
     )

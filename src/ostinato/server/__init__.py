@@ -38,6 +38,7 @@ Files in reading order:
 * ``http_meter``: which answers left the server?
 * ``metrics``, ``metrics_page``: what may Prometheus know, and where does it scrape?
 * ``admin``: what may an operator do over HTTP?
+* ``tracing``: where did a request's time go?
 * ``playground``: where did each token come from, and what would such prompts save?
 * ``page_state``, ``page``: what does the page show, to whom, and where is it? (``static``)
 * ``app``: which parts make up the application?

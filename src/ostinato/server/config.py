@@ -33,7 +33,8 @@ class ServerConfig:
         max_json_depth: Most brackets inside each other in a body.
         drain_timeout_s: How long running requests may go on after SIGTERM.
         traces_folder: Where the administrator's recordings go; None records nothing.
-        metrics_tenant_names: Whether metrics may name tenants; else they are numbered.
+        metrics_tenant_names: Whether metrics and spans may name tenants; else metrics number them.
+        otel_traces: Whether spans are sent to OpenTelemetry; needs the extra ``otel``.
     """
 
     host: str = "127.0.0.1"
@@ -46,6 +47,7 @@ class ServerConfig:
     max_json_depth: int = 64
     drain_timeout_s: float = 30.0
     metrics_tenant_names: bool = False
+    otel_traces: bool = False
     traces_folder: str | None = None
 
     def __post_init__(self) -> None:

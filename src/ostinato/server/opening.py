@@ -9,6 +9,7 @@ from ostinato.server.admin.prewarming import prewarm_all
 from ostinato.server.callers import KeyedCallers
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
+from ostinato.server.tracing import make_tracer
 
 
 def open_state(model: str, settings: dict[str, Any], config: ServerConfig) -> ServerState:
@@ -23,11 +24,16 @@ def open_state(model: str, settings: dict[str, Any], config: ServerConfig) -> Se
         ConfigError: A setting is out of range, or the keys file is none.
         ModelError: The model cannot be served.
     """
+    tracer = make_tracer(config)  # before the model: what it lacks should be said at once
     if config.keys_file is None:
-        return ServerState(AsyncLLM(model, **settings), config)
-    callers = KeyedCallers(config.keys_file)
-    llm = AsyncLLM(model, **settings, allotments=callers.keys.allotments())
-    return ServerState(llm, config, callers)
+        state = ServerState(AsyncLLM(model, **settings), config)
+    else:
+        callers = KeyedCallers(config.keys_file)
+        llm = AsyncLLM(model, **settings, allotments=callers.keys.allotments())
+        state = ServerState(llm, config, callers)
+    if tracer is not None:
+        state.observers.append(tracer)
+    return state
 
 
 def warm_up(state: ServerState, prompts: list[PrewarmLine]) -> None:
