@@ -7,6 +7,7 @@ from ostinato.core.config import (
     CacheConfig,
     FreeOrder,
     IndexName,
+    PolicyName,
     SchedulerConfig,
     WaitingOrder,
     WindowConfig,
@@ -35,6 +36,7 @@ class Setting:
     allotments: Mapping[str, Allotment] = field(default_factory=dict)
     index: IndexName = "radix"
     free_order: FreeOrder = "scratch_first"
+    policy: PolicyName = "lru"
     seal_tails: bool = True
     enable_prefix_caching: bool = True
     seats: int = 4
@@ -51,6 +53,7 @@ class Setting:
             size,
             self.index,
             self.free_order,
+            self.policy,
             seal_tails=self.seal_tails,
             enable_prefix_caching=self.enable_prefix_caching,
             windows=tuple(

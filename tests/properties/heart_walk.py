@@ -12,7 +12,7 @@ from typing import get_args
 
 from tqdm import tqdm
 
-from ostinato.core.config import WaitingOrder
+from ostinato.core.config import PolicyName, WaitingOrder
 from ostinato.core.lease import PINNED, LeaseTerms
 from ostinato.core.tenancy import Allotment
 from tests.properties.heart import Heart
@@ -54,6 +54,7 @@ def random_setting(rng: random.Random) -> Setting:
         allotments=_allotments(rng, num_blocks - reserved),
         index=rng.choice(["radix", "hash"]),
         free_order=rng.choice(["scratch_first", "classic"]),
+        policy=rng.choice(get_args(PolicyName)),
         seal_tails=rng.random() < 0.7,
         enable_prefix_caching=rng.random() < 0.95,
         seats=rng.choice([1, 2, 3, 4, 6]),

@@ -67,7 +67,11 @@ class Table:
 
 
 class Oracle:
-    """A slow cache that cannot be wrong in a subtle way."""
+    """A slow cache that cannot be wrong in a subtle way.
+
+    Under LRU it predicts who is evicted. Under other policies it is told in ``given`` which blocks
+    were given, and holds them to what every policy promises.
+    """
 
     def __init__(self, config: CacheConfig, values: Values) -> None:
         """Predict a cache of that configuration."""
@@ -80,6 +84,7 @@ class Oracle:
         self.idle: list[int] = []
         self._freed_at = {block: -1 for block in self.scratch}
         self._time = 0
+        self.given: list[int] = []
 
     # --- looking up ---
 
@@ -250,14 +255,30 @@ class Oracle:
             self.idle.remove(block)
 
     def _allocate(self, num_blocks: int) -> list[int]:
-        given = self.free_order()[:num_blocks]
+        if self.config.policy == "lru":
+            given = self.free_order()[:num_blocks]
+        else:
+            given = self.given
+            assert len(given) == num_blocks, "another number of blocks"
         for block in given:
+            self._check_promise(block)
             if block in self.cached:
                 del self.cached[block]
                 self.idle.remove(block)
             else:
                 self.scratch.remove(block)
         return given
+
+    def _check_promise(self, block: int) -> None:
+        """Whatever the policy: scratch blocks in order, then leaves that nobody holds (law 8)."""
+        if block not in self.cached:
+            assert block == self.scratch[0], "another scratch block comes first"
+            return
+        assert not (self.scratch and self.config.free_order == "scratch_first"), "scratch is left"
+        assert block in self.idle, "somebody holds it"
+        values = self.cached[block].values
+        is_copied = len(self._with_content(values)) > 1
+        assert is_copied or not self._children(values[-1]), "cached content builds on it"
 
     def _drop(self, table: Table) -> None:
         self._give_scratch(table.private)

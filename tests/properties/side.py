@@ -56,8 +56,9 @@ class Side:
         """Admit a waiting sequence if it fits, and plan its first chunk."""
         self._publish_planned()
         hits, source = list(match.blocks), match.tail.block if match.tail else None
-        table = self.oracle.admit(live.key, live.values[:], hits, source, live.writes)
         admitted = self.manager.admit(live.key, match, live.writes, live.was_preempted)
+        self.oracle.given = [] if admitted is None else list(admitted[0].blocks[len(hits) :])
+        table = self.oracle.admit(live.key, live.values[:], hits, source, live.writes)
         assert (admitted is None) == (table is None), "fits, or does not fit"
         if admitted is None or table is None:
             self.met["refused"] += 1
@@ -88,7 +89,9 @@ class Side:
     def go_on(self, live: Live, chunk: int) -> None:
         """Plan more tokens of a running sequence, if there is room."""
         assert live.table is not None and live.expected is not None
+        num_held = len(live.table.blocks)
         fits = self.manager.grow(live.table, len(live.key))
+        self.oracle.given = list(live.table.blocks[num_held:])
         assert fits == self.oracle.grow(live.expected, len(live.key))
         self.met["no room to grow"] += not fits
         if fits:
@@ -99,6 +102,8 @@ class Side:
         assert parent.table is not None and parent.expected is not None
         self._publish_planned()
         forked = self.manager.fork(parent.table, len(parent.key))
+        num_shared = parent.table.num_published
+        self.oracle.given = [] if forked is None else list(forked[0].blocks[num_shared:])
         table = self.oracle.fork(parent.expected, len(parent.key))
         assert (forked is None) == (table is None), "fits, or does not fit"
         if forked is None or table is None:

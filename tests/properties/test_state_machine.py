@@ -3,6 +3,8 @@
 The rules are those of ``World``; the random walk next door goes further, this one shrinks.
 """
 
+from typing import get_args
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -13,6 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from ostinato.core.config import PolicyName
 from tests.properties.world import IDENTITIES, Setting, World
 
 choices = st.integers(0, 30)
@@ -33,6 +36,7 @@ class CacheMachine(RuleBasedStateMachine):
             seal_tails=st.booleans(),
             enable_prefix_caching=st.sampled_from([True, True, True, False]),
             digest_bits=st.sampled_from([256, 2, 0]),
+            policy=st.sampled_from(["lru"] * 3 + list(get_args(PolicyName)[1:])),
         )
     )
     def begin(self, setting: Setting) -> None:

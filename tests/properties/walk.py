@@ -8,9 +8,11 @@ By hand, with a progress bar::
 import random
 import sys
 from collections import Counter
+from typing import get_args
 
 from tqdm import tqdm
 
+from ostinato.core.config import PolicyName
 from tests.properties.world import IDENTITIES, Setting, World
 
 STEPS_PER_WORLD = 120
@@ -38,6 +40,7 @@ def random_setting(rng: random.Random) -> Setting:
         seal_tails=rng.random() < 0.7,
         enable_prefix_caching=rng.random() < 0.95,
         digest_bits=rng.choice([256, 256, 256, 2, 0]),
+        policy=rng.choice(["lru"] * 6 + list(get_args(PolicyName)[1:])),
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from ostinato.cache.block_hash import DigestFunction
-from ostinato.core.config import CacheConfig, FreeOrder, IndexName
+from ostinato.core.config import CacheConfig, FreeOrder, IndexName, PolicyName
 from ostinato.core.identity import Identity, ImageSpan
 from tests.properties.sequences import Live, Prompt
 from tests.properties.side import Side
@@ -45,6 +45,7 @@ class Setting:
         free_order: Which free block goes first.
         seal_tails: Whether partial last blocks are findable.
         enable_prefix_caching: Off, nothing is shared.
+        policy: Who is evicted; only LRU goes by release alone, so only then the sides agree.
         digest_bits: Bits of a digest that differ; 0 makes all contents collide.
     """
 
@@ -54,6 +55,7 @@ class Setting:
     seal_tails: bool = True
     enable_prefix_caching: bool = True
     digest_bits: int = 256
+    policy: PolicyName = "lru"
 
     def config(self, index: IndexName) -> CacheConfig:
         """Return the configuration of one side."""
@@ -62,6 +64,7 @@ class Setting:
             block_size=self.block_size,
             index=index,
             free_order=self.free_order,
+            policy=self.policy,
             seal_tails=self.seal_tails,
             enable_prefix_caching=self.enable_prefix_caching,
         )
@@ -83,8 +86,7 @@ class World:
         self.hash_side, self.radix_side = self.sides = [
             Side(setting.config(index), values, digest) for index in sorted(get_args(IndexName))
         ]
-        self.alike = True
-        self.always_alike = True
+        self.alike = self.always_alike = setting.policy == "lru"
         self._num_doubles = 0
         self._next_number = 0
         self._history: list[tuple[int, ...]] = [()]
@@ -189,7 +191,7 @@ class World:
             side.reset()
         mine, other = ({n: live.key.packed for n, live in side.sequences.items()}
                        for side in self.sides)  # fmt: skip
-        self.alike = mine == other
+        self.alike = mine == other and self.setting.policy == "lru"
         self._num_doubles = self.radix_side.manager.stats.duplicate_blocks
 
     def finish(self) -> None:

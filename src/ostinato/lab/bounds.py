@@ -14,9 +14,7 @@ from collections.abc import Sequence
 _NEVER = 2**62
 
 
-def belady_hits(
-    paths: Sequence[Sequence[int]], num_blocks: int, bypass: bool = False
-) -> int:
+def belady_hits(paths: Sequence[Sequence[int]], num_blocks: int, bypass: bool = False) -> int:
     """Return how many blocks hit when requests come one by one.
 
     Args:

@@ -8,10 +8,10 @@ would have hit.
 
 from ostinato.cache.policies.lives import Lives, Moment
 
-_PATIENCE = 0.01
+_PATIENCE = 0.02
 """Blocks behind LRU, as a share of the pool, until LRU is followed."""
 
-_PATIENCE_EARLY = 0.001
+_PATIENCE_EARLY = 0.002
 """The same as a share of all blocks looked up; the smaller of the two counts."""
 
 
