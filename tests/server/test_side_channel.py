@@ -1,0 +1,213 @@
+"""Can one tenant learn what another one sent, from what is cached?
+
+The same attacker runs against a server with keys, and against one whose tenants all have the same
+salt: there it recovers the secret, so the tests above it are known to be able to fail.
+"""
+
+from typing import Any
+
+import pytest
+
+from ostinato.core.identity import ImageSpan, PublicHead
+from ostinato.server.callers import KeyedCallers
+from tests.server.keyed import Keyed, keyed_server
+from tests.support.prefix_probe import ENDPOINTS, Endpoint, Send, recover
+from tests.support.tiny_cache import on_both_indexes, prefix_key, tiny_cache
+
+KNOWN = "The safe behind the painting opens with the word "
+WORD = "owl"
+LETTERS = "abelnorstw"
+SECRET = KNOWN + WORD + ", my dear, and tell it to no one."
+
+AT_EVERY_ENDPOINT = pytest.mark.parametrize("path", list(ENDPOINTS))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """Serve a victim and an attacker, who may both begin with what is public."""
+    public = {"public": ["*"]}
+    folder = tmp_path_factory.mktemp("keys")
+    with keyed_server(folder, {"victim": public, "attacker": public}) as server:
+        yield server
+
+
+@pytest.fixture
+def keyed(shared: Keyed):
+    """Lend the server with a cold cache."""
+    shared.administer("/admin/reset", {})
+    yield shared
+    for known in shared.administer("/admin/public", method="GET")["public"]:
+        shared.administer(f"/admin/public/{known['name']}/unpublish", {})
+
+
+@pytest.fixture
+def open_house(keyed: Keyed, monkeypatch: pytest.MonkeyPatch) -> Keyed:
+    """The same server with isolation switched off: every tenant has the same salt."""
+    keys = type(keyed.state.callers.keys)
+    monkeypatch.setattr(keys, "salt_of", lambda self, tenant: "")
+    return keyed
+
+
+def sender(keyed: Keyed, tenant: str) -> Send:
+    """Return a tenant's access."""
+
+    def send(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = keyed.ask(tenant, path, body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    return send
+
+
+def num_computed(keyed: Keyed) -> int:
+    """Prompt tokens that went through the model since the start."""
+    return keyed.state.llm.engine.scheduler_stats.computed_prompt_tokens
+
+
+def looks_empty(keyed: Keyed, endpoint: Endpoint, text: str) -> bool:
+    """Whether nothing of a text is cached for the attacker: by what it is told, and by its cost."""
+    before = num_computed(keyed)
+    answer = endpoint.ask(sender(keyed, "attacker"), text, **endpoint.writes_not)
+    computed = num_computed(keyed) - before
+    return endpoint.cached(answer) == 0 and computed == endpoint.total(answer)
+
+
+# --- with isolation --------------------------------------------------------------------------
+
+
+@AT_EVERY_ENDPOINT
+def test_the_victim_s_exact_prompt_costs_the_attacker_what_it_costs_on_an_empty_cache(
+    keyed: Keyed, path: str
+):
+    """Prompt, answer and the partial last block, whichever way the victim sent them."""
+    endpoint, victim = ENDPOINTS[path], sender(keyed, "victim")
+    answer = endpoint.ask(victim, SECRET, max_tokens=24)
+    whole = SECRET + endpoint.text(answer)
+    assert endpoint.probe(victim, SECRET) == endpoint.total(answer) - 1, "it is cached"
+    for probe in ENDPOINTS.values():
+        for text in (SECRET, whole, whole + "?", SECRET[:-1], KNOWN):
+            assert looks_empty(keyed, probe, text), (probe.path, text)
+    assert endpoint.probe(victim, SECRET) == endpoint.total(answer) - 1, "and still is"
+
+
+@AT_EVERY_ENDPOINT
+def test_the_attacker_recovers_nothing(keyed: Keyed, path: str):
+    endpoint = ENDPOINTS[path]
+    endpoint.ask(sender(keyed, "victim"), SECRET)
+    assert recover(sender(keyed, "attacker"), endpoint, KNOWN, LETTERS, len(WORD)) == ""
+
+
+def test_behind_a_public_prefix_only_the_prefix_is_found(keyed: Keyed):
+    """The head was published for both; whether the victim ever used it does not show."""
+    endpoint = ENDPOINTS["/v1/completions"]
+    manual = "This is the manual of the safe. Read it with care before you turn the dial. "
+    attacker, victim = sender(keyed, "attacker"), sender(keyed, "victim")
+    head = keyed.administer("/admin/public/manual", {"prompt": manual}, method="PUT")["num_tokens"]
+    before = endpoint.probe(attacker, manual + SECRET)
+    endpoint.ask(victim, manual + SECRET, max_tokens=24)
+    assert endpoint.probe(victim, manual + SECRET) == len(manual + SECRET) - 1
+    assert endpoint.probe(attacker, manual + SECRET) == before == head
+    assert recover(attacker, endpoint, manual + KNOWN, LETTERS, len(WORD)) == ""
+
+
+def test_what_the_victim_leased_or_narrowed_is_no_more_to_be_found(keyed: Keyed):
+    endpoint, victim = ENDPOINTS["/v1/completions"], sender(keyed, "victim")
+    endpoint.ask(victim, SECRET, prompt_cache_retention="24h")
+    endpoint.ask(victim, SECRET, cache_salt="vault")
+    assert looks_empty(keyed, endpoint, SECRET)
+    narrowed = endpoint.ask(
+        sender(keyed, "attacker"), SECRET, cache_salt="vault", cache={"write": False}
+    )
+    assert endpoint.cached(narrowed) == 0
+    for lease in keyed.administer("/admin/leases", method="GET")["leases"]:
+        keyed.administer(f"/admin/leases/{lease['lease_id']}", method="DELETE")
+
+
+def test_a_remembered_response_is_the_victim_s_alone(keyed: Keyed):
+    """Its id, should it leak, neither shows it nor continues it."""
+    endpoint = ENDPOINTS["/v1/responses"]
+    name = endpoint.ask(sender(keyed, "victim"), SECRET)["id"]
+    path = f"/v1/responses/{name}"
+    assert keyed.ask("victim", path, method="GET").status_code == 200
+    body = {**endpoint.body("go on"), "previous_response_id": name}
+    refused = (
+        keyed.ask("attacker", path, method="GET"),
+        keyed.ask("attacker", path, method="DELETE"),
+        keyed.ask("attacker", endpoint.path, body),
+    )
+    assert {answer.status_code for answer in refused} <= {400, 404}
+    assert not any(SECRET in answer.text for answer in refused)
+
+
+def test_other_endpoints_say_the_same_before_and_after(keyed: Keyed):
+    """Those that compute no prompt: their answers do not hang on the cache."""
+    asked = {
+        "/tokenize": {"prompt": SECRET},
+        "/detokenize": {"tokens": [1, 2, 3]},
+        "/v1/messages/count_tokens": ENDPOINTS["/v1/messages"].body(SECRET),
+    }
+    asked["/v1/messages/count_tokens"].pop("temperature")
+    attacker = sender(keyed, "attacker")
+    before = {path: attacker(path, body) for path, body in asked.items()}
+    ENDPOINTS["/v1/completions"].ask(sender(keyed, "victim"), SECRET, max_tokens=24)
+    assert {path: attacker(path, body) for path, body in asked.items()} == before
+
+
+def test_no_endpoint_was_forgotten(keyed: Keyed):
+    """A route that takes a body is probed above, or known to compute nothing, or administers."""
+    described = keyed.ask("ops", "/openapi.json", method="GET").json()["paths"]
+    posts = {path for path, methods in described.items() if "post" in methods or "put" in methods}
+    harmless = {"/tokenize", "/detokenize", "/v1/messages/count_tokens"}
+    left = {path for path in posts if not path.startswith("/admin/")} - harmless
+    assert left <= set(ENDPOINTS), f"not probed: {left - set(ENDPOINTS)}"
+
+
+# --- with isolation switched off -------------------------------------------------------------
+
+
+@AT_EVERY_ENDPOINT
+def test_without_salts_the_same_attacker_recovers_the_secret(open_house: Keyed, path: str):
+    """So the tests above can fail."""
+    assert isinstance(open_house.state.callers, KeyedCallers)
+    endpoint = ENDPOINTS[path]
+    endpoint.ask(sender(open_house, "victim"), SECRET)
+    attacker = sender(open_house, "attacker")
+    assert recover(attacker, endpoint, KNOWN, LETTERS, len(WORD)) == WORD
+    assert not looks_empty(open_house, endpoint, SECRET)
+
+
+# --- kinds of entries that no endpoint makes -------------------------------------------------
+
+
+@on_both_indexes
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"images": [ImageSpan(b"a face", 2, 3)]},
+        {"adapter": b"fine-tuned"},
+        {"head": PublicHead(b"\xffmanual", 8)},
+    ],
+    ids=["text", "image", "adapter", "behind a public head"],
+)
+def test_no_kind_of_entry_is_found_under_another_salt(index: str, how: dict):
+    """Whole blocks, a sealed tail and what is being computed right now (single flight)."""
+    cache = tiny_cache(24, index=index)
+    images = how.get("images", ())
+    identity = {name: value for name, value in how.items() if name != "images"}
+    num_public = 0
+    if "head" in identity:
+        num_public = 8
+        cache.serve("ABCDEFGH", tenant=b"\xffmanual")
+        cache.manager.custody.publish(prefix_key("ABCDEFGH", tenant=b"\xffmanual"))
+    text = "ABCDEFGHIJKLMNOPQR"
+    cache.serve(text, tenant=b"victim", images=images, **identity)
+    cache.admit("running", text + "STUVWXYZ", tenant=b"victim", images=images, **identity)
+    for length in range(1, len(text) + 8):
+        probe = (text + "STUVWXYZ")[:length]
+        if (images and length < 5) or ("head" in identity and length <= 8):
+            continue
+        found = cache.match(probe, images, tenant=b"attacker", **identity).num_tokens
+        assert found == num_public, probe
+    assert cache.match(text + "S", images, tenant=b"victim", **identity).num_tokens == len(text)
+    cache.finish("running")
