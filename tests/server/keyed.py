@@ -63,13 +63,18 @@ class Keyed:
 
 @contextmanager
 def keyed_server(
-    folder: Path, tenants: dict[str, dict] | None = None, **settings
+    folder: Path,
+    tenants: dict[str, dict] | None = None,
+    traces: Path | None = None,
+    **settings,
 ) -> Iterator[Keyed]:
     """Serve the embedded model to tenants; ``ops`` administers. Idle when the test is over."""
     path = folder / "keys.json"
     tenants = {"ops": {"administers": True}, "ann": {}, "bob": {}, **(tenants or {})}
     keys = {name: add_key(path, name, **changes) for name, changes in tenants.items()}
-    config = ServerConfig(model_names=(MODEL,), keys_file=str(path))
+    config = ServerConfig(
+        model_names=(MODEL,), keys_file=str(path), traces_folder=traces and str(traces)
+    )
     state = open_state(MODEL, {"dtype": "float32", "num_blocks": 512, **settings}, config)
     try:
         with serving(state) as url:

@@ -18,10 +18,12 @@ import typer
 import ostinato
 from ostinato.cli import (
     _errors,
+    cache,
     chat,
     demo,
     explain,
     generate,
+    keys,
     plan,
     savings,
     serve,
@@ -41,6 +43,9 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "plan": plan.run,
 }
 
+_GROUPS: dict[str, typer.Typer] = {"cache": cache.app, "keys": keys.app}
+"""Commands that have commands of their own."""
+
 app = typer.Typer(
     cls=_errors.CommandGroup,
     no_args_is_help=True,
@@ -51,6 +56,8 @@ app = typer.Typer(
 )
 for _name, _run in _COMMANDS.items():
     app.command(_name)(_run)
+for _name, _group in _GROUPS.items():
+    app.add_typer(_group, name=_name)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from ostinato.core.errors import RequestError
 from ostinato.core.lease import ANTHROPIC_1H, LeaseTerms
 from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.prompts import PromptDict
 from ostinato.server.held_prefixes import HeldPrefixes
 from ostinato.server.prompting import render_prompt
 from ostinato.server.protocol.messages import CountBody
@@ -71,7 +72,7 @@ async def measure(
 
 async def keep(
     held: HeldPrefixes,
-    salt: str,
+    whose: PromptDict,
     places: Sequence[tuple[int, LeaseTerms]],
     output: RequestOutput,
 ) -> Kept:
@@ -79,7 +80,7 @@ async def keep(
 
     Args:
         held: What is kept already.
-        salt: Whose it is.
+        whose: Salt and public prefixes of the request.
         places: As ``measure`` returns them.
         output: The first of the request.
     """
@@ -88,7 +89,7 @@ async def keep(
     for num_tokens, terms in places:
         if not num_tokens:
             continue
-        receipt = await held.hold(salt, tokens[:num_tokens], terms, num_cached)
+        receipt = await held.hold(whose, tokens[:num_tokens], terms, num_cached)
         written[terms == ANTHROPIC_1H] += max(0, receipt.num_tokens - done)
         done = max(done, receipt.num_tokens)
     return Kept(len(tokens), num_cached, num_5m=written[False], num_1h=written[True])

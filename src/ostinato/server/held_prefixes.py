@@ -36,12 +36,12 @@ class HeldPrefixes:
         return len(self._held)
 
     async def hold(
-        self, salt: str, tokens: Sequence[int], terms: LeaseTerms, num_cached: int
+        self, whose: PromptDict, tokens: Sequence[int], terms: LeaseTerms, num_cached: int
     ) -> LeaseReceipt:
         """Keep a prefix that a request has just computed or found.
 
         Args:
-            salt: Whose it is.
+            whose: Salt and public prefixes of the request.
             tokens: Its ids.
             terms: For how long.
             num_cached: Tokens of its prompt that the request found, which refreshed their lease.
@@ -49,18 +49,18 @@ class HeldPrefixes:
         Returns:
             What is held of it, by a new lease or by one from before.
         """
-        key = salt, terms, hashlib.sha256(pack_tokens(tokens).tobytes()).digest()
+        key = whose["cache_salt"], terms, hashlib.sha256(pack_tokens(tokens).tobytes()).digest()
         async with self._holding:
-            return await self._hold(key, tokens, num_cached)
+            prompt = PromptDict(**whose, prompt_token_ids=tokens)
+            return await self._hold(key, prompt, num_cached)
 
-    async def _hold(self, key: _Key, tokens: Sequence[int], num_cached: int) -> LeaseReceipt:
+    async def _hold(self, key: _Key, prompt: PromptDict, num_cached: int) -> LeaseReceipt:
         before = self._held.get(key)
         if before is not None and before.lease_id is not None:
             if num_cached >= before.num_tokens and await self._llm.has_lease(before.lease_id):
                 self._held.move_to_end(key)
                 return before
             await self._llm.end_lease(before.lease_id)
-        prompt = PromptDict(prompt_token_ids=tokens, cache_salt=key[0])
         receipt = await self._llm.lease(prompt, key[1])
         self._held.pop(key, None)
         if receipt.lease_id is not None:

@@ -21,6 +21,7 @@ from fastapi.responses import JSONResponse, Response
 
 from ostinato.core.lease import LeaseTerms
 from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.prompts import PromptDict
 from ostinato.server.breakpoints import Kept, keep, measure
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
@@ -133,8 +134,11 @@ class MessageAnswer:
         yield _event("message_stop")
 
     async def _keep(self, output: RequestOutput) -> Kept:
-        salt = self.caller.narrow(self.call.cache_salt)
-        return await keep(self.state.held_prefixes, salt, self.places, output)
+        whose = PromptDict(
+            cache_salt=self.caller.narrow(self.call.cache_salt),
+            public_prefixes=self.caller.public_prefixes,
+        )
+        return await keep(self.state.held_prefixes, whose, self.places, output)
 
     def _pieces(self, delta: Delta, parser: ToolCallParser) -> Iterator[bytes]:
         """Yield the events of what was added."""

@@ -1,0 +1,120 @@
+"""How are answers of a server's administration drawn?"""
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ostinato.cli._durations import write_seconds
+
+
+def draw_stats(console: Console, answer: dict[str, Any]) -> None:
+    """Draw blocks by state, and look-ups of all and of each tenant."""
+    blocks = answer["blocks"]
+    parts = ", ".join(f"{count:,} {name}" for name, count in blocks.items())
+    console.print(f"{sum(blocks.values()):,} blocks: {parts}", highlight=False)
+    console.print(
+        f"{answer['num_leased_blocks']:,} of them leased; {answer['num_running']:,} sequences run, "
+        f"{answer['num_waiting']:,} wait; {answer['evicted_blocks']:,} blocks evicted so far",
+        highlight=False,
+    )
+    table = _table("Tenant", ("Requests", "Looked up", "Shared", "Copied", "Hit"))
+    rows = {"all": answer["lookups"], **answer["tenants"]}
+    for name, counts in rows.items():
+        table.add_row(
+            Text(name or "(no salt)"),
+            f"{counts['num_requests']:,}",
+            f"{counts['query_tokens']:,}",
+            f"{counts['shared_tokens']:,}",
+            f"{counts['copied_tokens']:,}",
+            f"{counts['hit_ratio']:.1%}",
+        )
+    console.print(table)
+
+
+def draw_heaviest(console: Console, answer: dict[str, Any]) -> None:
+    """Draw prefixes, the one that saved most first."""
+    table = _table("Prefix", ("Tenant", "Tokens", "Hits", "Saved", "Age"))
+    for prefix in answer["prefixes"]:
+        head, branch = _line(prefix["head"]), _line(prefix["branch"])
+        shown = head if head == branch else f"… {branch}"
+        owner = prefix["tenant"] if prefix["public"] is None else f"public {prefix['public']}"
+        table.add_row(
+            Text(shown[:48]),
+            Text(owner or "(no salt)"),
+            f"{prefix['num_tokens']:,}",
+            f"{prefix['num_hits']:,}",
+            f"{prefix['saved_tokens']:,}",
+            write_seconds(prefix["age_s"]),
+        )
+    console.print(table if answer["prefixes"] else "Nothing is cached.")
+
+
+def draw_prewarmed(console: Console, answer: dict[str, Any]) -> None:
+    """Say how much was computed."""
+    console.print(
+        f"{answer['num_tokens']:,} tokens are cached; {answer['num_computed_tokens']:,} of them "
+        "were computed for it",
+        highlight=False,
+    )
+
+
+def draw_lease(console: Console, answer: dict[str, Any]) -> None:
+    """Say what is kept, and why not all of it."""
+    colour = {"accepted": "green", "clipped": "yellow"}.get(answer["status"], "red")
+    line = Text(answer["status"], style=f"bold {colour}")
+    if answer["lease_id"] is not None:
+        line.append(f": lease {answer['lease_id']} keeps {answer['num_tokens']:,} tokens", "")
+    if answer["reason"]:
+        line.append(f" ({answer['reason']})", "dim")
+    console.print(line)
+
+
+def draw_leases(console: Console, answer: dict[str, Any]) -> None:
+    """Draw all leases."""
+    table = _table("Tenant", ("Lease", "Tokens", "Expires in"))
+    for lease in answer["leases"]:
+        left = lease["expires_in_s"]
+        table.add_row(
+            Text(lease["tenant"] or "(no salt)"),
+            str(lease["lease_id"]),
+            f"{lease['num_tokens']:,}",
+            "never" if left is None else write_seconds(max(0.0, left)),
+        )
+    console.print(table if answer["leases"] else "Nothing is kept.")
+
+
+def draw_public(console: Console, answer: dict[str, Any]) -> None:
+    """Draw all public prefixes."""
+    table = _table("Name", ("Tokens", "Held"))
+    for known in answer["public"]:
+        table.add_row(
+            Text(known["name"]),
+            f"{known['num_tokens']:,}",
+            "yes" if known["is_held"] else "no: publish it again",
+        )
+    console.print(table if answer["public"] else "Nothing is public.")
+
+
+def draw_receipt(console: Console, answer: dict[str, Any]) -> None:
+    """Draw what was erased, place by place."""
+    table = _table("Erased", ("Count",))
+    for place, count in answer.items():
+        shown = ", ".join(count) or "-" if isinstance(count, list) else f"{count:,}"
+        table.add_row(place.removeprefix("num_").replace("_", " "), shown)
+    console.print(table)
+
+
+def _table(first: str, others: tuple[str, ...]) -> Table:
+    table = Table(box=box.SIMPLE, pad_edge=False, header_style="bold")
+    table.add_column(first, overflow="fold")
+    for name in others:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _line(text: str | list[int]) -> str:
+    """Write a text in one line; without a tokenizer there are ids alone."""
+    return " ".join(text.split()) if isinstance(text, str) else " ".join(map(str, text))

@@ -1,0 +1,86 @@
+"""``ostinato keys``: who may call the server?"""
+
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+_FILE = Annotated[str, typer.Option("--file", "-f", help="The keys file.")]
+
+app = typer.Typer(
+    no_args_is_help=True, help="Make keys for tenants of a server, and list who has some."
+)
+
+
+@app.command("new")
+def new(
+    tenant: Annotated[str, typer.Argument(help="Whose key.")],
+    file: _FILE = "keys.json",
+    quota: Annotated[int | None, typer.Option(help="Blocks that it may keep.")] = None,
+    floor: Annotated[int | None, typer.Option(help="Blocks that nobody else can evict.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Lower goes first.")] = None,
+    max_requests: Annotated[
+        int | None, typer.Option(help="Continuations that it may have under way at once.")
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="Prompt and generated tokens that it may use.")
+    ] = None,
+    public: Annotated[
+        list[str] | None,
+        typer.Option(help="Public prefix that it may begin with; may be repeated, '*' is all."),
+    ] = None,
+    administers: Annotated[
+        bool | None,
+        typer.Option("--administers/--no-administers", help="Whether it may administer."),
+    ] = None,
+) -> None:
+    """Make a key, print it once, and keep its hash.
+
+    A tenant may have several keys. What is given is written for the tenant; what is left out
+    stays as it is.
+    """
+    from ostinato.server.keys import add_key
+
+    changes = {
+        "quota": quota,
+        "floor": floor,
+        "priority": priority,
+        "max_requests": max_requests,
+        "tokens_per_minute": tokens_per_minute,
+        "public": public,
+        "administers": administers,
+    }
+    given = {name: value for name, value in changes.items() if value is not None}
+    key = add_key(file, tenant, **given)
+    typer.echo(key)
+    note = f"Its hash is in {file}. The key itself is kept nowhere: copy it now."
+    Console(stderr=True, soft_wrap=True).print(note, style="dim", highlight=False)
+
+
+@app.command("list")
+def list_tenants(file: _FILE = "keys.json") -> None:
+    """List tenants, what they are entitled to, and how many keys they have."""
+    from ostinato.server.keys import read_keys
+
+    table = Table(box=box.SIMPLE, pad_edge=False, header_style="bold")
+    table.add_column("Tenant", overflow="fold")
+    for name in ("Keys", "Quota", "Floor", "Priority", "At once", "Per minute"):
+        table.add_column(name, justify="right")
+    table.add_column("Public", overflow="fold")
+    table.add_column("Administers")
+    for name, entry in read_keys(file).tenants.items():
+        limits = (entry.quota, entry.floor, entry.priority, entry.max_requests)
+        table.add_row(
+            name,
+            str(len(entry.keys)),
+            *(_shown(value) for value in (*limits, entry.tokens_per_minute)),
+            " ".join(entry.public) or "-",
+            "yes" if entry.administers else "-",
+        )
+    Console().print(table)
+
+
+def _shown(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"

@@ -1,0 +1,133 @@
+"""`ostinato cache` and `ostinato keys`, against a real server with keys."""
+
+import json
+
+import pytest
+
+from ostinato.cli.cache import read_seconds
+from ostinato.core.errors import ConfigError
+from ostinato.server.keys import read_keys
+from tests.server.keyed import Keyed, keyed_server
+
+from .terminal import Terminal
+
+PROMPT = "Good night, good night! Parting is such sweet sorrow, that I shall say good night."
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory):
+    """Serve two tenants that may begin with what is public, and record."""
+    folder = tmp_path_factory.mktemp("cache")
+    public = {"public": ["*"]}
+    with keyed_server(folder, {"ann": public, "bob": public}, traces=folder) as server:
+        yield server
+
+
+@pytest.fixture
+def cache(keyed: Keyed, terminal: Terminal, monkeypatch: pytest.MonkeyPatch):
+    """Run ``ostinato cache`` as the administrator, on a cold cache."""
+    keyed.administer("/admin/reset", {})
+    monkeypatch.setenv("OSTINATO_URL", keyed.url)
+    monkeypatch.setenv("OSTINATO_ADMIN_KEY", keyed.keys["ops"])
+    return lambda *args: terminal.show("cache", *args)
+
+
+def test_a_prompt_is_warmed_kept_listed_and_released(cache, keyed: Keyed, tmp_path):
+    (tmp_path / "prompt.txt").write_text(PROMPT)
+    warmed = cache("prewarm", f"@{tmp_path / 'prompt.txt'}", "--tenant", "ann")
+    assert "82 tokens are cached; 82 of them were computed" in warmed
+    assert keyed.num_cached("ann", PROMPT) == 81
+
+    kept = cache("lease", PROMPT, "--tenant", "ann", "--ttl", "5m")
+    assert kept.startswith("accepted: lease ") and "keeps 80 tokens" in kept
+    pinned = json.loads(cache("pin", PROMPT, "--tenant", "ann", "--json"))
+    assert pinned["status"] == "accepted"
+    listed = cache("leases")
+    assert listed.count("ann") == 2 and "never" in listed and "300 s" in listed
+    for lease in json.loads(cache("leases", "--json"))["leases"]:
+        assert "released" in cache("release", str(lease["lease_id"]))
+    assert "Nothing is kept." in cache("leases")
+    assert cache("pin", "never sent " * 4, "--tenant", "ann").startswith("rejected (no whole block")
+
+
+def test_statistics_and_the_heaviest_prefixes_are_drawn(cache, keyed: Keyed):
+    assert "Nothing is cached." in cache("heaviest")
+    for _ in range(2):
+        keyed.complete("ann", PROMPT)
+    drawn = cache("heaviest", "--most", "3", "--tenant", "ann")
+    assert "Good night, good night! Parting" in drawn and "ann" in drawn
+    stats = cache("stats")
+    assert "512 blocks" in stats and "ann" in stats and "all" in stats
+    assert json.loads(cache("stats", "--json"))["tenants"]["ann"]["num_requests"] >= 2
+
+
+def test_a_prefix_is_published_listed_and_taken_back(cache, keyed: Keyed):
+    assert "80 tokens are public as 'manual'" in cache("publish", "manual", PROMPT)
+    assert "manual" in cache("public") and "yes" in cache("public")
+    assert keyed.num_cached("bob", PROMPT) == 80
+    assert "'manual' is public no more" in cache("unpublish", "manual")
+    assert "Nothing is public." in cache("public")
+
+
+def test_erasing_and_resetting_say_what_is_gone(cache, keyed: Keyed):
+    keyed.complete("ann", PROMPT)
+    receipt = cache("erase", "ann")
+    assert "blocks" in receipt and "zeroed slots" in receipt
+    assert keyed.num_cached("ann", PROMPT) == 0
+    assert "Nothing is cached any more." in cache("reset")
+
+
+def test_a_recording_is_started_and_stopped(cache, keyed: Keyed):
+    started = cache("record", "start", "traffic.jsonl")
+    keyed.complete("ann", PROMPT)
+    stopped = cache("record", "stop")
+    path = stopped.removeprefix("Recorded: ").strip()
+    assert path in started.replace("\n", "")
+    with open(path, "rb") as file:
+        assert PROMPT.encode() not in file.read()
+
+
+def test_refusals_are_one_line_that_says_what_to_do(
+    cache, keyed: Keyed, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+):
+    assert "no such lease" in terminal.refuse("cache", "release", "99999")
+    assert "no such tenant" in terminal.refuse("cache", "erase", "nobody")
+    assert "ttl='soon'" in terminal.refuse("cache", "lease", PROMPT, "--ttl", "soon")
+    assert "cannot be read" in terminal.refuse("cache", "prewarm", "@/nowhere")
+    monkeypatch.setenv("OSTINATO_ADMIN_KEY", keyed.keys["ann"])
+    assert "does not administer" in terminal.refuse("cache", "stats")
+    monkeypatch.delenv("OSTINATO_ADMIN_KEY")
+    assert "OSTINATO_ADMIN_KEY" in terminal.refuse("cache", "stats")
+    monkeypatch.setenv("OSTINATO_URL", "http://127.0.0.1:9")
+    assert "ostinato serve" in terminal.refuse("cache", "stats")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("300", 300), ("90s", 90), ("5m", 300), ("1.5h", 5400), ("2d", 172800)]
+)
+def test_durations_are_read_with_their_units(text: str, seconds: float):
+    assert read_seconds("ttl", text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "0", "-5m", "inf", "nan", "5 weeks"])
+def test_what_is_no_duration_is_refused(text: str):
+    with pytest.raises(ConfigError, match="ttl="):
+        read_seconds("ttl", text)
+
+
+def test_a_new_key_is_printed_alone_so_that_a_script_can_take_it(terminal: Terminal, tmp_path):
+    path = str(tmp_path / "keys.json")
+    made = terminal.run("keys", "new", "acme", "-f", path, "--quota", "40", "--public", "manual")
+    assert made.exit_code == 0 and made.stdout.startswith("sk-ostinato-")
+    assert "copy it now" in made.stderr
+    keys = read_keys(path)
+    assert keys.owner_of(made.stdout.strip()) == "acme"
+    assert (keys.tenants["acme"].quota, keys.tenants["acme"].public) == (40, ["manual"])
+    terminal.run("keys", "new", "ops", "-f", path, "--administers")
+    drawn = terminal.show("keys", "list", "-f", path)
+    assert "acme" in drawn and "40" in drawn and "yes" in drawn
+    assert "sha256" not in drawn
+    assert "floor=99 is above" in terminal.refuse(
+        "keys", "new", "acme", "-f", path, "--floor", "99"
+    )
+    assert "cannot be read" in terminal.refuse("keys", "list", "-f", str(tmp_path / "none.json"))
