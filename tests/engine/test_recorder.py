@@ -66,10 +66,14 @@ def mixed_traffic(llm: LLM, seed: int, rounds: int = 5) -> None:
 
 
 @pytest.mark.parametrize("index", ["radix", "hash"])
-@pytest.mark.parametrize("order", ["fcfs", "depth_first", "fair_share"])
-def test_a_recorded_run_replays_to_the_same_hits(make_llm, tmp_path, index, order):
+@pytest.mark.parametrize(
+    ("order", "policy"),
+    [("fcfs", "reuse_hazard"), ("depth_first", "arc"), ("fair_share", "lru")],
+)
+def test_a_recorded_run_replays_to_the_same_hits(make_llm, tmp_path, index, order, policy):
     """Chunks, preemptions, forks, tenants and priorities: every request finds what it found."""
-    llm = make_llm("llama", index=index, order=order, record_trace=tmp_path / "t", **SMALL)
+    how = {"index": index, "order": order, "eviction_policy": policy}
+    llm = make_llm("llama", record_trace=tmp_path / "t", **how, **SMALL)
     mixed_traffic(llm, seed=len(order))
     preemptions = llm.engine.scheduler_stats.num_preemptions
     llm.stop_recording()

@@ -1,6 +1,6 @@
 """How does a command read a trace, and what does it say of it?"""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -109,12 +109,12 @@ def _tokenizer(model: str) -> Tokenizer:
 
         return AutoTokenizer.from_pretrained(resolve_model(model))
 
-    def read(prompt: Any) -> list[int]:
+    def read(body: Mapping[str, Any]) -> list[int]:
         from ostinato.engine.chat import render_chat
 
-        tokenizer = load()
+        tokenizer, prompt = load(), body.get("prompt")
         if isinstance(prompt, str):
             return list(tokenizer(prompt, verbose=False)["input_ids"])
-        return list(render_chat(tokenizer, prompt, None, True))
+        return list(render_chat(tokenizer, body["messages"], tools=body.get("tools")))
 
     return read

@@ -14,8 +14,9 @@ bodies of OpenAI's chat completions and completions, alone or as the ``body`` of
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,13 @@ from ostinato.core.trace import unpack_names
 from ostinato.lab.block_trace import BlockRequest, BlockTrace, make_block_trace
 from ostinato.lab.lines import OnBroken, read_lines
 from ostinato.lab.recording import read_recording
+from ostinato.lab.request_log import LoggedRequest, parse_request
 
 PUBLIC_BLOCK_TOKENS = 512
 """Tokens per block of the public traces."""
 
-Tokenizer = Callable[[Any], Sequence[int]]
-"""Turns a prompt, a text or a list of messages, into token ids."""
+Tokenizer = Callable[[Mapping[str, Any]], Sequence[int]]
+"""Turns a request's body, with its ``prompt`` or ``messages`` and ``tools``, into token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,41 +164,37 @@ def read_recorded(
 
 
 def read_openai(path: Path, options: ReadOptions) -> BlockTrace:
-    """Read a log of requests as OpenAI's clients send them.
+    """Read a log of requests as OpenAI's clients send them: see ``request_log``.
 
-    A line is a request's body, or has it under ``body`` or ``request``; ``messages`` or
-    ``prompt`` is what the tokenizer gets. Without a time (``timestamp``, ``created`` or
-    ``created_at``, in seconds), requests come a second apart.
+    Without a time, requests come a second apart; an answer that was not written down counts as
+    ``max_tokens``, since nothing else is known of it.
 
     Raises:
         ConfigError: There is no tokenizer.
         BrokenTrace: A line cannot be read and is not to be left out.
     """
-    tokenizer = options.tokenizer
+    tokenizer, size = options.tokenizer, options.block_tokens or 16
     if tokenizer is None:
         raise ConfigError(f"{path.name} is a log of requests: give a model, for its tokenizer")
-    count, size = 0, options.block_tokens or 16
+    numbers = count(1)
 
     def parse(line: bytes) -> BlockRequest:
-        nonlocal count
-        outer = _object(line)
-        inner: Any = outer.get("body", outer.get("request", outer))
-        if not isinstance(inner, dict):
-            raise BrokenTrace("the request's body must be an object")
-        prompt = inner.get("messages", inner.get("prompt"))
-        if not prompt or not isinstance(prompt, (str, list)):
-            raise BrokenTrace("there are neither messages nor a prompt")
-        tokens = _tokenize(tokenizer, prompt)
-        arrival_s = _time(inner | outer, float(count))
-        count += 1
-        answer = inner.get("max_completion_tokens") or inner.get("max_tokens") or 0
-        tenant = str(inner.get("cache_salt") or inner.get("user") or "")
-        blocks = _blocks(tokens, size, (tenant,))
-        output_tokens = int(answer) if _is_number(answer) else 0
-        return BlockRequest(arrival_s, len(tokens), output_tokens, blocks)
+        logged = parse_request(line, next(numbers))
+        tokens = _tokenize(tokenizer, logged.body)
+        answer = _answer_tokens(tokenizer, logged)
+        arrival_s = float(logged.line) if logged.at_s is None else logged.at_s
+        return BlockRequest(arrival_s, len(tokens), answer, _blocks(tokens, size, (logged.tenant,)))
 
     lines = read_lines(path, parse, options.on_broken)
     return make_block_trace(path.name, size, lines.items, lines.broken)
+
+
+def _answer_tokens(tokenizer: Tokenizer, logged: LoggedRequest) -> int:
+    """Say how long the answer was, or may have been."""
+    if logged.answer:
+        return len(_tokenize(tokenizer, {"prompt": logged.answer}))
+    most = logged.body.get("max_completion_tokens") or logged.body.get("max_tokens") or 1
+    return int(most) if _is_number(most) else 1
 
 
 def _blocks(tokens: list[int], size: int, owner: tuple[object, ...]) -> tuple[object, ...]:
@@ -208,11 +206,9 @@ def _blocks(tokens: list[int], size: int, owner: tuple[object, ...]) -> tuple[ob
     return tuple(blocks)
 
 
-def _tokenize(tokenizer: Tokenizer, prompt: Any) -> list[int]:
-    if all(type(token) is int for token in prompt):
-        return list(prompt)  # ids already
+def _tokenize(tokenizer: Tokenizer, body: Mapping[str, Any]) -> list[int]:
     try:
-        tokens = list(tokenizer(prompt))
+        tokens = list(tokenizer(body))
     except Exception as error:  # templates are programs of their own, and refuse as they like
         raise BrokenTrace(f"the prompt cannot be tokenized: {error}") from error
     if not tokens:
@@ -247,13 +243,3 @@ def _count(fields: dict[str, Any], name: str) -> int:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _time(fields: dict[str, Any], otherwise_s: float) -> float:
-    for name in ("timestamp", "created", "created_at"):
-        if name in fields:
-            value = fields[name]
-            if not _is_number(value):
-                raise BrokenTrace(f"{name}={value!r}: must be a number of seconds")
-            return float(value)
-    return otherwise_s
