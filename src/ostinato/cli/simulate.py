@@ -186,6 +186,7 @@ def _add_times(
                 policy=policy,
                 enable_prefix_caching=enabled,
                 seal_tails=False,
+                keep_explanations=0,
             )
             found.timed[name] = replay_timed(
                 trace, cache, scheduling, cost, slowdown=found.slowdown, progress=advance

@@ -77,7 +77,13 @@ def replay_serially(
     Cost: about a microsecond per block under LRU, and tens of them per request.
     """
     now_s = [0.0]
-    config = CacheConfig(num_blocks=num_blocks, block_size=1, policy=policy, seal_tails=False)
+    config = CacheConfig(
+        num_blocks=num_blocks,
+        block_size=1,
+        policy=policy,
+        seal_tails=False,
+        keep_explanations=0,
+    )
     manager = CacheManager(config, clock=lambda: now_s[0])
     hits, cached, refused = [0] * len(trace), [0] * len(trace), 0
     identity, pool = Identity(), manager.pool
