@@ -3,15 +3,17 @@
 import asyncio
 import json
 import re
+import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits
 
 from ostinato import LLM, SamplingParams, StructuredOutputs
 from ostinato.core.errors import InvalidSamplingParams, MissingTokenizer, StepFailed
+from ostinato.engine import grammar
 from ostinato.engine.grammar_vocabulary import grammar_vocabulary
 from ostinato.engine.token_table import TokenTable
 from tests.engine.small_tokenizers import ALL
@@ -328,3 +330,28 @@ def test_forms_can_be_followed_in_every_kind_of_vocabulary(name: str) -> None:
         assert matcher.consume_token(ids[-1]), matcher.get_error()
 
     assert re.fullmatch(b"[a-z ]{5,9}", vocabulary.decode_bytes(ids[:9]).split(b"<")[0])
+
+
+def test_a_form_that_takes_forever_to_compile_is_refused(
+    scribe: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It burns in its thread; meanwhile known forms are served, and new ones are refused."""
+    known = asked({"regex": "[xy]{3}"})
+    run(scribe, PROMPTS[0], known)
+    burns = threading.Event()
+
+    def slow(**limits: Any) -> LLParserLimits:
+        burns.wait()
+        return LLParserLimits(**limits)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar, "LLParserLimits", slow)
+        patch.setattr(grammar, "COMPILE_LIMIT_S", 0.05)
+        with pytest.raises(InvalidSamplingParams, match=r"not compiled within 0\.05 s"):
+            run(scribe, PROMPTS[0], asked({"choice": ["never seen"]}))
+        with pytest.raises(InvalidSamplingParams, match="come again later"):
+            run(scribe, PROMPTS[0], asked({"choice": ["never seen either"]}))
+        assert re.fullmatch("[xy]{3}", run(scribe, PROMPTS[0], known)[0].text)
+        burns.set()
+        scribe.engine._forms._compilation.join()  # type: ignore[union-attr]
+    assert run(scribe, PROMPTS[0], asked({"choice": ["never seen"]}))[0].text == "never seen"

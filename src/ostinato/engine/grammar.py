@@ -12,11 +12,17 @@ JSON is written with at most one space, or one line break and its indentation, b
 models that are bad at JSON love to go on with white space for ever, and every schema with bounded
 strings and arrays has a longest text now.
 
+The library bounds its own work nearly everywhere, but intersections of many expressions (``allOf``
+over 25 patterns) take it exponential time, and nothing can stop it. So a compilation that takes too
+long is left to itself in its thread, and until it ends no other form is compiled; forms that are
+known, and requests without any, go on.
+
 Source: Willard and Louf, arXiv 2307.09702, for masks from regular expressions; Koo et al., arXiv
 2407.08103, for the walk over bytes.
 """
 
 import json
+import threading
 from collections import OrderedDict
 from typing import Any
 
@@ -34,6 +40,9 @@ JSON_WHITE_SPACE = r"[ ]?|\n[ ]{0,12}"
 
 _MAX_COMPILED = 64
 """Compiled forms that are remembered; the one that was asked for longest ago goes."""
+
+COMPILE_LIMIT_S = 5.0
+"""A grammar of 3,000 properties takes 0.2 s."""
 
 _JSON_PARTS = '{}[]":,'
 
@@ -78,6 +87,7 @@ class FormCompiler:
     def __init__(self, loaded: LoadedModel) -> None:
         """Read nothing yet."""
         self._loaded = loaded
+        self._compilation: threading.Thread | None = None
         self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[tuple[str, str], GrammarForm] = OrderedDict()
 
@@ -107,8 +117,7 @@ class FormCompiler:
             grammar = _grammar(wanted)
         except ValueError as error:
             raise _refusal(wanted, str(error)) from error
-        limits = LLParserLimits(verbose_errors=False)
-        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
+        matcher = self._construct(wanted, vocabulary, grammar)
         if matcher.is_error():
             raise _refusal(wanted, matcher.get_error())
         self._check_vocabulary(wanted, vocabulary)
@@ -117,6 +126,27 @@ class FormCompiler:
         if not first[: self._loaded.vocab_size].any():
             raise _refusal(wanted, "no token of this model's vocabulary can begin it")
         return form
+
+    def _construct(
+        self, wanted: StructuredOutputs, vocabulary: LLTokenizer, grammar: str
+    ) -> LLMatcher:
+        """Compile beside everything else, for so long and no longer."""
+        made: list[LLMatcher] = []
+
+        def construct() -> None:
+            limits = LLParserLimits(verbose_errors=False)
+            made.append(LLMatcher(vocabulary, grammar, log_level=0, limits=limits))
+
+        if self._compilation is not None and self._compilation.is_alive():
+            raise _refusal(wanted, "another form takes very long to compile; come again later")
+        self._compilation = threading.Thread(target=construct, name="grammar", daemon=True)
+        self._compilation.start()
+        self._compilation.join(COMPILE_LIMIT_S)
+        if not made:
+            raise _refusal(
+                wanted, f"it was not compiled within {COMPILE_LIMIT_S:g} s: make it simpler"
+            )
+        return made[0]
 
     def _read_vocabulary(self, kind: str) -> LLTokenizer:
         if self._vocabulary is None:
