@@ -26,7 +26,8 @@ def load_tokenizer(model: str) -> Tokenizer:
         raise MissingTokenizer(f"{model}: no tokenizer loads from {path}: {error}") from error
 
     def encode(text: str) -> list[int]:
-        return list(tokenizer(text, verbose=False)["input_ids"])
+        ids = tokenizer(text, verbose=False, add_special_tokens=False)["input_ids"]
+        return list(ids)
 
     def decode(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))

@@ -1,0 +1,118 @@
+"""How many tokens would the requests of a group have computed?
+
+Served one after the other by the real cache, large enough that nothing is evicted: what misses
+misses for its content.
+"""
+
+from bisect import bisect_right, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from ostinato.cache.manager import CacheManager
+from ostinato.core.config import CacheConfig
+from ostinato.core.identity import Identity, PrefixKey
+from ostinato.lab.explain_log import Tokenizer
+from ostinato.lab.request_log import LoggedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay found.
+
+    Attributes:
+        prompt_tokens: Tokens of all prompts.
+        computed_tokens: Those that went through the model.
+    """
+
+    prompt_tokens: int
+    computed_tokens: int
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of prompt tokens that hit, from 0 to 1."""
+        if not self.prompt_tokens:
+            return 0.0
+        return 1 - self.computed_tokens / self.prompt_tokens
+
+
+class Seams:
+    """Texts seen so far, with their tokens, to tokenize what is put behind them by itself."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Start with no text."""
+        self._tokenizer = tokenizer
+        self._texts: list[str] = []
+        self._tokens: dict[str, list[int]] = {}
+
+    def add(self, text: str, tokens: list[int]) -> None:
+        """Note a text and the tokens that it has in the cache."""
+        if text and text not in self._tokens:
+            insort(self._texts, text)
+            self._tokens[text] = tokens
+
+    def encode(self, text: str) -> list[int]:
+        """Tokenize a text: what begins it and was seen before, as it was; then the rest."""
+        known = self._longest_known(text)
+        if not known:
+            return self._tokenizer.encode(text)
+        return self._tokens[known] + self._tokenizer.encode(text[len(known) :])
+
+    def _longest_known(self, text: str) -> str:
+        """Find the longest text seen that this one begins with, in O(log n) comparisons each."""
+        query = text
+        while query:
+            place = bisect_right(self._texts, query)
+            candidate = self._texts[place - 1] if place else ""
+            if text.startswith(candidate):
+                return candidate
+            pairs = zip(candidate, query, strict=False)
+            query = query[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))]
+        return ""
+
+
+def replay(
+    requests: Sequence[LoggedRequest],
+    tokenizer: Tokenizer,
+    block_size: int,
+    keep_seams: bool = False,
+) -> Replayed:
+    """Serve requests one after the other, with the answers that were logged.
+
+    Args:
+        requests: In order.
+        tokenizer: Of the model.
+        block_size: Of the cache.
+        keep_seams: Whether earlier text keeps the tokens that it had.
+    """
+    seams = Seams(tokenizer)
+    keys: list[tuple[PrefixKey, list[int]]] = []
+    for request in requests:
+        text = tokenizer.render(request.body)
+        tokens = seams.encode(text) if keep_seams else tokenizer.encode(text)
+        answer = tokenizer.encode(request.answer) if request.answer else []
+        if tokens:
+            keys.append((PrefixKey(Identity(tenant=request.tenant.encode()), tokens), answer))
+            seams.add(text, tokens)
+            seams.add(text + request.answer, tokens + answer)
+    return _serve(keys, block_size)
+
+
+def _serve(keys: list[tuple[PrefixKey, list[int]]], block_size: int) -> Replayed:
+    num_blocks = 1 + sum((len(k) + len(answer)) // block_size + 2 for k, answer in keys)
+    config = CacheConfig(num_blocks, block_size, keep_explanations=0)
+    cache, prompt_tokens, computed = CacheManager(config, lambda: 0.0), 0, 0
+    for key, answer in keys:
+        admitted = cache.admit(key, cache.match(key))
+        assert admitted is not None, "there is room for everything"
+        table, _ = admitted
+        prompt_tokens += len(key)
+        computed += len(key) - table.num_cached_tokens
+        for token in answer:
+            key.append(token)
+        cache.grow(table, len(key))
+        num_computed = len(key) - bool(answer)  # the last token of an answer is sampled alone
+        cache.publish(table, num_computed)
+        cache.commit([table])
+        cache.release(table, num_computed)
+    return Replayed(prompt_tokens, computed)

@@ -1,0 +1,51 @@
+"""``ostinato lint``, as a user sees it."""
+
+import json
+from pathlib import Path
+
+from .terminal import Terminal
+
+SYSTEM = "Thou art the herald of a king, and answerest briefly, in verse, to whoever asketh. " * 2
+
+
+def write(path: Path, heads: list[str]) -> str:
+    lines = []
+    for number, head in enumerate(heads):
+        messages = [
+            {"role": "system", "content": head},
+            {"role": "user", "content": "Who comes" + " here" * (number % 3) + "?"},
+        ]
+        lines.append(json.dumps({"timestamp": 60 * number, "body": {"messages": messages}}))
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def test_a_time_at_the_head_is_found(terminal: Terminal, tmp_path: Path):
+    heads = [f"It is {9 + n // 60}:{n % 60:02} now. {SYSTEM}" for n in range(20)]
+    page = terminal.show("lint", write(tmp_path / "log.jsonl", heads))
+    assert "20 requests, 1 template: 1 finding." in page
+    assert "1. timestamp costs" in page
+    assert "behind 'It is': '9:00', '9:01', '9:02'" in page
+    assert "move the time to the end of the last message" in page
+    assert "Tokens are those of tiny-shakespeare." in page
+
+
+def test_clean_requests_are_clean(terminal: Terminal, tmp_path: Path):
+    log = write(tmp_path / "log.jsonl", [SYSTEM] * 20)
+    assert "nothing breaks their prefixes early" in terminal.show("lint", "--strict", log)
+
+
+def test_as_json_and_as_an_exit_code(terminal: Terminal, tmp_path: Path):
+    log = write(tmp_path / "log.jsonl", [f"Now {n}. {SYSTEM}" for n in range(20)])
+    [finding] = json.loads(terminal.show("lint", "--json", log))["findings"]
+    assert finding["kind"] == "counter"
+    assert finding["after"] > finding["before"]
+    assert terminal.run("lint", "--strict", log).exit_code == 1
+
+
+def test_a_broken_line_is_named_and_may_be_left_out(terminal: Terminal, tmp_path: Path):
+    path = tmp_path / "log.jsonl"
+    log = write(path, [SYSTEM] * 4)
+    path.write_text(path.read_text() + "\n{torn")
+    assert "line 5" in terminal.refuse("lint", log)
+    assert "line 5 left out" in terminal.show("lint", "--skip-broken", log)

@@ -1,0 +1,134 @@
+"""``lint`` finds each of the planted faults, and none where none is."""
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from tokenizers import Tokenizer as BPE
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from ostinato.core.config import CacheConfig
+from ostinato.lab.explain_log import Tokenizer, explain_log
+from ostinato.lab.lint import LintReport, lint
+from ostinato.lab.lint_templates import canonical, group_requests, sort_json
+from ostinato.lab.request_log import parse_request, render_plainly
+
+from .planted_faults import FAULTS, WORDS, Application, at, chat, clean_log, log
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """Byte-level BPE that knows the words with a blank before them and without."""
+    bpe = BPE(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=800, initial_alphabet=alphabet, show_progress=False)
+    bpe.train_from_iterator([" ".join(WORDS), *WORDS] * 3, trainer)
+    return Tokenizer(lambda text: bpe.encode(text).ids, render_plainly, bpe.decode)
+
+
+@cache
+def report_of_all() -> LintReport:
+    """Fourteen applications, a fault in each."""
+    return lint(log(set(FAULTS)), tokenizer())
+
+
+def requests_of(bodies) -> list:
+    return [
+        parse_request(f'{{"timestamp": {at(n).timestamp()}, "body": {body}}}', n + 1)
+        for n, body in enumerate(map(json.dumps, bodies))
+    ]
+
+
+def test_a_clean_log_has_no_findings():
+    report = lint(clean_log(), tokenizer())
+    assert report.findings == ()
+    assert report.computed_tokens == report.mended_tokens
+    assert report.num_groups == len(FAULTS) >= 12
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_where_it_is_and_nowhere_else(fault):
+    """Of its application nothing else is found, and of no other is it."""
+    name = f"the {fault} desk"
+    report = report_of_all()
+    found = [f for f in report.findings if f.kind == fault]
+    [finding] = found
+    assert finding.saved_tokens > 0
+    assert finding.after > finding.before
+    alone = lint([r for r in log(set(FAULTS)) if name in render_plainly(r.body)], tokenizer())
+    assert alone.findings == (finding_by_the_hour(finding, report, alone),)
+    assert alone.computed_tokens - alone.mended_tokens == finding.saved_tokens
+
+
+def finding_by_the_hour(finding, report: LintReport, alone: LintReport):
+    """The same finding in a log that covers another time."""
+    return replace(finding, saved_tokens_per_hour=finding.saved_tokens / alone.hours)
+
+
+def test_findings_are_ranked_by_what_they_save_and_add_up():
+    report = report_of_all()
+    savings = [finding.saved_tokens_per_hour for finding in report.findings]
+    assert savings == sorted(savings, reverse=True)
+    total = sum(finding.saved_tokens for finding in report.findings)
+    assert report.computed_tokens - report.mended_tokens == total
+    assert len(report.findings) == len(FAULTS)
+
+
+def test_faults_in_one_prompt_are_found_behind_one_another():
+    """The second is worth nothing before the first is mended, and is found all the same."""
+    app = Application("crowded")
+    half = len(app.head) // 2
+    bodies = []
+    for number in range(16):
+        head = f"It is {at(number):%H:%M:%S}. {app.head[:half]} Case #{number}. {app.head[half:]}"
+        tools = app.tools()
+        app.random.shuffle(tools)
+        bodies.append(chat(app, head, tools=tools))
+    report = lint(requests_of(bodies), tokenizer())
+    assert {f.kind for f in report.findings} == {"timestamp", "tools_order", "counter"}
+
+
+def test_a_time_that_costs_next_to_nothing_is_no_finding():
+    """Behind a long prompt, only the few tokens between it and the question would be saved."""
+    app = Application("tidy")
+    head = f"{app.head} {app.head[::-1]}"
+    bodies = [chat(app, f"{head} It is {at(n):%H:%M:%S}.") for n in range(12)]
+    assert lint(requests_of(bodies), tokenizer()).findings == ()
+
+
+def test_a_log_without_times_counts_as_an_hour():
+    requests = [parse_request(json.dumps(chat(Application("a"), f"Now {n}")), n) for n in range(3)]
+    report = lint(requests, tokenizer())
+    assert (report.hours, report.has_times) == (1.0, False)
+
+
+def test_requests_are_grouped_by_template():
+    app, other = Application("one"), Application("other")
+    heads = [f"It is {n}. {app.head}" for n in range(3)] + [other.head]
+    groups = group_requests(requests_of([chat(app, head) for head in heads]))
+    assert [len(group.requests) for group in groups] == [3, 1]
+    assert groups[0].title.startswith("It is … You are the one desk.")
+    [slot] = groups[0].slots()
+    assert (slot.kind, slot.values[2], slot.before) == ("counter", "2.", "It is")
+
+
+def test_white_space_and_keys_are_no_template():
+    assert canonical(' a\n {"b": 1,\n "a": 2} ') == 'a {"a": 2, "b": 1}'
+    assert sort_json("a { b } c {") == "a { b } c {"
+
+
+def test_every_request_of_the_planted_log_is_explained():
+    """The same log, asked the other way round: where does each prompt part, and in which field?"""
+    [*explanations] = explain_log(
+        [r for r in log({"timestamp"}) if "timestamp desk" in render_plainly(r.body)],
+        tokenizer(),
+        CacheConfig(4096),
+    )
+    assert explanations[0].causes == ("never seen",)
+    for explanation in explanations[1:]:
+        assert explanation.causes == ("differs",)
+        assert explanation.difference is not None
+        assert explanation.difference.place.startswith("messages[0] (system), line 1")
