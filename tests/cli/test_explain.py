@@ -40,7 +40,7 @@ def test_a_log_of_requests_names_the_message(terminal: Terminal, tmp_path: Path)
     ]
     path = tmp_path / "log.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
-    page = terminal.show("explain", "--all", str(path))
+    page = terminal.show("explain", "--all", "--model", "tiny-shakespeare", str(path))
     assert "differs at token 14 from line 1" in page
     assert "token 14 in messages[0] (system), line 1, column 15" in page
     assert "seen from another tenant" in page

@@ -27,7 +27,7 @@ def test_a_time_at_the_head_is_found(terminal: Terminal, tmp_path: Path):
     assert "1. timestamp costs" in page
     assert "behind 'It is': '9:00', '9:01', '9:02'" in page
     assert "move the time to the end of the last message" in page
-    assert "Tokens are those of tiny-shakespeare." in page
+    assert "Tokens are words and pieces of words." in page
 
 
 def test_clean_requests_are_clean(terminal: Terminal, tmp_path: Path):

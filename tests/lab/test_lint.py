@@ -13,6 +13,7 @@ from ostinato.lab.explain_log import Tokenizer, explain_log
 from ostinato.lab.lint import LintReport, lint
 from ostinato.lab.lint_templates import canonical, group_requests, sort_json
 from ostinato.lab.request_log import parse_request, render_plainly
+from ostinato.lab.word_tokens import word_tokenizer
 
 from .planted_faults import FAULTS, WORDS, Application, at, chat, clean_log, log
 
@@ -132,3 +133,15 @@ def test_every_request_of_the_planted_log_is_explained():
         assert explanation.causes == ("differs",)
         assert explanation.difference is not None
         assert explanation.difference.place.startswith("messages[0] (system), line 1")
+
+
+def test_without_a_model_tokens_are_pieces_of_words():
+    words = word_tokenizer()
+    text = "It is 10:42, and incomprehensibilities\n\n abound — naïvely."
+    assert words.decode is not None
+    assert words.decode(words.encode(text)) == text
+    assert 10 < len(words.encode(text)) < 24
+    assert {f.kind for f in lint(log({"timestamp", "user"}), words).findings} == {
+        "timestamp",
+        "user",
+    }

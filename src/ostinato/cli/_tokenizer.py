@@ -1,20 +1,35 @@
 """How does a command get a model's tokenizer without its weights?"""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from ostinato.core.errors import MissingTokenizer, RequestError
 from ostinato.lab.explain_log import Tokenizer
 from ostinato.lab.request_log import render_plainly
+from ostinato.lab.word_tokens import word_tokenizer
+
+ModelOfTokens = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help="Whose tokens and template: the embedded model, a checkpoint directory, or a name "
+        "on the Hugging Face hub; else tokens are words.",
+    ),
+]
 
 
-def load_tokenizer(model: str) -> Tokenizer:
-    """Return what turns a log's requests into a model's tokens.
+def load_tokenizer(model: str | None) -> Tokenizer:
+    """Return what turns a log's requests into a model's tokens; into words if none is named.
 
     Raises:
         ModelNotFound: There is no such model.
         MissingTokenizer: It has no tokenizer.
     """
+    if model is None:
+        return word_tokenizer()
     from transformers import AutoTokenizer
 
     from ostinato.runner.resolve import resolve_model

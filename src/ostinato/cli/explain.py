@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato.cli import _engine_options as options
+from ostinato.cli._tokenizer import ModelOfTokens, load_tokenizer
 from ostinato.core.config import CacheConfig, IndexName
 from ostinato.core.errors import ConfigError, RequestError
 from ostinato.core.explanation import Explanation, Fate
@@ -43,7 +44,7 @@ def run(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print explanations as JSON, one per line.")
     ] = False,
-    model: options.Model = DEFAULT_MODEL,
+    model: ModelOfTokens = None,
     index: options.Index = "radix",
     block_size: options.BlockSize = 16,
     num_blocks: options.NumBlocks = None,
@@ -51,7 +52,7 @@ def run(
     """Say why a prompt hit and missed what it did.
 
     Prompts are run one after the other, and the last is explained. Of a .jsonl no model is
-    run: its requests are put to the cache alone.
+    run: its requests are put to the cache alone, and without --model a token is a word.
 
     Try: ostinato explain -p "One two three" -p "One too three"
     """
@@ -67,6 +68,7 @@ def run(
         )
         explanations, note = _explain_log(logs[0], model, cache)
     else:
+        model = model or DEFAULT_MODEL
         settings = options.engine_settings(
             model, None, index=index, block_size=block_size, num_blocks=num_blocks
         )
@@ -99,7 +101,9 @@ def _explain_prompts(
         return [llm.explain(output, administrator=True) for output in outputs]
 
 
-def _explain_log(path: Path, model: str, cache: CacheConfig) -> tuple[list[Explanation], str]:
+def _explain_log(
+    path: Path, model: str | None, cache: CacheConfig
+) -> tuple[list[Explanation], str]:
     """Put a log to the cache, or replay a recording; returns also what is to be said of it."""
     from ostinato.lab.explain_log import explain_log, explain_recording
     from ostinato.lab.recording import read_recording
@@ -110,8 +114,6 @@ def _explain_log(path: Path, model: str, cache: CacheConfig) -> tuple[list[Expla
         if not explanations:
             raise RequestError(f"{path}: no request of it was admitted")
         return explanations, _PSEUDONYMS
-    from ostinato.cli._tokenizer import load_tokenizer
-
     log = read_request_log(path)
     return list(explain_log(log.requests, load_tokenizer(model), cache)), ""
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ostinato.cli import _engine_options as options
 from ostinato.cli._quantities import count
-from ostinato.engine.config import DEFAULT_MODEL
+from ostinato.cli._tokenizer import ModelOfTokens, load_tokenizer
 from ostinato.lab.lines import BrokenLine
 from ostinato.lab.lint import Finding, LintReport, lint
 from ostinato.lab.request_log import read_request_log
@@ -24,7 +24,7 @@ def run(
             show_default=False,
         ),
     ],
-    model: options.Model = DEFAULT_MODEL,
+    model: ModelOfTokens = None,
     block_size: options.BlockSize = 16,
     skip_broken: Annotated[
         bool, typer.Option("--skip-broken", help="Leave out lines that cannot be read.")
@@ -37,10 +37,9 @@ def run(
     """Find what breaks prefixes early, and what mending it would save.
 
     Requests are grouped by template; each remedy is tried on the real cache, and what saves
-    nothing is not reported. No model is run: of --model only the tokenizer is loaded.
+    nothing is not reported. No model is run: of --model only the tokenizer is loaded. Without it,
+    a token is a word or a piece of one.
     """
-    from ostinato.cli._tokenizer import load_tokenizer
-
     log = read_request_log(requests, "skip" if skip_broken else "refuse")
     tokenizer = load_tokenizer(model)
     with Console(stderr=True).status(f"Replaying {len(log.requests):,} requests ..."):
@@ -53,7 +52,7 @@ def run(
         raise typer.Exit(1)
 
 
-def _print(report: LintReport, model: str, broken: tuple[BrokenLine, ...]) -> None:
+def _print(report: LintReport, model: str | None, broken: tuple[BrokenLine, ...]) -> None:
     console = Console(highlight=False)
     for line in broken:
         console.print(Text(f"line {line.number} left out: {line.reason}", style="yellow"))
@@ -64,7 +63,8 @@ def _print(report: LintReport, model: str, broken: tuple[BrokenLine, ...]) -> No
             console.print(line_)
     console.print()
     console.print(Text(_end(report)))
-    console.print(Text(f"Tokens are those of {model}.", style="dim"))
+    whose = "words and pieces of words" if model is None else f"those of {model}"
+    console.print(Text(f"Tokens are {whose}.", style="dim"))
 
 
 def _title(report: LintReport) -> str:

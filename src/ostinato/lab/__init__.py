@@ -24,6 +24,11 @@ Files in reading order:
 * ``report``: how is it all put on one page?
 * ``request_log``: what does a log of requests hold?
 * ``explain_log``: why did each request of a log miss, or each of a recorded run?
+* ``word_tokens``: what is a token if no model is named?
+* ``lint_templates``: which requests are made from one template, and what changes in it?
+* ``lint_remedies``: what could be done so that requests begin alike?
+* ``lint_replay``: how many tokens would the requests of a group have computed?
+* ``lint``: what breaks the prefixes of these requests, and what would mending it save?
 
 Rules:
 
