@@ -221,22 +221,29 @@ def test_draining_does_not_wait_for_ever(breakable: ServerState, how: str) -> No
 
 
 def test_a_prompt_that_is_kept_for_a_day_outlives_the_crowd() -> None:
-    """`prompt_cache_retention`: a lease; without it, the crowd would have evicted the prompt."""
+    """`prompt_cache_retention`: one lease, however often it is asked for; others are evicted."""
     llm = AsyncLLM(MODEL, num_blocks=40, block_size=4, max_model_len=64)
     with serving(ServerState(llm)) as url, httpx.Client(base_url=url) as http:
 
-        def cached(prompt: str, **more: Any) -> int:
+        def details(prompt: str, **more: Any) -> dict[str, int]:
             call = {"model": MODEL, "prompt": prompt, "max_tokens": 1, **more}
             answer = http.post("/v1/completions", json=call).raise_for_status().json()
-            return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+            counts: dict[str, int] = answer["usage"]["prompt_tokens_details"]
+            return counts
 
-        cached("Kept for a day, all of it", prompt_cache_retention="24h")
-        cached("Held in memory as all are", prompt_cache_retention="in_memory")
+        kept, other = "Kept for a day, all of it", "Held in memory as all are"
+        first = details(kept, prompt_cache_retention="24h")
+        again = details(kept, prompt_cache_retention="24h")
+        details(other, prompt_cache_retention="in_memory")
         for number in range(20):
-            cached(f"{number} citizens, and a voice that none has heard")
-        assert cached("Held in memory as all are") == 0
-        assert cached("Kept for a day, all of it") == 24
-    assert asyncio.run(llm.end_lease(LeaseId(0)))  # the only one
+            details(f"{number} citizens, and a voice that none has heard")
+
+        assert first == {"cached_tokens": 0, "retained_tokens": 24}
+        assert again == {"cached_tokens": 24, "retained_tokens": 24}
+        assert details(other) == {"cached_tokens": 0}
+        assert details(kept) == {"cached_tokens": 24}
+    assert asyncio.run(llm.end_lease(LeaseId(0)))
+    assert not asyncio.run(llm.end_lease(LeaseId(1))), "the prompt was leased twice"
     await_idle(llm)
     llm.shutdown()
 

@@ -26,6 +26,7 @@ class GenerateCall:
         cache_key: ``prompt_cache_key``: which requests are meant to meet, for the record.
         user: Whom the client acts for, for the record.
         request_id: Of the engine.
+        num_retained_tokens: Noted by ``serve``: how many tokens are kept, if any were to be.
     """
 
     endpoint: str
@@ -40,6 +41,7 @@ class GenerateCall:
     cache_key: str | None = None
     user: str | None = None
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    num_retained_tokens: list[int] = field(default_factory=list, compare=False)
 
     def prompt(self, salt: str, public_prefixes: Sequence[str] = ()) -> PromptDict:
         """Return the prompt as the engine takes it.

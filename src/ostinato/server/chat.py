@@ -81,7 +81,7 @@ class Answer:
                 last = output
         assert last is not None, "a request ended without an output"
         choices = [self._choice(delta) for delta in Deltas().take(last)]
-        usage = Usage.of([last]).as_openai()
+        usage = Usage.of([last]).as_openai(self.call.num_retained_tokens)
         return {**self._head("chat.completion", choices), "usage": usage}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -98,7 +98,9 @@ class Answer:
                         yield piece
         if self.body.include_usage and last is not None:
             head = self._head("chat.completion.chunk", [])
-            yield event({**head, "usage": Usage.of([last]).as_openai()})
+            yield event(
+                {**head, "usage": Usage.of([last]).as_openai(self.call.num_retained_tokens)}
+            )
         yield DONE
 
     def _outputs(self) -> AsyncGenerator[RequestOutput, None]:

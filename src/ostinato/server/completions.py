@@ -125,4 +125,4 @@ class Answer:
         usage = Usage.of(outputs.values())
         if self.body.max_tokens == 0:  # what was generated was dropped
             usage = replace(usage, num_completion_tokens=0)
-        return usage.as_openai()
+        return usage.as_openai([kept for call in self.calls for kept in call.num_retained_tokens])

@@ -12,8 +12,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from ostinato.core.errors import StepFailed
+from ostinato.core.lease import LeaseTerms
 from ostinato.core.request import FinishReason
 from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.prompts import PromptDict
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
 from ostinato.server.errors import ApiError, api_error
@@ -84,11 +86,22 @@ async def _outputs(
             _raise_if_failed(output)
             if is_first:
                 if call.retention is not None:
-                    record.lease = await state.llm.lease(prompt, call.retention)
+                    await _keep(state, record, call.retention, output)
                 state.meter.charge(record.caller, len(output.prompt_token_ids))
                 for observer in state.observers:
                     observer.first_token(record)
             yield output
+
+
+async def _keep(
+    state: ServerState, record: ServedRequest, terms: LeaseTerms, output: RequestOutput
+) -> None:
+    """Lease a prompt that was just computed; what it asks for again is leased once."""
+    whose = PromptDict(cache_salt=record.salt, public_prefixes=record.caller.public_prefixes)
+    record.lease = await state.held_prefixes.hold(
+        whose, output.prompt_token_ids, terms, output.num_cached_tokens
+    )
+    record.call.num_retained_tokens.append(record.lease.num_tokens)
 
 
 def _priority(caller: Caller, call: GenerateCall) -> int:

@@ -1,6 +1,6 @@
 """How many tokens was it, and how many of them were cached?"""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +31,18 @@ class Usage:
             sum(len(part.token_ids) for output in known for part in output.outputs),
         )
 
-    def as_openai(self) -> dict[str, Any]:
-        """Lay the counts out as OpenAI's API does."""
+    def as_openai(self, retained: Sequence[int] = ()) -> dict[str, Any]:
+        """Lay the counts out as OpenAI's API does.
+
+        Args:
+            retained: Of each prompt that was to be kept, how many tokens are.
+        """
+        details = {"cached_tokens": self.num_cached_tokens}
+        if retained:
+            details["retained_tokens"] = sum(retained)
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_completion_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+            "prompt_tokens_details": details,
         }
