@@ -126,17 +126,16 @@ def _ban(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
 
 
 def _keep_form(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
-    """Make impossible what forms do not allow; bits travel packed and are spread out there."""
+    """Make impossible what forms do not allow, in place: a row is read and written once."""
     rows = [row for row, task in enumerate(tasks) if task.form is not None]
     if not rows:
         return
-    num_bytes = -(-logits.shape[1] // 8)
-    masks = np.stack([t.form.mask()[:num_bytes] for t in tasks if t.form is not None])
-    packed = torch.from_numpy(masks).to(logits.device)  # (num_forms, num_bytes)
-    bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
-    allowed = (packed[:, :, None] >> bits & 1).flatten(1)[:, : logits.shape[1]]
-    index = torch.tensor(rows, device=logits.device)
-    logits[index] = logits[index].masked_fill(allowed == 0, float("-inf"))
+    vocab = logits.shape[1]
+    masks = np.stack([t.form.mask()[: -(-vocab // 8)] for t in tasks if t.form is not None])
+    bits = np.unpackbits(~masks, axis=1, count=vocab, bitorder="little")
+    forbidden = torch.from_numpy(bits.view(np.bool_)).to(logits.device)  # (num_forms, vocab)
+    for row, ids in zip(rows, forbidden, strict=True):
+        logits[row].masked_fill_(ids, float("-inf"))
 
 
 def _count_tokens(texts: Iterable[tuple[int, "array[int]"]], vocab: int) -> _Cells:
