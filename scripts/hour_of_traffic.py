@@ -107,7 +107,7 @@ def _crowds(draw: random.Random) -> Iterator[Call]:
 def _batch(draw: random.Random) -> Iterator[Call]:
     at_s = HOUR_S / 2
     while at_s < HOUR_S:
-        words = " ".join("".join(draw.choices("aeioubdlmnrst", k=5)) for _ in range(50))
+        words = " ".join("".join(draw.choices("aeioubdlmnrst", k=5)) for _ in range(140))
         yield Call(at_s, "batch", words, 4)
         at_s += draw.expovariate(1 / 25)
 
@@ -169,11 +169,11 @@ def take_pictures(url: str, folder: Path) -> None:
         for theme in ("light", "dark"):
             view = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme=theme)
             view.goto(url)
-            for end in ("ROMEO:\nO, speak again\n", f"ROMEO:\nO, it is my {theme}\n"):
+            for end in ("ROMEO:\nO, speak again\n", f"ROMEO:\nO, it is my {theme}!\n"):
                 view.fill("#prompt", SCENE + end)
                 view.click("#run")
                 view.wait_for_selector("#run:enabled")
-            view.click("#by-state" if theme == "light" else "#by-tenant")
+            view.click("#by-tenant" if theme == "light" else "#by-state")
             view.wait_for_timeout(1500)
             picture = folder / f"page-{theme}.png"
             view.screenshot(path=picture, full_page=True)
@@ -182,13 +182,15 @@ def take_pictures(url: str, folder: Path) -> None:
 
 
 def make_small(picture: Path) -> None:
-    """Keep 192 colours of a picture: a third of its size, and nobody sees it."""
+    """Keep the 256 colours that a picture uses most: a third of its size, and nobody sees it."""
     from PIL import Image
 
     with Image.open(picture) as image:
-        image.convert("RGB").quantize(
-            192, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
-        ).save(picture, optimize=True)
+        flat = image.convert("RGB")
+    used = sorted(flat.getcolors(flat.width * flat.height), reverse=True)[:256]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([part for _, colour in used for part in colour])
+    flat.quantize(palette=palette, dither=Image.Dither.NONE).save(picture, optimize=True)
 
 
 def main() -> None:

@@ -323,3 +323,19 @@ def test_the_dashboard_asks_for_metrics_and_labels_that_exist(llm) -> None:
     cells = [(x, y) for p in places for x in range(p["x"], p["x"] + p["w"])
              for y in range(p["y"], p["y"] + p["h"])]  # fmt: skip
     assert len(cells) == len(set(cells)), "panels overlap"
+
+
+def test_the_page_of_the_docs_lists_every_metric(llm) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "observing.md").read_text(encoding="utf-8")
+    state = ServerState(llm, ServerConfig())
+    with serving(state) as url:
+        asyncio.run(ask(state, ANN, "abc"))
+        page = scrape(url)
+    ours = {family.name for family in page.families if family.name.startswith("ostinato_")}
+    ours = {name for name in ours if not name.endswith("_created")}
+    endings = {
+        family.name: "_total" if family.type == "counter" else "" for family in page.families
+    }
+    assert {name for name in ours if f"`{name}{endings[name]}`" not in text} == set()
+    listed = {name.removesuffix("_total") for name in re.findall(r"`(ostinato_\w+)`", text)}
+    assert listed - ours == set()

@@ -203,7 +203,7 @@ def test_the_accountant_counts_like_the_lab_and_follows_the_arrow_keys(open_url,
         int(view.locator(f'output[for="{name}"]').text_content().replace(",", ""))
         for name in ("shared", "suffix", "requests-slider", "block-size")
     )
-    assert (shared, block_size) == (6400, 8)
+    assert (shared, block_size) == (2000, 8)
     reuse = by_token(Workload(shared, suffix, requests, block_size))
     expect(view.locator("#savings-share")).to_have_text(f"{reuse.saved_share:.1%}")
     expect(view.locator("#savings-text")).to_contain_text(f"finds {reuse.found_tokens:,}")
