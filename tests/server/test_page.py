@@ -350,6 +350,7 @@ def test_a_tenant_sees_its_own_and_the_administrator_sees_all(locked_url, view) 
     assert bob["totals"]["prompt"] == 32
     assert bob["load"] is None and bob["tenants"] == []
     assert len(bob["blocks"]["states"]) == bob["blocks"]["count"] == 3 < 160
+    assert bob["blocks"]["owners"] == [0, 0, 0] and bob["blocks"]["tenants"] == ["bob"]
     assert {prefix["tenant"] for prefix in bob["prefixes"]} == {"bob"}
 
     assert [row["name"] for row in root["tenants"]] == ["ann", "bob"]

@@ -4,6 +4,7 @@ The administrator sees all tenants, everybody else their own lines, blocks and p
 even how many blocks there are, for load of others could be read from it.
 """
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
@@ -186,13 +187,18 @@ def _load(state: ServerState, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _blocks(state: ServerState, drawn: BlockMap, caller: Caller) -> dict[str, Any]:
-    """Lay the map out in cells: a digit per state, and the owner's place in ``tenants``."""
-    blocks = range(len(drawn.states))
+    """Lay the map out in cells: a digit per state, and the owner's place in ``tenants``.
+
+    Whoever does not administer gets its own blocks in a row, as if there were no others.
+    """
+    own = list(range(len(drawn.states)))
+    owners, tenants = drawn.owners, [_name(state, salt) for salt in drawn.tenants]
     if not caller.may_administer:
-        mine = {i for i, salt in enumerate(drawn.tenants) if salt == caller.salt.encode()}
-        own = [block for block in blocks if drawn.owners[block] in mine]
-    else:
-        own = list(blocks)
+        salt = caller.salt.encode()
+        own = [
+            block for block in own if owners[block] >= 0 and drawn.tenants[owners[block]] == salt
+        ]
+        owners, tenants = array("i", bytes(4 * len(drawn.states))), [caller.tenant]
     per_cell = -(-len(own) // MAX_CELLS) or 1
     cells = [own[i : i + per_cell] for i in range(0, len(own), per_cell)]
     shown = [
@@ -202,10 +208,8 @@ def _blocks(state: ServerState, drawn: BlockMap, caller: Caller) -> dict[str, An
         "count": len(own),
         "per_cell": per_cell,
         "states": "".join(str(drawn.states[block]) for block in shown),
-        "owners": [drawn.owners[block] for block in shown],
-        "tenants": [_name(state, salt) for salt in drawn.tenants]
-        if caller.may_administer
-        else [caller.tenant for _ in drawn.tenants],
+        "owners": [owners[block] for block in shown],
+        "tenants": tenants,
         "counts": {
             kind.name.lower(): sum(drawn.states[block] == kind for block in own)
             for kind in BlockState

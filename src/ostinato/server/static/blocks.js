@@ -36,8 +36,14 @@ function styled(name) {
 const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches
   ? document.documentElement.dataset.theme !== "light"
   : document.documentElement.dataset.theme === "dark";
-const hue = (owner) => `hsl(${HUES[owner % HUES.length]} 62% ${isDark() ? 66 : 46}%)`;
 const name = (tenant) => tenant || "(no tenant)";
+
+// A tenant keeps its colour while the page is open, whatever place the server lists it in.
+const places = new Map();
+function hue(tenant) {
+  if (!places.has(tenant)) places.set(tenant, places.size);
+  return `hsl(${HUES[places.get(tenant) % HUES.length]} 62% ${isDark() ? 66 : 46}%)`;
+}
 
 export function drawBlocks(blocks, anew = false) {
   const map = $("map");
@@ -56,11 +62,12 @@ export function drawBlocks(blocks, anew = false) {
   const pen = map.getContext("2d");
   pen.scale(scale, scale);
   const colours = STATES.map(styled);
+  const hues = blocks.tenants.map(hue);
   const gap = size > 5 ? 1.5 : 0.5;
   for (let cell = 0; cell < cells; cell++) {
     const state = Number(blocks.states[cell]);
     pen.globalAlpha = by === "tenant" && state === 3 ? 0.5 : 1;
-    pen.fillStyle = by === "tenant" && state ? hue(blocks.owners[cell]) : colours[state];
+    pen.fillStyle = by === "tenant" && state ? hues[blocks.owners[cell]] : colours[state];
     const inset = state === 1 ? size / 5 : 0; // private blocks are smaller, for those who see no hues
     const side = size - gap - 2 * inset;
     pen.fillRect((cell % columns) * size + inset, Math.floor(cell / columns) * size + inset, side, side);
@@ -89,7 +96,7 @@ function describeAll(changed) {
     $("blocks-legend").replaceChildren(
       ...present.map((owner) => {
         const mark = element("i", { class: "swatch" });
-        mark.style.background = hue(owner);
+        mark.style.background = hue(tenants[owner]);
         return element("li", {}, mark, name(tenants[owner]));
       }),
       element("li", {}, "pale: evictable, full: in use, small: private"),
