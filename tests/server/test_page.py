@@ -149,6 +149,17 @@ def test_a_server_that_ends_is_said_to_be_gone(llm, view) -> None:
         view.goto("about:blank")
 
 
+def test_what_clients_write_stays_text(open_url, view) -> None:
+    """A name made of markup is shown letter by letter, and nothing of it runs."""
+    name = "<img src=x onerror=alert(1)>"
+    for _ in range(2):
+        complete(open_url, "Markup for the page, twice.", cache_salt=name)
+    view.goto(open_url)
+    expect(view.locator("#tenants tbody")).to_contain_text(name)
+    expect(view.locator("#prefixes tbody")).to_contain_text(name)
+    assert view.locator("main img").count() == 0
+
+
 # --- the playground and the accountant ------------------------------------------------------------
 
 

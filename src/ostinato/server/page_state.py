@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request, Response
 
 import ostinato
 from ostinato.cache.survey import BlockMap, BlockState, CachedPrefix, heaviest, map_blocks
@@ -66,8 +66,11 @@ def install(app: FastAPI, state: ServerState) -> None:
 
 
 @router.get("/ui/state")
-async def page_state(request: Request, caller: CallerOfRequest) -> dict[str, Any]:
+async def page_state(
+    request: Request, response: Response, caller: CallerOfRequest
+) -> dict[str, Any]:
     """Return all that the page shows, for one caller."""
+    response.headers["Cache-Control"] = "no-store"
     state: ServerState = request.app.state.server
     watches: dict[str, EngineWatch[Seen]] = request.app.state.sights
     snapshots: EngineWatch[Snapshot] = request.app.state.snapshots

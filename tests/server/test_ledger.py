@@ -1,0 +1,142 @@
+"""What the cache did for whom: bounded, second by second, and gone when a tenant is erased."""
+
+import asyncio
+import threading
+import time
+
+import httpx
+import pytest
+
+from ostinato import AsyncLLM, SamplingParams
+from ostinato.engine.outputs import RequestOutput, RequestTimings
+from ostinato.server.call import GenerateCall
+from ostinato.server.callers import Caller
+from ostinato.server.engine_watch import EngineWatch
+from ostinato.server.ledger import HISTORY_S, MAX_TENANTS, OTHERS, UNNAMED, Ledger, merge
+from ostinato.server.observer import ServedRequest
+from ostinato.server.state import ServerState
+from tests.support.servers import serving
+
+
+def served(tenant: str, hit: int, copied: int = 0, waited: int = 0, took_s: float = 0.5):
+    """Return a request of ten prompt tokens that has its first token."""
+    call = GenerateCall(endpoint="/test", params=SamplingParams(max_tokens=1), text="abc")
+    output = RequestOutput(
+        "name", None, list(range(10)), [], True, RequestTimings(0.0),
+        num_cached_tokens=hit, num_copied_tokens=copied, num_waited_tokens=waited,
+    )  # fmt: skip
+    record = ServedRequest("name", call, Caller(tenant, f"salt of {tenant}"), "", 0.0)
+    record.output, record.first_token_s = output, took_s
+    record.salt = f"salt of {tenant}"
+    return record
+
+
+def book(ledger: Ledger, *records: ServedRequest) -> None:
+    for record in records:
+        ledger.accepted(record)
+        ledger.first_token(record)
+        ledger.finished(record)
+
+
+def test_prompt_tokens_are_told_apart_and_add_up() -> None:
+    ledger = Ledger(lambda: 7.5)
+    book(ledger, served("ann", 0), served("ann", 9, copied=2, waited=4))
+    prompt = ledger.accounts["ann"].prompt
+    assert (prompt.computed, prompt.cached, prompt.copied, prompt.waited) == (11, 3, 2, 4)
+    assert (prompt.total, prompt.hit, prompt.hit_share) == (20, 9, 0.45)
+    assert [first.hit_share for first in ledger.accounts["ann"].first_tokens] == [0, 0.9]
+
+
+def test_old_seconds_make_room_for_new_ones() -> None:
+    now = 0.0
+    ledger = Ledger(lambda: now)
+    for now in range(HISTORY_S + 50):  # noqa: B007 - the clock reads it
+        book(ledger, served("ann", 5), served("ann", 5))
+    seconds = ledger.accounts["ann"].seconds
+    assert len(seconds) == HISTORY_S
+    assert {second.prompt.total for second in seconds} == {20}
+    assert ledger.accounts["ann"].prompt.total == 20 * (HISTORY_S + 50)
+
+
+def test_tenants_beyond_the_bound_are_booked_together() -> None:
+    ledger = Ledger()
+    for number in range(MAX_TENANTS + 9):
+        book(ledger, served(f"tenant {number}", 5))
+    assert len(ledger.accounts) == MAX_TENANTS + 1
+    assert ledger.accounts[OTHERS].num_requests == 9
+    assert merge(ledger.accounts.values()).prompt.total == 10 * (MAX_TENANTS + 9)
+
+
+def test_names_are_known_and_salts_never_shown() -> None:
+    ledger = Ledger()
+    book(ledger, served("ann", 5))
+    assert ledger.name_of(b"salt of ann") == "ann"
+    assert ledger.name_of(b"salt of ann\x1fnarrowed") == "ann"
+    assert ledger.name_of(b"salt of bob") == UNNAMED
+    assert ledger.forget("ann") and not ledger.forget("ann")
+    assert ledger.name_of(b"salt of ann") == UNNAMED
+
+
+def test_an_erased_tenant_leaves_page_and_metrics(state: ServerState) -> None:
+    """Without keys a tenant is the salt that its clients chose."""
+    with serving(state) as url:
+        body = {"model": "bard", "prompt": "Remember me not, good sir.", "max_tokens": 1}
+        for _ in range(2):
+            answer = httpx.post(f"{url}/v1/completions", json={**body, "cache_salt": "lethe"})
+            assert answer.status_code == 200, answer.text
+        assert "lethe" in httpx.get(f"{url}/ui/state").text
+        assert "Remember me" in httpx.get(f"{url}/ui/state").text
+        receipt = httpx.post(f"{url}/admin/erase", json={"cache_salt": "lethe"}).json()
+        after = httpx.get(f"{url}/ui/state").text
+    assert "ledger" in receipt["noted_by"]
+    assert "lethe" not in after and "Remember me" not in after
+    assert "lethe" not in state.ledger.accounts
+
+
+def test_a_watch_shows_what_it_saw_last_while_a_step_is_under_way(state: ServerState) -> None:
+    asyncio.run(watch_while_held_up(state.llm))
+
+
+async def watch_while_held_up(llm: AsyncLLM) -> None:
+    numbers = iter(range(100))
+    watch = EngineWatch(llm, lambda engine: next(numbers), patience_s=0.05)
+    assert await watch.look() == 0
+    await asyncio.sleep(0.01)
+    goes_on = threading.Event()
+    holding = asyncio.create_task(llm.look(lambda engine: goes_on.wait(20)))
+    await asyncio.sleep(0)
+    assert await watch.look() == 0
+    goes_on.set()
+    await holding
+    await asyncio.sleep(0.05)
+    assert await watch.look() >= 1
+
+
+def test_a_look_that_took_long_is_not_repeated_at_once(state: ServerState) -> None:
+    async def look_often() -> int:
+        counted = 0
+
+        def slow(engine) -> int:
+            nonlocal counted
+            counted += 1
+            time.sleep(0.02)
+            return counted
+
+        watch = EngineWatch(state.llm, slow)
+        for _ in range(5):
+            await watch.look()
+        return counted
+
+    assert asyncio.run(look_often()) == 1
+
+
+def test_the_first_look_at_an_engine_that_has_ended_says_so() -> None:
+    from ostinato.core.errors import EngineStopped
+
+    llm = AsyncLLM("tiny-shakespeare", num_blocks=130)
+    watch = EngineWatch(llm, lambda engine: "seen")
+    assert asyncio.run(watch.look()) == "seen"
+    llm.shutdown()
+    assert asyncio.run(watch.look()) == "seen"
+    with pytest.raises(EngineStopped):
+        asyncio.run(EngineWatch(llm, lambda engine: "never").look())
