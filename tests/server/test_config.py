@@ -1,9 +1,12 @@
 """Which settings of a server are refused before anything is loaded."""
 
+import socket
+
 import pytest
 
 from ostinato.core.errors import ConfigError
 from ostinato.server.config import ServerConfig
+from ostinato.server.running import listen
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
@@ -34,3 +37,11 @@ def test_without_keys_a_server_listens_nowhere_else(host: str) -> None:
 def test_a_wrong_value_is_refused_by_name(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=f"^{next(iter(wrong))}="):
         ServerConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_answers_are_sent_at_once() -> None:
+    """With Nagle's algorithm on, each answer would wait 40 ms for an acknowledgement."""
+    with listen(ServerConfig(port=0)) as listener:
+        address = listener.getsockname()
+        with socket.create_connection(address), listener.accept()[0] as connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

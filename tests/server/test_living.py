@@ -53,7 +53,7 @@ def test_health_is_answered_while_a_long_prompt_is_computed(
 
     assert len(waits_s) >= 5, "nothing was measured while the prompt was computed"
     assert sorted(waits_s)[len(waits_s) // 2] < 0.05
-    assert max(waits_s) < max(took_s[0] / 3, 0.2)
+    assert max(waits_s) < max(took_s[0] / 2, 0.5)
 
 
 @pytest.mark.parametrize("stream", [False, True])
