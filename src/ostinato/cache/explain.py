@@ -36,11 +36,17 @@ class Asker:
         administrator: Whether other tenants may be mentioned.
         decode: From token ids to text; None shows no text.
         prompt: Packed tokens of the prompt, for requests whose tokens are not kept.
+        tenant: Salt of whoever asks: others' requests are unknown to it; None may ask of all.
     """
 
     administrator: bool = False
     decode: Decode | None = None
     prompt: bytes = b""
+    tenant: bytes | None = None
+
+    def may_ask_of(self, visit: Visit) -> bool:
+        """Whether a request is its own."""
+        return self.tenant is None or visit.identity.belongs_to(self.tenant)
 
 
 def explain(chronicle: Chronicle, name: str, asker: Asker | None = None) -> Explanation:
@@ -56,10 +62,10 @@ def explain(chronicle: Chronicle, name: str, asker: Asker | None = None) -> Expl
 
     Cost: a comparison with each remembered sequence.
     """
-    visit = chronicle.visit_of(name)
-    if visit is None:
+    asker, visit = asker or Asker(), chronicle.visit_of(name)
+    if visit is None or not asker.may_ask_of(visit):
         raise RequestError(_unknown(chronicle, name))
-    return _Inquiry(chronicle, visit, asker or Asker()).explanation()
+    return _Inquiry(chronicle, visit, asker).explanation()
 
 
 def _unknown(chronicle: Chronicle, name: str) -> str:
@@ -95,10 +101,15 @@ class _Inquiry:
         else:
             misses, difference = self._misses()
             stretches += misses
+        # How much others ask is not for a tenant to know.
+        tells_all = self.asker.tenant is None or self.asker.administrator
         return Explanation(
-            self.visit.name, tuple(_merged(stretches)), difference, len(self.earlier),
-            self.chronicle.num_forgotten,
-        )  # fmt: skip
+            self.visit.name,
+            tuple(_merged(stretches)),
+            difference,
+            sum(tells_all or self.asker.may_ask_of(visit) for visit in self.earlier),
+            self.chronicle.num_forgotten if tells_all else 0,
+        )
 
     def _hits(self) -> Iterator[Stretch]:
         visit = self.visit

@@ -206,10 +206,23 @@ class AsyncLLM:
         return self._stream(prompt, params, request_id, priority)
 
     async def explain(
-        self, request: RequestOutput | str, *, administrator: bool = False
+        self,
+        request: RequestOutput | str,
+        *,
+        administrator: bool = False,
+        cache_salt: str | None = None,
     ) -> Explanation:
-        """Say why a request's prompt hit and missed what it did; as ``LLM.explain``."""
-        return await self._call(lambda: explain_request(self._engine, request, administrator))
+        """Say why a request's prompt hit and missed what it did; as ``LLM.explain``.
+
+        Args:
+            request: Its output, or its ``request_id``; one of the last ``keep_explanations``.
+            administrator: Whether other tenants may be mentioned; their content never is.
+            cache_salt: Of the tenant that asks: others' requests are unknown to it; None asks
+                of all.
+        """
+        return await self._call(
+            lambda: explain_request(self._engine, request, administrator, cache_salt)
+        )
 
     def abort(self, request_id: str) -> None:
         """Cancel a request; its reader gets what there is, with ``finish_reason="abort"``.

@@ -25,7 +25,7 @@ def fields_of(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
     fields: list[tuple[str, str]] = []
     for place, message in enumerate(messages):
         name = f"messages[{place}] ({message['role']})"
-        content = message["content"]
+        content = message.get("content")
         if isinstance(content, str):
             fields.append((name, content))
         elif isinstance(content, Sequence):

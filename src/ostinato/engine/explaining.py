@@ -12,7 +12,10 @@ from ostinato.engine.outputs import RequestOutput
 
 
 def explain_request(
-    engine: Engine, request: RequestOutput | str, administrator: bool
+    engine: Engine,
+    request: RequestOutput | str,
+    administrator: bool,
+    cache_salt: str | None = None,
 ) -> Explanation:
     """Say why a request's prompt hit and missed what it did.
 
@@ -20,9 +23,10 @@ def explain_request(
         engine: That served it.
         request: Its output, or its name.
         administrator: Whether other tenants may be mentioned.
+        cache_salt: Of the tenant that asks: others' requests are unknown to it; None asks of all.
 
     Raises:
-        RequestError: It is not remembered.
+        RequestError: It is not remembered, or not the tenant's.
     """
     tokenizer = engine.loaded.tokenizer
     decode = None
@@ -31,8 +35,9 @@ def explain_request(
         def decode(ids: list[int]) -> str:
             return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
-    if isinstance(request, str):
-        return explain(engine.cache.chronicle, request, Asker(administrator, decode))
-    prompt = pack_tokens(request.prompt_token_ids).tobytes()
-    asker = Asker(administrator, decode, prompt)
-    return explain(engine.cache.chronicle, request.request_id, asker)
+    name = request if isinstance(request, str) else request.request_id
+    prompt = b""
+    if not isinstance(request, str):
+        prompt = pack_tokens(request.prompt_token_ids).tobytes()
+    tenant = None if cache_salt is None else cache_salt.encode()
+    return explain(engine.cache.chronicle, name, Asker(administrator, decode, prompt, tenant))

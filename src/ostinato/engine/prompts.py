@@ -26,6 +26,7 @@ class PromptDict(TypedDict, total=False):
         cache_read: False computes every token, whatever is cached.
         cache_write: False leaves nothing behind for others.
         public_prefixes: Names of published prefixes that it may begin with; ``"*"`` is all.
+        fields: Names and texts of what it was made of, in order; for explanations.
     """
 
     prompt: str
@@ -34,6 +35,7 @@ class PromptDict(TypedDict, total=False):
     cache_read: bool
     cache_write: bool
     public_prefixes: Sequence[str]
+    fields: Sequence[tuple[str, str]]
 
 
 PromptInput = str | TokenIds | PromptDict
@@ -124,6 +126,7 @@ def _parse_dict(prompt: dict[str, Any]) -> Prompt:
     _whole_characters("prompt", prompt.get("prompt", ""))
     settings = {k: v for k, v in prompt.items() if k.startswith("cache_")}
     names = _parse_names(prompt.get("public_prefixes", ()))
+    settings["fields"] = _parse_fields(prompt.get("fields", ()))
     return Prompt(text=text, token_ids=token_ids, public_prefixes=names, **settings)
 
 
@@ -132,6 +135,14 @@ def _parse_names(names: Any) -> tuple[str, ...]:
     if not is_row or not all(isinstance(name, str) for name in names):
         raise RequestError(f"public_prefixes={names!r:.80}: must be a list of names")
     return tuple(names)
+
+
+def _parse_fields(fields: Any) -> tuple[tuple[str, str], ...]:
+    is_row = isinstance(fields, Sequence) and not isinstance(fields, str)
+    pairs = [tuple(field) for field in fields] if is_row else [()]
+    if any([type(part) for part in pair] != [str, str] for pair in pairs):
+        raise RequestError(f"fields={fields!r:.80}: must be pairs of a name and a text")
+    return tuple(pairs)
 
 
 def _is_one_row(prompts: object) -> bool:

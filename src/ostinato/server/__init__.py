@@ -34,6 +34,7 @@ Files in reading order:
 * ``breakpoints``: how much of a prompt do breakpoints cover, and what was kept of it?
 * ``messages``: how do Anthropic's clients speak?
 * ``tokens``: which tokens is a text made of?
+* ``explaining``: why did a request's prompt miss?
 * ``engine_watch``: how is the engine looked at without waiting for it?
 * ``http_meter``: which answers left the server?
 * ``metrics``, ``metrics_page``: what may Prometheus know, and where does it scrape?

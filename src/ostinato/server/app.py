@@ -9,6 +9,7 @@ import ostinato
 from ostinato.server import (
     chat,
     completions,
+    explaining,
     health,
     messages,
     metrics_page,
@@ -33,6 +34,7 @@ ROUTERS = (
     responses.router,
     messages.router,
     tokens.router,
+    explaining.router,
     metrics_page.router,
     statistics.router,
     keeping.router,

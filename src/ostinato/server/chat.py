@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from ostinato.engine.chat import fields_of
 from ostinato.engine.outputs import RequestOutput
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
@@ -53,6 +54,7 @@ async def chat(body: ChatBody, request: Request, caller: CallerOfRequest) -> Res
         token_ids=await render_prompt(state, messages, use, body.add_generation_prompt),
         priority=body.priority,
         user=body.user,
+        fields=fields_of(messages),
         request_id=name,
         **body.cache_settings(),
     )

@@ -20,6 +20,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from ostinato.core.lease import LeaseTerms
+from ostinato.engine.chat import fields_of
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import PromptDict
 from ostinato.server.breakpoints import Kept, keep, measure
@@ -53,7 +54,8 @@ async def create_message(body: MessagesBody, request: Request, caller: CallerOfR
     check_model(state, body.model)
     params, use = body.params(), body.tool_use()
     state.check_room(1, 1)
-    tokens = await render_prompt(state, body.conversation(), use)
+    conversation = body.conversation()
+    tokens = await render_prompt(state, conversation, use)
     call = GenerateCall(
         endpoint=ENDPOINT,
         params=params,
@@ -62,6 +64,7 @@ async def create_message(body: MessagesBody, request: Request, caller: CallerOfR
         cache_read=body.cache.read,
         cache_write=body.cache.write,
         user=body.metadata.user_id,
+        fields=fields_of(conversation),
         request_id=f"msg_{uuid.uuid4().hex}",
     )
     places = await measure(state, body, tokens)

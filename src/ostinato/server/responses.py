@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from ostinato.engine.chat import fields_of
 from ostinato.engine.outputs import RequestOutput
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
@@ -54,6 +55,7 @@ async def create_response(
         params=params,
         token_ids=await render_prompt(state, [*head, *old, *new], use),
         user=body.user,
+        fields=fields_of([*head, *old, *new]),
         request_id=f"resp_{uuid.uuid4().hex}",
         **body.cache_settings(),
     )

@@ -1,0 +1,53 @@
+"""Why did a request's prompt miss?
+
+By the id of its answer, for whoever sent it. Of others' requests nobody learns anything, not even
+that there were any; administrators are told where another tenant had the same tokens.
+"""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from ostinato.core.errors import RequestError
+from ostinato.core.explanation import Explanation
+from ostinato.server.callers import Caller, CallerOfRequest
+from ostinato.server.errors import ApiError
+from ostinato.server.state import ServerState
+
+router = APIRouter(tags=["explanations"])
+
+
+@router.get("/v1/explain/{response_id}")
+async def explain(response_id: str, request: Request, caller: CallerOfRequest) -> dict[str, Any]:
+    """Say what became of every token of a prompt, and why it missed."""
+    state: ServerState = request.app.state.server
+    explanation = await _explanation(state, caller, response_id)
+    return {
+        "object": "explanation",
+        "id": response_id,
+        **explanation.as_dict(),
+        "text": str(explanation),
+    }
+
+
+async def _explanation(state: ServerState, caller: Caller, name: str) -> Explanation:
+    """Ask the engine.
+
+    Raises:
+        ApiError: It is no request of the caller's, or is no longer remembered (404).
+    """
+    salt = caller.salt or None
+    try:
+        return await state.llm.explain(name, administrator=caller.may_administer, cache_salt=salt)
+    except RequestError as error:
+        first = f"{name}-0"  # completions may have several prompts: -0, -1, ...
+        if not name.startswith("cmpl-"):
+            raise _not_found(error) from error
+    try:
+        return await state.llm.explain(first, administrator=caller.may_administer, cache_salt=salt)
+    except RequestError as error:
+        raise _not_found(error) from error
+
+
+def _not_found(error: RequestError) -> ApiError:
+    return ApiError(404, str(error), param="response_id", code="not_found")
