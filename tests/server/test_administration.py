@@ -213,7 +213,7 @@ def test_without_keys_this_machine_administers_and_a_foreign_page_does_not(url: 
     for headers in ({"Origin": "https://example.com"}, {"Host": "rebound.example.com"}):
         answer = httpx.post(f"{url}/admin/reset", headers=headers, json={})
         assert answer.status_code == 403
-        assert answer.json()["error"]["code"] == "foreign_origin"
+        assert answer.json()["error"]["code"] == "foreign_host"
 
 
 def test_without_keys_salts_stand_for_tenants(url: str):

@@ -9,14 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Protocol
-from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 
 from ostinato.core.errors import ConfigError
 from ostinato.core.tenancy import narrow_salt
 from ostinato.engine.public_prefixes import ALL_PUBLIC
-from ostinato.server.config import is_loopback
 from ostinato.server.errors import ApiError
 from ostinato.server.keys import KeysFile, read_keys
 
@@ -213,20 +211,12 @@ CallerOfRequest = Annotated[Caller, Depends(require_caller)]
 """Write ``caller: CallerOfRequest`` in the signature of a route."""
 
 
-def require_administrator(caller: CallerOfRequest, request: Request) -> Caller:
+def require_administrator(caller: CallerOfRequest) -> Caller:
     """Return who is calling, if they may administer.
 
     Raises:
         ApiError: They may not (403).
     """
-    if not caller.tenant and _is_foreign_page(request):
-        raise ApiError(
-            403,
-            "a page of another site asks to administer this server: browsers may do that from "
-            "this server's own pages alone",
-            kind="permission_error",
-            code="foreign_origin",
-        )
     if not caller.may_administer:
         raise ApiError(
             403,
@@ -240,17 +230,6 @@ def require_administrator(caller: CallerOfRequest, request: Request) -> Caller:
 
 Administrator = Annotated[Caller, Depends(require_administrator)]
 """Write ``caller: Administrator`` in the signature of a route that is not for tenants."""
-
-
-def _is_foreign_page(request: Request) -> bool:
-    """Whether a browser asks for another site, or under a name that is not this machine's.
-
-    Without keys, whoever reaches loopback administers; and every page in a browser here does.
-    """
-    host = request.headers.get("host", "")
-    name = urlsplit(f"//{host}").hostname or ""
-    origin = request.headers.get("origin")
-    return not is_loopback(name) or (origin is not None and urlsplit(origin).netloc != host)
 
 
 def _key_in(headers: Mapping[str, str]) -> str:
