@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,7 +141,7 @@ class ResponseAnswer:
         is_cut = delta.finish_reason == "length"
         response = self._response("incomplete" if is_cut else "completed")
         response["output"] = self._writer.items
-        response["usage"] = _usage(Usage.of([output]))
+        response["usage"] = _usage(Usage.of([output]), self.call.num_retained_tokens)
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         if self.body.is_stored:
@@ -188,11 +188,12 @@ def _stored(state: ServerState, caller: Caller, response_id: str, param: str) ->
     return stored
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: Usage, retained: Sequence[int]) -> dict[str, Any]:
+    counts = usage.as_openai(retained)
     return {
-        "input_tokens": usage.num_prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.num_cached_tokens},
-        "output_tokens": usage.num_completion_tokens,
+        "input_tokens": counts["prompt_tokens"],
+        "input_tokens_details": counts["prompt_tokens_details"],
+        "output_tokens": counts["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+        "total_tokens": counts["total_tokens"],
     }
