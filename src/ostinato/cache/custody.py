@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ostinato.cache.block_table import BlockTable
+from ostinato.cache.ghost import Ghost
 from ostinato.cache.groups import Groups
 from ostinato.cache.journal import Journal
 from ostinato.cache.lease_book import Lease, LeaseBook
@@ -37,6 +38,7 @@ class Custody:
         journal: Journal,
         clock: Callable[[], float],
         tables: Mapping[int, BlockTable],
+        ghost: Ghost | None = None,
     ) -> None:
         """Start without a lease, in epoch 0.
 
@@ -45,12 +47,14 @@ class Custody:
             journal: Is told of what is forgotten.
             clock: Seconds that never fall.
             tables: The live sequences; read, never changed.
+            ghost: Starts anew whenever something is forgotten on purpose.
         """
         self.epoch = 0
         self._weights: bytes | None = None
         self._groups = groups
         self._journal = journal
         self._live = tables
+        self._ghost = ghost
         self._leases = LeaseBook(clock)
         self._public: dict[bytes, LeaseId] = {}  # by the salt of the public head
 
@@ -121,6 +125,7 @@ class Custody:
         if receipt.lease_id is not None:
             self.end_lease(receipt.lease_id)
         self._groups.forget(lambda entry: entry.identity.belongs_to(salt))
+        self._clear_ghost()
         self._journal.commit()
         return LeaseReceipt(LeaseStatus.REJECTED, reason=receipt.reason)
 
@@ -198,6 +203,7 @@ class Custody:
             self._let_go(lease.lease_id)
         self._public.pop(tenant, None)
         num_blocks = self._groups.forget(lambda entry: entry.identity.belongs_to(tenant))
+        self._clear_ghost()
         self._journal.commit()
         num_events = self._journal.forget(tenant)
         return EraseReceipt(num_blocks=num_blocks, num_leases=len(leases), num_events=num_events)
@@ -220,6 +226,7 @@ class Custody:
         """
         self.epoch += 1
         self._weights = weights
+        self._clear_ghost()
         for table in self._live.values():
             table.writes = False
         self._end_all_leases()
@@ -251,12 +258,17 @@ class Custody:
             )
         self._end_all_leases()
         self._groups.forget(lambda entry: True)
+        self._clear_ghost()
         self._journal.cleared()
 
     def _end_all_leases(self) -> None:
         self._public.clear()
         for lease in self._leases:
             self._let_go(lease.lease_id)
+
+    def _clear_ghost(self) -> None:
+        if self._ghost is not None:
+            self._ghost.clear()
 
     def _forget_stale(self) -> None:
         self._groups.forget(lambda entry: entry.identity.epoch < self.epoch)

@@ -22,6 +22,7 @@ from ostinato.cache.block_table import BlockTable
 from ostinato.cache.chronicle import Chronicle
 from ostinato.cache.custody import Custody
 from ostinato.cache.events import EventLog
+from ostinato.cache.ghost import Ghost, GhostEstimate
 from ostinato.cache.groups import Groups
 from ostinato.cache.journal import Journal
 from ostinato.cache.prefix_index import PrefixMatch
@@ -43,6 +44,7 @@ class CacheManager:
         events: What outsiders are told; None if ``keep_event_batches`` is 0.
         chronicle: What is remembered of admissions and losses, for explanations.
         custody: Leases, erasure, epochs and reset.
+        ghost: Estimates for other sizes and policies; None if ``ghost_blocks`` is 0.
     """
 
     def __init__(
@@ -75,12 +77,17 @@ class CacheManager:
         # first source.
         self._copies: dict[tuple[int, int], list[CopyRun]] = {}
         self._tables: dict[int, BlockTable] = {}
-        self.custody = Custody(self.groups, self._journal, clock, self._tables)
+        self.ghost = Ghost(config, clock) if _haunted(config) else None
+        self.custody = Custody(self.groups, self._journal, clock, self._tables, self.ghost)
 
     @property
     def stats(self) -> CacheStats:
         """Counters since the start."""
         return self._journal.stats
+
+    def ghost_estimates(self) -> tuple[GhostEstimate, ...]:
+        """Return what other sizes and policies would have found; empty without a ghost."""
+        return () if self.ghost is None else self.ghost.estimates(self.stats.first.hit_ratio)
 
     @property
     def num_live_tables(self) -> int:
@@ -154,6 +161,8 @@ class CacheManager:
         self.stats.count_lookup(
             table.tenant, len(key), table.num_shared_tokens, table.num_copied_tokens, preempted
         )
+        if self.ghost is not None and not preempted:
+            self.ghost.saw(key)
         if table.num_shared_tokens and not preempted:
             self.index.count_hit(table.path)
         self.custody.used(key, table.num_cached_tokens)
@@ -338,6 +347,11 @@ class CacheManager:
         self.groups.drop(table)
         del self._tables[id(table)]
         self.custody.dropped(table)
+
+
+def _haunted(config: CacheConfig) -> bool:
+    """Whether a ghost shall watch."""
+    return config.ghost_blocks > 0 and config.enable_prefix_caching
 
 
 def _told(config: CacheConfig) -> bool:

@@ -61,6 +61,8 @@ class CacheConfig:
             sequence needs, so that it can always run.
         keep_event_batches: Batches of events kept for consumers that missed some; 0 keeps no
             events at all.
+        ghost_blocks: Blocks of the small cache that stands for this one in estimates for other
+            sizes and policies; 0 makes no estimates.
         keep_explanations: Sequences of which is remembered what becomes of them, so that misses
             can be explained; 0 remembers nothing.
     """
@@ -77,6 +79,7 @@ class CacheConfig:
     allotments: Mapping[bytes, Allotment] = field(default_factory=dict)
     reserved_blocks: int = 0
     keep_event_batches: int = 0
+    ghost_blocks: int = 0
     keep_explanations: int = 1000
 
     def __post_init__(self) -> None:
@@ -87,6 +90,7 @@ class CacheConfig:
         """
         at_least("num_blocks", self.num_blocks, 1)
         at_least("reserved_blocks", self.reserved_blocks, 0)
+        at_least("ghost_blocks", self.ghost_blocks, 0)
         at_least("keep_event_batches", self.keep_event_batches, 0)
         at_least("keep_explanations", self.keep_explanations, 0)
         self._check_windows()
