@@ -1,10 +1,13 @@
 """The benchmarks run, and what does not depend on the machine depends on the seed alone."""
 
+import json
 import random
+import sys
 
+import numpy as np
 import pytest
 
-from benchmarks import heart, orders
+from benchmarks import eviction, heart, orders
 
 
 @pytest.fixture
@@ -49,3 +52,26 @@ def test_the_heart_is_measured_in_every_scene(monkeypatch):
     for index in ("radix", "hash"):
         for scene in heart.SCENES:
             assert figures[f"{index} {scene} all"] > 0
+
+
+def test_policies_are_compared_with_the_bound(tmp_path, capsys, monkeypatch):
+    """A trace of two conversations by turns, and room for one and a block."""
+    paths = [[10 * chat + turn for turn in range(1, 4)] for chat in (0, 1)] * 4
+    ids = [block for path in paths for block in path]
+    trace = tmp_path / "turns.npz"
+    np.savez(
+        trace,
+        ts_ms=np.arange(len(paths)) * 1000,
+        input_len=np.full(len(paths), 3 * 512),
+        output_len=np.full(len(paths), 10),
+        offsets=np.arange(len(paths) + 1) * 3,
+        ids=np.array(ids),
+    )
+    found = tmp_path / "found.json"
+    command = ["eviction.py", str(trace), "--blocks", "4", "--json", str(found)]
+    monkeypatch.setattr(sys, "argv", command)
+    eviction.main()
+    figures = json.loads(found.read_text())
+    assert figures["turns lru 4"][0] == 25.0, "the other conversation's first block is left"
+    assert (figures["turns belady 4"][0], figures["turns belady_bypass 4"][0]) == (25.0, 50.0)
+    assert "reuse_hazard" in capsys.readouterr().out

@@ -20,7 +20,6 @@ Cache modeling and optimization using miniature simulations, ATC 2017.
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import get_args
 from zlib import crc32
 
@@ -29,27 +28,11 @@ from ostinato.cache.policies import make_policy
 from ostinato.cache.policies.contract import Turn
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.radix_index import RadixIndex
+from ostinato.cache.stats import GhostEstimate
 from ostinato.core.config import CacheConfig, PolicyName
 from ostinato.core.identity import PrefixKey
 
 _SIZES = (0.5, 2.0, 4.0)
-
-
-@dataclass(frozen=True, slots=True)
-class GhostEstimate:
-    """What another cache would have found of the same traffic.
-
-    Attributes:
-        num_blocks: Its size.
-        policy: Its eviction policy.
-        hit_ratio: Estimated share of looked-up tokens that hit, from 0 to 1.
-        num_sampled: Blocks that the estimate rests on; below some hundreds it is a guess.
-    """
-
-    num_blocks: int
-    policy: PolicyName
-    hit_ratio: float
-    num_sampled: int
 
 
 class Ghost:

@@ -22,7 +22,7 @@ from ostinato.cache.block_table import BlockTable
 from ostinato.cache.chronicle import Chronicle
 from ostinato.cache.custody import Custody
 from ostinato.cache.events import EventLog
-from ostinato.cache.ghost import Ghost, GhostEstimate
+from ostinato.cache.ghost import Ghost
 from ostinato.cache.groups import Groups
 from ostinato.cache.journal import Journal
 from ostinato.cache.prefix_index import PrefixMatch
@@ -82,12 +82,11 @@ class CacheManager:
 
     @property
     def stats(self) -> CacheStats:
-        """Counters since the start."""
-        return self._journal.stats
-
-    def ghost_estimates(self) -> tuple[GhostEstimate, ...]:
-        """Return what other sizes and policies would have found; empty without a ghost."""
-        return () if self.ghost is None else self.ghost.estimates(self.stats.first.hit_ratio)
+        """Counters since the start, and the ghost's estimates as of now."""
+        stats = self._journal.stats
+        if self.ghost is not None:
+            stats.ghosts = self.ghost.estimates(stats.first.hit_ratio)
+        return stats
 
     @property
     def num_live_tables(self) -> int:
@@ -158,7 +157,7 @@ class CacheManager:
         self.groups.take(table, len(key), room)
         table.num_planned = hit
         self._tables[id(table)] = table
-        self.stats.count_lookup(
+        self._journal.stats.count_lookup(
             table.tenant, len(key), table.num_shared_tokens, table.num_copied_tokens, preempted
         )
         if self.ghost is not None and not preempted:
@@ -255,7 +254,7 @@ class CacheManager:
         self.groups.release_tails(table)
         findable, blocks = table.num_published * self.block_size, table.blocks[:]
         if table.writes and self.config.seal_tails and self.groups.seal(table, num_tokens):
-            self.stats.sealed_tails += 1
+            self._journal.stats.sealed_tails += 1
             findable = num_tokens
         self.chronicle.leave(table.visit, table.key, blocks, num_tokens, findable)
         self._drop(table)

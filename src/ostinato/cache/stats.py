@@ -8,6 +8,7 @@ apart, so that a busy engine cannot make its hit ratio look better than it is.
 from dataclasses import dataclass, field, replace
 
 from ostinato.cache.histogram import Histogram
+from ostinato.core.config import PolicyName
 
 MAX_TENANTS = 1024
 """Tenants counted one by one; salts are made by clients, so their number has no bound."""
@@ -54,6 +55,23 @@ class LookupCounts:
         self.copied_tokens += other.copied_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class GhostEstimate:
+    """What another cache would have found of the same traffic.
+
+    Attributes:
+        num_blocks: Its size.
+        policy: Its eviction policy.
+        hit_ratio: Estimated share of looked-up tokens that hit, from 0 to 1.
+        num_sampled: Blocks that the estimate rests on; below some hundreds it is a guess.
+    """
+
+    num_blocks: int
+    policy: PolicyName
+    hit_ratio: float
+    num_sampled: int
+
+
 @dataclass(slots=True)
 class CacheStats:
     """Counters since the start. Block counts are those of the full-attention group.
@@ -71,6 +89,7 @@ class CacheStats:
         residencies_s: Forgotten blocks by seconds since they were published; a run of blocks
             that grew together counts from its first.
         reuse_distances: Evictable blocks that were held again, by blocks given away meanwhile.
+        ghosts: What other sizes and policies would have found; empty without ``ghost_blocks``.
     """
 
     first: LookupCounts = field(default_factory=LookupCounts)
@@ -84,6 +103,7 @@ class CacheStats:
     eviction_ages_s: Histogram = field(default_factory=Histogram)
     residencies_s: Histogram = field(default_factory=Histogram)
     reuse_distances: Histogram = field(default_factory=Histogram)
+    ghosts: tuple[GhostEstimate, ...] = ()
 
     def copy(self) -> "CacheStats":
         """Return the counters as they are now, in O(tenants)."""
@@ -99,6 +119,7 @@ class CacheStats:
             self.eviction_ages_s.copy(),
             self.residencies_s.copy(),
             self.reuse_distances.copy(),
+            self.ghosts,
         )
 
     def count_lookup(

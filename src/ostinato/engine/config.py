@@ -67,6 +67,8 @@ class EngineConfig:
             no events, None keeps 10,000 if they are published and none otherwise.
         keep_explanations: Sequences that are remembered so that misses can be explained; 0
             remembers nothing.
+        ghost_blocks: Blocks of the small cache that stands for the whole one in estimates of what
+            more memory or another policy would bring; 0 makes no estimates.
         kv_events_endpoint: Where to publish KV events over ZeroMQ, such as
             ``tcp://127.0.0.1:5557``; None publishes none. They carry token ids: whoever can
             connect can read prompts.
@@ -101,6 +103,7 @@ class EngineConfig:
     allotments: Mapping[str, Allotment] = field(default_factory=dict)
     keep_event_batches: int | None = None
     keep_explanations: int = 1000
+    ghost_blocks: int = 0
     kv_events_endpoint: str | None = None
     kv_events_replay_endpoint: str | None = None
     kv_events_topic: str = ""
@@ -178,6 +181,7 @@ class EngineConfig:
             reserved_blocks=reserved_blocks,
             keep_event_batches=self.num_kept_event_batches,
             keep_explanations=self.keep_explanations,
+            ghost_blocks=self.ghost_blocks,
         )
 
     def longest(self, limit: int, reason: str) -> int:

@@ -76,6 +76,16 @@ class ReuseHazard:
         self._num_turn_blocks = 0
         self._blocks_per_turn, self._new_per_turn = _Mean(), _Mean()
 
+    @property
+    def num_remembered_blocks(self) -> int:
+        """Evicted blocks whose return would be noticed."""
+        return self._memory.num_blocks
+
+    @property
+    def follows_lru(self) -> bool:
+        """Whether LRU names the victims for now."""
+        return self._shadow.follows_lru
+
     # --- what comes and goes ---
 
     def add(self, entry: CacheEntry, turn: Turn | None) -> None:
@@ -183,7 +193,7 @@ class ReuseHazard:
 
     def _next_turn(self, turn: Turn) -> None:
         """Begin with the entries that another request lets go of."""
-        self._shadow.judge()
+        self._shadow.judge(self._blocks_per_turn.value)
         if self._turn is not None:
             self._blocks_per_turn.add(self._num_turn_blocks)
             self._num_turns += 1

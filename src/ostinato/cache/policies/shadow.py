@@ -11,8 +11,11 @@ from ostinato.cache.policies.lives import Lives, Moment
 _PATIENCE = 0.02
 """Blocks behind LRU, as a share of the pool, until LRU is followed."""
 
+_PATIENCE_TURNS = 1.0
+"""The same in requests of mean size, for the score moves by whole requests; the larger counts."""
+
 _PATIENCE_EARLY = 0.002
-"""The same as a share of all blocks looked up; the smaller of the two counts."""
+"""The most of it, as a share of all blocks looked up."""
 
 
 class Shadow:
@@ -96,13 +99,14 @@ class Shadow:
             return 0.0
         return min(1.0, max(0.0, (self._num_blocks - self._num_recent) / moment.num_open))
 
-    def judge(self) -> None:
+    def judge(self, blocks_per_turn: float) -> None:
         """Follow LRU for a while when behind it; each time in a row four times as long.
 
         The while begins at one pool's worth of blocks. So a policy that is wrong for a workload
         is tried a few times only, each at the price of ``patience``. Called once per request.
         """
-        patience = min(_PATIENCE * self._num_blocks, _PATIENCE_EARLY * self._num_looked_up)
+        patience = max(_PATIENCE * self._num_blocks, _PATIENCE_TURNS * blocks_per_turn)
+        patience = min(patience, _PATIENCE_EARLY * self._num_looked_up)
         if self.follows_lru:
             if self._num_looked_up > self._until:
                 self.follows_lru, self._mark = False, self.score

@@ -1,0 +1,125 @@
+"""What each eviction policy is for, in caches small enough to draw."""
+
+import pytest
+
+from ostinato.cache.manager import CacheManager
+from ostinato.cache.policies.reuse_hazard import ReuseHazard
+from ostinato.core.config import CacheConfig, IndexName
+from ostinato.core.lease import PINNED
+from ostinato.core.tenancy import Allotment
+from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache
+
+pytestmark = on_both_indexes
+
+
+def once(number: int) -> str:
+    """A block that nothing else begins like: not even a token of it is copied."""
+    return chr(0x5000 + number) * 4
+
+
+def busy(policy: str, index: IndexName, num_blocks: int = 8) -> TinyCache:
+    """A prompt that is asked for again and again, and then a scan of what is used once."""
+    cache = tiny_cache(num_blocks, index=index, policy=policy, seal_tails=False)
+    for _ in range(4):
+        cache.serve("ABCDEFGH")
+    for number in range(3 * num_blocks):
+        cache.serve(once(number))
+    return cache
+
+
+def test_a_scan_empties_lru(index):
+    assert busy("lru", index).match("ABCDEFGHI").num_tokens == 0
+
+
+@pytest.mark.parametrize("policy", ["lfu", "slru", "s3fifo", "arc", "cost_aware"])
+def test_what_was_used_often_outlives_a_scan(policy, index):
+    assert busy(policy, index).match("ABCDEFGHI").num_tokens == 8
+
+
+@pytest.mark.parametrize("policy", ["slru", "s3fifo", "arc", "cost_aware", "reuse_hazard"])
+def test_nothing_is_kept_for_ever(policy, index):
+    """What nobody asks for any more makes room for what is asked for now."""
+    cache = busy(policy, index)
+    for _ in range(20):
+        for name in "QRST":
+            cache.serve(name * 8)
+            cache.serve(name * 8)
+    assert cache.match("ABCDEFGHI").num_tokens == 0
+
+
+@pytest.mark.parametrize("policy", ["s3fifo", "arc"])
+def test_what_returns_after_its_eviction_is_noticed(policy, index):
+    """It is let in with those that were in use again, so the next scan spares it."""
+    cache = tiny_cache(8, index=index, policy=policy, seal_tails=False)
+    cache.serve("ABCD")
+    for number in range(8):
+        cache.serve(once(number))
+    assert cache.match("ABCDE").num_tokens == 0
+    cache.serve("ABCD")
+    for number in range(10, 18):
+        cache.serve(once(number))
+    assert cache.match("ABCDE").num_tokens == 4
+
+
+def chats_and_questions(policy: str, index: IndexName) -> int:
+    """Conversations that come back after ten seconds, among questions that never do.
+
+    Returns:
+        Tokens that hit.
+    """
+    now_s = 0.0
+    config = CacheConfig(60, 4, index, policy=policy, seal_tails=False)
+    cache = CacheManager(config, clock=lambda: now_s)
+
+    def serve(text: str, num_output_tokens: int) -> None:
+        key = prefix_key(text)
+        admitted = cache.admit(key, cache.match(key))
+        assert admitted is not None
+        cache.publish(admitted[0], len(key))
+        cache.commit([admitted[0]])
+        cache.release(admitted[0], len(key), num_output_tokens)
+
+    texts = [once(chat) for chat in range(10)]
+    for second in range(600):
+        now_s, chat = float(second), second % 10
+        grown = texts[chat] + once(1000 + second)
+        texts[chat] = grown if len(grown) < 60 else once(second)
+        serve(texts[chat], num_output_tokens=300)
+        serve("".join(once(10_000 + 4 * second + place) for place in range(4)), 5)
+    cache.check()
+    return cache.stats.first.hit_tokens
+
+
+def test_reuse_hazard_learns_which_kind_of_request_never_comes_back(index):
+    """Half of what LRU keeps are questions; who has learned so keeps the conversations."""
+    assert chats_and_questions("reuse_hazard", index) > 1.3 * chats_and_questions("lru", index)
+
+
+def test_reuse_hazard_remembers_nothing_of_an_erased_tenant(index):
+    cache = tiny_cache(4, index=index, policy="reuse_hazard")
+    for number in range(9):
+        cache.serve(once(number), tenant=b"leaves")
+    policy = cache.manager.pool.accounts.common.policy
+    assert isinstance(policy, ReuseHazard)
+    assert policy.num_remembered_blocks == 5
+    cache.manager.custody.erase(b"leaves")
+    assert policy.num_remembered_blocks == 0
+    cache.manager.check()
+
+
+@pytest.mark.parametrize(
+    "policy", ["lru", "lfu", "slru", "s3fifo", "arc", "cost_aware", "reuse_hazard"]
+)
+def test_no_policy_touches_what_is_held_leased_or_protected_by_a_floor(policy, index):
+    floors = {b"floor": Allotment(2, None)}
+    cache = tiny_cache(10, index=index, policy=policy, allotments=floors)
+    cache.serve("ABCDEFGH", tenant=b"floor")
+    cache.serve("IJKLMNOP")
+    receipt = cache.manager.custody.lease(prefix_key("IJKLMNOP"), PINNED)
+    assert receipt.num_tokens == 8
+    cache.admit("running", "QRSTUVWX")
+    for number in range(40):
+        cache.serve(once(number) * 2)
+    assert cache.match("ABCDEFGHI", tenant=b"floor").num_tokens == 8
+    assert cache.match("IJKLMNOPQ").num_tokens == 8
+    assert cache.match("QRSTUVWXY").num_tokens == 8
