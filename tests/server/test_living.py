@@ -24,6 +24,26 @@ MODEL = "tiny-shakespeare"
 LONG: Any = {"model": MODEL, "prompt": "To be", "max_tokens": 400, "ignore_eos": True}
 
 
+class Notes:
+    """An observer that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, ServedRequest]] = []
+        self.refusals: list[str | None] = []
+
+    def accepted(self, record: ServedRequest) -> None:
+        self.told.append(("accepted", record))
+
+    def first_token(self, record: ServedRequest) -> None:
+        self.told.append(("first_token", record))
+
+    def finished(self, record: ServedRequest) -> None:
+        self.told.append(("finished", record))
+
+    def refused(self, caller: object, call: object, error: Any) -> None:
+        self.refusals.append(error.code)
+
+
 def test_health_is_answered_while_a_long_prompt_is_computed(
     http: httpx.Client, url: str, state: ServerState
 ) -> None:
@@ -79,7 +99,8 @@ def test_who_goes_away_takes_the_request_along(
 
 def test_a_full_queue_says_so_and_when_to_come_again() -> None:
     llm = AsyncLLM(MODEL, num_blocks=256)
-    state = ServerState(llm, ServerConfig(max_requests=3))
+    notes = Notes()
+    state = ServerState(llm, ServerConfig(max_requests=3), observers=[notes])
     long = {**LONG, "n": 2, "max_tokens": 900}
     with serving(state) as url, httpx.Client(base_url=url, timeout=60) as http:
         with http.stream("POST", "/v1/completions", json={**long, "stream": True}) as one:
@@ -87,37 +108,24 @@ def test_a_full_queue_says_so_and_when_to_come_again() -> None:
             next(events)
             full = http.post("/v1/completions", json=long)
             never = http.post("/v1/completions", json={**long, "n": 4})
+            many = http.post("/v1/completions", json={**LONG, "prompt": [[1], [2]]})
+            chat = http.post(
+                "/v1/chat/completions",
+                json={"model": MODEL, "messages": [{"role": "user", "content": "Ho"}], "n": 2},
+            )
             fits = http.post("/v1/completions", json={**LONG, "max_tokens": 1})
         assert full.status_code == 429
         assert full.headers["retry-after"] == "1"
         assert full.json()["error"]["code"] == "queue_full"
         assert never.status_code == 400
         assert "--max-requests" in never.json()["error"]["message"]
+        assert (many.status_code, chat.status_code) == (429, 429)
+        assert notes.refusals == ["queue_full", "too_many_continuations"] + ["queue_full"] * 2
         assert fits.status_code == 200
         wait_until(lambda: state.num_live == 0)
         assert http.post("/v1/completions", json={**long, "max_tokens": 1}).status_code == 200
     await_idle(llm)
     llm.shutdown()
-
-
-class Notes:
-    """An observer that notes what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[str, ServedRequest]] = []
-        self.refusals: list[str | None] = []
-
-    def accepted(self, record: ServedRequest) -> None:
-        self.told.append(("accepted", record))
-
-    def first_token(self, record: ServedRequest) -> None:
-        self.told.append(("first_token", record))
-
-    def finished(self, record: ServedRequest) -> None:
-        self.told.append(("finished", record))
-
-    def refused(self, caller: object, call: object, error: Any) -> None:
-        self.refusals.append(error.code)
 
 
 @pytest.fixture

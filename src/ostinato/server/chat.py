@@ -4,7 +4,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -20,7 +20,7 @@ from ostinato.server.prompting import render_prompt
 from ostinato.server.protocol.chat import ChatBody
 from ostinato.server.protocol.logprobs import chat_logprobs
 from ostinato.server.protocol.usage import Usage
-from ostinato.server.serving import serve
+from ostinato.server.serving import check_room, serve
 from ostinato.server.state import ServerState
 from ostinato.server.streaming import DONE, begin, event, until_gone
 from ostinato.server.tool_parser import (
@@ -43,21 +43,20 @@ async def chat(body: ChatBody, request: Request, caller: CallerOfRequest) -> Res
     """Continue a conversation, all at once or as a stream of server-sent events."""
     state: ServerState = request.app.state.server
     check_model(state, body.model)
-    params = body.params()
-    state.check_room(body.n, body.n)
     use = body.tool_use()
     messages = [message.rendered() for message in body.messages]
-    name = f"chatcmpl-{uuid.uuid4().hex}"
     call = GenerateCall(
         endpoint=ENDPOINT,
-        params=params,
-        token_ids=await render_prompt(state, messages, use, body.add_generation_prompt),
+        params=body.params(),
         priority=body.priority,
         user=body.user,
         fields=fields_of(messages),
-        request_id=name,
+        request_id=f"chatcmpl-{uuid.uuid4().hex}",
         **body.cache_settings(),
     )
+    check_room(state, caller, [call])  # before work is put into the prompt
+    tokens = await render_prompt(state, messages, use, body.add_generation_prompt)
+    call = replace(call, token_ids=tokens)
     answer = Answer(state, body, caller, call, bool(use.tools))
     if body.stream:
         return await begin(request, answer.events())

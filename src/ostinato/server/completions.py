@@ -19,7 +19,7 @@ from ostinato.server.merging import merge
 from ostinato.server.models import check_model
 from ostinato.server.protocol.completions import CompletionBody
 from ostinato.server.protocol.usage import Usage
-from ostinato.server.serving import serve
+from ostinato.server.serving import check_room, serve
 from ostinato.server.state import ServerState
 from ostinato.server.streaming import DONE, begin, event, until_gone
 
@@ -34,7 +34,7 @@ async def complete(body: CompletionBody, request: Request, caller: CallerOfReque
     state: ServerState = request.app.state.server
     check_model(state, body.model)
     answer = Answer(state, body, caller)
-    state.check_room(len(answer.calls) * body.n, body.n)
+    check_room(state, caller, answer.calls)
     if body.stream:
         return await begin(request, answer.events())
     return JSONResponse(await until_gone(request, answer.whole()))

@@ -8,7 +8,7 @@ keep what was asked to be kept, tell the observers::
 """
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from ostinato.core.errors import StepFailed
@@ -63,6 +63,21 @@ async def serve(
         state.meter.leave(caller, call.params.n, record.output)
         for observer in state.observers:
             observer.finished(record)
+
+
+def check_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]) -> None:
+    """Refuse calls that do not fit all together, before any of them begins.
+
+    Raises:
+        ApiError: There is no room now (429) or ever (400), or the server drains (503).
+    """
+    most = max(call.params.n for call in calls)
+    try:
+        state.check_room(sum(call.params.n for call in calls), most)
+    except ApiError as error:
+        for observer in state.observers:
+            observer.refused(caller, calls[0], error)
+        raise
 
 
 async def _outputs(
