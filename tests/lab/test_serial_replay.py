@@ -10,18 +10,18 @@ from tests.lab.small_traces import drawn_trace, trace_of
 
 
 def oracle_hits(trace, num_blocks: int) -> int:
-    """Blocks that hit under LRU over leaves; one block is the running prompt's partial one."""
+    """Blocks that hit under LRU over leaves, one request after another."""
     last: dict[int, tuple[int, int]] = {}  # when a cached block was used, and how deep it is
     parents = {b: a for path in trace.paths() for a, b in pairwise(path)}
     hits = 0
     for now, path in enumerate(trace.paths()):
-        if len(path) + 1 > num_blocks:
+        if len(path) > num_blocks:
             continue
         found = next((i for i, block in enumerate(path) if block not in last), len(path))
         hits += found
         for depth, block in enumerate(path[:found]):
             last[block] = (now, -depth)
-        needed = len(path) - found + 1
+        needed = len(path) - found
         while len(last) + needed > num_blocks:
             inner = {parents[block] for block in last if block in parents}
             leaves = [b for b in last if b not in inner and b not in path[:found]]

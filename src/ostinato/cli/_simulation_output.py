@@ -33,33 +33,41 @@ def show(found: Simulation, token_bytes: int | None) -> None:
 
 
 def _hits_table(found: Simulation, token_bytes: int | None) -> Table:
-    """Draw one row per size, one column per policy and bound; the best policy is bold."""
+    """Draw one row per policy and bound, one column per size; the best policy is bold."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    table.add_column("blocks", justify="right")
-    if token_bytes is not None:
-        table.add_column("memory", justify="right")
-    for name in found.ratios():
-        table.add_column(name, justify="right", style="dim" if name in found.bounds else "")
-    for row in _hit_rows(found, token_bytes):
-        table.add_row(*row)
+    table.add_column("", no_wrap=True)
+    for heading in _sizes(found, token_bytes):
+        table.add_column(heading.replace(" = ", "\n"), justify="right")
+    best = [max(each) for each in zip(*_policy_ratios(found), strict=True)]
+    for name, ratios in found.ratios().items():
+        is_policy = name not in found.bounds
+        cells = [
+            Text(f"{ratio:.1%}", style="bold" if is_policy and ratio == most else "")
+            for ratio, most in zip(ratios, best, strict=True)
+        ]
+        table.add_row(name, *cells, style="" if is_policy else "dim")
     return table
 
 
-def _hit_rows(found: Simulation, token_bytes: int | None) -> Iterator[list[str | Text]]:
-    for place, size in enumerate(found.capacities):
-        row: list[str | Text] = [f"{size:,}"]
-        if token_bytes is not None:
-            row.append(write_bytes(size * found.trace.block_tokens * token_bytes))
-        best = max(results[place].hit_ratio for results in found.results.values())
-        for ratios in found.ratios().values():
-            style = "bold" if len(found.results) > 1 and ratios[place] == best else ""
-            row.append(Text(f"{ratios[place]:.1%}", style=style))
-        yield row
+def _sizes(found: Simulation, token_bytes: int | None) -> list[str]:
+    """Name the sizes, with their memory where a token's weight is known."""
+    names = [f"{size:,}" for size in found.capacities]
+    if token_bytes is None:
+        return names
+    block_bytes = found.trace.block_tokens * token_bytes
+    return [
+        f"{name} = {write_bytes(size * block_bytes)}"
+        for name, size in zip(names, found.capacities, strict=True)
+    ]
+
+
+def _policy_ratios(found: Simulation) -> list[list[float]]:
+    return [[result.hit_ratio for result in results] for results in found.results.values()]
 
 
 def _sentence(found: Simulation) -> str:
     return (
-        f"Share of prompt tokens that hit. A cache that never evicts finds "
+        f"Share of prompt tokens that hit, by blocks of the cache. A cache that never evicts finds "
         f"{found.unbounded.hit_ratio:.1%}; the rest is seen for the first time.\n"
     )
 
@@ -146,8 +154,8 @@ def _sections(
     from ostinato.lab.report import Section
     from ostinato.lab.report import Table as Rows
 
-    headings = ["blocks"] + (["memory"] if token_bytes is not None else []) + list(found.ratios())
-    rows = [[str(cell) for cell in row] for row in _hit_rows(found, token_bytes)]
+    headings = ["blocks", *_sizes(found, token_bytes)]
+    rows = [[name, *(f"{r:.1%}" for r in ratios)] for name, ratios in found.ratios().items()]
     yield Section("Hits", (plots["hits"], _sentence(found), Rows(headings, rows)))
     if found.timed:
         timed = Rows(_TIMES_HEADINGS, list(_times_rows(found)))

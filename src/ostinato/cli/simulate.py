@@ -16,7 +16,7 @@ from ostinato.core.errors import ConfigError
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import CostModel
 from ostinato.lab.kv_bytes import kv_bytes
-from ostinato.lab.simulation import POLICIES, Simulation, simulate, usual_capacities
+from ostinato.lab.simulation import POLICIES, Simulation, add_bounds, simulate, usual_capacities
 from ostinato.lab.timed_replay import replay_timed, slowed_to_fit
 
 _CACHE = "Caches"
@@ -46,6 +46,14 @@ def run(
             rich_help_panel=_CACHE,
         ),
     ] = None,
+    bounds: Annotated[
+        bool,
+        typer.Option(
+            "--bounds/--no-bounds",
+            help="Add what could have been found with knowledge of the future.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = True,
     model: Annotated[
         str | None,
         typer.Option(
@@ -105,6 +113,9 @@ def run(
     total = len(traffic) * (len(sizes) * len(policies) + 1)
     with source.progress_bar("Hits", total) as advance:
         found = simulate(traffic, sizes, policies, advance)
+    if bounds:
+        with source.progress_bar("Bounds", 2 * len(traffic) * len(sizes)) as advance:
+            add_bounds(found, advance)
     if timed_requests:
         _add_times(found, cost, timed_requests, timed_capacity, slowdown)
     if as_json:

@@ -18,6 +18,7 @@ Files in reading order:
 * ``serial_replay``: what would a cache of a given size and policy have found of a trace?
 * ``cost_model``: how long does a step take?
 * ``timed_replay``: how would the load have felt: first tokens, queues, who holds the memory?
+* ``bounds``: what could a cache of this size have found, had it known the future?
 * ``simulation``: what would each policy have found, at each size of the cache?
 * ``plan``: how much memory is worth buying for the cache, and what does it save?
 * ``plots``: how do the figures look?

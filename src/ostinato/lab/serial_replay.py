@@ -3,7 +3,8 @@
 One request after another goes through the real ``CacheManager``: match, admit, publish, release,
 at the recorded arrival, with nobody else running. Blocks of the cache hold one token each, and
 the tokens are the trace's block ids: a hit ends where the ids part, which is all that a trace of
-blocks can tell. A private block behind each path stands for the partial last block of the prompt.
+blocks can tell. One more block, which is never published, stands behind each path for the partial
+last block of the prompt; the cache has one block more than asked for to hold it.
 
 Nothing runs at once, so nothing is held but the request that is served: the question is what the
 memory is worth, not how the load behaves. For that there is ``timed_replay``.
@@ -78,7 +79,7 @@ def replay_serially(
     """
     now_s = [0.0]
     config = CacheConfig(
-        num_blocks=num_blocks,
+        num_blocks=num_blocks + 1,
         block_size=1,
         policy=policy,
         seal_tails=False,
@@ -88,6 +89,7 @@ def replay_serially(
     hits, cached, refused = [0] * len(trace), [0] * len(trace), 0
     identity, pool = Identity(), manager.pool
     bounds, arrivals = trace.offsets.tolist(), trace.arrival_s.tolist()
+    outputs = trace.output_tokens.tolist()
     for number, arrival_s in enumerate(arrivals):
         now_s[0] = arrival_s
         path = array("I", trace.ids[bounds[number] : bounds[number + 1]].tobytes())
@@ -102,8 +104,8 @@ def replay_serially(
             hits[number] = table.num_shared_tokens
             manager.publish(table, length)
             manager.commit([table])
-            manager.release(table, length)
-        cached[number] = num_blocks - pool.num_scratch
+            manager.release(table, length, outputs[number])
+        cached[number] = pool.num_evictable
         if progress is not None and number % REQUESTS_PER_REPORT == REQUESTS_PER_REPORT - 1:
             progress(REQUESTS_PER_REPORT)
     if progress is not None:

@@ -6,6 +6,7 @@ from typing import get_args
 
 from ostinato.core.config import PolicyName
 from ostinato.lab.block_trace import BlockTrace
+from ostinato.lab.bounds import belady_hits
 from ostinato.lab.serial_replay import SerialResult, replay_serially
 from ostinato.lab.timed_replay import TimedResult
 
@@ -23,7 +24,7 @@ class Simulation:
         trace: The traffic.
         capacities: Sizes of the cache in blocks of the trace, rising.
         results: One per size, by policy.
-        bounds: Hit ratios that no policy without foresight reaches, one per size, by name.
+        bounds: Hit ratios that no policy can exceed, one per size, by name.
         unbounded: Of a cache that never evicts.
         timed: Runs with the scheduler, by what was different.
         slowdown: By which the arrivals of ``timed`` were stretched.
@@ -43,6 +44,28 @@ class Simulation:
         """Return hit ratios, one per size: policies first, then bounds."""
         found = {str(p): [r.hit_ratio for r in rs] for p, rs in self.results.items()}
         return found | self.bounds
+
+
+def add_bounds(simulation: Simulation, progress: Callable[[int], None] | None = None) -> None:
+    """Add what a cache of each size could have found, had it known the future.
+
+    Args:
+        simulation: Gets its ``bounds``.
+        progress: Is told of requests that were served; of each size twice as many as there are.
+
+    Cost: twice per size O(n log n) in all blocks of all requests.
+    """
+    trace, ceiling = simulation.trace, simulation.unbounded.hit_ratio
+    paths, tokens = trace.paths(), max(1, trace.total_input_tokens)
+    for name, bypass in (("Belady", False), ("Belady, bypass", True)):
+        ratios = []
+        for size in simulation.capacities:
+            hits = belady_hits(paths, size, bypass)
+            # Where a trace knows answers, their blocks are among the hits.
+            ratios.append(min(hits * trace.block_tokens / tokens, ceiling))
+            if progress is not None:
+                progress(len(trace))
+        simulation.bounds[name] = ratios
 
 
 def usual_capacities(trace: BlockTrace) -> tuple[int, ...]:
