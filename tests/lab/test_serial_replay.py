@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from ostinato.lab.serial_replay import replay_serially
-from ostinato.lab.simulation import POLICIES, simulate, usual_capacities
+from ostinato.lab.simulation import POLICIES, add_bounds, simulate, usual_capacities
 from tests.lab.small_traces import drawn_trace, trace_of
 
 
@@ -15,8 +15,7 @@ def oracle_hits(trace, num_blocks: int) -> int:
     parents = {b: a for path in trace.paths() for a, b in pairwise(path)}
     hits = 0
     for now, path in enumerate(trace.paths()):
-        if len(path) > num_blocks:
-            continue
+        del path[num_blocks:]
         found = next((i for i, block in enumerate(path) if block not in last), len(path))
         hits += found
         for depth, block in enumerate(path[:found]):
@@ -53,9 +52,18 @@ def test_one_token_of_a_prompt_of_whole_blocks_is_computed():
     assert replay_serially(trace, 20).hit_tokens.tolist() == [0, 11]
 
 
-def test_a_prompt_longer_than_the_cache_is_refused_and_changes_nothing():
-    found = replay_serially(trace_of("AB", "CDEFGH", "ABX"), num_blocks=5)
-    assert found.hit_tokens.tolist() == [0, 0, 8] and found.num_refused == 1
+def test_of_a_prompt_longer_than_the_cache_the_beginning_is_used():
+    found = replay_serially(trace_of("AB", "CDEFGH", "CDEFGH", "ABX"), num_blocks=5)
+    assert found.hit_tokens.tolist() == [0, 0, 20, 0] and found.num_cut == 2
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_policy_exceeds_the_bounds(policy):
+    found = simulate(drawn_trace(9), (10, 30, 100), [policy])
+    add_bounds(found)
+    leaves, bypass = found.bounds["Belady"], found.bounds["Belady, bypass"]
+    for result, bound, looser in zip(found.results[policy], leaves, bypass, strict=True):
+        assert 0 < result.hit_ratio <= bound + 1e-9 <= looser + 2e-9
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -51,7 +51,7 @@ def _hits_table(found: Simulation, token_bytes: int | None) -> Table:
 
 def _sizes(found: Simulation, token_bytes: int | None) -> list[str]:
     """Name the sizes, with their memory where a token's weight is known."""
-    names = [f"{size:,}" for size in found.capacities]
+    names = [_short(size) for size in found.capacities]
     if token_bytes is None:
         return names
     block_bytes = found.trace.block_tokens * token_bytes
@@ -61,6 +61,11 @@ def _sizes(found: Simulation, token_bytes: int | None) -> list[str]:
     ]
 
 
+def _short(size: int) -> str:
+    """Write 20000 as 20k."""
+    return f"{size // 1000:,}k" if size >= 1000 and size % 1000 == 0 else f"{size:,}"
+
+
 def _policy_ratios(found: Simulation) -> list[list[float]]:
     return [[result.hit_ratio for result in results] for results in found.results.values()]
 
@@ -68,8 +73,17 @@ def _policy_ratios(found: Simulation) -> list[list[float]]:
 def _sentence(found: Simulation) -> str:
     return (
         f"Share of prompt tokens that hit, by blocks of the cache. A cache that never evicts finds "
-        f"{found.unbounded.hit_ratio:.1%}; the rest is seen for the first time.\n"
+        f"{found.unbounded.hit_ratio:.1%}; the rest is seen for the first time.{_cut(found)}\n"
     )
+
+
+def _cut(found: Simulation) -> str:
+    """Say of how many prompts the smallest cache could hold the beginning alone."""
+    num_cut = max((results[0].num_cut for results in found.results.values()), default=0)
+    if not num_cut:
+        return ""
+    blocks = f"{found.capacities[0]:,} blocks"
+    return f" Of {count(num_cut, 'prompt')}, {blocks} hold the beginning alone."
 
 
 _TIMES_HEADINGS = ("", "hits", "first token, half", "9 of 10", "99 of 100", "preempted", "steps")

@@ -92,7 +92,9 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    is_seen = console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not is_seen) as progress:
         task = progress.add_task(what, total=total)
         yield lambda steps: progress.advance(task, steps)
 

@@ -72,7 +72,7 @@ def run(
             help="First requests to serve with the scheduler as well, for times; 0 is none.",
             rich_help_panel=_TIMED,
         ),
-    ] = 500,
+    ] = 200,
     timed_capacity: Annotated[
         int | None,
         typer.Option(

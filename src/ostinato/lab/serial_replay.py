@@ -37,7 +37,7 @@ class SerialResult:
         hit_tokens: Prompt tokens that hit, shape (num_requests,).
         cached_blocks: Blocks with content after each request, shape (num_requests,).
         evicted_blocks: Blocks that were given away for other content.
-        num_refused: Prompts that were longer than the whole cache.
+        num_cut: Requests with more blocks than the cache, of which the first alone are used.
         total_input_tokens: Tokens of all prompts.
     """
 
@@ -46,7 +46,7 @@ class SerialResult:
     hit_tokens: Numbers
     cached_blocks: Numbers
     evicted_blocks: int
-    num_refused: int
+    num_cut: int
     total_input_tokens: int
 
     @property
@@ -86,25 +86,26 @@ def replay_serially(
         keep_explanations=0,
     )
     manager = CacheManager(config, clock=lambda: now_s[0])
-    hits, cached, refused = [0] * len(trace), [0] * len(trace), 0
+    hits, cached, num_cut = [0] * len(trace), [0] * len(trace), 0
     identity, pool = Identity(), manager.pool
     bounds, arrivals = trace.offsets.tolist(), trace.arrival_s.tolist()
     outputs = trace.output_tokens.tolist()
     for number, arrival_s in enumerate(arrivals):
         now_s[0] = arrival_s
         path = array("I", trace.ids[bounds[number] : bounds[number + 1]].tobytes())
+        if len(path) > num_blocks:  # an engine of that size could not serve it at all
+            del path[num_blocks:]
+            num_cut += 1
         length = len(path)
         path.append(_PARTIAL_BLOCK)
         key = PrefixKey(identity, path)
         admitted = manager.admit(key, manager.match(key))
-        if admitted is None:
-            refused += 1
-        else:
-            table, _ = admitted
-            hits[number] = table.num_shared_tokens
-            manager.publish(table, length)
-            manager.commit([table])
-            manager.release(table, length, outputs[number])
+        assert admitted is not None, "nobody else holds a block, and its path was cut to the pool"
+        table, _ = admitted
+        hits[number] = table.num_shared_tokens
+        manager.publish(table, length)
+        manager.commit([table])
+        manager.release(table, length, outputs[number])
         cached[number] = pool.num_evictable
         if progress is not None and number % REQUESTS_PER_REPORT == REQUESTS_PER_REPORT - 1:
             progress(REQUESTS_PER_REPORT)
@@ -118,6 +119,6 @@ def replay_serially(
         np.minimum(found, np.maximum(trace.input_tokens - 1, 0)),
         np.array(cached, np.int64),
         manager.stats.evicted_blocks,
-        refused,
+        num_cut,
         trace.total_input_tokens,
     )

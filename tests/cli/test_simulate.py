@@ -1,0 +1,155 @@
+"""``ostinato simulate`` and ``ostinato plan``, as a user sees them."""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from ostinato import LLM, SamplingParams
+from tests.lab.small_traces import write_mooncake
+
+from .terminal import Terminal
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Chats of three turns: each turn begins with all blocks of the one before."""
+    rows = []
+    for number in range(60):
+        chat, turn = number % 20, number // 20
+        blocks = [1] + [chat * 10 + 2 + place for place in range(turn + 1)]
+        rows.append((number * 1000, len(blocks) * 512 + 100, 20, blocks))
+    return str(write_mooncake(tmp_path / "chats.jsonl", rows))
+
+
+def test_it_prints_hits_by_policy_and_size_beside_the_bounds(terminal: Terminal, trace):
+    text = terminal.show("simulate", trace, "-c", "10,30,100", "--timed-requests", "0")
+
+    assert "chats.jsonl: 60 requests in 1 minutes" in text
+    rows = dict(re.findall(r"^ (\w[\w, ]*?) {2,}(.+?) *$", text, re.MULTILINE))
+    table = {name: [float(x.rstrip("%")) for x in cells.split()] for name, cells in rows.items()}
+    assert {"lru", "reuse_hazard", "Belady", "Belady, bypass"} <= set(table)
+    for ratios in table.values():
+        assert ratios == sorted(ratios) and ratios[-1] == table["lru"][-1]
+        assert all(a <= b for a, b in zip(ratios, table["Belady, bypass"], strict=True))
+    # 19 chats of the first round find one block, all 20 of the second two, of the third three.
+    share = (19 * 1 + 20 * 2 + 20 * 3) * 512 / sum((n + 1) * 512 + 100 for n in (1, 2, 3)) / 20
+    assert table["lru"][-1] == round(100 * share, 1)
+    assert f"A cache that never evicts finds {share:.1%}" in " ".join(text.split())
+
+
+def test_times_come_from_the_real_scheduler(terminal: Terminal, trace):
+    args = ("-p", "lru", "--timed-capacity", "200", "--slowdown", "1", "--prefill-rate", "1000")
+    figures = json.loads(terminal.show("simulate", trace, *args, "--no-bounds", "--json"))
+
+    timed = figures["timed"]
+    assert timed["no cache"]["hit_ratio"] == 0 and timed["lru"]["hit_ratio"] > 0.5
+    assert timed["lru"]["first_token_s"]["50"] < timed["no cache"]["first_token_s"]["50"]
+    assert timed["lru"]["num_served"] == figures["num_requests"] == 60
+    assert figures["slowdown"] == 1 and figures["cost"] == "given" and figures["bounds"] == {}
+
+
+def test_out_holds_plots_and_a_page_that_needs_nothing_else(terminal: Terminal, trace, tmp_path):
+    out = tmp_path / "report"
+    result = terminal.run("simulate", trace, "-p", "lru,arc", "-o", str(out))
+    assert result.exit_code == 0 and "Written to" in result.stderr
+
+    for name in ("hits", "first-token", "occupancy"):
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert ET.parse(out / f"{name}.svg").getroot().tag.endswith("svg")
+    page = (out / "report.html").read_text()
+    assert page.count("<svg") == 3 and "<td>lru</td>" in page and "chats.jsonl" in page
+    assert not re.search(r"<script|<link|src=|url\(http", page)
+
+
+def test_memory_needs_a_model(terminal: Terminal, trace):
+    assert "nobody knows what a token weighs: add --model" in terminal.refuse(
+        "simulate", trace, "-c", "1GiB"
+    )
+    text = terminal.show(
+        "simulate", trace, "-c", "64MiB", "-m", "tiny-shakespeare", "--timed-requests", "0"
+    )
+    assert "64 MiB" in " ".join(text.split())
+    assert "holds no block of 512 tokens" in terminal.refuse(
+        "simulate", trace, "-c", "1KiB", "-m", "tiny-shakespeare"
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["-p", "luck"], "policy='luck'"),
+        (["-c", "0"], "capacity=0"),
+        (["--slowdown", "0"], "slowdown=0.0: must be above 0"),
+        (["--prefill-rate", "-1"], "prefill_rate=-1.0: must be above 0"),
+        (["--prefill-rate", "1", "--measure", "m"], "give one of them"),
+        (["--out", "/dev/null/x"], "out='/dev/null/x'"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(terminal: Terminal, trace, args, reason):
+    result = terminal.run("simulate", trace, "--no-bounds", "-p", "lru", *args)
+    assert result.exit_code == 2
+    assert reason in " ".join(result.stderr.split())
+
+
+def test_broken_lines_are_refused_or_named_and_left_out(terminal: Terminal, trace):
+    with open(trace, "a", encoding="utf-8") as file:
+        file.write('{"torn')
+    assert "chats.jsonl, line 61: this is no JSON" in terminal.refuse("simulate", trace)
+    how = ("--skip-broken", "-p", "lru", "--timed-requests", "0", "--no-bounds", "--json")
+    result = terminal.run("simulate", trace, *how)
+    assert "line 61 left out: this is no JSON" in result.stderr
+    assert json.loads(result.stdout)["lines_left_out"] == [61]
+
+
+def test_a_log_of_requests_is_read_with_a_models_tokenizer(terminal: Terminal, tmp_path):
+    log = tmp_path / "log.jsonl"
+    prompts = ["To be, or not to be, that is the question", "To be, or not to be, my lord"]
+    log.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
+    how = ("-p", "lru", "--timed-requests", "0", "--json")
+    assert "give a model, for its tokenizer" in terminal.refuse("simulate", str(log), *how)
+    args = (*how, "--tokenizer", "tiny-shakespeare", "-b", "4")
+    figures = json.loads(terminal.show("simulate", str(log), *args))
+    assert figures["num_requests"] == 2 and figures["unbounded"] > 0.2
+
+
+def test_a_recording_is_simulated_and_planned_with_the_weight_of_its_own_model(
+    terminal: Terminal, tmp_path
+):
+    path = tmp_path / "trace"
+    with LLM(num_blocks=64, block_size=4, record_trace=path) as llm:
+        for end in ("that is", "that was", "my lord"):
+            llm.generate(
+                f"To be, or not to be, {end}", SamplingParams(max_tokens=4), use_tqdm=False
+            )
+    figures = json.loads(terminal.show("simulate", str(path), "--timed-requests", "0", "--json"))
+    assert figures["block_tokens"] == 4 and figures["token_bytes"] > 0
+    assert figures["unbounded"] > 0.4
+    plan = json.loads(terminal.show("plan", str(path), "--json"))
+    assert plan["ceiling"]["hit_ratio"] == pytest.approx(figures["unbounded"])
+
+
+def test_a_plan_says_in_words_what_to_buy(terminal: Terminal, trace, tmp_path):
+    how = ("plan", trace, "-m", "tiny-shakespeare", "--currency", "EUR")
+    result = terminal.run(*how, "--out", str(tmp_path))
+    text = " ".join(result.stdout.split())
+    assert "Give the cache" in text and "best buy" in text and "knee" in text
+    assert "an hour of compute is 2.5 EUR, a GiB of memory 0.005." in text
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "report.html").read_text()
+    assert "Give the cache" in page and page.count("<svg") == 1
+
+    dear = terminal.show(*how, "--memory-price", "1e9")
+    assert "Buy no memory for this cache alone" in " ".join(dear.split())
+    assert "does not say what a token weighs: add --model" in terminal.refuse("plan", trace)
+
+
+@pytest.mark.parametrize("command", ["simulate", "plan"])
+def test_costs_are_measured_on_this_machine(terminal: Terminal, trace, command):
+    how = ("-m", "tiny-shakespeare", "--measure", "tiny-shakespeare", "--json")
+    result = terminal.run(command, trace, *how, *(["--no-bounds"] if command == "simulate" else []))
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["cost"] == "measured: tiny-shakespeare on this machine"
+    said = " ".join(result.stderr.split())
+    assert re.search(r"ms per step, .* us per token, .* ns per pair; within \d+%", said)
