@@ -139,6 +139,25 @@ def test_a_remembered_response_is_the_victim_s_alone(keyed: Keyed):
     assert not any(SECRET in answer.text for answer in refused)
 
 
+def test_an_explanation_tells_of_nobody_else(keyed: Keyed):
+    """Why a probe missed is said in the same words, whether or not the victim sent it before."""
+    endpoint, attacker = ENDPOINTS["/v1/completions"], sender(keyed, "attacker")
+
+    def explained() -> dict[str, Any]:
+        name = endpoint.ask(attacker, SECRET, cache={"write": False})["id"]
+        answer = keyed.ask("attacker", f"/v1/explain/{name}", method="GET").json()
+        return {key: value for key, value in answer.items() if key not in ("id", "request")}
+
+    before = explained()
+    theirs = endpoint.ask(sender(keyed, "victim"), SECRET)["id"]
+    after = explained()
+    assert str(after).count("cmpl-") == str(before).count("cmpl-")
+    assert after["num_cached_tokens"] == before["num_cached_tokens"] == 0
+    assert [s["cause"] for s in after["stretches"]] == [s["cause"] for s in before["stretches"]]
+    assert keyed.ask("attacker", f"/v1/explain/{theirs}", method="GET").status_code == 404
+    assert keyed.ask("victim", f"/v1/explain/{theirs}", method="GET").status_code == 200
+
+
 def test_other_endpoints_say_the_same_before_and_after(keyed: Keyed):
     """Those that compute no prompt: their answers do not hang on the cache."""
     asked = {

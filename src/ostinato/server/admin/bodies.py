@@ -103,3 +103,9 @@ class PrewarmLine(LeaseBody):
 
     pin: bool = Field(default=False, description="Keep it until it is let go.")
     publish: str | None = Field(default=None, description="Publish it under this name.")
+
+    @model_validator(mode="after")
+    def _nobody_owns_what_is_public(self) -> "PrewarmLine":
+        if self.publish is not None and (self.tenant or self.cache_salt):
+            raise ValueError("what is published is nobody's: leave out tenant and cache_salt")
+        return self

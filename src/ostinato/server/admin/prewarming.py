@@ -7,10 +7,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ostinato.core.errors import ConfigError
+from ostinato.core.errors import ConfigError, OstinatoError
 from ostinato.core.lease import LeaseStatus
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.prompts import PromptDict
 from ostinato.server.admin.bodies import PrefixBody, PrewarmLine
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import NO_LIMITS
@@ -91,20 +92,20 @@ async def prewarm_all(state: ServerState, lines: list[PrewarmLine]) -> int:
     for number, line in enumerate(lines, 1):
         try:
             num_tokens += await _prewarm_one(state, line)
-        except ApiError as error:
-            raise ConfigError(f"prompt {number} of the prewarm file: {error.message}") from error
+        except (ApiError, OstinatoError) as error:
+            raise ConfigError(f"prompt {number} of the prewarm file: {error}") from error
     return num_tokens
 
 
 async def _prewarm_one(state: ServerState, line: PrewarmLine) -> int:
-    prompt = await line.as_prompt(state)
     if line.publish is not None:
-        receipt = await state.llm.publish(line.publish, prompt)
+        tokens = await line.token_ids(state)
+        receipt = await state.llm.publish(line.publish, PromptDict(prompt_token_ids=tokens))
     else:
         num_tokens = (await prewarm(state, line))["num_tokens"]
         if not line.pin and line.ttl_s is None:
             return num_tokens
-        receipt = await state.llm.lease(prompt, line.terms())
+        receipt = await state.llm.lease(await line.as_prompt(state), line.terms())
     if receipt.status is LeaseStatus.REJECTED:
         raise ApiError(409, f"it is computed, and not kept: {receipt.reason}")
     return receipt.num_tokens
