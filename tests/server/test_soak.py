@@ -67,7 +67,7 @@ def run(num_requests: int, num_warming: int) -> dict[str, Any]:
     The pool is too small for all prompts, so blocks are evicted all the time.
     """
     expected = expectations()
-    llm = AsyncLLM("tiny-shakespeare", dtype="float64", num_blocks=96)
+    llm = AsyncLLM("tiny-shakespeare", dtype="float64", num_blocks=160)
     state = ServerState(llm, ServerConfig(max_requests=NUM_CLIENTS + 50))
     with serving(state) as url:
         soak(url, expected, num_warming, seed=10**6)
