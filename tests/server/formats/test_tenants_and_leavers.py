@@ -1,0 +1,132 @@
+"""Who has which key, and who goes away: in the APIs that others brought into the world."""
+
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from ostinato.server.state import ServerState
+from tests.server.keyed import MODEL, Keyed, keyed_server
+
+LINE = "Shall I compare thee to a summer's day? "
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory):
+    """Serve the embedded model to two tenants."""
+    with keyed_server(tmp_path_factory.mktemp("keys")) as server:
+        yield server
+
+
+def openai_of(keyed: Keyed, tenant: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{keyed.url}/v1", api_key=keyed.keys[tenant], max_retries=0)
+
+
+def claude_of(keyed: Keyed, key: str) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=keyed.url, api_key=key, max_retries=0)
+
+
+def test_a_remembered_response_is_its_tenants_own(keyed: Keyed) -> None:
+    """Another tenant can neither read nor continue nor delete it, and learns nothing of it."""
+    asked: Any = {"model": MODEL, "input": LINE, "max_output_tokens": 4}
+    with openai_of(keyed, "ann") as ann, openai_of(keyed, "bob") as bob:
+        response = ann.responses.create(**asked)
+        messages = []
+        for name in (response.id, "resp_of_nobody"):
+            for attempt in (
+                lambda name=name: bob.responses.retrieve(name),
+                lambda name=name: bob.responses.delete(name),
+                lambda name=name: bob.responses.create(**asked, previous_response_id=name),
+            ):
+                with pytest.raises(openai.NotFoundError) as refusal:
+                    attempt()
+                messages.append(str(refusal.value).replace(name, "NAME"))
+        assert messages[:3] == messages[3:], "a name of another's looks like no name at all"
+        assert ann.responses.retrieve(response.id).id == response.id
+
+
+def test_erasing_a_tenant_erases_what_is_remembered_of_it(keyed: Keyed) -> None:
+    asked: Any = {"model": MODEL, "input": LINE, "max_output_tokens": 4}
+    with openai_of(keyed, "ann") as ann, openai_of(keyed, "bob") as bob:
+        gone, stays = ann.responses.create(**asked), bob.responses.create(**asked)
+        narrow = ann.responses.create(**asked, extra_body={"cache_salt": "x"})
+        receipt = keyed.administer("/admin/erase", {"tenant": "ann"})
+
+        assert receipt["num_responses"] >= 2
+        for name in (gone.id, narrow.id):
+            with pytest.raises(openai.NotFoundError):
+                ann.responses.retrieve(name)
+        assert bob.responses.retrieve(stays.id).id == stays.id
+
+
+def test_kept_prefixes_of_tenants_do_not_meet(keyed: Keyed) -> None:
+    """The same prompt with the same breakpoint: each writes its own, and reads its own."""
+    control: Any = {"type": "ephemeral"}
+    asked: Any = {
+        "model": MODEL,
+        "max_tokens": 2,
+        "system": [{"type": "text", "text": LINE * 6, "cache_control": control}],
+        "messages": [{"role": "user", "content": "Well?"}],
+    }
+    for tenant in ("ann", "bob"):
+        with claude_of(keyed, keyed.keys[tenant]) as claude:
+            first, second = (claude.messages.create(**asked).usage for _ in range(2))
+        assert first.cache_read_input_tokens == 0 and first.cache_creation_input_tokens
+        assert second.cache_read_input_tokens and second.cache_creation_input_tokens == 0
+    keyed.administer("/admin/reset", {})
+
+
+def test_whoever_has_no_key_is_told_so_in_anthropics_shape(keyed: Keyed) -> None:
+    with claude_of(keyed, "sk-guess") as claude, pytest.raises(anthropic.AuthenticationError) as no:
+        claude.messages.create(
+            model=MODEL, max_tokens=1, messages=[{"role": "user", "content": "?"}]
+        )
+    body: Any = no.value.body
+    assert body["error"]["type"] == "authentication_error"
+
+
+def test_the_embedded_model_cannot_be_made_to_call(keyed: Keyed) -> None:
+    """It has no braces; whoever insists is told, and nothing of it runs."""
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    with openai_of(keyed, "ann") as client, pytest.raises(openai.BadRequestError, match="begin it"):
+        client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Well?"}],
+            tools=[tool],
+            tool_choice="required",
+        )
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Well?"}], "max_tokens": 3000}),
+        ("/v1/responses", {"input": "Well?", "max_output_tokens": 3000}),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [{"role": "user", "content": "Well?"}],
+                "max_tokens": 3000,
+                "tools": [{"type": "function", "function": {"name": "f"}}],
+            },
+        ),
+    ],
+)
+def test_a_reader_that_goes_away_frees_everything(
+    url: str, scribe: tuple[str, ServerState], path: str, body: dict[str, Any]
+) -> None:
+    """In the middle of a stream; the fixture asserts that nothing runs afterwards."""
+    body = {
+        **body,
+        "model": "scribe",
+        "stream": True,
+        "structured_outputs": {"regex": "[ab]{3000}"},
+    }
+    remembered = len(scribe[1].responses)
+    with httpx.stream("POST", url + path, json=body, timeout=60) as answer:
+        lines = answer.iter_lines()
+        for _ in range(8):
+            next(lines)
+    assert len(scribe[1].responses) == remembered
