@@ -129,6 +129,8 @@ def test_statistics_name_tenants_and_no_salt(keyed: Keyed):
     answer = keyed.ask("ops", "/admin/stats", method="GET")
     stats = answer.json()
     assert stats["tenants"]["ann"]["query_tokens"] > 0
+    known = {"ann", "bob", "eve", "ops", "public manual"}
+    assert set(stats["tenants"]) <= known, "each by its name, and no salt"
     assert stats["blocks"]["evictable"] > 0 and stats["num_running"] == 0
     assert keyed.state.callers.named("ann").salt not in answer.text
 

@@ -38,6 +38,11 @@ def salt_of_public(name: str) -> bytes:
     return b"\xff" + name.encode()
 
 
+def public_name(salt: bytes) -> str | None:
+    """Return the name of the public prefix that a salt stands for; None if it is a tenant's."""
+    return salt[1:].decode() if salt.startswith(b"\xff") else None
+
+
 class PublicPrefixes:
     """All published prefixes of one engine; changed in the engine's thread, read in any."""
 

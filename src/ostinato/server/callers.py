@@ -193,8 +193,8 @@ class KeyedCallers:
         )
 
     def name_of(self, salt: str) -> str:
-        """Return the tenant's name to a salt; empty if the file has none."""
-        return self._names.get(salt, "")
+        """Return the tenant's name to a salt; its salt is shown to nobody."""
+        return self._names.get(salt, "(not in the keys file)")
 
 
 def require_caller(request: Request) -> Caller:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from ostinato.cache.lease_book import Lease
 from ostinato.core.lease import LeaseId, LeaseReceipt
 from ostinato.engine.engine import Engine
+from ostinato.engine.public_prefixes import public_name
 from ostinato.server.admin.bodies import LeaseBody, PrefixBody
 from ostinato.server.admin.prewarming import prewarm
 from ostinato.server.admin.statistics import name_of
@@ -55,7 +56,7 @@ async def list_leases(request: Request, administrator: Administrator) -> dict[st
             "refresh_on_hit": lease.terms.refresh_on_hit,
         }
         for lease in await state.llm.look(look)
-        if not lease.table.tenant.startswith(b"\xff")
+        if public_name(lease.table.tenant) is None
     ]
     return {"leases": leases}
 

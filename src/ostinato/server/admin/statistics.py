@@ -6,7 +6,9 @@ from fastapi import APIRouter, Query, Request
 
 from ostinato.cache.stats import LookupCounts
 from ostinato.cache.survey import CachedPrefix, heaviest
+from ostinato.core.tenancy import owner_of
 from ostinato.engine.engine import Engine
+from ostinato.engine.public_prefixes import public_name
 from ostinato.engine.snapshot import Snapshot, take_snapshot
 from ostinato.server.callers import Administrator
 from ostinato.server.state import ServerState
@@ -22,10 +24,8 @@ async def statistics(request: Request, administrator: Administrator) -> dict[str
     """Return counters since the start, of all and of each tenant."""
     state: ServerState = request.app.state.server
     seen = await state.llm.look(take_snapshot)
-    names = {
-        state.ledger.name_of(salt): _counts(counts) for salt, counts in seen.cache.tenants.items()
-    }
-    return {**_totals(seen), "tenants": names}
+    tenants = {name_of(state, salt): _counts(counts) for salt, counts in seen.cache.tenants.items()}
+    return {**_totals(seen), "tenants": tenants}
 
 
 @router.get("/heaviest")
@@ -48,13 +48,12 @@ async def heaviest_prefixes(
 
 
 async def _described(state: ServerState, prefix: CachedPrefix) -> dict[str, Any]:
-    salt = prefix.identity.tenant
-    is_public = salt.startswith(b"\xff")
-    head = prefix.identity.head
+    salt, head = prefix.identity.tenant, prefix.identity.head
+    public = public_name(salt)
     return {
-        "tenant": None if is_public else name_of(state, prefix.identity.owner),
-        "public": salt[1:].decode() if is_public else None,
-        "behind": head.tenant[1:].decode() if head is not None else None,
+        "tenant": None if public is not None else name_of(state, salt),
+        "public": public,
+        "behind": None if head is None else public_name(head.tenant),
         "head": await _text(state, prefix.head.tolist()),
         "branch": await _text(state, prefix.branch.tolist()),
         "num_tokens": prefix.num_tokens,
@@ -69,7 +68,9 @@ async def _described(state: ServerState, prefix: CachedPrefix) -> dict[str, Any]
 
 def name_of(state: ServerState, salt: bytes) -> str:
     """Return a tenant's name; where there are no keys, the salt that clients chose is one."""
-    known = state.callers.name_of(salt.decode(errors="replace"))
+    if (public := public_name(salt)) is not None:
+        return f"public {public}"
+    known = state.callers.name_of(owner_of(salt).decode(errors="replace"))
     return known or state.ledger.name_of(salt)
 
 
