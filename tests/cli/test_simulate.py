@@ -126,6 +126,9 @@ def test_a_recording_is_simulated_and_planned_with_the_weight_of_its_own_model(
     figures = json.loads(terminal.show("simulate", str(path), "--timed-requests", "0", "--json"))
     assert figures["block_tokens"] == 4 and figures["token_bytes"] > 0
     assert figures["unbounded"] > 0.4
+    assert figures["replayed"] == {"num_requests": 3, "num_agreeing": 3}
+    text = terminal.show("simulate", str(path), "--timed-requests", "0", "-p", "lru")
+    assert "each of the 3 requests found what it had found" in " ".join(text.split())
     plan = json.loads(terminal.show("plan", str(path), "--json"))
     assert plan["ceiling"]["hit_ratio"] == pytest.approx(figures["unbounded"])
 

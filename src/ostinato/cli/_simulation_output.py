@@ -13,6 +13,7 @@ from ostinato.cli._durations import write_seconds
 from ostinato.cli._quantities import count, write_bytes
 from ostinato.cli._trace_source import describe
 from ostinato.core.errors import ConfigError
+from ostinato.lab.replay import ReplayedRequest
 from ostinato.lab.simulation import Simulation
 from ostinato.lab.timed_replay import TimedResult
 
@@ -27,6 +28,8 @@ def show(found: Simulation, token_bytes: int | None) -> None:
     console.print(title.append(f": {describe(found.trace)}."))
     console.print(_hits_table(found, token_bytes))
     console.print(_sentence(found))
+    if found.replayed:
+        console.print(_replayed(found.replayed), "\n", sep="", highlight=False)
     if found.timed:
         console.print(_times_table(found))
         console.print(Text(_times_note(found), style="dim"))
@@ -74,6 +77,21 @@ def _sentence(found: Simulation) -> str:
     return (
         f"Share of prompt tokens that hit, by blocks of the cache. A cache that never evicts finds "
         f"{found.unbounded.hit_ratio:.1%}; the rest is seen for the first time.{_cut(found)}\n"
+    )
+
+
+def _replayed(requests: list[ReplayedRequest]) -> str:
+    """Say whether a recorded run, done again with its own settings, found the same."""
+    agreeing = sum(request.agrees for request in requests)
+    tokens = sum(request.replayed.cached for request in requests if request.replayed)
+    if agreeing == len(requests):
+        return (
+            f"Replayed with its own settings, step by step: each of the {len(requests):,} requests "
+            f"found what it had found, {count(tokens, 'token')} in all."
+        )
+    return (
+        f"Replayed with its own settings, {agreeing:,} of {count(len(requests), 'request')} found "
+        "what they had found: the recording is in part, or began with a warm cache."
     )
 
 
@@ -193,6 +211,10 @@ def as_json(found: Simulation, token_bytes: int | None) -> dict[str, object]:
         "hit_ratio": {str(p): [r.hit_ratio for r in rs] for p, rs in found.results.items()},
         "bounds": found.bounds,
         "unbounded": found.unbounded.hit_ratio,
+        "replayed": {
+            "num_requests": len(found.replayed),
+            "num_agreeing": sum(request.agrees for request in found.replayed),
+        },
         "timed": {name: _timed_as_json(result) for name, result in found.timed.items()},
         "slowdown": found.slowdown,
         "cost": found.cost_origin,

@@ -16,8 +16,11 @@ from ostinato.core.errors import ConfigError
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import CostModel
 from ostinato.lab.kv_bytes import kv_bytes
+from ostinato.lab.recording import read_recording
+from ostinato.lab.replay import Replay
 from ostinato.lab.simulation import POLICIES, Simulation, add_bounds, simulate, usual_capacities
 from ostinato.lab.timed_replay import replay_timed, slowed_to_fit
+from ostinato.lab.traces import is_recording
 
 _CACHE = "Caches"
 _TIMED = "Times"
@@ -116,6 +119,9 @@ def run(
     if bounds:
         with source.progress_bar("Bounds", 2 * len(traffic) * len(sizes)) as advance:
             add_bounds(found, advance)
+    if is_recording(trace):
+        recording = read_recording(trace, "skip" if skip_broken else "refuse")
+        found.replayed = Replay(recording).run()
     if timed_requests:
         _add_times(found, cost, timed_requests, timed_capacity, slowdown)
     if as_json:

@@ -20,6 +20,9 @@ from ostinato.lab.plan import GIB, Plan
 from ostinato.lab.simulation import Simulation
 from ostinato.lab.timed_replay import TimedResult
 
+NO_CACHE = "no cache"
+"""Name of the run without one, which is drawn in grey."""
+
 _INK, _FAINT, _GRID = "#22223b", "#8d8d9b", "#e3e3ea"
 _COLOURS = ("#5e35b1", "#00897b", "#e8590c", "#1c7ed6", "#c2255c", "#74972a", "#b08900", "#495057")
 _MARKERS = "osD^vPX*"
@@ -70,7 +73,9 @@ def hit_ratio_plot(simulation: Simulation, token_bytes: int | None = None) -> Fi
 def first_token_plot(timed: Mapping[str, TimedResult], title: str) -> Figure:
     """Draw how many requests had their first token after how long, a line per run."""
     figure, axes = _canvas(f"Time to the first token: {title}")
-    for (name, result), colour in zip(timed.items(), cycle(_COLOURS), strict=False):
+    colours = cycle(_COLOURS)  # those of the policies in the plot of hits
+    for name, result in timed.items():
+        colour = _FAINT if name == NO_CACHE else next(colours)
         waits = np.sort(np.array(result.first_token_s))
         if len(waits):
             shares = np.arange(1, len(waits) + 1) / len(waits)

@@ -7,6 +7,7 @@ from typing import get_args
 from ostinato.core.config import PolicyName
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.bounds import belady_hits
+from ostinato.lab.replay import ReplayedRequest
 from ostinato.lab.serial_replay import SerialResult, replay_serially
 from ostinato.lab.timed_replay import TimedResult
 
@@ -29,6 +30,7 @@ class Simulation:
         timed: Runs with the scheduler, by what was different.
         slowdown: By which the arrivals of ``timed`` were stretched.
         cost_origin: Where the prices of ``timed`` come from.
+        replayed: For a recording, its requests, done again with the recorded settings.
     """
 
     trace: BlockTrace
@@ -39,6 +41,7 @@ class Simulation:
     timed: dict[str, TimedResult] = field(default_factory=dict)
     slowdown: float = 1.0
     cost_origin: str = ""
+    replayed: list[ReplayedRequest] = field(default_factory=list)
 
     def ratios(self) -> Mapping[str, list[float]]:
         """Return hit ratios, one per size: policies first, then bounds."""

@@ -32,6 +32,8 @@ from ostinato.lab.request_log import LoggedRequest, parse_request
 PUBLIC_BLOCK_TOKENS = 512
 """Tokens per block of the public traces."""
 
+_HEADER = b'"event":"header"'
+
 Tokenizer = Callable[[Mapping[str, Any]], Sequence[int]]
 """Turns a request's body, with its ``prompt`` or ``messages`` and ``tools``, into token ids."""
 
@@ -65,9 +67,15 @@ def read_trace(path: str | Path, options: ReadOptions | None = None) -> BlockTra
     first = _first_line(path)
     if b'"hash_ids"' in first:
         return read_mooncake(path, options.on_broken)
-    if b'"event":"header"' in first:
+    if _HEADER in first:
         return read_recorded(path, options.block_tokens, options.on_broken)
     return read_openai(path, options)
+
+
+def is_recording(path: str | Path) -> bool:
+    """Whether a file is what an engine recorded."""
+    path = Path(path)
+    return path.suffix != ".npz" and _HEADER in _first_line(path)
 
 
 def read_npz(path: Path) -> BlockTrace:
