@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import eviction, heart, orders
+from benchmarks import eviction, explain, heart, orders
 
 
 @pytest.fixture
@@ -75,3 +75,11 @@ def test_policies_are_compared_with_the_bound(tmp_path, capsys, monkeypatch):
     assert figures["turns lru 4"][0] == 25.0, "the other conversation's first block is left"
     assert (figures["turns belady 4"][0], figures["turns belady_bypass 4"][0]) == (25.0, 50.0)
     assert "reuse_hazard" in capsys.readouterr().out
+
+
+def test_remembering_and_explaining_are_measured(monkeypatch):
+    for name, value in {"REQUESTS": 24, "PROMPT": 128, "OWN": 16, "ANSWER": 4, "ROUNDS": 1}.items():
+        monkeypatch.setattr(explain, name, value)
+    figures = explain.measure(num_blocks=16)
+    assert set(figures) == {"off_us", "on_us", "explain_us"}
+    assert all(0 < figure < float("inf") for figure in figures.values())

@@ -16,7 +16,7 @@ Source: log parsing by alignment, as in Drain (He et al., ICWS 2017).
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import cached_property
@@ -32,6 +32,9 @@ LEAST_SIMILARITY = 0.4
 MOST_WORDS = 3000
 """Words of a text that are aligned; what comes behind them belongs to no slot."""
 
+MOST_PAIRS = 250_000
+"""Pairs of words that are aligned word by word; of longer texts, runs of three words are."""
+
 _SLOT = "\0"
 _PUNCTUATION = " .,;:!?()[]\"'`<>"
 _TIME = re.compile(r"\d{1,2}:\d{2}")
@@ -45,7 +48,7 @@ _DATE = re.compile(
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
 _NAMED_ID = re.compile(r"^[a-z]+[-_](?=[0-9a-z]*\d)[0-9a-z]{6,}$", re.IGNORECASE)
 _COUNT = re.compile(r"^\D{0,3}(\d+)\D{0,3}$")
-_NONCE = re.compile(r"^(?=.*\d)[0-9a-z+/=_-]{6,}$", re.IGNORECASE)
+_NONCE = re.compile(r"^(?=.*\d)[0-9a-z.+/=_-]{6,}$", re.IGNORECASE)
 _LOCALE = re.compile(r"^[a-z]{2}[-_][A-Z]{2}$")
 _ABOUT_USERS = re.compile(
     r"\b(user|name|customer|locale|language|account|talking to|speak\w* (with|to))\b[^.]*$",
@@ -160,13 +163,32 @@ def _generalised(mine: list[str], theirs: list[str]) -> list[str]:
     """Keep the words of a template that a text agrees with; the rest are slots."""
     words: list[str] = []
     done = (0, 0)
-    matcher = SequenceMatcher(None, mine, theirs, autojunk=False)
-    for block in matcher.get_matching_blocks():
-        if (block.a, block.b) != done:
+    for start, other, size in _alike(mine, theirs):
+        if (start, other) != done:
             words.append(_SLOT)
-        words += mine[block.a : block.a + block.size]
-        done = block.a + block.size, block.b + block.size
+        words += mine[start : start + size]
+        done = start + size, other + size
     return [w for i, w in enumerate(words) if w != _SLOT or i == 0 or words[i - 1] != _SLOT]
+
+
+def _alike(mine: Sequence[str], theirs: Sequence[str]) -> Iterator[tuple[int, int, int]]:
+    """Align two texts: places in both and the number of equal words; the last is of size 0."""
+    run = 1 if len(mine) * len(theirs) <= MOST_PAIRS else 3
+    ours, others = (_words_in_runs(side, run) for side in (mine, theirs))
+    end = (0, 0)
+    for block in SequenceMatcher(None, ours, others, autojunk=False).get_matching_blocks():
+        if not block.size:
+            yield len(mine), len(theirs), 0
+            return
+        overlap = max(0, end[0] - block.a, end[1] - block.b)
+        size = block.size + run - 1 - overlap
+        if size > 0:
+            yield block.a + overlap, block.b + overlap, size
+            end = block.a + overlap + size, block.b + overlap + size
+
+
+def _words_in_runs(words: Sequence[str], length: int) -> list[tuple[str, ...]]:
+    return [tuple(words[i : i + length]) for i in range(len(words) - length + 1)]
 
 
 def head_of(body: Mapping[str, Any]) -> str:

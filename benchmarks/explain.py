@@ -1,0 +1,90 @@
+"""What does remembering cost, and what does an explanation? No model: the cache alone.
+
+::
+
+    python benchmarks/explain.py            # microseconds per request, off and on
+    python benchmarks/explain.py --json
+
+Each request brings 2,048 tokens, most of them shared, and 32 tokens of answer; the pool holds
+either a tenth of what comes, so that every request evicts, or all of it. Rounds with and without
+a memory take turns, and the quickest of each counts, in processor time.
+"""
+
+import argparse
+import json
+import random
+import time
+from array import array
+
+from ostinato.cache.explain import explain
+from ostinato.cache.manager import CacheManager
+from ostinato.core.config import CacheConfig
+from ostinato.core.identity import Identity, PrefixKey
+
+REQUESTS, PROMPT, OWN, ANSWER, ROUNDS = 300, 2048, 64, 32, 15
+POOLS = {"evicting": 200, "roomy": 8192}
+
+
+def make_prompts(seed: int = 0) -> list["array[int]"]:
+    """Return prompts that part from a common text at a random place, shape (<= PROMPT,) each."""
+    dice = random.Random(seed)
+    head = array("I", dice.choices(range(50_000), k=PROMPT - OWN))
+    return [
+        head[: dice.randrange(PROMPT - OWN)] + array("I", dice.choices(range(50_000), k=OWN))
+        for _ in range(REQUESTS)
+    ]
+
+
+def serve(cache: CacheManager, tokens: "array[int]", name: str) -> None:
+    """Serve one request, a step per token of its answer."""
+    key = PrefixKey(Identity(), tokens)
+    admitted = cache.admit(key, cache.match(key))
+    assert admitted is not None
+    table, _ = admitted
+    if table.visit is not None:
+        cache.chronicle.describe(table.visit, name, "", ())
+    for position in range(ANSWER):
+        cache.grow(table, len(key))
+        cache.publish(table, len(key))
+        cache.commit([table])
+        key.append(position)
+    cache.release(table, len(key) - 1)
+
+
+def measure(num_blocks: int) -> dict[str, float]:
+    """Return microseconds per request without and with a memory, and per explanation."""
+    best = {"off_us": float("inf"), "on_us": float("inf"), "explain_us": float("inf")}
+    prompts = make_prompts()
+    for _ in range(ROUNDS):
+        for column, keep in (("off_us", 0), ("on_us", 1000)):
+            cache = CacheManager(CacheConfig(num_blocks, keep_explanations=keep))
+            start = time.process_time()
+            for number, tokens in enumerate(prompts):
+                serve(cache, tokens, str(number))
+            spent = (time.process_time() - start) / len(prompts)
+            best[column] = min(best[column], spent * 1e6)
+        start = time.process_time()
+        for number in range(len(prompts) - 20, len(prompts)):
+            explain(cache.chronicle, str(number))
+        best["explain_us"] = min(best["explain_us"], (time.process_time() - start) / 20 * 1e6)
+    return best
+
+
+def main() -> None:
+    """Print a line per pool."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    wants_json = parser.parse_args().json
+    figures = {name: measure(num_blocks) for name, num_blocks in POOLS.items()}
+    if wants_json:
+        print(json.dumps(figures))
+        return
+    for name, best in figures.items():
+        print(
+            f"{name:9} {best['off_us']:7.1f} us per request without, {best['on_us']:7.1f} with; "
+            f"{best['explain_us']:7.1f} us per explanation"
+        )
+
+
+if __name__ == "__main__":
+    main()
