@@ -355,3 +355,13 @@ def test_a_form_that_takes_forever_to_compile_is_refused(
         burns.set()
         scribe.engine._forms._compilation.join()  # type: ignore[union-attr]
     assert run(scribe, PROMPTS[0], asked({"choice": ["never seen"]}))[0].text == "never seen"
+
+
+def test_a_model_without_end_of_sequence_keeps_forms(checkpoints: Checkpoints) -> None:
+    """What must end ends by itself; what may go on goes on."""
+    llm = LLM(str(checkpoints.path("llama", eos_token_id=None)), num_blocks=64)
+    params = [asked({"regex": "xy{2}"}), asked({"regex": "x+"}, max_tokens=30, temperature=5.0)]
+    ends, goes_on = run(llm, [PROMPTS[0]] * 2, params)
+    assert (ends.text, ends.finish_reason) == ("xyy", "stop")
+    assert re.fullmatch("x+", goes_on.text) and goes_on.finish_reason == "length"
+    assert len(goes_on.token_ids) == 30

@@ -7,11 +7,13 @@ Such a vocabulary may lack bytes, and the library takes for granted that any tex
 each missing byte gets an id beyond those of the model::
 
     0 .. vocab_size - 1        tokens of the model
-    vocab_size ..              bytes that it lacks: allowed at most, never sampled
+    vocab_size ..              bytes that it lacks, and an end of sequence if it has none:
+                               allowed at most, never sampled
 
 Where a grammar forces one of them, no id of the model is allowed, which is what is true.
 """
 
+from contextlib import suppress
 from typing import Any
 
 from llguidance import LLTokenizer, TokenizerWrapper
@@ -29,18 +31,21 @@ def grammar_vocabulary(
     Args:
         tokenizer: Of ``transformers``, fast or slow.
         vocab_size: Ids that the model has logits for; those beyond the tokenizer are never allowed.
-        eos_token_ids: Ids that end a text; allowed where the grammar may end.
+        eos_token_ids: Ids that end a text; allowed where the grammar may end. A model may have
+            none.
 
     Cost: one look at each id.
     """
     num_ids = max(vocab_size, len(tokenizer))
-    eos: Any = eos_token_ids or tokenizer.eos_token_id
-    try:
-        return from_tokenizer(tokenizer, n_vocab=num_ids, eos_token=eos)  # type: ignore[arg-type]
-    except ValueError:  # a decoder that it does not know, or a slow tokenizer
-        table = _Bytes(TokenTable(tokenizer), num_ids, eos)
-        num_ids = len(table.tokens)
-        return LLTokenizer(TokenizerWrapper(table), n_vocab=num_ids, eos_token=table.eos_ids)
+    if eos_token_ids:
+        # What is no fast tokenizer, or has a decoder that it does not know, it refuses.
+        with suppress(ValueError):
+            fast: Any = tokenizer
+            return from_tokenizer(fast, n_vocab=num_ids, eos_token=eos_token_ids)
+    table = _Bytes(TokenTable(tokenizer), num_ids, eos_token_ids)
+    return LLTokenizer(
+        TokenizerWrapper(table), n_vocab=len(table.tokens), eos_token=table.eos_token_ids
+    )
 
 
 class _Bytes:
@@ -48,17 +53,18 @@ class _Bytes:
 
     bos_token_id: int | None = None
 
-    def __init__(self, table: TokenTable, num_ids: int, eos: list[int] | int | None) -> None:
+    def __init__(self, table: TokenTable, num_ids: int, eos_token_ids: list[int]) -> None:
         entries = [table.entry(token) for token in range(num_ids)]
         self.special_token_ids = [i for i, e in enumerate(entries) if e.special or not e.known]
         self.tokens = [
             f"<|{i}|>".encode() if e.special or not e.known else e.data or table.text(i).encode()
             for i, e in enumerate(entries)
         ]
-        # The library wants one; a model without any gets an id that is never sampled for it.
-        unused = self.special_token_ids[:1] or [num_ids - 1]
-        self.eos_ids = [eos] if isinstance(eos, int) else eos or unused
-        self.eos_token_id = self.eos_ids[0]
+        if not eos_token_ids:
+            eos_token_ids = [len(self.tokens)]
+            self.special_token_ids += eos_token_ids
+            self.tokens.append(b"<|end|>")
+        self.eos_token_ids, self.eos_token_id = eos_token_ids, eos_token_ids[0]
         plain = set(range(num_ids)) - set(self.special_token_ids)
         self._ids = {self.tokens[i]: i for i in sorted(plain, reverse=True) if self.tokens[i]}
         for byte in (bytes([value]) for value in range(256)):
