@@ -16,7 +16,7 @@ from ostinato.cli import _cost_options as costs
 from ostinato.cli import _trace_source as source
 from ostinato.cli._config_source import load_config
 from ostinato.cli._quantities import write_bytes
-from ostinato.core.config import PolicyName, one_of
+from ostinato.core.config import CacheConfig, PolicyName, one_of
 from ostinato.core.errors import ConfigError
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import CostModel
@@ -26,6 +26,7 @@ from ostinato.lab.serial_replay import replay_serially
 from ostinato.lab.simulation import POLICIES
 
 _MONEY = "What things cost"
+_USUAL_POLICY = CacheConfig(num_blocks=1).policy
 
 
 def run(
@@ -41,7 +42,7 @@ def run(
     ] = None,
     policy: Annotated[
         str, typer.Option("--policy", "-p", help="Which cached block is worth least.")
-    ] = POLICIES[0],
+    ] = _USUAL_POLICY,
     points: Annotated[int, typer.Option(help="Sizes of the cache to look at.")] = 14,
     block_size: source.BlockTokens = None,
     skip_broken: source.SkipBroken = False,
