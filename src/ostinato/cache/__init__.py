@@ -4,7 +4,7 @@ Files in reading order, the plain path first:
 
 * ``block``: what is a block, and which states can it be in?
 * ``free_queue``: which entry is given away next?
-* ``policy``: which cached entry is worth least?
+* ``policies``: which cached entry is worth least?
 * ``accounts``: whose blocks are they, and who may evict whose?
 * ``pool``: who holds which block?
 * ``siblings``: which cached blocks may follow a prefix?
@@ -20,6 +20,7 @@ Files in reading order, the plain path first:
 * ``chronicle``: what was cached, and why did it go?
 * ``events``, ``journal``: what is noted of what happens, and what may outsiders learn?
 * ``allocator``: how are blocks taken for somebody?
+* ``ghost``: what would more memory bring, or another policy?
 * ``groups``: what does a sequence hold, over all groups of layers at once?
 * ``lease_book``, ``custody``: what may an administrator ask?
 * ``manager``: what may the scheduler ask?
