@@ -19,7 +19,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
+from openai import OpenAI
 
 from tests.docs.conftest import address_filled_in
 from tests.docs.reading import ROOT, name_of
@@ -90,6 +92,9 @@ def test_snippets_print_what_stands_below_them(page: Path, request: pytest.Fixtu
                 exec(compile(text, name_of(page), "exec"), program)
             if not snippet.is_example:
                 assert lines(printed.getvalue()) == lines(snippet.prints or ""), snippet.text
+    for value in program.values():
+        if isinstance(value, (OpenAI, httpx.Client)):
+            value.close()  # a page need not say so; its connections would outlive the page
 
 
 @pytest.mark.parametrize("snippet", COMMANDS)
