@@ -71,13 +71,24 @@ class Allocator:
             The number of blocks.
         """
         count = 0
-        for entry in [entry for entry in self.pool.entries() if belongs(entry)]:
-            evicted = self._index.evict(entry, entry.num_blocks)
-            self._journal.forgotten(self.pool, entry, evicted, self._group)
-            self._scrap(evicted.blocks, entry)
-            count += len(evicted.blocks)
+        waiting = [entry for entry in self.pool.entries() if belongs(entry)]
+        while waiting:  # once, as a rule: what was released longest ago is a leaf
+            inner: list[CacheEntry] = []
+            for entry in waiting:
+                if entry.is_leaf:
+                    count += self._forget(entry)
+                else:
+                    inner.append(entry)
+            assert len(inner) < len(waiting), "what is forgotten has descendants that are not"
+            waiting = inner[::-1]  # a chain that came root first goes in the second round
         self.pool.forget(belongs)
         return count
+
+    def _forget(self, entry: CacheEntry) -> int:
+        evicted = self._index.evict(entry, entry.num_blocks)
+        self._journal.forgotten(self.pool, entry, evicted, self._group)
+        self._scrap(evicted.blocks, entry)
+        return len(evicted.blocks)
 
     def _evict(self, victim: CacheEntry, most: int) -> "array[int]":
         evicted = self._index.evict(victim, most)
