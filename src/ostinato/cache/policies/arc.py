@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.policies.contract import Recall
-from ostinato.cache.policies.leaf_heap import LeafHeap, Rank, facts
+from ostinato.cache.policies.leaf_heap import LeafHeap, facts
 from ostinato.cache.policies.memory import EvictedMemory
 from ostinato.core.identity import PrefixKey
 
@@ -26,10 +26,6 @@ class AdaptiveReplacement(LeafHeap):
         self._target = 0.0  # blocks that the first list may have
         self._num_once = 0
         self._memories = [EvictedMemory(num_blocks, lambda run: None) for _ in range(2)]
-
-    def rank(self, entry: CacheEntry) -> Rank:
-        """Rank by release."""
-        return (entry.idle_tick,)
 
     def segment(self, entry: CacheEntry) -> int:
         """Say which list an entry is in."""

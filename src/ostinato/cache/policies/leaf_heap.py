@@ -37,8 +37,8 @@ class LeafHeap:
         return 0
 
     def rank(self, entry: CacheEntry) -> Rank:
-        """Say what an entry is worth: the least goes first."""
-        raise NotImplementedError
+        """Say what an entry is worth, the least goes first: by release unless said otherwise."""
+        return (entry.idle_tick,)
 
     def released(self, entry: CacheEntry) -> None:
         """Note that an entry comes, before it is ranked."""

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.policies.leaf_heap import LeafHeap, Rank, facts
+from ostinato.cache.policies.leaf_heap import LeafHeap, facts
 
 _PROTECTED_SHARE = 0.8
 
@@ -23,10 +23,6 @@ class SegmentedLru(LeafHeap):
         self._most_protected = _PROTECTED_SHARE * num_blocks
         self._protected: OrderedDict[CacheEntry, None] = OrderedDict()
         self._num_protected = 0
-
-    def rank(self, entry: CacheEntry) -> Rank:
-        """Rank by release."""
-        return (entry.idle_tick,)
 
     def segment(self, entry: CacheEntry) -> int:
         """Say whether an entry is protected."""
