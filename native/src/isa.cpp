@@ -1,0 +1,65 @@
+// Which instruction set does this processor have, and which is in use?
+#include <sys/syscall.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include <atomic>
+
+#include "ostinato_native.h"
+
+namespace {
+
+#if defined(__x86_64__)
+
+// Tiles keep 8 KiB per thread, so Linux wants to be asked before it saves them (kernel 5.16).
+bool kernel_grants_tiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl(2)
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+bool has_tiles() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  return (d & (1u << 22)) && (d & (1u << 24)) && kernel_grants_tiles();
+}
+
+int32_t find_best() {
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq");
+  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  if (bf16 && has_tiles()) return OST_AMX;
+  return bf16 ? OST_AVX512_BF16 : avx512 ? OST_AVX512 : avx2 ? OST_AVX2 : OST_GENERIC;
+}
+#else
+int32_t find_best() { return OST_GENERIC; }
+#endif
+
+std::atomic<int32_t> &in_use() {
+  static std::atomic<int32_t> isa{ost_best_isa()};
+  return isa;
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t ost_abi_version(void) { return OST_ABI_VERSION; }
+
+int32_t ost_best_isa(void) {
+  static const int32_t best = find_best();
+  return best;
+}
+
+int32_t ost_current_isa(void) { return in_use(); }
+
+int32_t ost_use_isa(int32_t isa) {
+  if (isa < OST_GENERIC || isa > ost_best_isa()) return -1;
+  return in_use() = isa;
+}
+}

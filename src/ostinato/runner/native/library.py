@@ -1,0 +1,75 @@
+"""Is there a native library, and what can this processor do?
+
+``native/include/ostinato_native.h`` is its face; the numbers here are those of its enums.
+"""
+
+import ctypes
+import enum
+import functools
+import logging
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+PATH = Path(__file__).with_name("libostinato_native.so")
+"""Where the build puts the library."""
+
+ABI_VERSION = 1
+"""The version of the header that these files were written for."""
+
+
+class Isa(enum.IntEnum):
+    """Instruction sets, each one containing those before it."""
+
+    GENERIC = 0
+    AVX2 = 1
+    AVX512 = 2
+    AVX512_BF16 = 3
+    AMX = 4
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """Return the library, loaded once; None where there is none.
+
+    Effects: says once why there is none.
+    """
+    # torch's OpenMP runtime has to be there before ours is looked for.
+    import torch  # noqa: F401
+
+    try:
+        loaded = ctypes.CDLL(str(PATH))
+    except OSError as error:
+        reason = "it was built without a C++ compiler" if not PATH.exists() else str(error)
+        logger.warning("no native library (%s): attention runs in plain torch, slower", reason)
+        return None
+    found = loaded.ost_abi_version()
+    if found != ABI_VERSION:
+        logger.warning(
+            "the native library is of version %d, but %d is needed: attention runs in plain "
+            "torch, slower; install the package anew",
+            found,
+            ABI_VERSION,
+        )
+        return None
+    return loaded
+
+
+def best_isa(native: ctypes.CDLL) -> Isa:
+    """Return the best instruction set that the processor has."""
+    return Isa(native.ost_best_isa())
+
+
+def current_isa(native: ctypes.CDLL) -> Isa:
+    """Return the instruction set in use."""
+    return Isa(native.ost_current_isa())
+
+
+def use_isa(native: ctypes.CDLL, isa: Isa) -> None:
+    """Use an instruction set from now on, in the whole process.
+
+    Raises:
+        ValueError: The processor does not have it.
+    """
+    if native.ost_use_isa(int(isa)) != isa:
+        raise ValueError(f"{isa.name}: this processor has {best_isa(native).name} at best")
