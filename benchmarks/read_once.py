@@ -35,11 +35,11 @@ from tqdm import tqdm
 from ostinato.core.config import ReadOnce
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
-from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
-from ostinato.runner.attention.reads import ReadPlans
+from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.torch_backend import SHARING, TorchAttention
 from ostinato.runner.inputs import build_inputs
-from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
+from ostinato.runner.kv_store import KVSpec, LayerKV
+from ostinato.runner.plain_store import PlainKVStore
 
 BLOCK_SIZE = 16
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 16, 8, 128
@@ -86,7 +86,7 @@ class Decode:
         self.num_layers = num_layers
         tables, num_blocks = _tables(scene)
         spec = KVSpec((LayerKV(NUM_KV_HEADS, HEAD_DIM, HEAD_DIM),) * num_layers)
-        self.store = KVStore(spec, num_blocks, BLOCK_SIZE, torch.bfloat16)
+        self.store = PlainKVStore(spec, num_blocks, BLOCK_SIZE, torch.bfloat16)
         slots = torch.arange(num_blocks * BLOCK_SIZE)
         for layer in range(num_layers):
             for piece in slots.split(2**14):
@@ -107,9 +107,8 @@ class Decode:
         """Return the milliseconds of one step."""
         metadata = build_inputs(self.plan, BLOCK_SIZE, torch.device("cpu")).groups[0]
         start = time.perf_counter()
-        reads = ReadPlans(metadata, self.store.zero_block)
         backend = TorchAttention(sharing=SHARING[read_once])
-        step = AttentionStep(metadata, self.store, backend, reads)
+        step = backend.start(metadata, self.store)
         for layer in range(self.num_layers):
             step.attend(layer, self.queries, self.kv[0], self.kv[1], STYLE)
         return (time.perf_counter() - start) * 1e3

@@ -5,13 +5,14 @@ import torch
 
 from ostinato.core.errors import ConfigError
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
+from ostinato.runner.plain_store import PlainKVStore
 
 SPEC = KVSpec((LayerKV(2, 3, 5), LayerKV(1, 4, 4, sliding_window=8)))
 
 
 def filled_store() -> KVStore:
     """Four blocks of two slots; slot s of layer l holds 100 l + s."""
-    store = KVStore(SPEC, num_blocks=4, block_size=2, dtype=torch.float32)
+    store = PlainKVStore(SPEC, num_blocks=4, block_size=2, dtype=torch.float32)
     slots = torch.arange(8)
     for index, layer in enumerate(SPEC.layers):
         content = (100 * index + slots).float()[:, None, None]
@@ -39,7 +40,7 @@ def test_what_is_written_to_a_slot_is_read_from_it_in_its_own_layer_only():
 
 def test_keys_come_in_the_strides_that_models_give_them():
     """A model's keys are (heads, tokens, dim) seen from the side."""
-    store = KVStore(SPEC, num_blocks=2, block_size=2, dtype=torch.float32)
+    store = PlainKVStore(SPEC, num_blocks=2, block_size=2, dtype=torch.float32)
     keys, values = torch.randn(2, 3, 3).transpose(0, 1), torch.randn(2, 3, 5).transpose(0, 1)
 
     store.write(0, keys, values, torch.tensor([3, 0, 2]))
@@ -88,7 +89,7 @@ def test_zeroed_slots_are_forgotten_in_all_layers():
 
 
 def test_values_are_rounded_to_the_stores_dtype():
-    store = KVStore(SPEC, num_blocks=1, block_size=1, dtype=torch.bfloat16)
+    store = PlainKVStore(SPEC, num_blocks=1, block_size=1, dtype=torch.bfloat16)
     third = torch.full((1, 1, 4), 1 / 3)
 
     store.write(1, third, third, torch.tensor([0]))
@@ -104,13 +105,13 @@ def test_bytes_per_token_are_heads_times_key_and_value_sizes_over_all_layers(
 ):
     """2 × (3 + 5) + 1 × (4 + 4) = 24 elements."""
     assert SPEC.bytes_per_token(dtype) == expected
-    assert KVStore(SPEC, 4, 2, dtype).num_bytes == 8 * expected
+    assert PlainKVStore(SPEC, 4, 2, dtype).num_bytes == 8 * expected
 
 
 def test_a_store_larger_than_memory_is_refused_with_the_numbers():
     """2**50 blocks of 2 slots of 96 bytes, and the one that pads."""
     with pytest.raises(ConfigError) as refusal:
-        KVStore(SPEC, 2**50, 2, torch.float32)
+        PlainKVStore(SPEC, 2**50, 2, torch.float32)
 
     message = str(refusal.value)
     assert f"{(2**50 + 1) * 2 * 96:,} bytes" in message
@@ -120,7 +121,7 @@ def test_a_store_larger_than_memory_is_refused_with_the_numbers():
 
 def test_a_store_that_is_zeroed_whole_is_zero_to_its_last_slot():
     """More slots than are looked at in one go, and content at both ends of each look."""
-    store = KVStore(KVSpec((LayerKV(1, 1, 1),)), 5000, 2, torch.float32)
+    store = PlainKVStore(KVSpec((LayerKV(1, 1, 1),)), 5000, 2, torch.float32)
     written = torch.tensor([0, 4095, 4096, 8191, 8192, 9999])
     ones = torch.ones(len(written), 1, 1)
     store.write(0, ones, ones, written)

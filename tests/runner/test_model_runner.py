@@ -11,8 +11,8 @@ from torch import Tensor
 from ostinato.core.errors import ConfigError
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.core.sampling_params import SamplingParams
-from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
-from ostinato.runner.attention.torch_backend import TorchAttention
+from ostinato.runner.attention.backend import AttentionStyle
+from ostinato.runner.attention.torch_backend import TorchAttention, TorchStep
 from ostinato.runner.model_runner import ModelRunner
 from tests.runner.bench import Bench, generated_alone, greedy, own_logits, random_prompt
 from tests.runner.conftest import Served
@@ -20,15 +20,16 @@ from tests.runner.conftest import Served
 PROMPT = random_prompt(1, 21)
 
 
-class FailsOnce:
+class FailsOnce(TorchAttention):
     """Attention that breaks down in the second layer of its first step."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.broken = True
 
     def read(
         self,
-        step: AttentionStep,
+        step: TorchStep,
         layer: int,
         queries: Tensor,
         keys: Tensor,
@@ -38,7 +39,7 @@ class FailsOnce:
         if self.broken and layer == 1:
             self.broken = False
             raise RuntimeError("the lights went out")
-        return TorchAttention().read(step, layer, queries, keys, values, style)
+        return super().read(step, layer, queries, keys, values, style)
 
 
 def test_results_come_in_the_plans_order_and_only_where_asked_for(served: Served):

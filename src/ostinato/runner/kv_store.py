@@ -1,33 +1,20 @@
-"""Where do keys and values live?
+"""What does a store of keys and values keep, and what may it be asked?
 
-Each layer has one tensor of keys and one of values, indexed by slot; a block is a run of
-``block_size`` slots, so gathering whole blocks copies long, contiguous runs::
-
-    keys of one layer      slot = block * block_size + offset
-
-            block 0              block 1                      block num_blocks
-    ┌────────────────────┬────────────────────┬─ ... ─┬────────────────────┐
-    │ s0   s1   s2   s3  │ s4   s5   s6   s7  │       │ 0    0    0    0   │
-    └──┼─────────────────┴────────────────────┴─ ... ─┴────────────────────┘
-       ▼                                               never written: tables
-     head 0: d0 d1 .. d(key_dim-1)                     are padded with it
-     head 1: d0 d1 .. d(key_dim-1)
-
-Nobody outside this file knows that order; a backend with another one brings its own store.
+A slot is ``block * block_size + offset``; a block is a run of ``block_size`` slots. One block more
+than may be written is always zero: tables are padded with it. In which order elements lie is known
+to each store alone, and to the attention that brings it: see ``plain_store`` and
+``native/native_store``.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ostinato.core.errors import ConfigError
 from ostinato.runner.memory import available_bytes
-
-_PIECE_SLOTS = 4096
-"""Slots that are looked at in one go before they are zeroed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +50,7 @@ class KVSpec:
         return sum(layer.num_elements for layer in self.layers) * dtype.itemsize
 
 
-class KVStore:
+class KVStore(ABC):
     """Keys and values of every slot, in every layer.
 
     Attributes:
@@ -106,25 +93,22 @@ class KVStore:
         self.dtype = dtype
         self.device = torch.device(device)
         self.layers = tuple(range(len(spec.layers)) if layers is None else layers)
-        num_slots = (num_blocks + 1) * block_size
-        self._refuse_too_much(num_slots)
+        self._refuse_too_much()
         try:
-            kept = {layer: spec.layers[layer] for layer in self.layers}
-            self._keys = {
-                layer: self._allocate(num_slots, n.num_kv_heads, n.key_dim)
-                for layer, n in kept.items()
-            }
-            self._values = {
-                layer: self._allocate(num_slots, n.num_kv_heads, n.value_dim)
-                for layer, n in kept.items()
-            }
+            for layer in self.layers:
+                self._allocate(layer, spec.layers[layer])
         except (MemoryError, torch.OutOfMemoryError) as error:
-            raise self._too_large(num_slots) from error
+            raise self._too_large() from error
 
     @property
     def zero_block(self) -> int:
         """Id of a block past the last one that is always zero, to pad block tables with."""
         return self.num_blocks
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that may be addressed, those of the zero block included."""
+        return (self.num_blocks + 1) * self.block_size
 
     @property
     def num_bytes(self) -> int:
@@ -136,6 +120,7 @@ class KVStore:
         elements = sum(self.spec.layers[layer].num_elements for layer in self.layers)
         return elements * self.dtype.itemsize
 
+    @abstractmethod
     def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Store one layer's keys and values of some tokens.
 
@@ -147,17 +132,15 @@ class KVStore:
 
         Effects: values are rounded to the store's dtype.
         """
-        self._keys[layer].index_copy_(0, slots, keys.to(self.dtype))
-        self._values[layer].index_copy_(0, slots, values.to(self.dtype))
 
+    @abstractmethod
     def copy(self, layer: int, source: Tensor, target: Tensor) -> None:
         """Copy slots within one layer; ``source`` and ``target`` are int64, shape (num_tokens,).
 
         All sources are read before any target is written.
         """
-        for tensor in (self._keys[layer], self._values[layer]):
-            tensor.index_copy_(0, target, tensor.index_select(0, source))
 
+    @abstractmethod
     def gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Fetch whole blocks of one layer into fresh, contiguous memory.
 
@@ -169,55 +152,35 @@ class KVStore:
             Keys, shape (num_rows, blocks_per_row * block_size, num_kv_heads, key_dim), and
             values likewise; the caller may overwrite them.
         """
-        return self._fetch(self._keys[layer], blocks), self._fetch(self._values[layer], blocks)
 
+    @abstractmethod
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Fetch single slots of one layer.
 
         Returns:
             Keys, shape (num_slots, num_kv_heads, key_dim), and values likewise, both fresh.
         """
-        return self._keys[layer].index_select(0, slots), self._values[layer].index_select(0, slots)
 
+    @abstractmethod
     def zero(self, slots: Tensor) -> None:
         """Forget the content of some slots in all layers.
 
         Effects: what is zero already is read and not written, so that pages of a store that
         were never used stay free.
         """
-        for tensor in (*self._keys.values(), *self._values.values()):
-            for piece in slots.split(_PIECE_SLOTS):
-                if bool(tensor.index_select(0, piece).any()):
-                    tensor.index_fill_(0, piece, 0)
 
-    def _fetch(self, tensor: Tensor, blocks: Tensor) -> Tensor:
-        num_rows, blocks_per_row = blocks.shape
-        num_heads, dim = tensor.shape[1:]
-        by_block = tensor.view(self.num_blocks + 1, self.block_size * num_heads * dim)
-        rows = by_block.index_select(0, blocks.reshape(-1))
-        return rows.view(num_rows, blocks_per_row * self.block_size, num_heads, dim)
+    @abstractmethod
+    def _allocate(self, layer: int, kept: LayerKV) -> None:
+        """Take zeroed memory for a layer."""
 
-    def _allocate(self, num_slots: int, num_heads: int, dim: int) -> Tensor:
-        """Return zeros of shape (num_slots, num_heads, dim).
-
-        NumPy asks the kernel for zeroed pages, which cost nothing until written; torch would
-        fill them, seconds for many gigabytes.
-        """
-        shape = (num_slots, num_heads, dim)
-        if self.device.type != "cpu":
-            return torch.zeros(shape, dtype=self.dtype, device=self.device)
-        content = np.zeros(num_slots * num_heads * dim * self.dtype.itemsize, dtype=np.uint8)
-        return torch.from_numpy(content).view(self.dtype).view(shape)
-
-    def _refuse_too_much(self, num_slots: int) -> None:
+    def _refuse_too_much(self) -> None:
         """Refuse before the kernel promises pages that it does not have."""
         available = available_bytes(self.device)
-        asked = num_slots * self._bytes_per_slot
-        if available is not None and asked > available:
-            raise self._too_large(num_slots)
+        if available is not None and self.num_slots * self._bytes_per_slot > available:
+            raise self._too_large()
 
-    def _too_large(self, num_slots: int) -> ConfigError:
-        asked = num_slots * self._bytes_per_slot
+    def _too_large(self) -> ConfigError:
+        asked = self.num_slots * self._bytes_per_slot
         available = available_bytes(self.device)
         free = "an unknown number of" if available is None else f"{available:,}"
         return ConfigError(

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from ostinato.core.plan import SequenceResult, StepPlan, StepResult, TokenLogprob
-from ostinato.runner.attention.backend import AttentionBackend, AttentionStep, GroupedStep
-from ostinato.runner.attention.reads import ReadPlans
+from ostinato.runner.attention.backend import AttentionBackend, GroupedStep
 from ostinato.runner.attention.torch_backend import TorchAttention
 from ostinato.runner.inputs import StepInputs, build_inputs
-from ostinato.runner.kv_store import KVStore
 from ostinato.runner.layer_groups import LayerGroups, one_group
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.model_loader import LoadedModel
@@ -60,14 +58,14 @@ class ModelRunner:
         self.groups = groups or one_group(loaded.kv_spec)
         sizes = [num_blocks] if isinstance(num_blocks, int) else num_blocks
         dtype = kv_dtype or loaded.dtype
+        self._attention = attention or TorchAttention()
         self.kv_stores = tuple(
-            KVStore(
+            self._attention.new_store(
                 loaded.kv_spec, size, block_size, dtype, loaded.device, self.groups.layers(group)
             )
             for group, size in zip(range(self.groups.num_groups), sizes, strict=True)
         )
         self.num_tokens_computed = 0
-        self._attention = attention or TorchAttention()
         self._call = ModelCall(loaded.model)
         self._sampler = Sampler()
 
@@ -94,7 +92,7 @@ class ModelRunner:
     def forward(self, inputs: StepInputs) -> Tensor:
         """Run the model; returns logits of the wanted rows, shape (num_wanted, vocab_size)."""
         steps = tuple(
-            AttentionStep(metadata, store, self._attention, ReadPlans(metadata, store.zero_block))
+            self._attention.start(metadata, store)
             for metadata, store in zip(inputs.groups, self.kv_stores, strict=True)
         )
         step = GroupedStep(steps, self.groups.of_layer)

@@ -24,13 +24,12 @@ from transformers import PreTrainedModel
 from ostinato.core.errors import UnsupportedModel
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
-from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
+from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.mask_request import PROBE_NAME, register_probe
-from ostinato.runner.attention.reads import ReadPlans
 from ostinato.runner.attention.registration import ATTENTION_NAME
 from ostinato.runner.attention.torch_backend import TorchAttention
 from ostinato.runner.inputs import build_inputs
-from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
+from ostinato.runner.kv_store import KVSpec, LayerKV
 from ostinato.runner.model_call import ModelCall
 
 _CHUNKS = (9, 12, 1, 1, 1)
@@ -146,7 +145,8 @@ def _through_blocks(
     """Return the prompt's logits, (num_tokens, vocab_size), computed chunk by chunk."""
     device = model.device
     num_blocks = 2 * -(-_NUM_TOKENS // _BLOCK_SIZE)
-    store = KVStore(spec, num_blocks, _BLOCK_SIZE, model.dtype, device)
+    attention = TorchAttention()
+    store = attention.new_store(spec, num_blocks, _BLOCK_SIZE, model.dtype, device)
     scattered = np.random.default_rng(1).permutation(num_blocks).tolist()
     tables = array("I", scattered[0::2]), array("I", scattered[1::2])
     rows = []
@@ -160,8 +160,7 @@ def _through_blocks(
         )
         inputs = build_inputs(plan, _BLOCK_SIZE, device)
         (metadata,) = inputs.groups
-        reads = ReadPlans(metadata, store.zero_block)
-        step = AttentionStep(metadata, store, TorchAttention(), reads)
+        step = attention.start(metadata, store)
         logits = call(inputs.input_ids, inputs.position_ids, step)
         rows.append(logits[length:])
         start += length

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from ostinato.core.ids import SequenceId, SlotId
 from ostinato.core.plan import CopyRun, ScheduledSequence, StepPlan
-from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
-from ostinato.runner.attention.reads import ReadPlans
+from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.torch_backend import ScratchLimits, SharingBytes, TorchAttention
 from ostinato.runner.inputs import build_inputs
-from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
+from ostinato.runner.kv_store import KVSpec, LayerKV
+from ostinato.runner.plain_store import PlainKVStore
 from tests.runner.attention.reference import attend_one
 
 ROOMY = ScratchLimits()
@@ -57,7 +57,7 @@ class Scene:
         scattered = iter(rng.permutation(num_blocks).tolist())
         self.tables = [[next(scattered) for _ in range(count)] for count in counts]
         layer = LayerKV(shape.num_kv_heads, shape.key_dim, shape.value_dim)
-        self.store = KVStore(KVSpec((layer,)), num_blocks, size, dtype)
+        self.store = PlainKVStore(KVSpec((layer,)), num_blocks, size, dtype)
         self.whole = [
             (
                 torch.randn(sum(n), shape.num_kv_heads, shape.key_dim, generator=draw).to(dtype),
@@ -118,8 +118,7 @@ class Scene:
             copies,
         )
         metadata = build_inputs(plan, self.shape.block_size, torch.device("cpu")).groups[0]
-        reads = ReadPlans(metadata, self.store.zero_block)
-        step = AttentionStep(metadata, self.store, TorchAttention(scratch, sharing), reads)
+        step = TorchAttention(scratch, sharing).start(metadata, self.store)
         new = [n for _, n in self.shape.sequences]
         keys, values = (
             torch.cat([both[i][-n:] for both, n in zip(self.whole, new, strict=True)])
@@ -230,7 +229,7 @@ def test_every_dtype_is_right_to_its_own_precision(
 def test_a_store_of_another_dtype_is_read_back_rounded():
     """Queries in float32 over keys in bfloat16: right to bfloat16, also for new tokens."""
     scene = Scene(Shape(((5, 3), (0, 4))), torch.float32)
-    rounded = KVStore(scene.store.spec, scene.store.num_blocks, 4, torch.bfloat16)
+    rounded = PlainKVStore(scene.store.spec, scene.store.num_blocks, 4, torch.bfloat16)
     keys, values = scene.store.read(0, torch.arange(scene.store.num_blocks * 4))
     rounded.write(0, keys, values, torch.arange(len(keys)))
     scene.store = rounded

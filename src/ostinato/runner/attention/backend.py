@@ -1,13 +1,15 @@
 """What is attention asked to do, and who may answer?"""
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from ostinato.runner.attention.reads import ReadPlans
 from ostinato.runner.inputs import AttentionMetadata
-from ostinato.runner.kv_store import KVStore
+from ostinato.runner.kv_store import KVSpec, KVStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +35,18 @@ class AttentionStyle:
         return self.soft_cap is None and self.sinks is None
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionStep:
+class AttentionStep(ABC):
     """One step as the attention of one group of layers sees it.
 
     Attributes:
         metadata: Where tokens go and what they see.
         store: Keys and values of all slots.
-        backend: Who computes.
-        reads: Which sequences are read together, worked out once for all layers.
     """
 
-    metadata: AttentionMetadata
-    store: KVStore
-    backend: "AttentionBackend"
-    reads: ReadPlans
+    def __init__(self, metadata: AttentionMetadata, store: KVStore) -> None:
+        """Say which step, and which store."""
+        self.metadata = metadata
+        self.store = store
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
@@ -70,7 +69,26 @@ class AttentionStep:
         self.store.write(layer, keys, values, self.metadata.slots)
         if len(self.metadata.copy_targets):
             self.store.copy(layer, self.metadata.copy_sources, self.metadata.copy_targets)
-        return self.backend.read(self, layer, queries, keys, values, style)
+        return self.read(layer, queries, keys, values, style)
+
+    @abstractmethod
+    def read(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
+    ) -> Tensor:
+        """Let each query attend to its sequence up to itself.
+
+        Args:
+            layer: Index of the layer.
+            queries: Shape (num_tokens, num_heads, key_dim), any strides.
+            keys: The new tokens' keys, shape (num_tokens, num_kv_heads, key_dim), in the store
+                already; reading them here instead is allowed where the store keeps them
+                unrounded.
+            values: The new tokens' values, likewise.
+            style: How scores are made.
+
+        Returns:
+            Shape (num_tokens, num_heads, value_dim), in the dtype of the queries.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,30 +111,25 @@ class GroupedStep:
 
 
 class AttentionBackend(Protocol):
-    """Whoever can let the queries of a step read the store."""
+    """Whoever can let the queries of a step read a store of its own."""
 
-    def read(
+    def new_store(
         self,
-        step: AttentionStep,
-        layer: int,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        style: AttentionStyle,
-    ) -> Tensor:
-        """Let each query attend to its sequence up to itself.
+        spec: KVSpec,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        layers: Sequence[int] | None = None,
+    ) -> KVStore:
+        """Make a store that it can read; arguments and errors as in ``KVStore``."""
+        ...
+
+    def start(self, metadata: AttentionMetadata, store: KVStore) -> AttentionStep:
+        """Begin a step.
 
         Args:
-            step: What to read; the new tokens are in the store already.
-            layer: Index of the layer.
-            queries: Shape (num_tokens, num_heads, key_dim), any strides.
-            keys: The new tokens' keys, shape (num_tokens, num_kv_heads, key_dim); reading
-                them here instead of in the store is allowed where the store keeps them
-                unrounded.
-            values: The new tokens' values, likewise.
-            style: How scores are made.
-
-        Returns:
-            Shape (num_tokens, num_heads, value_dim), in the dtype of the queries.
+            metadata: Where tokens go and what they see.
+            store: One that ``new_store`` made.
         """
         ...

@@ -12,6 +12,7 @@ in one product per key/value head, and what comes out is put together with what 
 besides, see ``softmax``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +25,11 @@ from ostinato.runner.attention.cascade import Tile, flash, knows_log_sums, read_
 from ostinato.runner.attention.folding import fold, pick, put, unfold
 from ostinato.runner.attention.gathers import gather
 from ostinato.runner.attention.read_plan import ReadBatch, ReadLimits, ReadPlan, SharingCost
+from ostinato.runner.attention.reads import ReadPlans
 from ostinato.runner.attention.softmax import Part, Parts, RunningSoftmax
+from ostinato.runner.inputs import AttentionMetadata
+from ostinato.runner.kv_store import KVSpec, KVStore
+from ostinato.runner.plain_store import PlainKVStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +88,32 @@ class TorchAttention:
         self.scratch = scratch or ScratchLimits()
         self.sharing = sharing
 
+    def new_store(
+        self,
+        spec: KVSpec,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        layers: Sequence[int] | None = None,
+    ) -> KVStore:
+        """Make a store; see ``AttentionBackend``."""
+        return PlainKVStore(spec, num_blocks, block_size, dtype, device, layers)
+
+    def start(self, metadata: AttentionMetadata, store: KVStore) -> "TorchStep":
+        """Begin a step; see ``AttentionBackend``."""
+        return TorchStep(metadata, store, self)
+
     def read(
         self,
-        step: AttentionStep,
+        step: "TorchStep",
         layer: int,
         queries: Tensor,
         keys: Tensor,
         values: Tensor,
         style: AttentionStyle,
     ) -> Tensor:
-        """Let each query attend to its sequence up to itself; see ``AttentionBackend``."""
+        """Let each query attend to its sequence up to itself; see ``AttentionStep``."""
         num_tokens, num_heads, _ = queries.shape
         output = queries.new_empty(num_tokens, num_heads, values.shape[2])
         # Fused kernels want keys and values of one size; else all scores would be in memory.
@@ -146,7 +167,7 @@ class TorchAttention:
 
     def _fused(
         self,
-        step: AttentionStep,
+        step: "TorchStep",
         layer: int,
         batch: ReadBatch,
         queries: Tensor,
@@ -162,7 +183,7 @@ class TorchAttention:
         return unfold(attended, queries.shape[1])
 
     def _mask(
-        self, step: AttentionStep, batch: ReadBatch, window: int | None, folded: Tensor
+        self, step: "TorchStep", batch: ReadBatch, window: int | None, folded: Tensor
     ) -> Tensor:
         """Return what is added to the scores, (sequences, 1, folded rows, keys).
 
@@ -183,7 +204,7 @@ class TorchAttention:
 
     def _explicit(
         self,
-        step: AttentionStep,
+        step: "TorchStep",
         layer: int,
         batch: ReadBatch,
         queries: Tensor,
@@ -210,7 +231,7 @@ class TorchAttention:
 
     def _shared(
         self,
-        step: AttentionStep,
+        step: "TorchStep",
         layer: int,
         plan: ReadPlan,
         queries: Tensor,
@@ -234,7 +255,7 @@ class TorchAttention:
 
     def _tail(
         self,
-        step: AttentionStep,
+        step: "TorchStep",
         layer: int,
         batch: ReadBatch,
         queries: Tensor,
@@ -249,6 +270,28 @@ class TorchAttention:
         folded = fold(queries, keys.shape[1])
         mask = self._mask(step, batch, style.window, folded)
         return flash(folded, keys, values, style, queries.shape[1], mask)
+
+
+class TorchStep(AttentionStep):
+    """One step, read by torch.
+
+    Attributes:
+        reads: Which sequences are read together, worked out once for all layers.
+    """
+
+    def __init__(
+        self, metadata: AttentionMetadata, store: KVStore, attention: TorchAttention
+    ) -> None:
+        """Say which step, and who reads; nothing is worked out yet."""
+        super().__init__(metadata, store)
+        self.reads = ReadPlans(metadata, store.zero_block)
+        self._attention = attention
+
+    def read(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
+    ) -> Tensor:
+        """Let each query attend to its sequence up to itself; see ``AttentionStep``."""
+        return self._attention.read(self, layer, queries, keys, values, style)
 
 
 def _causal(queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle) -> Tensor:

@@ -1,0 +1,94 @@
+"""Where do keys and values live, if torch is to read them?
+
+Each layer has one tensor of keys and one of values, indexed by slot, so gathering whole blocks
+copies long, contiguous runs::
+
+    keys of one layer      slot = block * block_size + offset
+
+            block 0              block 1                      block num_blocks
+    ┌────────────────────┬────────────────────┬─ ... ─┬────────────────────┐
+    │ s0   s1   s2   s3  │ s4   s5   s6   s7  │       │ 0    0    0    0   │
+    └──┼─────────────────┴────────────────────┴─ ... ─┴────────────────────┘
+       ▼                                               never written: tables
+     head 0: d0 d1 .. d(key_dim-1)                     are padded with it
+     head 1: d0 d1 .. d(key_dim-1)
+
+Nobody outside this file knows that order.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
+
+_PIECE_SLOTS = 4096
+"""Slots that are looked at in one go before they are zeroed."""
+
+
+class PlainKVStore(KVStore):
+    """One row per slot, on any device and in any dtype."""
+
+    def __init__(
+        self,
+        spec: KVSpec,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        layers: Sequence[int] | None = None,
+    ) -> None:
+        """Allocate all blocks, zeroed; see ``KVStore``."""
+        self._keys: dict[int, Tensor] = {}
+        self._values: dict[int, Tensor] = {}
+        super().__init__(spec, num_blocks, block_size, dtype, device, layers)
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        """Store one layer's keys and values of some tokens; see ``KVStore``."""
+        self._keys[layer].index_copy_(0, slots, keys.to(self.dtype))
+        self._values[layer].index_copy_(0, slots, values.to(self.dtype))
+
+    def copy(self, layer: int, source: Tensor, target: Tensor) -> None:
+        """Copy slots within one layer; see ``KVStore``."""
+        for tensor in (self._keys[layer], self._values[layer]):
+            tensor.index_copy_(0, target, tensor.index_select(0, source))
+
+    def gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Fetch whole blocks of one layer; see ``KVStore``."""
+        return self._fetch(self._keys[layer], blocks), self._fetch(self._values[layer], blocks)
+
+    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Fetch single slots of one layer; see ``KVStore``."""
+        return self._keys[layer].index_select(0, slots), self._values[layer].index_select(0, slots)
+
+    def zero(self, slots: Tensor) -> None:
+        """Forget the content of some slots in all layers; see ``KVStore``."""
+        for tensor in (*self._keys.values(), *self._values.values()):
+            for piece in slots.split(_PIECE_SLOTS):
+                if bool(tensor.index_select(0, piece).any()):
+                    tensor.index_fill_(0, piece, 0)
+
+    def _fetch(self, tensor: Tensor, blocks: Tensor) -> Tensor:
+        num_rows, blocks_per_row = blocks.shape
+        num_heads, dim = tensor.shape[1:]
+        by_block = tensor.view(self.num_blocks + 1, self.block_size * num_heads * dim)
+        rows = by_block.index_select(0, blocks.reshape(-1))
+        return rows.view(num_rows, blocks_per_row * self.block_size, num_heads, dim)
+
+    def _allocate(self, layer: int, kept: LayerKV) -> None:
+        self._keys[layer] = self._zeros(kept.num_kv_heads, kept.key_dim)
+        self._values[layer] = self._zeros(kept.num_kv_heads, kept.value_dim)
+
+    def _zeros(self, num_heads: int, dim: int) -> Tensor:
+        """Return zeros of shape (num_slots, num_heads, dim).
+
+        NumPy asks the kernel for zeroed pages, which cost nothing until written; torch would
+        fill them, seconds for many gigabytes.
+        """
+        shape = (self.num_slots, num_heads, dim)
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        content = np.zeros(self.num_slots * num_heads * dim * self.dtype.itemsize, dtype=np.uint8)
+        return torch.from_numpy(content).view(self.dtype).view(shape)
