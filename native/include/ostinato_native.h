@@ -118,7 +118,7 @@ typedef struct ost_attention {
   const int32_t *merge_rows;     /* (num_merges,): rows that were cut into partials */
   const int32_t *merge_starts;   /* (num_merges + 1,): where each one's partials begin in ... */
   const int32_t *merge_partials; /* ... (merge_starts[num_merges],) */
-  float *partials;         /* (num_partials, num_heads, value_dim + 2): weighted sum, max, sum */
+  float *partials;         /* (num_partials, num_heads, value_dim + 2): weighted sum, max, sum; of base-2 scores */
   const float *sinks;      /* (num_heads,), or null */
   int32_t num_heads;
   int32_t num_items;
