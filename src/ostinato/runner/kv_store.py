@@ -3,7 +3,7 @@
 A slot is ``block * block_size + offset``; a block is a run of ``block_size`` slots. One block more
 than may be written is always zero: tables are padded with it. In which order elements lie is known
 to each store alone, and to the attention that brings it: see ``plain_store`` and
-``native/native_store``.
+``native/store``.
 """
 
 from abc import ABC, abstractmethod

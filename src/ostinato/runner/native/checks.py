@@ -1,0 +1,80 @@
+"""What is checked before the library sees a pointer?
+
+Shapes, strides and formats of each call's tensors, in a microsecond or so; slots and block ids
+once per step. What is wrong here is a mistake of this package, not of its user.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ostinato.runner.native.face import DTYPES, Rows
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Slots that are known to lie in a store.
+
+    Attributes:
+        ids: Shape (num_slots,), contiguous.
+        address: Of the first.
+    """
+
+    ids: Ints
+    address: int
+
+    @classmethod
+    def within(cls, slots: Tensor, num_slots: int) -> "Slots":
+        """Check slots, shape (n,), int64, against how many there are.
+
+        Raises:
+            ValueError: One of them is none.
+        """
+        _require(slots.dtype == torch.int64 and slots.ndim == 1, "slots are a row of int64")
+        ids = np.ascontiguousarray(slots.numpy())
+        inside = not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) < num_slots)
+        _require(inside, f"slots lie between 0 and {num_slots}")
+        return cls(ids, ids.ctypes.data)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def fill_rows(rows: Rows, tensor: Tensor, num_tokens: int, num_heads: int, dim: int) -> Tensor:
+    """Describe rows of tokens to the library.
+
+    Args:
+        rows: Filled in.
+        tensor: Shape (num_tokens, num_heads, dim), any strides.
+        num_tokens: How many there must be.
+        num_heads: Likewise.
+        dim: Likewise.
+
+    Returns:
+        What ``rows`` points into, to be kept until after the call: the tensor, or a copy of it
+        whose rows are contiguous.
+
+    Raises:
+        ValueError: The tensor is another.
+    """
+    if tensor.shape != (num_tokens, num_heads, dim) or tensor.device.type != "cpu":
+        _require(False, f"{tuple(tensor.shape)} on {tensor.device} is {(num_tokens, num_heads, dim)}")
+    dtype = DTYPES.get(tensor.dtype)
+    _require(dtype is not None, f"{tensor.dtype} is one of {', '.join(map(str, DTYPES))}")
+    token_stride, head_stride, stride = tensor.stride()
+    if stride != 1 and dim != 1:
+        tensor = tensor.contiguous()
+        token_stride, head_stride, _ = tensor.stride()
+    rows.data, rows.dtype = tensor.data_ptr(), dtype
+    rows.token_stride, rows.head_stride = token_stride, head_stride
+    return tensor
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise ValueError(f"the native library needs that {what}")

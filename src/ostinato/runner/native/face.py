@@ -1,0 +1,104 @@
+"""How do the library's structures look from Python?
+
+``native/include/ostinato_native.h`` field by field: what is passed once per call is a ``ctypes``
+structure, what is passed by the thousand an array of NumPy records.
+"""
+
+import ctypes
+
+import numpy as np
+import torch
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""``ost_dtype``."""
+
+SEGMENT = np.dtype(
+    [
+        ("first_entry", np.int64),
+        ("first_row", np.int32),
+        ("last_row", np.int32),
+        ("first_position", np.int32),
+        ("num_keys", np.int32),
+    ],
+    align=True,
+)
+"""``ost_segment``."""
+
+ITEM = np.dtype(
+    [
+        ("first_row", np.int32),
+        ("last_row", np.int32),
+        ("first_segment", np.int32),
+        ("last_segment", np.int32),
+        ("first_partial", np.int32),
+    ],
+    align=True,
+)
+"""``ost_item``."""
+
+
+class Kv(ctypes.Structure):
+    """``ost_kv``: keys and values of one layer."""
+
+    _fields_ = (
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("num_blocks", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
+        ("num_kv_heads", ctypes.c_int32),
+        ("key_dim", ctypes.c_int32),
+        ("value_dim", ctypes.c_int32),
+        ("block_size", ctypes.c_int32),
+    )
+
+
+class Rows(ctypes.Structure):
+    """``ost_rows``: queries, keys, values or outputs of tokens, with their strides."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("token_stride", ctypes.c_int64),
+        ("head_stride", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
+    )
+
+
+class Attention(ctypes.Structure):
+    """``ost_attention``: one layer's attention of one step."""
+
+    _fields_ = (
+        ("kv", Kv),
+        ("queries", Rows),
+        ("output", Rows),
+        ("tokens", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("blocks", ctypes.c_void_p),
+        ("segments", ctypes.c_void_p),
+        ("items", ctypes.c_void_p),
+        ("merge_rows", ctypes.c_void_p),
+        ("merge_starts", ctypes.c_void_p),
+        ("merge_partials", ctypes.c_void_p),
+        ("partials", ctypes.c_void_p),
+        ("sinks", ctypes.c_void_p),
+        ("num_heads", ctypes.c_int32),
+        ("num_items", ctypes.c_int32),
+        ("num_merges", ctypes.c_int32),
+        ("window", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        ("soft_cap", ctypes.c_float),
+        ("num_threads", ctypes.c_int32),
+    )
+
+
+def declare(native: ctypes.CDLL) -> None:
+    """Tell ``ctypes`` what the library's functions take and give."""
+    pointer, many, few = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+    for name, arguments in {
+        "ost_kv_write": (pointer, pointer, pointer, pointer, many, few),
+        "ost_kv_copy": (pointer, pointer, pointer, many),
+        "ost_kv_read": (pointer, pointer, many, pointer, pointer),
+        "ost_kv_zero": (pointer, pointer, many),
+        "ost_attend": (pointer,),
+    }.items():
+        function = getattr(native, name)
+        function.argtypes, function.restype = arguments, None

@@ -1,0 +1,164 @@
+"""Where do keys and values live, if the library is to read them?
+
+As many bytes as in a plain store, in the order in which kernels read them: sixteen tokens side by
+side for each element of a key, and for bfloat16 two elements of a key, or two tokens of a value,
+beside each other, since that is what VDPBF16PS and TDPBF16PS multiply::
+
+    bfloat16       keys    [block][kv head][token / 16][key_dim / 2][16][2]
+                   values  [block][kv head][token / 2][value_dim][2]
+    float16, 32    keys    [block][kv head][token / 16][key_dim][16]
+                   values  [block][kv head][token][value_dim]
+
+Nobody in Python knows that order.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import byref
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
+from ostinato.runner.native.checks import Slots, fill_rows
+from ostinato.runner.native.face import DTYPES, Kv, Rows
+
+_ALIGNMENT = 64
+"""Bytes of a cache line, and of the widest vector."""
+
+TOKEN_GROUP = 16
+"""Block sizes are multiples of it."""
+
+
+class NativeKVStore(KVStore):
+    """A store of the native library's, on a CPU."""
+
+    def __init__(
+        self,
+        native: ctypes.CDLL,
+        spec: KVSpec,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        layers: Sequence[int] | None = None,
+    ) -> None:
+        """Allocate all blocks, zeroed; see ``KVStore``.
+
+        Args:
+            native: The library.
+            spec: What is kept per token; keys have an even number of elements.
+            num_blocks: Blocks that may be written.
+            block_size: Slots per block, a multiple of 16.
+            dtype: bfloat16, float16 or float32.
+            layers: Which layers are kept here; None is all of them.
+        """
+        if block_size % TOKEN_GROUP or dtype not in DTYPES:
+            raise ValueError(f"no native store has blocks of {block_size} tokens in {dtype}")
+        self._native = native
+        self._memory: list[npt.NDArray[np.uint8]] = []
+        self._kv: dict[int, Kv] = {}
+        self._rows = Rows(), Rows()
+        super().__init__(spec, num_blocks, block_size, dtype, "cpu", layers)
+
+    def of_layer(self, layer: int) -> Kv:
+        """Return where a layer's keys and values are, valid as long as the store is."""
+        return self._kv[layer]
+
+    def check_slots(self, slots: Tensor) -> Slots:
+        """Check slots once for many calls; int64, shape (n,)."""
+        return Slots.within(slots, self.num_slots)
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        """Store one layer's keys and values of some tokens; see ``KVStore``."""
+        self.write_checked(layer, keys, values, self.check_slots(slots), torch.get_num_threads())
+
+    def write_checked(
+        self, layer: int, keys: Tensor, values: Tensor, slots: Slots, num_threads: int
+    ) -> None:
+        """Store keys and values in slots that were checked before.
+
+        Args:
+            layer: Which layer.
+            keys: Shape (num_tokens, num_kv_heads, key_dim), any strides.
+            values: Shape (num_tokens, num_kv_heads, value_dim), any strides.
+            slots: Where to, all different.
+            num_threads: How many may work.
+        """
+        kept, (key_rows, value_rows) = self.spec.layers[layer], self._rows
+        count = len(slots.ids)
+        # Names hold what rows point into until the call is over.
+        keys = fill_rows(key_rows, keys, count, kept.num_kv_heads, kept.key_dim)
+        values = fill_rows(value_rows, values, count, kept.num_kv_heads, kept.value_dim)
+        self._native.ost_kv_write(
+            byref(self._kv[layer]),
+            byref(key_rows),
+            byref(value_rows),
+            slots.address,
+            count,
+            num_threads,
+        )
+
+    def copy(self, layer: int, source: Tensor, target: Tensor) -> None:
+        """Copy slots within one layer; see ``KVStore``."""
+        self.copy_checked(layer, self.check_slots(source), self.check_slots(target))
+
+    def copy_checked(self, layer: int, sources: Slots, targets: Slots) -> None:
+        """Copy slots that were checked before, as many as there are targets."""
+        if len(sources) != len(targets):
+            raise ValueError(f"{len(sources)} slots cannot be copied to {len(targets)}")
+        self._native.ost_kv_copy(
+            byref(self._kv[layer]), sources.address, targets.address, len(sources)
+        )
+
+    def gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Fetch whole blocks of one layer; see ``KVStore``."""
+        slots = blocks.reshape(-1, 1) * self.block_size + torch.arange(self.block_size)
+        keys, values = self.read(layer, slots.reshape(-1))
+        shape = len(blocks), blocks.shape[1] * self.block_size
+        return keys.view(*shape, *keys.shape[1:]), values.view(*shape, *values.shape[1:])
+
+    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Fetch single slots of one layer; see ``KVStore``."""
+        kept, checked = self.spec.layers[layer], self.check_slots(slots)
+        keys = torch.empty(len(checked), kept.num_kv_heads, kept.key_dim, dtype=self.dtype)
+        values = torch.empty(len(checked), kept.num_kv_heads, kept.value_dim, dtype=self.dtype)
+        self._native.ost_kv_read(
+            byref(self._kv[layer]),
+            checked.address,
+            len(checked),
+            keys.data_ptr(),
+            values.data_ptr(),
+        )
+        return keys, values
+
+    def zero(self, slots: Tensor) -> None:
+        """Forget the content of some slots in all layers; see ``KVStore``."""
+        checked = self.check_slots(slots)
+        for kv in self._kv.values():
+            self._native.ost_kv_zero(byref(kv), checked.address, len(checked))
+
+    def _allocate(self, layer: int, kept: LayerKV) -> None:
+        if kept.key_dim % 2:
+            raise ValueError(f"no native store has keys of {kept.key_dim} elements")
+        self._kv[layer] = Kv(
+            keys=self._zeros(kept.num_kv_heads * kept.key_dim),
+            values=self._zeros(kept.num_kv_heads * kept.value_dim),
+            num_blocks=self.num_blocks + 1,
+            dtype=DTYPES[self.dtype],
+            num_kv_heads=kept.num_kv_heads,
+            key_dim=kept.key_dim,
+            value_dim=kept.value_dim,
+            block_size=self.block_size,
+        )
+
+    def _zeros(self, elements_per_slot: int) -> int:
+        """Return the address of zeroed memory that lives as long as the store.
+
+        NumPy asks the kernel for zeroed pages, which cost nothing until written.
+        """
+        num_bytes = self.num_slots * elements_per_slot * self.dtype.itemsize
+        memory = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
+        self._memory.append(memory)
+        return memory.ctypes.data + -memory.ctypes.data % _ALIGNMENT
