@@ -1,67 +1,120 @@
-"""Where do keys and values live? A slot gives back what was put there, and nothing else."""
+"""What may a store be asked? A slot gives back what was put there, and nothing else."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from ostinato.core.errors import ConfigError
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
+from ostinato.runner.native.library import library
+from ostinato.runner.native.store import NativeKVStore
 from ostinato.runner.plain_store import PlainKVStore
 
-SPEC = KVSpec((LayerKV(2, 3, 5), LayerKV(1, 4, 4, sliding_window=8)))
+SPEC = KVSpec((LayerKV(2, 4, 5), LayerKV(1, 6, 4, sliding_window=8)))
+SIZE = 16
+NUM_SLOTS = 4 * SIZE
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+NewStore = Callable[..., KVStore]
 
 
-def filled_store() -> KVStore:
-    """Four blocks of two slots; slot s of layer l holds 100 l + s."""
-    store = PlainKVStore(SPEC, num_blocks=4, block_size=2, dtype=torch.float32)
-    slots = torch.arange(8)
+def native_store(spec: KVSpec, num_blocks: int, block_size: int, dtype: torch.dtype) -> KVStore:
+    native = library()
+    if native is None:
+        pytest.skip("the native library is not built")
+    return NativeKVStore(native, spec, num_blocks, block_size, dtype)
+
+
+@pytest.fixture(params=[PlainKVStore, native_store], ids=["plain", "native"])
+def new_store(request: pytest.FixtureRequest) -> NewStore:
+    """Every store keeps the contract."""
+    return request.param  # type: ignore[no-any-return]
+
+
+def filled_store(new_store: NewStore, dtype: torch.dtype = torch.float32) -> KVStore:
+    """Four blocks of sixteen slots; slot s of layer l holds 100 l + s."""
+    store = new_store(SPEC, 4, SIZE, dtype)
+    slots = torch.arange(NUM_SLOTS)
     for index, layer in enumerate(SPEC.layers):
         content = (100 * index + slots).float()[:, None, None]
-        keys = content.expand(8, layer.num_kv_heads, layer.key_dim)
-        values = -content.expand(8, layer.num_kv_heads, layer.value_dim)
+        keys = content.expand(NUM_SLOTS, layer.num_kv_heads, layer.key_dim)
+        values = -content.expand(NUM_SLOTS, layer.num_kv_heads, layer.value_dim)
         store.write(index, keys, values, slots)
     return store
 
 
 def content(store: KVStore, layer: int) -> list[float]:
     """What the slots of a layer hold, given that each is uniform."""
-    keys, values = store.read(layer, torch.arange(8))
+    keys, values = store.read(layer, torch.arange(NUM_SLOTS))
     assert (keys == keys[:, :1, :1]).all() and (values == -keys[:, :1, :1]).all()
     return keys[:, 0, 0].tolist()
 
 
-def test_what_is_written_to_a_slot_is_read_from_it_in_its_own_layer_only():
-    store = filled_store()
+def counted(base: int, **changed: float) -> list[float]:
+    """What ``content`` says of a filled store but for some slots, ``s7=1.0``."""
+    expected = [float(base + slot) for slot in range(NUM_SLOTS)]
+    for slot, value in changed.items():
+        expected[int(slot[1:])] = value
+    return expected
 
-    store.write(1, torch.full((1, 1, 4), 7.0), torch.full((1, 1, 4), -7.0), torch.tensor([5]))
 
-    assert content(store, 0) == [0, 1, 2, 3, 4, 5, 6, 7]
-    assert content(store, 1) == [100, 101, 102, 103, 104, 7, 106, 107]
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_written_to_a_slot_is_read_from_it_in_its_own_layer_only(
+    new_store: NewStore, dtype: torch.dtype
+):
+    store = filled_store(new_store, dtype)
+
+    store.write(1, torch.full((1, 1, 6), 7.0), torch.full((1, 1, 4), -7.0), torch.tensor([21]))
+
+    assert content(store, 0) == counted(0)
+    assert content(store, 1) == counted(100, s21=7)
 
 
-def test_keys_come_in_the_strides_that_models_give_them():
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_element_has_a_place_of_its_own(new_store: NewStore, dtype: torch.dtype):
+    """Written in one order and read in another, each slot, head and element keeps its own."""
+    store = new_store(SPEC, 4, SIZE, dtype)
+    draw = torch.Generator().manual_seed(0)
+    for layer, kept in enumerate(SPEC.layers):
+        keys, values = (
+            torch.randn(NUM_SLOTS, kept.num_kv_heads, dim, generator=draw).to(dtype)
+            for dim in (kept.key_dim, kept.value_dim)
+        )
+        where, order = (torch.randperm(NUM_SLOTS, generator=draw) for _ in range(2))
+        for part in torch.arange(NUM_SLOTS).split((1, 20, 43)):
+            store.write(layer, keys[part], values[part], where[part])
+
+        found = store.read(layer, where[order])
+        assert torch.equal(found[0], keys[order]) and torch.equal(found[1], values[order])
+
+
+def test_keys_come_in_the_strides_that_models_give_them(new_store: NewStore):
     """A model's keys are (heads, tokens, dim) seen from the side."""
-    store = PlainKVStore(SPEC, num_blocks=2, block_size=2, dtype=torch.float32)
-    keys, values = torch.randn(2, 3, 3).transpose(0, 1), torch.randn(2, 3, 5).transpose(0, 1)
+    store = new_store(SPEC, 2, SIZE, torch.float32)
+    keys, values = torch.randn(2, 3, 4).transpose(0, 1), torch.randn(2, 3, 5).transpose(0, 1)
 
-    store.write(0, keys, values, torch.tensor([3, 0, 2]))
+    store.write(0, keys, values, torch.tensor([3, 0, 20]))
 
-    found = store.read(0, torch.tensor([3, 0, 2]))
+    found = store.read(0, torch.tensor([3, 0, 20]))
     assert torch.equal(found[0], keys) and torch.equal(found[1], values)
 
 
-def test_gathered_blocks_follow_the_tables_and_are_the_callers_own():
-    store = filled_store()
+def test_gathered_blocks_follow_the_tables_and_are_the_callers_own(new_store: NewStore):
+    store = filled_store(new_store)
 
     keys, values = store.gather(0, torch.tensor([[3, 0], [1, 1]]))
 
-    assert keys.shape == (2, 4, 2, 3) and values.shape == (2, 4, 2, 5)
-    assert keys[:, :, 0, 0].tolist() == [[6, 7, 0, 1], [2, 3, 2, 3]]
+    assert keys.shape == (2, 2 * SIZE, 2, 4) and values.shape == (2, 2 * SIZE, 2, 5)
+    once = list(range(16, 32))
+    assert keys[:, :, 0, 0].tolist() == [[*range(48, 64), *range(16)], once + once]
+    assert (values[..., 0] == -keys[..., 0]).all()
     keys.fill_(-1)
-    assert content(store, 0) == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert content(store, 0) == counted(0)
 
 
-def test_the_block_that_pads_tables_is_zero_and_is_no_block_of_the_pool():
-    store = filled_store()
+def test_the_block_that_pads_tables_is_zero_and_is_no_block_of_the_pool(new_store: NewStore):
+    store = filled_store(new_store)
 
     keys, values = store.gather(0, torch.tensor([[store.zero_block]]))
 
@@ -69,63 +122,96 @@ def test_the_block_that_pads_tables_is_zero_and_is_no_block_of_the_pool():
     assert not keys.any() and not values.any()
 
 
-def test_copies_read_all_sources_before_any_target_is_written():
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_copies_read_all_sources_before_any_target_is_written(
+    new_store: NewStore, dtype: torch.dtype
+):
     """0 to 1 and 1 to 0: the two change places."""
-    store = filled_store()
+    store = filled_store(new_store, dtype)
 
-    store.copy(0, torch.tensor([0, 1, 6]), torch.tensor([1, 0, 3]))
+    store.copy(0, torch.tensor([0, 1, 60]), torch.tensor([1, 0, 35]))
 
-    assert content(store, 0) == [1, 0, 2, 6, 4, 5, 6, 7]
-    assert content(store, 1) == [100, 101, 102, 103, 104, 105, 106, 107]
-
-
-def test_zeroed_slots_are_forgotten_in_all_layers():
-    store = filled_store()
-
-    store.zero(torch.tensor([2, 7]))
-
-    assert content(store, 0) == [0, 1, 0, 3, 4, 5, 6, 0]
-    assert content(store, 1) == [100, 101, 0, 103, 104, 105, 106, 0]
+    assert content(store, 0) == counted(0, s0=1, s1=0, s35=60)
+    assert content(store, 1) == counted(100)
 
 
-def test_values_are_rounded_to_the_stores_dtype():
-    store = PlainKVStore(SPEC, num_blocks=1, block_size=1, dtype=torch.bfloat16)
-    third = torch.full((1, 1, 4), 1 / 3)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zeroed_slots_are_forgotten_in_all_layers(new_store: NewStore, dtype: torch.dtype):
+    store = filled_store(new_store, dtype)
 
-    store.write(1, third, third, torch.tensor([0]))
+    store.zero(torch.tensor([2, 37]))
 
-    assert store.read(1, torch.tensor([0]))[0][0, 0, 0].item() == third.bfloat16()[0, 0, 0].item()
+    assert content(store, 0) == counted(0, s2=0, s37=0)
+    assert content(store, 1) == counted(100, s2=0, s37=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_are_rounded_to_the_stores_dtype(new_store: NewStore, dtype: torch.dtype):
+    """To nearest, ties to even, as torch rounds."""
+    store = new_store(SPEC, 1, SIZE, dtype)
+    draw = torch.Generator().manual_seed(1)
+    keys, values = torch.randn(9, 1, 6, generator=draw), torch.randn(9, 1, 4, generator=draw)
+
+    store.write(1, keys, values, torch.arange(9))
+
+    found = store.read(1, torch.arange(9))
+    assert torch.equal(found[0], keys.to(dtype)) and torch.equal(found[1], values.to(dtype))
 
 
 @pytest.mark.parametrize(
-    ("dtype", "expected"), [(torch.float64, 192), (torch.float32, 96), (torch.bfloat16, 48)]
+    ("dtype", "expected"), [(torch.float32, 112), (torch.bfloat16, 56), (torch.float16, 56)]
 )
 def test_bytes_per_token_are_heads_times_key_and_value_sizes_over_all_layers(
-    dtype: torch.dtype, expected: int
+    new_store: NewStore, dtype: torch.dtype, expected: int
 ):
-    """2 × (3 + 5) + 1 × (4 + 4) = 24 elements."""
+    """2 × (4 + 5) + 1 × (6 + 4) = 28 elements."""
     assert SPEC.bytes_per_token(dtype) == expected
-    assert PlainKVStore(SPEC, 4, 2, dtype).num_bytes == 8 * expected
+    assert new_store(SPEC, 4, SIZE, dtype).num_bytes == NUM_SLOTS * expected
 
 
-def test_a_store_larger_than_memory_is_refused_with_the_numbers():
-    """2**50 blocks of 2 slots of 96 bytes, and the one that pads."""
+def test_a_store_larger_than_memory_is_refused_with_the_numbers(new_store: NewStore):
+    """2**50 blocks of 16 slots of 112 bytes, and the one that pads."""
     with pytest.raises(ConfigError) as refusal:
-        PlainKVStore(SPEC, 2**50, 2, torch.float32)
+        new_store(SPEC, 2**50, SIZE, torch.float32)
 
     message = str(refusal.value)
-    assert f"{(2**50 + 1) * 2 * 96:,} bytes" in message
+    assert f"{(2**50 + 1) * SIZE * 112:,} bytes" in message
     assert f"num_blocks={2**50}" in message and "bytes are available" in message
     assert "kv_cache_memory" in message
 
 
-def test_a_store_that_is_zeroed_whole_is_zero_to_its_last_slot():
+def test_a_store_that_is_zeroed_whole_is_zero_to_its_last_slot(new_store: NewStore):
     """More slots than are looked at in one go, and content at both ends of each look."""
-    store = PlainKVStore(KVSpec((LayerKV(1, 1, 1),)), 5000, 2, torch.float32)
+    store = new_store(KVSpec((LayerKV(1, 2, 1),)), 625, SIZE, torch.float32)
     written = torch.tensor([0, 4095, 4096, 8191, 8192, 9999])
-    ones = torch.ones(len(written), 1, 1)
-    store.write(0, ones, ones, written)
+    store.write(0, torch.ones(6, 1, 2), torch.ones(6, 1, 1), written)
 
     store.zero(torch.arange(10_000))
 
     assert not any(rows.any() for rows in store.read(0, torch.arange(10_000)))
+
+
+def test_a_plain_store_has_blocks_of_any_size_in_any_dtype():
+    store = PlainKVStore(KVSpec((LayerKV(1, 3, 1),)), 3, 1, torch.float64)
+    store.write(0, torch.ones(1, 1, 3), torch.ones(1, 1, 1), torch.tensor([2]))
+
+    assert store.read(0, torch.arange(3))[0][:, 0, 0].tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("block_size", "key_dim", "dtype"),
+    [(8, 4, torch.float32), (16, 3, torch.float32), (16, 4, torch.float64)],
+)
+def test_a_native_store_refuses_what_the_library_has_no_kernel_for(
+    block_size: int, key_dim: int, dtype: torch.dtype
+):
+    with pytest.raises(ValueError, match="no native store has"):
+        native_store(KVSpec((LayerKV(1, key_dim, 4),)), 4, block_size, dtype)
+
+
+@pytest.mark.parametrize("slots", [[-1], [0, NUM_SLOTS + SIZE]])
+def test_a_native_store_refuses_slots_that_it_does_not_have(slots: list[int]):
+    store = native_store(SPEC, 4, SIZE, torch.float32)
+
+    with pytest.raises(ValueError, match=f"slots lie between 0 and {NUM_SLOTS + SIZE}"):
+        store.read(0, torch.tensor(slots))

@@ -3,146 +3,25 @@
 The store is NaN wherever the step may not look, so that a look shows.
 """
 
-from array import array
 from collections import Counter
-from dataclasses import dataclass
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ostinato.core.ids import SequenceId, SlotId
-from ostinato.core.plan import CopyRun, ScheduledSequence, StepPlan
+from ostinato.core.ids import SlotId
+from ostinato.core.plan import CopyRun
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.torch_backend import ScratchLimits, SharingBytes, TorchAttention
-from ostinato.runner.inputs import build_inputs
-from ostinato.runner.kv_store import KVSpec, LayerKV
 from ostinato.runner.plain_store import PlainKVStore
-from tests.runner.attention.reference import attend_one
+from tests.runner.attention.scene import Scene, Shape, styles
 
-ROOMY = ScratchLimits()
 ALWAYS = SharingBytes(per_run=0, per_value=0)
 """Every shared block is worth a reading of its own."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of one layer, and the lengths of the sequences of one step."""
-
-    sequences: tuple[tuple[int, int], ...]
-    """Cached and new tokens of each."""
-    likes: tuple[tuple[int, int], ...] = ()
-    """For each sequence, an earlier one and how many cached blocks it shares with that."""
-    num_kv_heads: int = 1
-    group: int = 1
-    key_dim: int = 4
-    value_dim: int = 4
-    block_size: int = 4
-
-
-class Scene:
-    """A store with cached tokens, and a step that brings new ones."""
-
-    def __init__(self, shape: Shape, dtype: torch.dtype, seed: int = 0) -> None:
-        self.shape = shape
-        rng = np.random.default_rng(seed)
-        draw = torch.Generator().manual_seed(seed)
-        size = shape.block_size
-        counts = [-(-sum(lengths) // size) for lengths in shape.sequences]
-        num_blocks = sum(counts) + 2
-        scattered = iter(rng.permutation(num_blocks).tolist())
-        self.tables = [[next(scattered) for _ in range(count)] for count in counts]
-        layer = LayerKV(shape.num_kv_heads, shape.key_dim, shape.value_dim)
-        self.store = PlainKVStore(KVSpec((layer,)), num_blocks, size, dtype)
-        self.whole = [
-            (
-                torch.randn(sum(n), shape.num_kv_heads, shape.key_dim, generator=draw).to(dtype),
-                torch.randn(sum(n), shape.num_kv_heads, shape.value_dim, generator=draw).to(dtype),
-            )
-            for n in shape.sequences
-        ]
-        num_new = sum(new for _, new in shape.sequences)
-        num_heads = shape.num_kv_heads * shape.group
-        self._share()
-        self.queries = torch.randn(num_new, num_heads, shape.key_dim, generator=draw).to(dtype)
-        self._poison()
-        for (cached, _), table, (keys, values) in zip(
-            shape.sequences, self.tables, self.whole, strict=True
-        ):
-            self.store.write(0, keys[:cached], values[:cached], self._slots(table, cached))
-
-    def _share(self) -> None:
-        """Let sequences begin as earlier ones do, with the same blocks."""
-        size = self.shape.block_size
-        for one, (other, wanted) in enumerate(self.shape.likes):
-            cached = min(self.shape.sequences[i][0] for i in (one, other))
-            num_blocks = min(wanted, cached // size) if other != one else 0
-            self.tables[one][:num_blocks] = self.tables[other][:num_blocks]
-            for mine, theirs in zip(self.whole[one], self.whole[other], strict=True):
-                mine[: num_blocks * size] = theirs[: num_blocks * size]
-
-    def _poison(self) -> None:
-        """What strangers left in the blocks is NaN."""
-        slots = torch.arange(self.store.num_blocks * self.shape.block_size)
-        shape, layer = (len(slots), self.shape.num_kv_heads), self.store.spec.layers[0]
-        self.store.write(
-            0,
-            torch.full((*shape, layer.key_dim), torch.nan),
-            torch.full((*shape, layer.value_dim), torch.nan),
-            slots,
-        )
-
-    def _slots(self, table: list[int], num_tokens: int) -> Tensor:
-        size = self.shape.block_size
-        return torch.tensor([table[p // size] * size + p % size for p in range(num_tokens)]).long()
-
-    def attend(
-        self,
-        style: AttentionStyle,
-        scratch: ScratchLimits = ROOMY,
-        copies: tuple[CopyRun, ...] = (),
-        sharing: SharingBytes | None = ALWAYS,
-    ) -> Tensor:
-        """Run the step through the backend under test; every shared block is worth its while."""
-        plan = StepPlan(
-            tuple(
-                ScheduledSequence(
-                    SequenceId(i), array("I", [0] * new), cached, (array("I", self.tables[i]),)
-                )
-                for i, (cached, new) in enumerate(self.shape.sequences)
-            ),
-            copies,
-        )
-        metadata = build_inputs(plan, self.shape.block_size, torch.device("cpu")).groups[0]
-        step = TorchAttention(scratch, sharing).start(metadata, self.store)
-        new = [n for _, n in self.shape.sequences]
-        keys, values = (
-            torch.cat([both[i][-n:] for both, n in zip(self.whole, new, strict=True)])
-            for i in (0, 1)
-        )
-        first = step.attend(0, self.queries, keys, values, style)
-        assert torch.equal(first, step.attend(0, self.queries, keys, values, style)), "memo"
-        return first
-
-    def expected(self, style: AttentionStyle) -> Tensor:
-        """Run it through the reference, token by token."""
-        found, row = [], 0
-        for (cached, new), (keys, values) in zip(self.shape.sequences, self.whole, strict=True):
-            for position in range(cached, cached + new):
-                found.append(
-                    attend_one(
-                        self.queries[row].double(),
-                        keys[: position + 1].double(),
-                        values[: position + 1].double(),
-                        style,
-                    )
-                )
-                row += 1
-        return torch.stack(found)
+EAGER = TorchAttention(sharing=ALWAYS)
 
 
 @st.composite
@@ -164,20 +43,6 @@ def shapes(draw: st.DrawFn) -> Shape:
     )
 
 
-@st.composite
-def styles(draw: st.DrawFn, num_heads: int) -> AttentionStyle:
-    """All that a layer may ask for, in any combination."""
-    sink = st.floats(-3, 3, width=32)
-    return AttentionStyle(
-        scale=draw(st.sampled_from([0.5, 1.0, 2.0])),
-        window=draw(st.none() | st.integers(1, 24)),
-        soft_cap=draw(st.none() | st.sampled_from([0.5, 5.0])),
-        sinks=draw(
-            st.none() | st.lists(sink, min_size=num_heads, max_size=num_heads).map(torch.tensor)
-        ),
-    )
-
-
 scratch_limits = st.builds(
     ScratchLimits,
     gather_bytes=st.sampled_from([1, 300, 1000, 2**22]),
@@ -194,13 +59,10 @@ def test_every_query_gets_what_the_reference_gives_it(
 ):
     """Grouped heads, windows, soft caps, sinks, chunks, padding, tiles, shared runs, in float64."""
     style = data.draw(styles(shape.num_kv_heads * shape.group))
-    scene = Scene(shape, torch.float64, seed)
+    sharing = data.draw(st.sampled_from([ALWAYS, ALWAYS, SharingBytes(200, 1), None]))
+    scene = Scene(shape, torch.float64, TorchAttention(scratch, sharing), seed)
 
-    found = scene.attend(
-        style,
-        scratch,
-        sharing=data.draw(st.sampled_from([ALWAYS, ALWAYS, SharingBytes(200, 1), None])),
-    )
+    found = scene.attend(style)
 
     torch.testing.assert_close(found, scene.expected(style), rtol=1e-9, atol=1e-9)
 
@@ -215,7 +77,7 @@ def test_every_dtype_is_right_to_its_own_precision(
     dtype: torch.dtype, tolerance: float, cap: float | None, window: int | None
 ):
     likes = ((0, 0), (1, 0), (1, 6), (1, 4))
-    scene = Scene(Shape(((0, 9), (30, 1), (28, 1), (17, 6)), likes, 2, 2), dtype)
+    scene = Scene(Shape(((0, 9), (30, 1), (28, 1), (17, 6)), likes, 2, 2), dtype, EAGER)
     style = AttentionStyle(scale=0.5, window=window, soft_cap=cap)
 
     found = scene.attend(style)
@@ -228,7 +90,7 @@ def test_every_dtype_is_right_to_its_own_precision(
 
 def test_a_store_of_another_dtype_is_read_back_rounded():
     """Queries in float32 over keys in bfloat16: right to bfloat16, also for new tokens."""
-    scene = Scene(Shape(((5, 3), (0, 4))), torch.float32)
+    scene = Scene(Shape(((5, 3), (0, 4))), torch.float32, EAGER)
     rounded = PlainKVStore(scene.store.spec, scene.store.num_blocks, 4, torch.bfloat16)
     keys, values = scene.store.read(0, torch.arange(scene.store.num_blocks * 4))
     rounded.write(0, keys, values, torch.arange(len(keys)))
@@ -243,12 +105,12 @@ def test_a_store_of_another_dtype_is_read_back_rounded():
 
 def test_copies_come_after_the_writes_and_before_the_reads_of_a_layer():
     """The second sequence's cached tokens are copied from what the first one writes."""
-    scene = Scene(Shape(((0, 4), (3, 2))), torch.float64)
+    scene = Scene(Shape(((0, 4), (3, 2))), torch.float64, EAGER)
     (leader, _), (follower, _) = [(table, None) for table in scene.tables]
     keys, values = scene.whole[0]
     for own, theirs in zip(scene.whole[1], (keys, values), strict=True):
         own[:3] = theirs[:3]
-    scene._poison()
+    scene.poison()
     copy = CopyRun(SlotId(leader[0] * 4), SlotId(follower[0] * 4), 3)
     style = AttentionStyle(scale=1.0)
 
@@ -259,10 +121,10 @@ def test_copies_come_after_the_writes_and_before_the_reads_of_a_layer():
 
 def test_large_scores_do_not_overflow():
     """Softmax is taken relative to the largest score, also across tiles."""
-    scene = Scene(Shape(((40, 2),), group=2), torch.float32)
+    scene = Scene(Shape(((40, 2),), group=2), torch.float32, EAGER)
     style = AttentionStyle(scale=1e4, soft_cap=2e4)
 
-    found = scene.attend(style, ScratchLimits(gather_bytes=400))
+    found = scene.attend(style, TorchAttention(ScratchLimits(gather_bytes=400), ALWAYS))
 
     torch.testing.assert_close(found.double(), scene.expected(style), rtol=1e-3, atol=1e-3)
 
@@ -282,7 +144,7 @@ def blocks_read(
         return fetch(layer, blocks)
 
     with mock.patch.object(scene.store, "gather", counting):
-        scene.attend(style, sharing=sharing)
+        scene.attend(style, TorchAttention(sharing=sharing))
     return Counter({block: count // 2 for block, count in counts.items()})  # it attends twice
 
 
@@ -297,7 +159,7 @@ TREE = Shape(
 @pytest.mark.parametrize("cap", [None, 5.0], ids=["fused", "explicit"])
 def test_each_shared_block_is_read_once_in_a_step(cap: float | None):
     """Law 2, down a tree: 8 blocks by five sequences, 4 by three, and every tail by its own."""
-    scene = Scene(TREE, torch.float32)
+    scene = Scene(TREE, torch.float32, EAGER)
 
     read = blocks_read(scene, AttentionStyle(scale=1.0, soft_cap=cap))
 
@@ -308,11 +170,14 @@ def test_each_shared_block_is_read_once_in_a_step(cap: float | None):
 
 def test_a_backend_that_may_not_read_once_reads_for_each_sequence():
     """So that the test above is known to be able to fail, and both ways agree."""
-    scene = Scene(TREE, torch.float64)
+    scene = Scene(TREE, torch.float64, EAGER)
     style = AttentionStyle(scale=1.0)
     alone = blocks_read(scene, style, sharing=None)
 
     assert [alone[block] for block in scene.tables[0][:12]] == [5] * 8 + [3] * 4
     torch.testing.assert_close(
-        scene.attend(style), scene.attend(style, sharing=None), rtol=1e-12, atol=1e-12
+        scene.attend(style),
+        scene.attend(style, TorchAttention(sharing=None)),
+        rtol=1e-12,
+        atol=1e-12,
     )

@@ -25,8 +25,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from ostinato.runner.inputs import AttentionMetadata, Ints
+
+Bools = npt.NDArray[np.bool_]
 
 Worth = Callable[[int, int, int], bool]
 """Whether a run is worth a reading of its own, by its tokens, the sequences that share it, and
@@ -53,17 +56,22 @@ class SharedRun:
         return self.first_column + self.num_blocks
 
 
-def shared_runs(metadata: AttentionMetadata, worth: Worth) -> tuple[SharedRun, ...]:
+def shared_runs(
+    metadata: AttentionMetadata, worth: Worth, among: Bools | None = None
+) -> tuple[SharedRun, ...]:
     """Find the runs of a step, each before those that lie below it in the tree.
 
     Args:
         metadata: Whose tables.
         worth: Which edges are worth a reading of their own.
+        among: Which sequences may share, shape (num_sequences,); None is all of them.
 
     Returns:
         Runs; those of one sequence are neighbours, from column 0 on.
     """
     past = metadata.first_positions // metadata.block_size
+    if among is not None:
+        past = np.where(among, past, 0)
     return tuple(
         run
         for sequences in _that_begin_alike(metadata, past)

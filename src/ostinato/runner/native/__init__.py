@@ -3,7 +3,10 @@
 A shared object with a plain C ABI, built from ``native/`` when the package is installed; where it
 is missing, everything runs in plain torch. Files in reading order:
 
+* ``face``: how do the library's structures look from Python?
 * ``library``: is there a library, and what can this processor do?
+* ``checks``: what is checked before the library sees a pointer?
+* ``store``: where do keys and values live, if the library is to read them?
 
 Rules: no bound is checked in C++, so every one is checked here, before the call; nothing keeps a
 pointer longer than the call that it was passed to.

@@ -63,7 +63,9 @@ def fill_rows(rows: Rows, tensor: Tensor, num_tokens: int, num_heads: int, dim: 
         ValueError: The tensor is another.
     """
     if tensor.shape != (num_tokens, num_heads, dim) or tensor.device.type != "cpu":
-        _require(False, f"{tuple(tensor.shape)} on {tensor.device} is {(num_tokens, num_heads, dim)}")
+        _require(
+            False, f"{tuple(tensor.shape)} on {tensor.device} is {(num_tokens, num_heads, dim)}"
+        )
     dtype = DTYPES.get(tensor.dtype)
     _require(dtype is not None, f"{tensor.dtype} is one of {', '.join(map(str, DTYPES))}")
     token_stride, head_stride, stride = tensor.stride()

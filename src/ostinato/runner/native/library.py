@@ -9,6 +9,8 @@ import functools
 import logging
 from pathlib import Path
 
+from ostinato.runner.native.face import declare
+
 logger = logging.getLogger(__name__)
 
 PATH = Path(__file__).with_name("libostinato_native.so")
@@ -52,6 +54,7 @@ def library() -> ctypes.CDLL | None:
             ABI_VERSION,
         )
         return None
+    declare(loaded)
     return loaded
 
 

@@ -1,0 +1,194 @@
+"""How is attention computed by the native library?
+
+The plan is worked out once per step and kind of layer, and checked as it is; a layer then costs a
+few microseconds of Python: it fills in where its keys, values, queries and outputs are, and calls.
+The call runs on the threads of torch's own OpenMP, hence from the thread that runs the model.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import byref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostinato.core.config import ReadOnce
+from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
+from ostinato.runner.attention.native_plan import NativeLimits, NativePlan, PlanKind, plan_native
+from ostinato.runner.attention.read_plan import SharingCost
+from ostinato.runner.attention.shared_runs import Worth
+from ostinato.runner.inputs import AttentionMetadata
+from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
+from ostinato.runner.native.checks import fill_rows
+from ostinato.runner.native.face import Attention
+from ostinato.runner.native.store import NativeKVStore
+
+
+class NativeAttention:
+    """Reads blocks where they lie.
+
+    Attributes:
+        limits: Sizes and costs that plans go by.
+        read_once: Whether blocks that sequences share are read once for all of them.
+    """
+
+    def __init__(
+        self,
+        native: ctypes.CDLL,
+        read_once: ReadOnce = "auto",
+        limits: NativeLimits | None = None,
+    ) -> None:
+        """Say what computes.
+
+        Args:
+            native: The library.
+            read_once: Whether blocks that sequences share are read once for all of them: where
+                that is cheaper (``auto``), ``always`` or ``never``.
+            limits: Sizes and costs that plans go by.
+        """
+        self.limits = limits or NativeLimits()
+        self.read_once = read_once
+        self._native = native
+        self._worth = _worth(read_once, self.limits)
+
+    def new_store(
+        self,
+        spec: KVSpec,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        layers: Sequence[int] | None = None,
+    ) -> KVStore:
+        """Make a store; see ``AttentionBackend``. The device is a CPU."""
+        if device.type != "cpu":
+            raise ValueError(f"no native store lives on {device}")
+        return NativeKVStore(self._native, spec, num_blocks, block_size, dtype, layers)
+
+    def start(self, metadata: AttentionMetadata, store: KVStore) -> "NativeStep":
+        """Begin a step; see ``AttentionBackend``."""
+        assert isinstance(store, NativeKVStore), "a store of its own"
+        return NativeStep(metadata, store, self)
+
+    def plan(self, metadata: AttentionMetadata, kind: PlanKind) -> NativePlan:
+        """Work out how layers of a kind are read in a step."""
+        return plan_native(metadata, kind, self.limits, self._worth)
+
+    def compute(self, attention: Attention) -> None:
+        """Compute one layer; whatever it points to has been checked."""
+        self._native.ost_attend(byref(attention))
+
+
+def _worth(read_once: ReadOnce, limits: NativeLimits) -> Worth | None:
+    """Say which runs are worth a reading of their own; None is none of them."""
+    if read_once == "never":
+        return None
+    if read_once == "always":
+        return SharingCost(0, 0).is_worth
+    return SharingCost(limits.keys_per_run, limits.keys_per_row).is_worth
+
+
+class NativeStep(AttentionStep):
+    """One step, read by the library."""
+
+    store: NativeKVStore
+
+    def __init__(
+        self, metadata: AttentionMetadata, store: NativeKVStore, backend: NativeAttention
+    ) -> None:
+        """Check the step's slots; plans are made when a layer first asks for one."""
+        super().__init__(metadata, store)
+        self._backend = backend
+        self._num_threads = torch.get_num_threads()
+        self._num_tokens = len(metadata.slots)
+        self._slots = store.check_slots(metadata.slots)
+        self._sources = store.check_slots(metadata.copy_sources)
+        self._targets = store.check_slots(metadata.copy_targets)
+        self._calls: dict[tuple[int | None, int, LayerKV], _PlannedCall] = {}
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
+    ) -> Tensor:
+        """Store, copy, and let each token look back; see ``AttentionStep``."""
+        self.store.write_checked(layer, keys, values, self._slots, self._num_threads)
+        if len(self._targets):
+            self.store.copy_checked(layer, self._sources, self._targets)
+        return self.read(layer, queries, keys, values, style)
+
+    def read(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
+    ) -> Tensor:
+        """Let each query attend to its sequence up to itself; see ``AttentionStep``."""
+        num_tokens, num_heads, _ = queries.shape
+        kept = self.store.spec.layers[layer]
+        kind = (style.window, num_heads, kept)
+        call = self._calls.get(kind)
+        if call is None:
+            call = self._calls[kind] = self._planned(num_heads, kept, style.window)
+        output = queries.new_empty(num_tokens, num_heads, kept.value_dim)
+        attention = call.attention
+        queries = fill_rows(attention.queries, queries, self._num_tokens, num_heads, kept.key_dim)
+        fill_rows(attention.output, output, self._num_tokens, num_heads, kept.value_dim)
+        attention.kv = self.store.of_layer(layer)
+        attention.scale = style.scale
+        attention.soft_cap = style.soft_cap or 0.0
+        sinks = style.sinks
+        if sinks is not None:
+            sinks = _checked_sinks(sinks, num_heads)
+        attention.sinks = None if sinks is None else sinks.data_ptr()
+        self._backend.compute(attention)
+        return output
+
+    def plan(self, num_heads: int, kept: LayerKV, window: int | None) -> NativePlan:
+        """Work out, and check, how layers of a kind are read."""
+        if num_heads % kept.num_kv_heads:
+            raise ValueError(f"{num_heads} heads cannot share {kept.num_kv_heads} heads of keys")
+        kind = PlanKind(
+            window, num_heads // kept.num_kv_heads, kept.num_kv_heads, self._num_threads
+        )
+        plan = self._backend.plan(self.metadata, kind)
+        plan.check(self._num_tokens, self.store.num_blocks + 1)
+        return plan
+
+    def _planned(self, num_heads: int, kept: LayerKV, window: int | None) -> "_PlannedCall":
+        plan = self.plan(num_heads, kept, window)
+        return _PlannedCall(plan, num_heads, kept.value_dim, window, self._num_threads)
+
+
+class _PlannedCall:
+    """What the calls of all layers of a kind have in common.
+
+    Attributes:
+        attention: Filled in but for the layer's own keys, values, queries and outputs.
+    """
+
+    def __init__(
+        self, plan: NativePlan, num_heads: int, value_dim: int, window: int | None, threads: int
+    ) -> None:
+        """Point at a plan, and keep it."""
+        shape = plan.merges.num_partials, num_heads, value_dim + 2
+        self._kept = plan, np.empty(shape, dtype=np.float32)
+        self.attention = Attention(
+            tokens=plan.tokens.ctypes.data,
+            positions=plan.positions.ctypes.data,
+            blocks=plan.blocks.ctypes.data,
+            segments=plan.segments.ctypes.data,
+            items=plan.items.ctypes.data,
+            merge_rows=plan.merges.rows.ctypes.data,
+            merge_starts=plan.merges.starts.ctypes.data,
+            merge_partials=plan.merges.partials.ctypes.data,
+            partials=self._kept[1].ctypes.data,
+            num_heads=num_heads,
+            num_items=len(plan.items),
+            num_merges=len(plan.merges.rows),
+            window=window or 0,
+            num_threads=threads,
+        )
+
+
+def _checked_sinks(sinks: Tensor, num_heads: int) -> Tensor:
+    """Return sinks as the library reads them, shape (num_heads,), float32."""
+    if sinks.shape != (num_heads,) or sinks.device.type != "cpu":
+        raise ValueError(f"sinks are one number for each of {num_heads} heads")
+    return sinks.detach().float().contiguous()

@@ -1,0 +1,233 @@
+"""Whatever the shapes, trees, parts and instruction sets, the library gives what is right.
+
+The store is NaN wherever the step may not look, so that a look shows.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostinato.core.config import ReadOnce
+from ostinato.core.ids import SlotId
+from ostinato.core.plan import CopyRun
+from ostinato.runner.attention.backend import AttentionStyle
+from ostinato.runner.attention.native_backend import NativeAttention
+from ostinato.runner.attention.native_plan import NativeLimits
+from ostinato.runner.native.library import Isa, library
+from tests.runner.attention.native_scenes import (
+    ISAS,
+    isa_in_use,
+    limits,
+    needs_library,
+    shapes,
+    threads_in_use,
+)
+from tests.runner.attention.scene import Scene, Shape, styles
+
+pytestmark = needs_library
+
+EXACT = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""Distances that rounding explains, values being drawn from a normal distribution.
+
+An output is a mean of values up to about 4. In float32 what counts is the exponential of scores
+up to about 100, each off by a few of its last places. Weights and outputs are rounded to 11 bits
+in float16 and to 8 in bfloat16: half a unit of 2**-8 of each weight, times 4.
+"""
+
+
+def backend(read_once: ReadOnce = "always", sizes: NativeLimits | None = None) -> NativeAttention:
+    native = library()
+    assert native is not None
+    return NativeAttention(native, read_once, sizes)
+
+
+@settings(deadline=None)
+@given(st.data(), shapes(), limits, st.sampled_from(list(EXACT)), st.integers(0, 2**16))
+def test_every_query_gets_what_the_reference_gives_it(
+    data: st.DataObject, shape: Shape, sizes: NativeLimits, dtype: torch.dtype, seed: int
+):
+    """Grouped heads, windows, soft caps, sinks, chunks, trees, parts, on each instruction set."""
+    style = data.draw(styles(shape.num_kv_heads * shape.group, scales=[shape.key_dim**-0.5]))
+    read_once = data.draw(st.sampled_from(["always", "always", "auto", "never"]))
+    scene = Scene(shape, dtype, backend(read_once, sizes), seed)
+
+    isa, num_threads = data.draw(st.sampled_from(ISAS)), data.draw(st.sampled_from([1, 2, 5]))
+    with isa_in_use(isa), threads_in_use(num_threads):
+        found = scene.attend(style)
+
+    assert found.dtype == dtype
+    torch.testing.assert_close(
+        found.double(), scene.expected(style), rtol=EXACT[dtype], atol=EXACT[dtype]
+    )
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", EXACT)
+def test_each_instruction_set_reads_a_long_context_in_parts_and_a_tree_beside_it(
+    isa: Isa, dtype: torch.dtype
+):
+    """Decodes on a shared prompt, a chunk, and 1,500 tokens that four threads share."""
+    shape = Shape(
+        sequences=((1500, 1), (300, 1), (290, 2), (288, 1), (333, 130), (0, 40)),
+        likes=((0, 0), (1, 0), (1, 18), (2, 12), (1, 18), (5, 0)),
+        num_kv_heads=2,
+        group=2,
+        key_dim=128,
+        value_dim=128,
+        block_size=16,
+    )
+    scene = Scene(shape, dtype, backend(sizes=NativeLimits(min_part=64)))
+    style = AttentionStyle(scale=128**-0.5)
+
+    with isa_in_use(isa), threads_in_use(4):
+        found = scene.attend(style)
+
+    torch.testing.assert_close(
+        found.double(), scene.expected(style), rtol=EXACT[dtype], atol=EXACT[dtype]
+    )
+
+
+def test_a_store_of_another_dtype_is_read_back_rounded():
+    """Queries in float32 over keys in float16: right to float16, also for new tokens."""
+    shape = Shape(((5, 3), (0, 4), (40, 1)), block_size=16)
+    scene = Scene(shape, torch.float32, backend(), kv_dtype=torch.float16)
+    style = AttentionStyle(scale=1.0)
+
+    found = scene.attend(style)
+
+    assert found.dtype == torch.float32
+    scene.whole = [(k.half().float(), v.half().float()) for k, v in scene.whole]
+    torch.testing.assert_close(found.double(), scene.expected(style), rtol=4e-3, atol=4e-3)
+
+
+def test_rows_come_as_views_of_one_tensor():
+    """Queries, keys and values as one product leaves them: nothing is copied, nothing mixed up."""
+    scene = Scene(Shape(((20, 3), (4, 1)), block_size=16, group=2), torch.float32, backend())
+    keys, values = scene.new_rows()
+    whole = torch.cat((scene.queries, keys, values), dim=1)
+    queries, keys, values = whole.split((2, 1, 1), dim=1)
+    style = AttentionStyle(scale=1.0)
+
+    found = scene.backend.start(scene.metadata(), scene.store).attend(
+        0, queries, keys, values, style
+    )
+
+    assert not keys.is_contiguous()
+    torch.testing.assert_close(found.double(), scene.expected(style), rtol=1e-4, atol=1e-4)
+
+
+def test_rows_whose_elements_are_apart_are_laid_together_first():
+    scene = Scene(Shape(((20, 3),), block_size=16, key_dim=8), torch.float32, backend())
+    keys, values = scene.new_rows()
+    style = AttentionStyle(scale=1.0)
+    step = scene.backend.start(scene.metadata(), scene.store)
+
+    apart = [t.transpose(0, 2).contiguous().transpose(0, 2) for t in (scene.queries, keys, values)]
+    found = step.attend(0, *apart, style)
+
+    assert apart[0].stride(2) != 1
+    torch.testing.assert_close(found.double(), scene.expected(style), rtol=1e-4, atol=1e-4)
+
+
+def test_copies_come_after_the_writes_and_before_the_reads_of_a_layer():
+    """The second sequence's cached tokens are copied from what the first one writes."""
+    scene = Scene(Shape(((0, 4), (3, 2)), block_size=16), torch.float32, backend())
+    leader, follower = scene.tables
+    for own, theirs in zip(scene.whole[1], scene.whole[0], strict=True):
+        own[:3] = theirs[:3]
+    scene.poison()
+    copy = CopyRun(SlotId(leader[0] * 16), SlotId(follower[0] * 16), 3)
+    style = AttentionStyle(scale=1.0)
+
+    found = scene.attend(style, copies=(copy,))
+
+    torch.testing.assert_close(found.double(), scene.expected(style), rtol=1e-4, atol=1e-4)
+
+
+def test_large_scores_do_not_overflow():
+    scene = Scene(Shape(((40, 2),), group=2, block_size=16), torch.float32, backend())
+    style = AttentionStyle(scale=1e4, soft_cap=2e4)
+
+    found = scene.attend(style)
+
+    torch.testing.assert_close(found.double(), scene.expected(style), rtol=1e-3, atol=1e-3)
+
+
+# --- what is refused before C++ sees a pointer ---
+
+
+def wrong(scene: Scene, **changed: torch.Tensor) -> None:
+    keys, values = scene.new_rows()
+    rows = {"queries": scene.queries, "keys": keys, "values": values} | changed
+    step = scene.backend.start(scene.metadata(), scene.store)
+    with pytest.raises(ValueError, match="the native library needs that"):
+        step.attend(0, style=AttentionStyle(scale=1.0), **rows)
+
+
+def test_rows_of_another_shape_or_dtype_are_refused():
+    scene = Scene(Shape(((20, 3),), block_size=16), torch.float32, backend())
+    keys, values = scene.new_rows()
+
+    wrong(scene, queries=scene.queries[:2])
+    wrong(scene, queries=scene.queries[:, :, :2])
+    wrong(scene, keys=keys[:2])
+    wrong(scene, values=values.expand(3, 2, 4))
+    wrong(scene, queries=scene.queries.double())
+
+
+def test_slots_and_blocks_beyond_the_store_are_refused():
+    scene = Scene(Shape(((20, 3),), block_size=16), torch.float32, backend())
+    scene.tables[0][0] = scene.store.num_blocks + 1
+    with pytest.raises(ValueError, match="blocks of a plan"):
+        scene.attend(AttentionStyle(scale=1.0))
+
+    scene.tables[0][1] = scene.store.num_blocks + 1
+    with pytest.raises(ValueError, match="slots lie between 0"):
+        scene.attend(AttentionStyle(scale=1.0))
+
+
+def test_sinks_are_one_for_each_head():
+    scene = Scene(Shape(((20, 3),), block_size=16), torch.float32, backend())
+    with pytest.raises(ValueError, match="sinks"):
+        scene.attend(AttentionStyle(scale=1.0, sinks=torch.zeros(2)))
+
+
+# --- read once (law 2) ---
+
+TREE = Shape(
+    # A system prompt of 8 blocks for all five; a document of 4 more for the first three.
+    sequences=((200, 1), (192, 1), (196, 5), (136, 1), (156, 1)),
+    likes=((0, 0), (0, 12), (0, 12), (0, 8), (0, 8)),
+    group=2,
+    block_size=16,
+)
+
+
+@pytest.mark.parametrize("window", [None, 180])
+@pytest.mark.parametrize("num_threads", [1, 4])
+def test_each_shared_block_is_read_once_in_a_step(num_threads: int, window: int | None):
+    """Law 2, down a tree: 8 blocks by five sequences, 4 by three, and every tail by its own.
+
+    Also within a window that hides some of it, and however many threads share the work.
+    """
+    scene = Scene(TREE, torch.float32, backend(sizes=NativeLimits(min_part=1)))
+
+    with threads_in_use(num_threads):
+        step = scene.backend.start(scene.metadata(), scene.store)
+        read = step.plan(2, scene.store.spec.layers[0], window).reads()  # type: ignore[attr-defined]
+
+    used = {block for table in scene.tables for block in table}
+    assert read == dict.fromkeys(used, 1)
+
+
+def test_a_backend_that_may_not_read_once_reads_for_each_sequence():
+    """So that the test above is known to be able to fail, and both ways agree."""
+    scene = Scene(TREE, torch.float32, backend())
+    style, alone = AttentionStyle(scale=1.0), backend("never")
+
+    step = alone.start(scene.metadata(), scene.store)  # type: ignore[arg-type]
+    read = step.plan(2, scene.store.spec.layers[0], None).reads()
+
+    assert [read[block] for block in scene.tables[0][:12]] == [5] * 8 + [3] * 4
+    torch.testing.assert_close(scene.attend(style), scene.attend(style, alone))
