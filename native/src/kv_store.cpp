@@ -1,9 +1,11 @@
 // How do keys and values get into their slots, out of them, and from one to another?
+#include <atomic>
 #include <cstring>
 #include <vector>
 
-#include "formats.h"
+#include "kernels.h"
 #include "kv_layout.h"
+#include "parallel.h"
 
 namespace ost {
 namespace {
@@ -56,6 +58,29 @@ void zero_slots(const ost_kv &kv, const int64_t *slots, int64_t num_slots) {
     });
 }
 
+// Many tokens are cut into tasks by heads and by runs of tokens, few by nothing at all.
+struct Writes {
+  const ost_kv &kv;
+  const ost_rows &keys, &values;
+  const int64_t *slots;
+  int64_t num_tokens;
+  const Kernels &kernels;
+  std::atomic<int64_t> next{0};
+
+  static constexpr int64_t kRun = 256;  // tokens
+  int64_t tasks_per_head() const { return (num_tokens + kRun - 1) / kRun; }
+};
+
+void take_writes(void *context) {
+  Writes &w = *static_cast<Writes *>(context);
+  const int64_t runs = w.tasks_per_head(), tasks = runs * w.kv.num_kv_heads;
+  for (int64_t task; (task = w.next++) < tasks;) {
+    const int64_t first = task % runs * Writes::kRun, last = first + Writes::kRun;
+    w.kernels.write(w.kv, w.keys, w.values, w.slots, first,
+                    last < w.num_tokens ? last : w.num_tokens, static_cast<int32_t>(task / runs));
+  }
+}
+
 }  // namespace
 }  // namespace ost
 
@@ -63,15 +88,11 @@ void zero_slots(const ost_kv &kv, const int64_t *slots, int64_t num_slots) {
 extern "C" {
 
 void ost_kv_write(const ost_kv *kv, const ost_rows *keys, const ost_rows *values,
-                  const int64_t *slots, int64_t num_tokens, int32_t /*num_threads*/) {
-  for (int64_t i = 0; i < num_tokens; ++i)
-    ost::for_each_element(
-        *kv, slots[i], [&](bool is_value, int64_t place, int32_t head, int32_t d) {
-          const ost_rows &rows = is_value ? *values : *keys;
-          const int64_t from = i * rows.token_stride + head * rows.head_stride + d;
-          const float element = ost::load_element(rows.data, rows.dtype, from);
-          ost::store_element(is_value ? kv->values : kv->keys, kv->dtype, place, element);
-        });
+                  const int64_t *slots, int64_t num_tokens, int32_t num_threads) {
+  ost::Writes writes{*kv, *keys, *values, slots, num_tokens, ost::kernels()};
+  const int64_t tasks = writes.tasks_per_head() * kv->num_kv_heads;
+  ost::run_on_threads(ost::take_writes, &writes,
+                      tasks < num_threads ? static_cast<int32_t>(tasks) : num_threads);
 }
 
 void ost_kv_copy(const ost_kv *kv, const int64_t *sources, const int64_t *targets,

@@ -1,0 +1,249 @@
+// How is one item of the plan computed, for one head of keys?
+//
+// Its rows walk through its segments chunk by chunk, all of them over a chunk before the next one is
+// read: a shared run is read once, and what a row has gathered flows on into its own tail.
+//
+// Included after attention_tile.h.
+#pragma once
+
+#include "kernels.h"
+#include "scratch.h"
+
+namespace ost {
+namespace {
+
+constexpr int32_t kMaxRows = 256;  // rows at once: their queries and sums stay in a level 2 cache
+constexpr float kLog2E = 1.44269504088896340736f;
+
+// What a task holds of its rows; places within its thread's scratch.
+template <class Math>
+struct Held {
+  typename Math::Operand *queries;  // (rows, key_dim)
+  float *weighted, *max, *sum;      // (rows, value_stride), (rows,), (rows,)
+  int32_t *first, *last;            // (rows,)
+  typename Math::Stored *ragged;    // values of a group that is not full, (16, value_dim)
+  typename Math::Stored *joined;    // values of a chunk side by side, where tiles want them so
+
+  Held(const Setting &setting, int32_t num_rows) {
+    const int64_t rows = (num_rows + 31) / 32 * 32;
+    const int64_t query_bytes = rows * setting.key_dim * sizeof(typename Math::Operand);
+    const int64_t weighted_bytes = rows * setting.value_stride * sizeof(float);
+    const int64_t group_bytes = kGroup * setting.value_dim * sizeof(typename Math::Stored);
+    const int64_t row_bytes = rows * 4;
+    char *p = static_cast<char *>(thread_scratch(query_bytes + weighted_bytes + 4 * row_bytes +
+                                                 (kChunkGroups + 1) * group_bytes + 8 * 64));
+    const auto place = [&p](int64_t bytes) {
+      char *at = p;
+      p += (bytes + 63) / 64 * 64;
+      return at;
+    };
+    queries = reinterpret_cast<typename Math::Operand *>(place(query_bytes));
+    weighted = reinterpret_cast<float *>(place(weighted_bytes));
+    max = reinterpret_cast<float *>(place(row_bytes));
+    sum = reinterpret_cast<float *>(place(row_bytes));
+    first = reinterpret_cast<int32_t *>(place(row_bytes));
+    last = reinterpret_cast<int32_t *>(place(row_bytes));
+    ragged = reinterpret_cast<typename Math::Stored *>(place(group_bytes));
+    joined = reinterpret_cast<typename Math::Stored *>(place(kChunkGroups * group_bytes));
+    std::memset(queries, 0, query_bytes);
+    std::memset(weighted, 0, weighted_bytes);
+    for (int64_t i = 0; i < rows; ++i) {
+      max[i] = kLowest;
+      sum[i] = 0;
+      first[i] = last[i] = 0;
+    }
+  }
+};
+
+inline void load_query(const void *data, int32_t dtype, int64_t from, int32_t size, float *to) {
+  int32_t d = 0;
+  for (; d + 16 <= size; d += 16) {
+    const uint16_t *halves = static_cast<const uint16_t *>(data) + from + d;
+    store(to + d, dtype == OST_FLOAT32 ? load(static_cast<const float *>(data) + from + d)
+                  : dtype == OST_BFLOAT16 ? load_bfloat16(halves)
+                                          : load_float16(halves));
+  }
+  for (; d < size; ++d) to[d] = load_element(data, dtype, from + d);
+}
+// Only bfloat16 queries are taken as they are.
+inline void load_query(const void *data, int32_t, int64_t from, int32_t size, uint16_t *to) {
+  std::memcpy(to, static_cast<const uint16_t *>(data) + from, size * sizeof(uint16_t));
+}
+
+inline void store_output(const ost_rows &output, int64_t to, const float *weighted, int32_t size,
+                         float factor) {
+  const Vec by = fill(factor);
+  int32_t d = 0;
+  for (; d + 16 <= size; d += 16) {
+    const Vec x = load(weighted + d) * by;
+    uint16_t *halves = static_cast<uint16_t *>(output.data) + to + d;
+    if (output.dtype == OST_FLOAT32)
+      store(static_cast<float *>(output.data) + to + d, x);
+    else if (output.dtype == OST_BFLOAT16)
+      store_bfloat16(halves, x);
+    else
+      store_float16(halves, x);
+  }
+  for (; d < size; ++d) store_element(output.data, output.dtype, to + d, weighted[d] * factor);
+}
+
+// A sink is a score that takes weight and gives no value (Xiao et al. 2023, StreamingLLM).
+inline void finish_row(const ost_attention &a, int32_t row, int32_t head, const float *weighted,
+                       float max, float sum) {
+  float keep = 1;
+  if (a.sinks != nullptr) {
+    const float sink = a.sinks[head] * kLog2E, top = sink > max ? sink : max;
+    keep = std::exp2(max - top);
+    sum = sum * keep + std::exp2(sink - top);
+  }
+  const int64_t to = a.tokens[row] * a.output.token_stride + head * a.output.head_stride;
+  store_output(a.output, to, weighted, a.kv.value_dim, sum > 0 ? keep / sum : 0.0f);
+}
+
+// Keys first_key..last_key - 1 of a segment as groups; first_key is a multiple of 16.
+template <class Math>
+void fill_chunk(const ost_attention &a, const ost_segment &s, int32_t kv_head, int32_t first_key,
+                int32_t last_key, typename Math::Stored *ragged,
+                Chunk<typename Math::Stored> &chunk) {
+  using Stored = typename Math::Stored;
+  const ost_kv &kv = a.kv;
+  const Stored *keys = static_cast<const Stored *>(kv.keys);
+  const Stored *values = static_cast<const Stored *>(kv.values);
+  const int32_t *blocks = a.blocks + s.first_entry;
+  const int32_t end = first_key + kChunkGroups * kGroup;
+  chunk.first = first_key;
+  chunk.num_groups = ((end < last_key ? end : last_key) - first_key + kGroup - 1) / kGroup;
+  for (int32_t g = 0; g < chunk.num_groups; ++g) {
+    const int32_t key = first_key + g * kGroup, offset = key % kv.block_size;
+    const int64_t block = blocks[key / kv.block_size];
+    chunk.keys[g] = keys + key_base(kv, block, kv_head) + int64_t{offset} * kv.key_dim;
+    chunk.values[g] = values + value_base(kv, block, kv_head) + int64_t{offset} * kv.value_dim;
+    const int32_t next = key + kChunkGroups * kGroup;
+    chunk.ahead[g] = nullptr;
+    if (next >= last_key) continue;
+    chunk.ahead[g] = reinterpret_cast<const char *>(
+        keys + key_base(kv, blocks[next / kv.block_size], kv_head) +
+        int64_t{next % kv.block_size} * kv.key_dim);
+  }
+  // Slots that nobody has written may hold anything, and 0 times that need not be 0.
+  const int32_t full = s.num_keys - (end - kChunkGroups * kGroup), rest = full % kGroup;
+  if (rest == 0 || full / kGroup >= chunk.num_groups) return;
+  const Stored *from = chunk.values[full / kGroup];
+  std::memset(ragged, 0, kGroup * kv.value_dim * sizeof(Stored));
+  for (int32_t offset = 0; offset < rest; ++offset)
+    for (int32_t d = 0; d < kv.value_dim; ++d) {
+      const int64_t place = value_place(Math::kPairs, kv.value_dim, offset, d);
+      ragged[place] = from[place];
+    }
+  chunk.values[full / kGroup] = ragged;
+}
+
+// All rows of a segment over one chunk: tiles of like sizes.
+template <class Math>
+void attend_chunk(const Chunk<typename Math::Stored> &chunk, const Rows<typename Math::Operand> &rows,
+                  int32_t num_rows, const Setting &setting) {
+  const int32_t num_tiles = (num_rows + Math::kRows - 1) / Math::kRows;
+  int32_t row = 0;
+  for (int32_t tile = 0; tile < num_tiles; ++tile) {
+    const int32_t left = num_tiles - tile, take = (num_rows - row + left - 1) / left;
+    attend_few<Math>(take, chunk, rows.from(row, setting), setting, tile == 0);
+    row += take;
+  }
+}
+
+// Rows first_row..last_row - 1 of an item.
+template <class Math>
+void attend_rows(const ost_attention &a, const ost_item &item, int32_t kv_head, int32_t first_row,
+                 int32_t last_row) {
+  const int32_t per_token = a.num_heads / a.kv.num_kv_heads, first_head = kv_head * per_token;
+  const int32_t value_stride = (a.kv.value_dim + 15) / 16 * 16;
+  const Setting setting{a.kv.key_dim, a.kv.value_dim, value_stride,
+                        a.scale * kLog2E, a.soft_cap};
+  const int32_t num_rows = (last_row - first_row) * per_token;
+  const Held<Math> held(setting, num_rows);
+  for (int32_t i = 0; i < num_rows; ++i) {
+    const int64_t token = a.tokens[first_row + i / per_token], head = first_head + i % per_token;
+    load_query(a.queries.data, a.queries.dtype,
+               token * a.queries.token_stride + head * a.queries.head_stride, setting.key_dim,
+               held.queries + int64_t{i} * setting.key_dim);
+  }
+  for (int32_t n = item.first_segment; n < item.last_segment; ++n) {
+    const ost_segment &s = a.segments[n];
+    const int32_t from = s.first_row > first_row ? s.first_row : first_row;
+    const int32_t to = s.last_row < last_row ? s.last_row : last_row;
+    int32_t low = INT32_MAX, high = 0;
+    for (int32_t row = from; row < to; ++row) {
+      const int64_t seen = int64_t{a.positions[row]} + 1 - s.first_position;
+      const int64_t below = a.window > 0 ? seen - a.window : 0;
+      const int32_t last = static_cast<int32_t>(seen < 0 ? 0 : seen < s.num_keys ? seen : s.num_keys);
+      const int32_t first = static_cast<int32_t>(below < 0 ? 0 : below < last ? below : last);
+      for (int32_t i = 0; i < per_token; ++i) {
+        held.first[(row - first_row) * per_token + i] = first;
+        held.last[(row - first_row) * per_token + i] = last;
+      }
+      if (first >= last) continue;
+      low = first < low ? first : low;
+      high = last > high ? last : high;
+    }
+    const int32_t skip = (from - first_row) * per_token;
+    const Rows<typename Math::Operand> rows{held.queries, held.weighted, held.max,
+                                            held.sum,     held.first,    held.last};
+    Chunk<typename Math::Stored> chunk;
+    for (int32_t key = low / kGroup * kGroup; key < high; key += kChunkGroups * kGroup) {
+      fill_chunk<Math>(a, s, kv_head, key, high, held.ragged, chunk);
+      attend_chunk<Math>(chunk, rows.from(skip, setting), (to - from) * per_token, setting);
+    }
+  }
+  for (int32_t i = 0; i < num_rows; ++i) {
+    const int32_t row = first_row + i / per_token, head = first_head + i % per_token;
+    const float *weighted = held.weighted + int64_t{i} * value_stride;
+    if (item.first_partial < 0) {
+      finish_row(a, row, head, weighted, held.max[i], held.sum[i]);
+      continue;
+    }
+    const int64_t partial = item.first_partial + row - item.first_row;
+    float *out = a.partials + (partial * a.num_heads + head) * (setting.value_dim + 2);
+    std::memcpy(out, weighted, setting.value_dim * sizeof(float));
+    out[setting.value_dim] = held.max[i];
+    out[setting.value_dim + 1] = held.sum[i];
+  }
+}
+
+template <class Math>
+void attend_item(const ost_attention &a, const ost_item &item, int32_t kv_head) {
+  const int32_t per_token = a.num_heads / a.kv.num_kv_heads;
+  const int32_t step = per_token < kMaxRows ? kMaxRows / per_token : 1;
+  for (int32_t row = item.first_row; row < item.last_row; row += step)
+    attend_rows<Math>(a, item, kv_head, row, row + step < item.last_row ? row + step : item.last_row);
+}
+
+// Whatever is stored and asked, in float32.
+inline void attend_in_float(const ost_attention &a, const ost_item &item, int32_t kv_head) {
+  if (a.kv.dtype == OST_FLOAT32)
+    attend_item<FloatMath<Float32>>(a, item, kv_head);
+  else if (a.kv.dtype == OST_FLOAT16)
+    attend_item<FloatMath<Float16>>(a, item, kv_head);
+  else
+    attend_item<FloatMath<Bfloat16>>(a, item, kv_head);
+}
+
+// Partials of a row have maxima of their own.
+inline void merge(const ost_attention &a, int32_t index, int32_t head) {
+  const int32_t value_dim = a.kv.value_dim;
+  float *weighted = static_cast<float *>(thread_scratch(value_dim * sizeof(float)));
+  std::memset(weighted, 0, value_dim * sizeof(float));
+  float max = kLowest, sum = 0;
+  for (int32_t i = a.merge_starts[index]; i < a.merge_starts[index + 1]; ++i) {
+    const float *in =
+        a.partials + (int64_t{a.merge_partials[i]} * a.num_heads + head) * (value_dim + 2);
+    const float other = in[value_dim], top = other > max ? other : max;
+    const float keep = std::exp2(max - top), take = std::exp2(other - top);
+    max = top;
+    sum = sum * keep + in[value_dim + 1] * take;
+    for (int32_t d = 0; d < value_dim; ++d) weighted[d] = weighted[d] * keep + in[d] * take;
+  }
+  finish_row(a, a.merge_rows[index], head, weighted, max, sum);
+}
+
+}  // namespace
+}  // namespace ost

@@ -1,0 +1,271 @@
+// How do a few rows attend to a chunk of keys?
+//
+// A row is one query head of one token. It carries a running maximum, sum and weighted sum of values
+// (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"; Dao et al. 2022,
+// FlashAttention), so that chunks and segments follow one another and nothing is merged. Scores are
+// to base 2: the scale takes in log2(e).
+//
+// Included after one simd_*.h and attention_math.h.
+#pragma once
+
+namespace ost {
+namespace {
+
+constexpr int kChunkGroups = 32;  // 512 keys: with their values they stay in a level 2 cache
+constexpr int kScoreStride = kChunkGroups * kGroup + 16;  // rows do not fall on the same lines
+constexpr float kUnseen = -1e36f;  // score of a key that a row does not see
+constexpr float kLowest = -1e29f;  // maximum over nothing: above kUnseen, so that weights are 0
+
+inline void prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
+
+// What is the same for all rows of a call.
+struct Setting {
+  int32_t key_dim, value_dim, value_stride;  // of a weighted sum: value_dim rounded up to vectors
+  float scale;                               // of scores as they are multiplied out, to base 2
+  float soft_cap;
+};
+
+// Groups of keys that lie anywhere, in order; first is the first one's position in its segment.
+template <class Stored>
+struct Chunk {
+  const Stored *keys[kChunkGroups], *values[kChunkGroups];
+  const char *ahead[kChunkGroups];  // keys of the next chunk, or null
+  int32_t first, num_groups;
+};
+
+// Neighbouring rows; row i sees keys first[i]..last[i] - 1 of the segment.
+template <class Operand>
+struct Rows {
+  const Operand *queries;
+  float *weighted, *max, *sum;
+  const int32_t *first, *last;
+
+  Rows from(int32_t row, const Setting &setting) const {
+    return {queries + int64_t{row} * setting.key_dim,
+            weighted + int64_t{row} * setting.value_stride,
+            max + row,
+            sum + row,
+            first + row,
+            last + row};
+  }
+};
+
+// The groups of a chunk that some of the rows see.
+struct Span {
+  int32_t begin, end;
+};
+inline Span groups_seen(const int32_t *first, const int32_t *last, int rows, int32_t chunk_first,
+                        int32_t num_groups) {
+  int32_t low = INT32_MAX, high = 0;
+  for (int i = 0; i < rows; ++i) {
+    if (first[i] >= last[i]) continue;
+    low = first[i] < low ? first[i] : low;
+    high = last[i] > high ? last[i] : high;
+  }
+  low = low > chunk_first ? (low - chunk_first) / kGroup : 0;
+  high = high > chunk_first ? (high - chunk_first + kGroup - 1) / kGroup : 0;
+  return {low, high < num_groups ? high : num_groups};
+}
+
+// scores[row][group * 16 ..] for kWide groups. Each line of keys that is read asks for one of ahead's.
+template <class Math, int kRows, int kWide>
+inline void score(const typename Math::Operand *queries, int32_t key_dim,
+                  const typename Math::Stored *const *keys, float *scores,
+                  const typename Math::Stored *const *ahead) {
+  Vec sums[kRows][kWide];
+  for (int i = 0; i < kRows; ++i)
+    for (int g = 0; g < kWide; ++g) sums[i][g] = fill(0.0f);
+  for (int32_t d = 0; d < key_dim; d += 2) {
+    typename Math::Two stored[kWide];
+    for (int g = 0; g < kWide; ++g) {
+      stored[g] = Math::take(keys[g] + d * kGroup, kGroup);
+      if (ahead != nullptr) prefetch(ahead[g] + d * kGroup);
+    }
+    for (int i = 0; i < kRows; ++i) {
+      const auto query = Math::spread(queries + i * key_dim + d);
+      for (int g = 0; g < kWide; ++g) sums[i][g] = Math::add_product(sums[i][g], query, stored[g]);
+    }
+  }
+  for (int i = 0; i < kRows; ++i)
+    for (int g = 0; g < kWide; ++g) store(scores + i * kScoreStride + g * kGroup, sums[i][g]);
+}
+
+// cap * tanh(x * scale / cap), to base 2; tanh(y) = (e^2y - 1) / (e^2y + 1).
+inline void cap_scores(float *scores, int32_t groups, const Setting &setting) {
+  const Vec steep = fill(2 * setting.scale / setting.soft_cap), one = fill(1.0f);
+  const Vec cap = fill(setting.soft_cap * 1.44269504f);
+  for (int32_t g = 0; g < groups; ++g) {
+    const Vec x = larger(fill(-60.0f), smaller(load(scores + g * kGroup) * steep, fill(60.0f)));
+    const Vec power = power_of_two<5>(x);
+    store(scores + g * kGroup, cap * ((power - one) / (power + one)));
+  }
+}
+
+inline void hide_unseen(float *scores, int32_t groups, int32_t first, int32_t last) {
+  if (first <= 0 && last >= groups * kGroup) return;
+  const Vec unseen = fill(kUnseen);
+  for (int32_t g = 0; g < groups; ++g) {
+    const int32_t from = first - g * kGroup, to = last - g * kGroup;
+    if (from > 0 || to < kGroup)
+      store(scores + g * kGroup, keep_lanes(load(scores + g * kGroup), from, to, unseen));
+  }
+}
+
+inline float largest_score(const float *scores, int32_t groups) {
+  Vec even = load(scores), odd = even;
+  int32_t g = 1;
+  for (; g + 1 < groups; g += 2) {
+    even = larger(even, load(scores + g * kGroup));
+    odd = larger(odd, load(scores + g * kGroup + kGroup));
+  }
+  if (g < groups) even = larger(even, load(scores + g * kGroup));
+  return largest(larger(even, odd));
+}
+
+inline void scale_row(float *row, int32_t size, float factor) {
+  const Vec by = fill(factor);
+  for (int32_t d = 0; d < size; d += 16) store(row + d, load(row + d) * by);
+}
+
+// Scores of a row become weights; what the row has gathered so far is scaled to the new maximum.
+template <class Math, int kTerms>
+inline void weigh_row(float *scores, typename Math::Operand *weights, int32_t groups, int32_t first,
+                      int32_t last, const Setting &setting, float *max, float *sum,
+                      float *weighted) {
+  if (setting.soft_cap > 0) cap_scores(scores, groups, setting);
+  const float scale = setting.soft_cap > 0 ? 1.0f : setting.scale;
+  hide_unseen(scores, groups, first, last);
+  const float top = largest_score(scores, groups) * scale;
+  const float old_max = *max, new_max = top > old_max ? top : old_max;
+  const Vec by = fill(scale), less = fill(-new_max);
+  Vec even = fill(0.0f), odd = even;
+  int32_t g = 0;
+  for (; g + 1 < groups; g += 2) {
+    const Vec a = power_of_two<kTerms>(multiply_add(load(scores + g * kGroup), by, less));
+    const Vec b = power_of_two<kTerms>(multiply_add(load(scores + (g + 1) * kGroup), by, less));
+    Math::store_operand(weights + g * kGroup, a);
+    Math::store_operand(weights + (g + 1) * kGroup, b);
+    even = even + a;
+    odd = odd + b;
+  }
+  if (g < groups) {
+    const Vec a = power_of_two<kTerms>(multiply_add(load(scores + g * kGroup), by, less));
+    Math::store_operand(weights + g * kGroup, a);
+    even = even + a;
+  }
+  if (new_max != old_max) {
+    const float keep = std::exp2(old_max - new_max);
+    scale_row(weighted, setting.value_stride, keep);
+    *sum *= keep;
+    *max = new_max;
+  }
+  *sum += total(even + odd);
+}
+
+// weighted[row][16 * kWide] += weights[row][..] * values[..][16 * kWide]
+template <class Math, int kRows, int kWide>
+inline void gather(const typename Math::Operand *weights, const typename Math::Stored *const *values,
+                   int32_t groups, int32_t dim, const Setting &setting, float *weighted,
+                   const char *const *ahead) {
+  constexpr int kStep = Math::kPairs ? 2 : 1;  // elements per dimension of what is taken at once
+  Vec sums[kRows][kWide];
+  for (int i = 0; i < kRows; ++i)
+    for (int v = 0; v < kWide; ++v)
+      sums[i][v] = load(weighted + i * setting.value_stride + dim + v * 16);
+  for (int32_t g = 0; g < groups; ++g) {
+    for (int32_t pair = 0; pair < kGroup / 2; ++pair) {
+      const int64_t place = int64_t{2} * pair * setting.value_dim + dim * kStep;
+      typename Math::Two stored[kWide];
+      for (int v = 0; v < kWide; ++v) {
+        stored[v] = Math::take(values[g] + place + v * 16 * kStep, setting.value_dim);
+        if (ahead != nullptr && ahead[g] != nullptr)
+          prefetch(ahead[g] + (place + v * 16 * kStep) * sizeof(typename Math::Stored));
+      }
+      for (int i = 0; i < kRows; ++i) {
+        const auto weight = Math::spread(weights + i * kScoreStride + g * kGroup + 2 * pair);
+        for (int v = 0; v < kWide; ++v) sums[i][v] = Math::add_product(sums[i][v], weight, stored[v]);
+      }
+    }
+  }
+  for (int i = 0; i < kRows; ++i)
+    for (int v = 0; v < kWide; ++v)
+      store(weighted + i * setting.value_stride + dim + v * 16, sums[i][v]);
+}
+
+// The last value_dim % 16 dimensions: nothing past a row's end is read.
+template <class Math, int kRows>
+inline void gather_tail(const typename Math::Operand *weights,
+                        const typename Math::Stored *const *values, int32_t groups,
+                        const Setting &setting, float *weighted) {
+  const int32_t dim = setting.value_dim / 16 * 16, left = setting.value_dim - dim;
+  Vec sums[kRows];
+  for (int i = 0; i < kRows; ++i) sums[i] = load(weighted + i * setting.value_stride + dim);
+  for (int32_t g = 0; g < groups; ++g) {
+    for (int32_t pair = 0; pair < kGroup / 2; ++pair) {
+      typename Math::Stored copy[32] = {};
+      const typename Math::Stored *from = values[g] + int64_t{2} * pair * setting.value_dim;
+      for (int32_t i = 0; i < left; ++i) {
+        copy[Math::kPairs ? 2 * i : i] = from[Math::kPairs ? 2 * (dim + i) : dim + i];
+        copy[Math::kPairs ? 2 * i + 1 : 16 + i] =
+            from[Math::kPairs ? 2 * (dim + i) + 1 : setting.value_dim + dim + i];
+      }
+      const auto stored = Math::take(copy, 16);
+      for (int i = 0; i < kRows; ++i) {
+        const auto weight = Math::spread(weights + i * kScoreStride + g * kGroup + 2 * pair);
+        sums[i] = Math::add_product(sums[i], weight, stored);
+      }
+    }
+  }
+  for (int i = 0; i < kRows; ++i) store(weighted + i * setting.value_stride + dim, sums[i]);
+}
+
+// kRows rows over one chunk. With ask, what comes next is asked for while this is read: a chunk's
+// values while its keys are read, the next chunk's keys while its values are.
+template <class Math, int kRows>
+void attend_tile(const Chunk<typename Math::Stored> &chunk, const Rows<typename Math::Operand> &rows,
+                 const Setting &setting, bool ask) {
+  const Span span = groups_seen(rows.first, rows.last, kRows, chunk.first, chunk.num_groups);
+  const int32_t groups = span.end - span.begin, start = chunk.first + span.begin * kGroup;
+  if (groups <= 0) return;
+  alignas(64) float scores[kRows * kScoreStride];
+  alignas(64) typename Math::Operand weights[kRows * kScoreStride];
+
+  const auto *keys = chunk.keys + span.begin, *values = chunk.values + span.begin;
+  constexpr int kWide = kRows <= 2 && Math::kWide == 1 ? 2 : Math::kWide;
+  int32_t g = 0;
+  for (; g + kWide <= groups; g += kWide)
+    score<Math, kRows, kWide>(rows.queries, setting.key_dim, keys + g, scores + g * kGroup,
+                              ask ? values + g : nullptr);
+  for (; g < groups; ++g)
+    score<Math, kRows, 1>(rows.queries, setting.key_dim, keys + g, scores + g * kGroup,
+                          ask ? values + g : nullptr);
+
+  for (int i = 0; i < kRows; ++i)
+    weigh_row<Math, sizeof(typename Math::Operand) == 2 ? 3 : 5>(
+        scores + i * kScoreStride, weights + i * kScoreStride, groups, rows.first[i] - start,
+        rows.last[i] - start, setting, rows.max + i, rows.sum + i,
+        rows.weighted + i * setting.value_stride);
+
+  const char *const *ahead = ask ? chunk.ahead + span.begin : nullptr;
+  int32_t dim = 0;
+  for (; dim + 16 * kWide <= setting.value_dim; dim += 16 * kWide)
+    gather<Math, kRows, kWide>(weights, values, groups, dim, setting, rows.weighted, ahead);
+  for (; dim + 16 <= setting.value_dim; dim += 16)
+    gather<Math, kRows, 1>(weights, values, groups, dim, setting, rows.weighted, ahead);
+  if (dim < setting.value_dim)
+    gather_tail<Math, kRows>(weights, values, groups, setting, rows.weighted);
+}
+
+// Any number of rows up to kRows, by the tile of that size.
+template <class Math, int kRows = Math::kRows>
+inline void attend_few(int32_t num_rows, const Chunk<typename Math::Stored> &chunk,
+                       const Rows<typename Math::Operand> &rows, const Setting &setting, bool ask) {
+  if (num_rows == kRows) {
+    attend_tile<Math, kRows>(chunk, rows, setting, ask);
+  } else if constexpr (kRows > 1) {
+    attend_few<Math, kRows - 1>(num_rows, chunk, rows, setting, ask);
+  }
+}
+
+}  // namespace
+}  // namespace ost

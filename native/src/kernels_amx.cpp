@@ -1,0 +1,32 @@
+// The kernels for AMX: bfloat16 in tiles, see kernels.h. What is not bfloat16 is AVX-512's.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "simd_avx512.h"
+// after it
+#include "attention_math.h"
+#include "attention_tile.h"
+// after them
+#include "attention_item.h"
+
+namespace ost {
+namespace {
+
+void attend(const ost_attention &a, const ost_item &item, int32_t kv_head) {
+  if (a.kv.dtype == OST_BFLOAT16 && a.queries.dtype == OST_BFLOAT16)
+    attend_item<BrainMath>(a, item, kv_head);
+  else
+    kAvx512Kernels.attend(a, item, kv_head);
+}
+
+void write_as_before(const ost_kv &kv, const ost_rows &keys, const ost_rows &values,
+                     const int64_t *slots, int64_t first, int64_t last, int32_t kv_head) {
+  kAvx512Kernels.write(kv, keys, values, slots, first, last, kv_head);
+}
+
+}  // namespace
+
+const Kernels kAmxKernels = {attend, merge, write_as_before};
+
+}  // namespace ost

@@ -1,0 +1,139 @@
+// How are new keys and values turned into the layout of kv_layout.h, fast?
+//
+// 16 tokens that fill a group are turned in registers, 32 bits at a time. Single tokens are stored
+// element by element: neighbours in a pair may be another thread's.
+//
+// Included after one simd_*.h.
+#pragma once
+
+#include "kernels.h"
+#include "kv_layout.h"
+#include "scratch.h"
+
+namespace ost {
+namespace {
+
+// Elements of one token's head, as bits in the stored format; converted into room where they are not.
+template <class Element>
+inline const Element *in_format(const ost_kv &kv, const ost_rows &rows, int64_t token, int32_t head,
+                                int32_t size, Element *room) {
+  const int64_t from = token * rows.token_stride + head * rows.head_stride;
+  if (rows.dtype == kv.dtype) return static_cast<const Element *>(rows.data) + from;
+  for (int32_t d = 0; d < size; ++d)
+    store_element(room, kv.dtype, d, load_element(rows.data, rows.dtype, from + d));
+  return room;
+}
+
+// words[j][16] = tokens[16][j] for num_words words of 32 bits: pairs of bfloat16, or floats.
+inline void turn_rows(const uint32_t *const *tokens, int32_t num_words, uint32_t *words) {
+  const uint32_t *at[16];
+  int32_t j = 0;
+  for (; j + 16 <= num_words; j += 16) {
+    for (int i = 0; i < 16; ++i) at[i] = tokens[i] + j;
+    turn_words(at, words + j * 16);
+  }
+  for (; j < num_words; ++j)
+    for (int i = 0; i < 16; ++i) words[j * 16 + i] = tokens[i][j];
+}
+
+template <class Element>
+inline void write_keys(const ost_kv &kv, const Element *const *tokens, Element *keys) {
+  if constexpr (sizeof(Element) == 4) {
+    turn_rows(tokens, kv.key_dim, keys);
+  } else if (kv.dtype == OST_BFLOAT16) {
+    const uint32_t *at[16];
+    for (int i = 0; i < 16; ++i) at[i] = reinterpret_cast<const uint32_t *>(tokens[i]);
+    turn_rows(at, kv.key_dim / 2, reinterpret_cast<uint32_t *>(keys));
+  } else {
+    for (int32_t d = 0; d < kv.key_dim; ++d)
+      for (int i = 0; i < 16; ++i) keys[d * 16 + i] = tokens[i][d];
+  }
+}
+
+template <class Element>
+inline void write_values(const ost_kv &kv, const Element *const *tokens, Element *values) {
+  const int64_t size = kv.value_dim;
+  if (kv.dtype != OST_BFLOAT16) {
+    for (int i = 0; i < 16; ++i) std::memcpy(values + i * size, tokens[i], size * sizeof(Element));
+    return;
+  }
+  for (int i = 0; i < 16; i += 2) {
+    const Element *even = tokens[i], *odd = tokens[i + 1];
+    Element *to = values + i * size;
+    for (int64_t d = 0; d < size; ++d) {
+      to[2 * d] = even[d];
+      to[2 * d + 1] = odd[d];
+    }
+  }
+}
+
+// Tokens that begin at a group's first slot and fill it.
+inline bool fills_group(const int64_t *slots, int64_t left) {
+  if (left < kGroup || slots[0] % kGroup != 0) return false;
+  for (int i = 1; i < kGroup; ++i)
+    if (slots[i] != slots[0] + i) return false;
+  return true;
+}
+
+template <class Element>
+struct Writer {
+  const ost_kv &kv;
+  const ost_rows &key_rows, &value_rows;
+  int32_t head;
+  Element *room;  // 16 rows of the larger size
+
+  const Element *row(const ost_rows &rows, int64_t token, int32_t size, int64_t place) const {
+    return in_format(kv, rows, token, head, size, room + place * size);
+  }
+
+  void write_group(int64_t token, int64_t slot) const {
+    const int64_t block = slot / kv.block_size, offset = slot % kv.block_size;
+    Element *keys = static_cast<Element *>(kv.keys), *values = static_cast<Element *>(kv.values);
+    const Element *tokens[16];
+    for (int i = 0; i < 16; ++i) tokens[i] = row(key_rows, token + i, kv.key_dim, i);
+    write_keys(kv, tokens, keys + key_base(kv, block, head) + offset * kv.key_dim);
+    for (int i = 0; i < 16; ++i) tokens[i] = row(value_rows, token + i, kv.value_dim, i);
+    write_values(kv, tokens, values + value_base(kv, block, head) + offset * kv.value_dim);
+  }
+
+  void write_token(int64_t token, int64_t slot) const {
+    const int64_t block = slot / kv.block_size, offset = slot % kv.block_size;
+    const bool pairs = kv.dtype == OST_BFLOAT16;
+    const Element *key = row(key_rows, token, kv.key_dim, 0);
+    Element *keys = static_cast<Element *>(kv.keys) + key_base(kv, block, head);
+    for (int32_t d = 0; d < kv.key_dim; ++d) keys[key_place(pairs, kv.key_dim, offset, d)] = key[d];
+    const Element *value = row(value_rows, token, kv.value_dim, 0);
+    Element *values = static_cast<Element *>(kv.values) + value_base(kv, block, head);
+    for (int32_t d = 0; d < kv.value_dim; ++d)
+      values[value_place(pairs, kv.value_dim, offset, d)] = value[d];
+  }
+};
+
+template <class Element>
+void write_tokens(const ost_kv &kv, const ost_rows &keys, const ost_rows &values,
+                  const int64_t *slots, int64_t first, int64_t last, int32_t head) {
+  const int64_t size = kv.key_dim > kv.value_dim ? kv.key_dim : kv.value_dim;
+  const Writer<Element> writer{
+      kv, keys, values, head,
+      static_cast<Element *>(thread_scratch(kGroup * size * sizeof(Element)))};
+  for (int64_t token = first; token < last;) {
+    if (fills_group(slots + token, last - token)) {
+      writer.write_group(token, slots[token]);
+      token += kGroup;
+    } else {
+      writer.write_token(token, slots[token]);
+      ++token;
+    }
+  }
+}
+
+inline void write(const ost_kv &kv, const ost_rows &keys, const ost_rows &values, const int64_t *slots,
+           int64_t first, int64_t last, int32_t head) {
+  if (kv.dtype == OST_FLOAT32)
+    write_tokens<uint32_t>(kv, keys, values, slots, first, last, head);
+  else
+    write_tokens<uint16_t>(kv, keys, values, slots, first, last, head);
+}
+
+}  // namespace
+}  // namespace ost

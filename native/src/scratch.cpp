@@ -1,0 +1,29 @@
+// See scratch.h.
+#include "scratch.h"
+
+#include <cstdlib>
+
+namespace ost {
+namespace {
+
+struct Buffer {
+  void *data = nullptr;
+  int64_t bytes = 0;
+  ~Buffer() { std::free(data); }
+};
+
+}  // namespace
+
+void *thread_scratch(int64_t bytes) {
+  static thread_local Buffer buffer;
+  if (buffer.bytes < bytes) {
+    const int64_t rounded = (bytes + 4095) / 4096 * 4096;
+    std::free(buffer.data);
+    buffer.data = std::aligned_alloc(4096, static_cast<size_t>(rounded));
+    if (buffer.data == nullptr) std::abort();
+    buffer.bytes = rounded;
+  }
+  return buffer.data;
+}
+
+}  // namespace ost

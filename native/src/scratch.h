@@ -1,0 +1,12 @@
+// Where does a task keep what it works on? In memory that its thread keeps from call to call, so that
+// no page is faulted in twice.
+#pragma once
+
+#include <cstdint>
+
+namespace ost {
+
+// At least that many bytes, aligned to 64, this thread's until its next call of this function.
+void *thread_scratch(int64_t bytes);
+
+}  // namespace ost
