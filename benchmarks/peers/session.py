@@ -1,0 +1,264 @@
+"""Who is measured when, and for how long?
+
+::
+
+    measure 1   prepare A  prepare B  prepare C
+                A B C   B C A   C A B            one sample each, repetition by repetition
+    measure 2   ...
+
+A worker is started when the first measure needs it and ended after the last one. A sample that
+took longer than the limit was its engine's last of that measure, and an engine that does not
+answer, or answers with an error, is out of that measure; what was left out is said.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.engines import Engine, environment_of
+from benchmarks.peers.machine import Moment, available_gib
+from benchmarks.peers.measures import Draw, Measure, Sizes
+from benchmarks.peers.processes import NotSupported, WorkerFailed, WorkerProcess
+from benchmarks.peers.protocol import Served, Talk
+
+NEEDED_GIB = 5.0
+"""Free memory without which no engine is started: weights, 3 GiB of KV and room to work."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a session is asked to do.
+
+    Attributes:
+        measures: In order.
+        engines: With the Python of each.
+        sizes: How much of everything.
+        model: The checkpoint.
+        vocab_size: Of the checkpoint.
+        settings: For every worker.
+        repetitions: Samples per engine and measure.
+        limit_s: A sample that takes longer is the last.
+        timeout_s: How long an answer is waited for.
+        budget_s: Once it is spent, one sample has to do.
+        folder: Where logs of workers go.
+        needed_gib: Free memory without which no engine is started.
+        seed: Of the prompts.
+    """
+
+    measures: list[Measure]
+    engines: dict[Engine, Path]
+    sizes: Sizes
+    model: Path
+    vocab_size: int
+    settings: dict[str, Any]
+    repetitions: int
+    limit_s: float
+    timeout_s: float
+    budget_s: float
+    folder: Path
+    needed_gib: float = NEEDED_GIB
+    seed: int = 0
+
+    def engines_of(self, measure: Measure) -> list[Engine]:
+        """Who takes part in a measure."""
+        return [engine for engine in self.engines if _takes_part(engine, measure)]
+
+
+def _turned(engines: list[Engine], number: int) -> list[Engine]:
+    """The engines, beginning with another one each time."""
+    place = number % max(1, len(engines))
+    return engines[place:] + engines[:place]
+
+
+def _takes_part(engine: Engine, measure: Measure) -> bool:
+    if engine.worker.startswith("manager_") != (measure.kind == "manage"):
+        return False
+    if engine.name == "ours:never" and not measure.per_request:
+        return False
+    return engine.name not in measure.without
+
+
+@dataclass
+class Found:
+    """What a session has found so far.
+
+    Attributes:
+        engines: By name: title, version, settings, seconds to load, and the tokens that it
+            answered to the first prompts with.
+        samples: By measure and engine: value, seconds, CPU seconds of the engine, and cores that
+            others took meanwhile.
+        left_out: By measure and engine: why there is nothing, or less than was asked for.
+    """
+
+    engines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    samples: dict[str, dict[str, list[dict[str, float]]]] = field(default_factory=dict)
+    left_out: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+class Asked:
+    """A worker while a measure asks it; adds up what its questions took."""
+
+    def __init__(self, process: WorkerProcess, timeout_s: float) -> None:
+        """Nothing is asked yet."""
+        self.process, self.timeout_s = process, timeout_s
+        self.seconds = self.cpu_s = 0.0
+        self.others: list[float] = []
+
+    def serve(self, talks: list[Talk]) -> Served:
+        """See ``measures.Asked``."""
+        answer = self._ask({"do": "serve", "talks": talks})
+        return Served(**{part.name: answer[part.name] for part in fields(Served)})
+
+    def manage(self, scene: str, size: dict[str, int]) -> float:
+        """See ``measures.Asked``."""
+        seconds: float = self._ask({"do": "manage", "scene": scene, "size": size})["seconds"]
+        return seconds
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        start, own = Moment.read(), self.process.cpu_seconds()
+        answer = self.process.ask(question, self.timeout_s)
+        end = Moment.read()
+        self.seconds += end.wall_s - start.wall_s
+        own = self.process.cpu_seconds() - own
+        self.cpu_s += own
+        self.others.append(start.others(end, own))
+        return answer
+
+
+class Session:
+    """Goes through a plan; ``found`` grows on the way."""
+
+    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
+        """Start nothing yet; ``say`` gets a line for everything that happens."""
+        self.plan, self.say, self.found = plan, say, Found()
+        self._running: dict[Engine, WorkerProcess] = {}
+        self._broken: dict[Engine, str] = {}
+        self._start = time.monotonic()
+
+    def run(self, after_measure: Callable[[Found], None]) -> Found:
+        """Take all measures; what was found is handed over after each."""
+        try:
+            for place, measure in enumerate(self.plan.measures):
+                self._take(measure)
+                after_measure(self.found)
+                later = self.plan.measures[place + 1 :]
+                needed = {engine for each in later for engine in self.plan.engines_of(each)}
+                self._end(set(self._running) - needed)
+        finally:
+            self._end(set(self._running))
+        return self.found
+
+    def _take(self, measure: Measure) -> None:
+        self.say(f"{measure.title} [{measure.unit}]")
+        self.found.samples[measure.name] = {}
+        self.found.left_out[measure.name] = {}
+        prefixes: dict[Engine, list[int]] = {}
+        for engine in self.plan.engines_of(measure):
+            prefix = self._guarded(engine, measure, partial(self._prepare, engine, measure))
+            if prefix is not None:
+                prefixes[engine] = prefix
+        for number in range(self.plan.repetitions):
+            for engine in _turned(list(prefixes), number):
+                if not self._is_enough(engine, measure, number):
+                    sample = partial(self._sample, engine, measure, number, prefixes[engine])
+                    self._guarded(engine, measure, sample)
+
+    def _prepare(self, engine: Engine, measure: Measure) -> list[int]:
+        process = self._worker(engine)
+        if measure.prepare is None:
+            return []
+        draw = Draw(self.plan.vocab_size, self.plan.seed, measure.name, "prepare")
+        return measure.prepare(Asked(process, self.plan.timeout_s), draw, self.plan.sizes)
+
+    def _sample(self, engine: Engine, measure: Measure, number: int, prefix: list[int]) -> None:
+        asked = Asked(self._running[engine], self.plan.timeout_s)
+        draw = Draw(self.plan.vocab_size, self.plan.seed, measure.name, number)
+        value = measure.sample(asked, draw, self.plan.sizes, prefix)
+        sample = {
+            "value": value,
+            "seconds": asked.seconds,
+            "cpu_s": asked.cpu_s,
+            "others": max(asked.others),
+        }
+        self.found.samples[measure.name].setdefault(engine.name, []).append(sample)
+        self.say(
+            f"  {engine.name:16} {value:12.4g}   {max(asked.others):.2f} cores taken by others"
+        )
+
+    def _guarded(self, engine: Engine, measure: Measure, do: Callable[[], Any]) -> Any:
+        """Do it; if that fails, note why, and the engine is out of the rest of the measure."""
+        left_out = self.found.left_out[measure.name]
+        if engine in self._broken:
+            left_out[engine.name] = self._broken[engine]
+        if engine.name in left_out:
+            return None
+        try:
+            return do()
+        except NotSupported as reason:
+            left_out[engine.name] = str(reason)
+        except WorkerFailed as reason:
+            left_out[engine.name] = str(reason)
+            if engine.name not in self.found.engines:  # it has never come up, so it will not
+                self._broken[engine] = str(reason)
+            self._end({engine})
+        self.say(f"  {engine.name:16} left out: {left_out[engine.name]}")
+        return None
+
+    def _is_enough(self, engine: Engine, measure: Measure, number: int) -> bool:
+        samples = self.found.samples[measure.name].get(engine.name, [])
+        if not samples or measure.kind == "manage":
+            return False
+        slowest = max(sample["seconds"] for sample in samples)
+        if slowest > self.plan.limit_s:
+            reason = f"a sample took {slowest:.0f} s, the limit is {self.plan.limit_s:.0f} s"
+        elif time.monotonic() - self._start > self.plan.budget_s:
+            reason = f"the budget of {self.plan.budget_s / 60:.0f} minutes was spent"
+        else:
+            return False
+        word = f"{number} of {self.plan.repetitions} repetitions: {reason}"
+        self.found.left_out[measure.name].setdefault(engine.name, word)
+        return True
+
+    def _worker(self, engine: Engine) -> WorkerProcess:
+        """Return the engine's worker, loaded and warm; starts it if it does not run.
+
+        Raises:
+            WorkerFailed: It cannot be started.
+        """
+        if engine in self._running:
+            return self._running[engine]
+        if available_gib() < self.plan.needed_gib:
+            raise WorkerFailed(
+                f"{available_gib():.1f} GiB are free, and {self.plan.needed_gib} are asked for"
+            )
+        python = self.plan.engines[engine]
+        environment = environment_of(engine, python, self.plan.settings["threads"])
+        log = self.plan.folder / f"{engine.name.replace(':', '-')}.log"
+        process = WorkerProcess(engine.worker, python, environment, log)
+        self._running[engine] = process
+        settings = {**self.plan.settings, **engine.settings}
+        question = {"do": "load", "model": str(self.plan.model), "settings": settings}
+        start = time.monotonic()
+        answer = process.ask(question, 4 * self.plan.timeout_s)
+        load_s = time.monotonic() - start
+        outputs = [] if engine.worker.startswith("manager_") else self._warm_up(process)
+        self.found.engines[engine.name] = {
+            "title": engine.title, "load_s": load_s, "first_outputs": outputs, **answer
+        }  # fmt: skip
+        self.say(f"  {engine.name:16} {answer['version']}, loaded in {load_s:.0f} s")
+        return process
+
+    def _warm_up(self, process: WorkerProcess) -> list[list[int]]:
+        """Serve a few short prompts, whose answers can be compared, and one as long as most."""
+        draw = Draw(self.plan.vocab_size, self.plan.seed, "warm up")
+        asked = Asked(process, self.plan.timeout_s)
+        outputs = asked.serve([[(draw(48), 12)] for _ in range(4)]).outputs
+        asked.serve([[(draw(self.plan.sizes.prefix), 4)]])
+        return outputs
+
+    def _end(self, engines: set[Engine]) -> None:
+        for engine in engines & set(self._running):
+            self._running.pop(engine).end()

@@ -1,0 +1,141 @@
+"""How do figures come into the docs? This rewrites the results of ``docs/benchmarks.md``.
+
+::
+
+    python benchmarks/peers/table.py FOUND/found.json
+
+What stands between the two marks on the page is replaced by a sentence about machine and run, one
+table for engines and one for cache managers, the goals, the plot that lies beside the JSON, and
+what was left out. A figure is a median, with the smallest and the largest sample in brackets.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "benchmarks.md"
+PLOT = "images/peers.png"
+BEGIN, END = "<!-- results: written by benchmarks/peers/table.py -->", "<!-- end of results -->"
+
+
+def main() -> None:
+    """Read the command line and rewrite the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("found", type=Path, help="found.json of a run")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    options = parser.parse_args()
+    found = json.loads(options.found.read_text())
+    rewrite(options.page, markdown(found))
+    plot = options.found.with_suffix(".png")
+    if plot.is_file():
+        (options.page.parent / PLOT).parent.mkdir(exist_ok=True)
+        shutil.copy(plot, options.page.parent / PLOT)
+    print(f"rewritten: {options.page}")
+
+
+def rewrite(page: Path, results: str) -> None:
+    """Put results between the marks of a page.
+
+    Raises:
+        ValueError: The page has not both marks, once each and in order.
+    """
+    text = page.read_text()
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page} has no place for results: it needs the lines {BEGIN} and {END}")
+    page.write_text(f"{before}{BEGIN}\n\n{results}\n{END}{after}")
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """Write what was found as a piece of a page."""
+    from benchmarks.peers.report import BUSY, stamp_line
+
+    engines = [row for row in found["measures"] if not row["name"].startswith("manager_")]
+    managers = [row for row in found["measures"] if row["name"].startswith("manager_")]
+    taken = [f["others"] for row in found["measures"] for f in row["figures"].values()]
+    lines = [f"{stamp_line(found)}.", _load_line(max(taken, default=0.0), BUSY), ""]
+    for rows in (engines, managers):
+        if any(row["figures"] for row in rows):
+            lines += [*_table(rows, found), ""]
+    lines += [f"![How many times as fast Ostinato is as the others]({PLOT})", ""]
+    lines += [*_goals(found["measures"]), "", *_versions(found), ""]
+    lines += _left_out(found)
+    return "\n".join(lines)
+
+
+def _load_line(taken: float, limit: float) -> str:
+    if taken <= limit:
+        return f"Nothing else ran: others took at most {taken:.2f} cores during any sample."
+    return (
+        f"Other programs were running, and took up to {taken:.1f} cores during a sample: "
+        f"figures with a star had more than {limit} cores taken from them, "
+        "and say little but who was ahead."
+    )
+
+
+def _table(rows: list[dict[str, Any]], found: dict[str, Any]) -> list[str]:
+    from benchmarks.peers.report import best_peer
+
+    names = list(dict.fromkeys(name for row in rows for name in row["figures"]))
+    titles = [found["titles"].get(name, name) for name in names]
+    lines = ["| | " + " | ".join([*titles, "against the best"]) + " |"]
+    lines += ["|---|" + "--:|" * (len(names) + 1)]
+    for row in rows:
+        cells = [_cell(row["figures"].get(name)) for name in names]
+        best = best_peer(row)
+        ratio = row["ratios"].get(best) if best else None
+        cells += ["–" if ratio is None else f"{ratio:.2f} ×"]
+        lines.append(f"| {row['title']}, {row['unit']} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _cell(figure: dict[str, float] | None) -> str:
+    from benchmarks.peers.report import BUSY, number
+
+    if figure is None:
+        return "–"
+    star = "\\*" if figure["others"] > BUSY else ""
+    spread = ""
+    if figure["samples"] > 1:
+        spread = f" ({number(figure['lowest'])}–{number(figure['highest'])})"
+    return f"{number(figure['median'])}{star}{spread}"
+
+
+def _goals(rows: list[dict[str, Any]]) -> list[str]:
+    """One line per goal: how many times as fast ours was to be, and whether it is."""
+    words = {True: "met", False: "missed", None: "could not be compared"}
+    goals = [(row, goal) for row in rows for goal in row["goals"]]
+    if not goals:
+        return ["There are no goals for a run of this size."]
+    lines = ["| Goal | | |", "|---|--:|---|"]
+    for row, goal in goals:
+        lines.append(f"| {row['title']} | {goal['text']} | {words[goal['met']]} |")
+    return lines
+
+
+def _versions(found: dict[str, Any]) -> list[str]:
+    parts = [f"{e['title']} {e['version']}" for e in found["engines"].values()]
+    shares = [f"{name} {share:.0%}" for name, share in found["agreement"].items()]
+    lines = [f"Versions: {', '.join(dict.fromkeys(parts))}."]
+    if shares:
+        lines.append(f"Greedy tokens in common with the yardstick: {', '.join(shares)}.")
+    return lines
+
+
+def _left_out(found: dict[str, Any]) -> list[str]:
+    lines = [f"- {name}: not installed" for name in found["absent"]]
+    for row in found["measures"]:
+        lines += [f"- {row['title']}, {name}: {why}" for name, why in row["left_out"].items()]
+    return ["Left out:", "", *lines, ""] if lines else []
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()

@@ -1,0 +1,46 @@
+"""Ostinato's cache manager, called as its scheduler calls it."""
+
+from array import array
+from typing import Any
+
+from benchmarks.peers.protocol import answer_questions
+from benchmarks.peers.workers.manager_scenes import BLOCK_SIZE, ManagerWorker
+
+
+class OurManager(ManagerWorker):
+    """The radix index, in blocks of 16; a prompt is found token by token."""
+
+    def load(self, model: str, settings: dict[str, Any]) -> dict[str, Any]:
+        """Load the torch-free rooms alone."""
+        import ostinato
+
+        self.manager = self
+        return {"version": ostinato.__version__, "settings": {"block_size": BLOCK_SIZE}}
+
+    def make(self, num_tokens: int) -> None:
+        """Begin with an empty cache."""
+        from ostinato.cache.manager import CacheManager
+        from ostinato.core.config import CacheConfig
+
+        self.cache = CacheManager(CacheConfig(num_tokens // BLOCK_SIZE, BLOCK_SIZE))
+
+    def take(self, tokens: Any) -> int:
+        """Key, look-up, admission, publication, commit and release."""
+        from ostinato.core.identity import Identity, PrefixKey
+
+        key = PrefixKey(Identity(), tokens)
+        admitted = self.cache.admit(key, self.cache.match(key))
+        assert admitted is not None, "the scenes leave room for all"
+        table, _ = admitted
+        self.cache.publish(table, len(key))
+        self.cache.commit([table])
+        self.cache.release(table, len(key))
+        return int(table.num_cached_tokens)
+
+    def pack(self, tokens: list[int]) -> "array[int]":
+        """Return an array of 32-bit numbers."""
+        return array("I", tokens)
+
+
+if __name__ == "__main__":
+    answer_questions(OurManager())

@@ -1,0 +1,104 @@
+"""What is a cache manager alone taken through? No model, no tensors; CPU time.
+
+A request is served from its tokens to its release: key or hashes, look-up, room for what misses,
+publication, and letting go so that everything stays cached. Prompts are lists of ints, as they
+come from a tokenizer; ``packed`` ones are what the engine itself would keep. The garbage
+collector is off, for everybody.
+"""
+
+import gc
+import random
+from collections.abc import Iterable
+from statistics import median
+from time import process_time
+from typing import Any, Protocol
+
+from benchmarks.peers.protocol import Unsupported, Worker
+
+BLOCK_SIZE = 16
+REPEATS = 7
+
+
+class Manager(Protocol):
+    """A cache manager as its engine would call it."""
+
+    def make(self, num_tokens: int) -> None:
+        """Begin with an empty cache for so many tokens."""
+
+    def take(self, tokens: Any) -> int:
+        """Take a request through the cache; returns how many of its tokens were there."""
+
+
+class ManagerWorker(Worker):
+    """Takes a manager through the scenes."""
+
+    manager: Manager
+
+    def manage(self, scene: str, size: dict[str, int]) -> float:
+        """Seconds of CPU time: of one request, or of all conversations.
+
+        Raises:
+            AssertionError: The manager did not find what was there, or found what was not.
+        """
+        rng = random.Random(size["seed"])
+        gc.collect()
+        gc.disable()
+        try:
+            if scene == "chats":
+                return self._chats(rng, size)
+            if scene == "miss":
+                return self._misses(rng, size["prompt"])
+            return self._hits(rng, size["prompt"], packed=scene == "hit packed")
+        finally:
+            gc.enable()
+
+    def pack(self, tokens: list[int]) -> Any:
+        """Return tokens as the engine would keep them."""
+        raise Unsupported("takes no packed tokens")
+
+    def _hits(self, rng: random.Random, num_tokens: int, packed: bool) -> float:
+        self.manager.make(3 * num_tokens)
+        prompt = draw(rng, num_tokens)
+        self.manager.take(list(prompt))
+        times = []
+        for _ in range(REPEATS):
+            again = self.pack(prompt) if packed else list(prompt)
+            seconds, found = self._timed(again)
+            assert found >= num_tokens - BLOCK_SIZE, found
+            times.append(seconds)
+        return median(times)
+
+    def _misses(self, rng: random.Random, num_tokens: int) -> float:
+        self.manager.make((REPEATS + 2) * num_tokens)
+        self.manager.take(draw(rng, num_tokens))
+        times = []
+        for _ in range(REPEATS):
+            seconds, found = self._timed(draw(rng, num_tokens))
+            assert found == 0, found
+            times.append(seconds)
+        return median(times)
+
+    def _chats(self, rng: random.Random, size: dict[str, int]) -> float:
+        """Every conversation's next turn, one conversation after the other; all fit."""
+        num_tokens = size["chats"] * size["turns"] * size["turn"] + size["system"]
+        self.manager.make(2 * num_tokens)
+        texts = [draw(rng, size["system"])] * size["chats"]
+        total, begun = 0.0, 0
+        for _ in range(size["turns"]):
+            for number, text in enumerate(texts):
+                texts[number] = text + draw(rng, size["turn"])
+                seconds, found = self._timed(list(texts[number]))
+                assert found >= (len(text) if begun else 0) - BLOCK_SIZE, found
+                total, begun = total + seconds, begun + 1
+        return total
+
+    def _timed(self, tokens: Iterable[int]) -> tuple[float, int]:
+        start = process_time()
+        found = self.manager.take(tokens)
+        return process_time() - start, found
+
+
+def draw(rng: random.Random, num_tokens: int) -> list[int]:
+    """Draw ids of a vocabulary of 65,536."""
+    data = rng.randbytes(2 * num_tokens)
+    return [data[at] | data[at + 1] << 8 for at in range(0, len(data), 2)]

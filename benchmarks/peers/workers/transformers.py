@@ -1,0 +1,102 @@
+"""transformers as one would use it by hand: plain forward passes, and a prefix that is kept.
+
+The cache of the last prompt is kept; what a batch shares with it, or with each other, is computed
+once and copied. Prompts of a batch have one length. Conversations would need a scheduler.
+"""
+
+import copy
+from typing import Any
+
+from benchmarks.peers.protocol import (
+    Served,
+    Talk,
+    Unsupported,
+    Worker,
+    answer_questions,
+    common,
+    now,
+)
+
+
+class Transformers(Worker):
+    """A model, and the keys and values of one prefix."""
+
+    def load(self, model: str, settings: dict[str, Any]) -> dict[str, Any]:
+        """Load with PyTorch's own attention."""
+        import torch
+        import transformers
+
+        torch.set_num_threads(settings["threads"])
+        torch.set_grad_enabled(False)
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(
+            model, dtype=torch.bfloat16, attn_implementation="sdpa"
+        ).eval()
+        self.kept: tuple[list[int], Any] = ([], None)
+        taken = {"attention": "sdpa", "torch": torch.__version__}
+        return {"version": transformers.__version__, "settings": taken}
+
+    def serve(self, talks: list[Talk]) -> Served:
+        """Serve one batch of single turns."""
+        prompts, lengths = [talk[0][0] for talk in talks], {talk[0][1] for talk in talks}
+        if any(len(talk) > 1 for talk in talks) or len(lengths) > 1:
+            raise Unsupported("plain forward passes have no scheduler")
+        [num_outputs] = lengths
+        start = now()
+        rows = [[token] for token in self._prefill(prompts)]
+        first = now() - start
+        outputs = [list(row) for row in rows]
+        for _ in range(num_outputs - 1):
+            rows = [[token] for token in self._forward(rows, self.cache)]
+            for output, row in zip(outputs, rows, strict=True):
+                output += row
+        seconds, count = now() - start, len(prompts)
+        return Served(
+            seconds,
+            [first] * count,
+            [seconds] * count,
+            [num_outputs] * count,
+            [self.reused] * count,
+            outputs,
+        )
+
+    def _prefill(self, prompts: list[list[int]]) -> list[int]:
+        """Compute what is not there; returns the first tokens, and leaves the batch's cache."""
+        head = prompts[0][: min(common(prompts), len(prompts[0]) - 1)]
+        num_cached = self.reused = common([self.kept[0], head])
+        self.cache = self._copy_of_kept(num_cached)
+        if len(prompts) > 1:
+            if num_cached < len(head):  # what all begin with is computed once, and kept
+                self._forward([head[num_cached:]], self.cache)
+                self.kept = (head, copy.deepcopy(self.cache))
+                num_cached = len(head)
+            if num_cached:
+                self.cache.batch_repeat_interleave(len(prompts))
+        found = self._forward([prompt[num_cached:] for prompt in prompts], self.cache)
+        if len(prompts) == 1 and num_cached < len(head) // 2:
+            self.kept = (prompts[0], copy.deepcopy(self.cache))
+        return found
+
+    def _new_cache(self) -> Any:
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self.model.config)
+
+    def _copy_of_kept(self, num_tokens: int) -> Any:
+        if num_tokens == 0:
+            return self._new_cache()
+        cache = copy.deepcopy(self.kept[1])
+        if num_tokens < len(self.kept[0]):
+            cache.crop(num_tokens - len(self.kept[0]))  # so many off its end
+        return cache
+
+    def _forward(self, rows: list[list[int]], cache: Any) -> list[int]:
+        import torch
+
+        result = self.model(
+            input_ids=torch.tensor(rows), past_key_values=cache, use_cache=True, logits_to_keep=1
+        )
+        return result.logits[:, -1].argmax(-1).tolist()
+
+
+if __name__ == "__main__":
+    answer_questions(Transformers())

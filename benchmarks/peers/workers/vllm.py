@@ -1,0 +1,75 @@
+"""vLLM on a CPU, by its engine's own steps."""
+
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+from benchmarks.peers.protocol import (
+    Served,
+    Talk,
+    Worker,
+    answer_questions,
+    serve_by_steps,
+)
+
+
+class VLLM(Worker):
+    """``LLMEngine``, in this process (its environment says so, see ``engines``)."""
+
+    def load(self, model: str, settings: dict[str, Any]) -> dict[str, Any]:
+        """Load with prefix caching on; compiling takes a minute when it is the first time."""
+        import vllm
+
+        self.llm = vllm.LLM(
+            model=model,
+            dtype="bfloat16",
+            max_model_len=settings["max_model_len"],
+            max_num_seqs=settings["max_num_seqs"],
+            enable_prefix_caching=True,
+            enforce_eager=settings.get("eager", False),
+            disable_log_stats=True,
+        )
+        self.engine, self.made = self.llm.llm_engine, 0
+        config = self.engine.vllm_config
+        taken = {
+            "block_size": config.cache_config.block_size,
+            "num_blocks": config.cache_config.num_gpu_blocks,
+            "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+            "kv_cache_dtype": str(config.cache_config.cache_dtype),
+            "eager": config.model_config.enforce_eager,
+        }
+        return {"version": vllm.__version__, "settings": taken}
+
+    def serve(self, talks: list[Talk]) -> Served:
+        """Serve step by step."""
+        self.counts: dict[str, int] = {}
+        self.cached: dict[str, int] = {}
+        served = serve_by_steps(self, talks)
+        served.cached = list(self.cached.values())
+        return served
+
+    def add(self, prompt: list[int], num_outputs: int) -> Hashable:
+        """Give the engine a request."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(
+            temperature=0, ignore_eos=True, max_tokens=num_outputs, detokenize=False
+        )
+        self.made += 1
+        name = str(self.made)
+        self.engine.add_request(name, {"prompt_token_ids": prompt}, params)
+        self.counts[name] = 0
+        self.cached[name] = 0
+        return name
+
+    def poll(self) -> Iterable[tuple[Hashable, list[int]]]:
+        """Run a step; its outputs are cumulative, and their names may have got a tail."""
+        for output in self.engine.step():
+            name = output.request_id.partition("-")[0]
+            tokens = list(output.outputs[0].token_ids)
+            self.cached[name] = output.num_cached_tokens or 0
+            seen, self.counts[name] = self.counts[name], len(tokens)
+            yield name, tokens[seen:]
+
+
+if __name__ == "__main__":
+    answer_questions(VLLM())

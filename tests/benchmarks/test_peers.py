@@ -1,0 +1,236 @@
+"""Engines are measured by turns, on equal terms, and what could not be measured is said."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers import command, engines, measures, report, table
+from benchmarks.peers.processes import NotSupported, WorkerFailed, WorkerProcess
+from benchmarks.peers.protocol import Served, common, serve_by_steps
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """A run of the real command: ours and transformers, each in a process of its own."""
+    out = tmp_path_factory.mktemp("found")
+    names = "cold_prefill,batch_warm,conversations,manager_hit"
+    arguments = ["--quick", "--out", str(out), "--peer", f"transformers={sys.prefix}"]
+    arguments += ["--engines", "ours,transformers,ours-manager,vllm", "--measures", names]
+    arguments += ["--threads", "1", "--repetitions", "2", "--limit", "0", "--needed-gib", "0"]
+    assert command.main(None, arguments) == 0
+    return json.loads((out / "found.json").read_text()), out
+
+
+def test_every_engine_that_is_there_is_measured(found):
+    rows = {row["name"]: row for row in found[0]["measures"]}
+    assert set(rows["cold_prefill"]["figures"]) == {"ours", "transformers"}
+    assert set(rows["conversations"]["figures"]) == {"ours"}, "forward passes have no scheduler"
+    assert set(rows["manager_hit"]["figures"]) == {"ours-manager"}
+    for row in rows.values():
+        for figure in row["figures"].values():
+            assert 0 < figure["lowest"] <= figure["median"] <= figure["highest"]
+    assert found[0]["absent"] == ["vllm"]
+
+
+def test_greedy_tokens_are_those_of_transformers(found):
+    """Both compute in bfloat16, and round alike in a model of two layers."""
+    assert found[0]["agreement"] == {"ours": 1.0, "transformers": 1.0}
+    assert len(found[0]["engines"]["ours"]["first_outputs"]) == 4
+
+
+def test_a_sample_beyond_the_limit_is_the_last_and_that_is_said(found):
+    [row] = [row for row in found[0]["measures"] if row["name"] == "cold_prefill"]
+    assert row["figures"]["ours"]["samples"] == 1
+    assert row["left_out"]["ours"].startswith("1 of 2 repetitions: a sample took")
+
+
+def test_a_run_is_stamped_with_machine_load_and_commit(found):
+    stamp = found[0]["stamp"]
+    assert stamp["bandwidth_gb_s"] > 0 and stamp["cores"] >= 1
+    assert stamp["commit"] and stamp["date"] and stamp["threads"] == 1
+    for row in found[0]["measures"]:
+        for samples in row["samples"].values():
+            assert all(sample["others"] >= 0 and sample["cpu_s"] >= 0 for sample in samples)
+
+
+def test_a_run_leaves_a_plot_and_the_logs_of_its_workers(found):
+    assert (found[1] / "found.png").read_bytes().startswith(b"\x89PNG")
+    assert (found[1] / "ours.log").is_file()
+
+
+def test_the_table_of_a_page_is_replaced_and_the_rest_stays(found, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"# Title\n\n{table.BEGIN}\nof last year\n{table.END}\n\nThe end.\n")
+    for _ in range(2):
+        table.rewrite(page, table.markdown(found[0]))
+    text = page.read_text()
+    assert text.startswith("# Title\n") and text.endswith("\n\nThe end.\n")
+    assert "last year" not in text and text.count(table.BEGIN) == 1
+    assert "| cold prefill, 2,048 tokens, tokens/s |" in text and "vllm: not installed" in text
+
+
+def test_a_page_without_a_place_for_results_is_refused(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n")
+    with pytest.raises(ValueError, match="no place for results"):
+        table.rewrite(page, "results")
+    assert page.read_text() == "# Title\n"
+
+
+def test_the_page_of_the_docs_has_a_place_for_results():
+    text = table.PAGE.read_text()
+    assert text.index(table.BEGIN) < text.index(table.END)
+
+
+def test_every_measure_is_described_in_the_docs():
+    text = table.PAGE.read_text()
+    for measure in measures.MEASURES:
+        assert f"`{measure.name}`" in text, measure.name
+
+
+@pytest.fixture
+def worker(tmp_path):
+    """Our cache manager: a worker that loads in a moment."""
+    python = Path(sys.executable)
+    environment = engines.environment_of(engines.MANAGERS[0], python, 1)
+    with WorkerProcess("manager_ours", python, environment, tmp_path / "log") as process:
+        process.ask({"do": "load", "model": "", "settings": {}}, 60)
+        yield process
+
+
+def wait_until_stopped(stat):
+    """The signal is sent at once; the kernel takes a moment."""
+    for _ in range(500):
+        if stat.read_text().rpartition(")")[2].split()[0] == "T":
+            return
+        time.sleep(0.01)
+    pytest.fail(f"still awake: {stat.read_text()}")
+
+
+def test_a_worker_is_asleep_unless_it_is_asked(worker):
+    """Threads that spin while they wait would take the cores of the one that is measured."""
+    stat = Path(f"/proc/{worker._process.pid}/stat")
+    wait_until_stopped(stat)
+    before = worker.cpu_seconds()
+    size = {"prompt": 200_000, "seed": 1}
+    assert worker.ask({"do": "manage", "scene": "miss", "size": size}, 60)["seconds"] > 0
+    wait_until_stopped(stat)
+    assert worker.cpu_seconds() > before
+
+
+def test_what_an_engine_has_not_is_told_from_what_went_wrong(worker):
+    with pytest.raises(NotSupported, match="serves no prompts"):
+        worker.ask({"do": "serve", "talks": []}, 60)
+    with pytest.raises(WorkerFailed, match="KeyError: 'prompt'"):
+        worker.ask({"do": "manage", "scene": "hit", "size": {"seed": 1}}, 60)
+
+
+def test_a_worker_that_does_not_answer_in_time_has_failed(worker):
+    size = {"prompt": 2_000_000, "seed": 1}
+    with pytest.raises(WorkerFailed, match="no answer"):
+        worker.ask({"do": "manage", "scene": "miss", "size": size}, 0.01)
+
+
+def test_a_worker_that_ends_leaves_its_last_words(tmp_path):
+    python = Path(sys.executable)
+    with (
+        WorkerProcess("no_such_worker", python, {}, tmp_path / "log") as process,
+        pytest.raises(WorkerFailed, match="no_such_worker"),
+    ):
+        process.ask({"do": "load", "model": "", "settings": {}}, 60)
+
+
+class Echo:
+    """An engine that answers each prompt with its length, a token per step, all by turns."""
+
+    def __init__(self):
+        self.prompts, self.left = [], {}
+
+    def add(self, prompt, num_outputs):
+        self.prompts.append(list(prompt))
+        self.left[len(self.prompts)] = num_outputs
+        return len(self.prompts)
+
+    def poll(self):
+        for name in [name for name, left in self.left.items() if left]:
+            self.left[name] -= 1
+            yield name, [len(self.prompts[name - 1])]
+
+
+def test_a_turn_begins_with_all_that_was_said_before():
+    """A conversation of two turns beside one of a single turn: own answers are in the prompt."""
+    engine = Echo()
+    served = serve_by_steps(engine, [[([1, 2], 2), ([3], 1)], [([4], 3)]])
+    assert engine.prompts == [[1, 2], [4], [1, 2, 2, 2, 3]]
+    assert served.outputs == [[2, 2], [1, 1, 1], [5]]
+    assert served.tokens == [2, 3, 1]
+    for first, last in zip(served.first, served.last, strict=True):
+        assert 0 < first <= last <= served.seconds
+
+
+def test_decoding_counts_from_the_moment_when_everybody_has_a_first_token():
+    """The early one's 5 tokens of 1 s to 5 s count by half from 3 s on; the other's are all."""
+    served = Served(5.0, first=[1.0, 3.0], last=[5.0, 5.0], tokens=[5, 5])
+    assert measures.decode_rate(served) == (4 * 0.5 + 4) / 2
+
+
+class Recorder:
+    """Keeps the prompts that a measure sends."""
+
+    def __init__(self):
+        self.prompts = []
+
+    def serve(self, talks):
+        self.prompts += [turn[0] for talk in talks for turn in talk]
+        count = sum(map(len, talks))
+        return Served(1.0, [0.5] * count, [1.0] * count, [2] * count)
+
+
+@pytest.mark.parametrize("name", [m.name for m in measures.MEASURES if m.kind == "serve"])
+def test_cold_prompts_are_new_each_time_and_warm_ones_share_what_was_served(name):
+    """And two engines get the same prompts."""
+    [measure] = measures.named([name])
+    sizes, sent = measures.QUICK, []
+    for _engine in range(2):
+        recorder = Recorder()
+        prefix = []
+        if measure.prepare:
+            prefix = measure.prepare(recorder, measures.Draw(512, name, "prepare"), sizes)
+        for number in range(2):
+            measure.sample(recorder, measures.Draw(512, name, number), sizes, prefix)
+        sent.append(recorder.prompts)
+    assert sent[0] == sent[1]
+    first, last = sent[0][0], sent[0][-1]
+    assert common([first, last]) == len(prefix), "repetitions share the warm prefix, and no more"
+    assert 0 not in {token for prompt in sent[0] for token in prompt}, "the token that ends texts"
+
+
+def test_a_ratio_above_one_is_ahead_for_rates_and_for_times():
+    rate = {"figures": {"ours": {"median": 20}, "vllm": {"median": 10}}, "more_is_better": True}
+    time = {"figures": {"ours": {"median": 1}, "vllm": {"median": 2}}, "more_is_better": False}
+    assert report.ratios(rate) == report.ratios(time) == {"vllm": 2.0}
+
+
+def test_a_variant_is_ours_with_other_settings():
+    variant = engines.parse_variant("big:block_size=64,read_once=never,seal_tails=False")
+    assert variant.name == "ours:big" and variant.is_ours
+    assert variant.settings == {"block_size": 64, "read_once": "never", "seal_tails": False}
+
+
+@pytest.mark.parametrize("text", ["big", "big:block_size", ":block_size=64", "big:=64"])
+def test_what_is_no_variant_is_refused(text):
+    with pytest.raises(ValueError, match="is no variant"):
+        engines.parse_variant(text)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--measures", "warp"], ["--engines", "warp"], ["--peer", "warp=x"], ["--variant", "warp"]],
+)
+def test_what_does_not_exist_is_refused_before_anything_runs(arguments, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        command.main(None, ["--quick", "--out", str(tmp_path), *arguments])
+    assert "warp" in capsys.readouterr().err
