@@ -25,7 +25,7 @@ struct Held {
   typename Math::Stored *joined;    // values of a chunk side by side, where tiles want them so
 
   Held(const Setting &setting, int32_t num_rows) {
-    const int64_t rows = (num_rows + 31) / 32 * 32;
+    const int64_t rows = num_rows + 32;  // tiles read behind the last one
     const int64_t query_bytes = rows * setting.key_dim * sizeof(typename Math::Operand);
     const int64_t weighted_bytes = rows * setting.value_stride * sizeof(float);
     const int64_t group_bytes = kGroup * setting.value_dim * sizeof(typename Math::Stored);
@@ -138,19 +138,6 @@ void fill_chunk(const ost_attention &a, const ost_segment &s, int32_t kv_head, i
   chunk.values[full / kGroup] = ragged;
 }
 
-// All rows of a segment over one chunk: tiles of like sizes.
-template <class Math>
-void attend_chunk(const Chunk<typename Math::Stored> &chunk, const Rows<typename Math::Operand> &rows,
-                  int32_t num_rows, const Setting &setting) {
-  const int32_t num_tiles = (num_rows + Math::kRows - 1) / Math::kRows;
-  int32_t row = 0;
-  for (int32_t tile = 0; tile < num_tiles; ++tile) {
-    const int32_t left = num_tiles - tile, take = (num_rows - row + left - 1) / left;
-    attend_few<Math>(take, chunk, rows.from(row, setting), setting, tile == 0);
-    row += take;
-  }
-}
-
 // Rows first_row..last_row - 1 of an item.
 template <class Math>
 void attend_rows(const ost_attention &a, const ost_item &item, int32_t kv_head, int32_t first_row,
@@ -189,6 +176,7 @@ void attend_rows(const ost_attention &a, const ost_item &item, int32_t kv_head, 
     const Rows<typename Math::Operand> rows{held.queries, held.weighted, held.max,
                                             held.sum,     held.first,    held.last};
     Chunk<typename Math::Stored> chunk;
+    chunk.joined = held.joined;
     for (int32_t key = low / kGroup * kGroup; key < high; key += kChunkGroups * kGroup) {
       fill_chunk<Math>(a, s, kv_head, key, high, held.ragged, chunk);
       attend_chunk<Math>(chunk, rows.from(skip, setting), (to - from) * per_token, setting);

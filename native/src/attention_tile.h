@@ -30,6 +30,7 @@ template <class Stored>
 struct Chunk {
   const Stored *keys[kChunkGroups], *values[kChunkGroups];
   const char *ahead[kChunkGroups];  // keys of the next chunk, or null
+  Stored *joined;  // room for a copy of the values
   int32_t first, num_groups;
 };
 
@@ -264,6 +265,19 @@ inline void attend_few(int32_t num_rows, const Chunk<typename Math::Stored> &chu
     attend_tile<Math, kRows>(chunk, rows, setting, ask);
   } else if constexpr (kRows > 1) {
     attend_few<Math, kRows - 1>(num_rows, chunk, rows, setting, ask);
+  }
+}
+
+// All rows of a segment over one chunk: tiles of like sizes.
+template <class Math>
+void attend_chunk(const Chunk<typename Math::Stored> &chunk, const Rows<typename Math::Operand> &rows,
+                  int32_t num_rows, const Setting &setting) {
+  const int32_t num_tiles = (num_rows + Math::kRows - 1) / Math::kRows;
+  int32_t row = 0;
+  for (int32_t tile = 0; tile < num_tiles; ++tile) {
+    const int32_t left = num_tiles - tile, take = (num_rows - row + left - 1) / left;
+    attend_few<Math>(take, chunk, rows.from(row, setting), setting, tile == 0);
+    row += take;
   }
 }
 

@@ -8,16 +8,24 @@
 #include "attention_math.h"
 #include "attention_tile.h"
 // after them
+#include "attention_amx.h"
+// after them
 #include "attention_item.h"
 
 namespace ost {
 namespace {
 
+// Sizes that tiles do not divide are for vectors, and so is what is not bfloat16.
 void attend(const ost_attention &a, const ost_item &item, int32_t kv_head) {
-  if (a.kv.dtype == OST_BFLOAT16 && a.queries.dtype == OST_BFLOAT16)
-    attend_item<BrainMath>(a, item, kv_head);
-  else
-    kAvx512Kernels.attend(a, item, kv_head);
+  const bool brain = a.kv.dtype == OST_BFLOAT16 && a.queries.dtype == OST_BFLOAT16;
+  if (!brain || a.kv.key_dim % 32 != 0 || a.kv.value_dim % 16 != 0) {
+    kAvx512Bf16Kernels.attend(a, item, kv_head);
+    return;
+  }
+  static const TileShapes shapes;
+  _tile_loadconfig(&shapes);
+  attend_item<TileMath>(a, item, kv_head);
+  _tile_release();
 }
 
 void write_as_before(const ost_kv &kv, const ost_rows &keys, const ost_rows &values,
