@@ -131,4 +131,6 @@ class WorkerProcess:
 
     def _gone(self) -> WorkerFailed:
         lines = self.log.read_text(errors="replace").strip().splitlines() or ["without a word"]
-        return WorkerFailed(f"the worker ended: {lines[-1][:300]}")
+        status = self._process.wait()
+        how = signal.Signals(-status).name if status < 0 else f"status {status}"
+        return WorkerFailed(f"the worker ended with {how}: {lines[-1][:300]}")

@@ -51,7 +51,7 @@ def _row(measure: Measure, found: Found) -> Row:
     return row
 
 
-def _figure(samples: list[dict[str, float]]) -> dict[str, float]:
+def _figure(samples: list[dict[str, Any]]) -> dict[str, Any]:
     values = [sample["value"] for sample in samples]
     return {
         "median": median(values),
@@ -59,6 +59,8 @@ def _figure(samples: list[dict[str, float]]) -> dict[str, float]:
         "highest": max(values),
         "samples": len(values),
         "others": max(sample["others"] for sample in samples),
+        "cpu_s": median(sample["cpu_s"] for sample in samples),
+        "cached": samples[-1]["cached"],
     }
 
 
@@ -135,18 +137,22 @@ def show(found: FoundJson, console: Console) -> None:
     """Print the stamp, a line for every engine and measure, and what was left out."""
     console.print(stamp_line(found))
     table = Table(title="medians; ratio: how many times as fast ours is")
-    for name in ("measure", "engine", "median", "lowest", "highest", "n", "others", "ratio"):
-        table.add_column(name, justify="left" if name in ("measure", "engine") else "right")
+    for name in ("measure", "engine"):
+        table.add_column(name)
+    for name in ("median", "lowest", "highest", "n", "CPU s", "cached", "others", "ratio"):
+        table.add_column(name, justify="right")
     for row in found["measures"]:
         for place, (name, figure) in enumerate(row["figures"].items()):
             cells = [f"{row['title']} [{row['unit']}]" if place == 0 else "", name]
             cells += [number(figure[key]) for key in ("median", "lowest", "highest")]
-            cells += [str(figure["samples"]), f"{figure['others']:.2f}"]
+            cells += [str(figure["samples"]), number(figure["cpu_s"])]
+            cells += ["" if figure["cached"] is None else f"{figure['cached']:,}"]
+            cells += [f"{figure['others']:.2f}"]
             ratio = row["ratios"].get(name)
             table.add_row(*cells, "" if ratio is None else f"{ratio:.2f}")
         for goal in row["goals"]:
             word = {True: "met", False: "missed", None: "not comparable"}[goal["met"]]
-            table.add_row("", "", "", "", "", "", "", f"{goal['text']}: {word}")
+            table.add_row(*[""] * 9, f"{goal['text']}: {word}")
         table.add_section()
     console.print(table)
     for row in found["measures"]:
@@ -158,6 +164,8 @@ def show(found: FoundJson, console: Console) -> None:
 
 def number(value: float) -> str:
     """Three digits that count."""
+    if value == 0:
+        return "0"
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"

@@ -88,13 +88,13 @@ class Found:
     Attributes:
         engines: By name: title, version, settings, seconds to load, and the tokens that it
             answered to the first prompts with.
-        samples: By measure and engine: value, seconds, CPU seconds of the engine, and cores that
-            others took meanwhile.
+        samples: By measure and engine: value, seconds, CPU seconds of the engine, cores that others
+            took meanwhile, and cached prompt tokens of its last question, where the engine says.
         left_out: By measure and engine: why there is nothing, or less than was asked for.
     """
 
     engines: dict[str, dict[str, Any]] = field(default_factory=dict)
-    samples: dict[str, dict[str, list[dict[str, float]]]] = field(default_factory=dict)
+    samples: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
     left_out: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
@@ -106,11 +106,15 @@ class Asked:
         self.process, self.timeout_s = process, timeout_s
         self.seconds = self.cpu_s = 0.0
         self.others: list[float] = []
+        self.num_cached_tokens: int | None = None
 
     def serve(self, talks: list[Talk]) -> Served:
         """See ``measures.Asked``."""
         answer = self._ask({"do": "serve", "talks": talks})
-        return Served(**{part.name: answer[part.name] for part in fields(Served)})
+        served = Served(**{part.name: answer[part.name] for part in fields(Served)})
+        if served.cached is not None:
+            self.num_cached_tokens = sum(served.cached)
+        return served
 
     def manage(self, scene: str, size: dict[str, int]) -> float:
         """See ``measures.Asked``."""
@@ -182,6 +186,7 @@ class Session:
             "seconds": asked.seconds,
             "cpu_s": asked.cpu_s,
             "others": max(asked.others),
+            "cached": asked.num_cached_tokens,
         }
         self.found.samples[measure.name].setdefault(engine.name, []).append(sample)
         self.say(
