@@ -4,6 +4,7 @@ Files in reading order:
 
 * ``run``: the one command;
 * ``measures``: what is measured?
+* ``samples``: what does one sample consist of?
 * ``engines``: who is measured, and where is it installed?
 * ``session``: who is measured when, and for how long?
 * ``processes``: how is a worker started, asked and put to sleep?

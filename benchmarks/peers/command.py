@@ -22,7 +22,8 @@ from benchmarks.peers.engines import (
     python_of,
 )
 from benchmarks.peers.machine import stamp
-from benchmarks.peers.measures import FULL, QUICK, named, without_goals
+from benchmarks.peers.measures import named, without_goals
+from benchmarks.peers.samples import FULL, QUICK
 from benchmarks.peers.session import NEEDED_GIB, Found, Plan, Session
 
 KV_GIB = 3

@@ -20,9 +20,10 @@ from typing import Any
 
 from benchmarks.peers.engines import Engine, environment_of
 from benchmarks.peers.machine import Moment, available_gib
-from benchmarks.peers.measures import Draw, Measure, Sizes
+from benchmarks.peers.measures import Measure
 from benchmarks.peers.processes import NotSupported, WorkerFailed, WorkerProcess
 from benchmarks.peers.protocol import Served, Talk
+from benchmarks.peers.samples import Draw, Sizes
 
 NEEDED_GIB = 5.0
 """Free memory without which no engine is started: weights, 3 GiB of KV and room to work."""
@@ -109,7 +110,7 @@ class Asked:
         self.num_cached_tokens: int | None = None
 
     def serve(self, talks: list[Talk]) -> Served:
-        """See ``measures.Asked``."""
+        """See ``samples.Asked``."""
         answer = self._ask({"do": "serve", "talks": talks})
         served = Served(**{part.name: answer[part.name] for part in fields(Served)})
         if served.cached is not None:
@@ -117,7 +118,7 @@ class Asked:
         return served
 
     def manage(self, scene: str, size: dict[str, int]) -> float:
-        """See ``measures.Asked``."""
+        """See ``samples.Asked``."""
         seconds: float = self._ask({"do": "manage", "scene": scene, "size": size})["seconds"]
         return seconds
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers import command, engines, measures, report, table
+from benchmarks.peers import command, engines, measures, report, samples, table
 from benchmarks.peers.processes import NotSupported, WorkerFailed, WorkerProcess
 from benchmarks.peers.protocol import Served, common, serve_by_steps
+from benchmarks.peers.workers import gguf_file
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +53,8 @@ def test_a_run_is_stamped_with_machine_load_and_commit(found):
     assert stamp["bandwidth_gb_s"] > 0 and stamp["cores"] >= 1
     assert stamp["commit"] and stamp["date"] and stamp["threads"] == 1
     for row in found[0]["measures"]:
-        for samples in row["samples"].values():
-            assert all(sample["others"] >= 0 and sample["cpu_s"] >= 0 for sample in samples)
+        for taken in row["samples"].values():
+            assert all(sample["others"] >= 0 and sample["cpu_s"] >= 0 for sample in taken)
 
 
 def test_a_run_leaves_a_plot_and_the_logs_of_its_workers(found):
@@ -89,6 +90,15 @@ def test_every_measure_is_described_in_the_docs():
     text = table.PAGE.read_text()
     for measure in measures.MEASURES:
         assert f"`{measure.name}`" in text, measure.name
+
+
+def test_every_tensor_of_the_checkpoint_has_a_name_of_its_own_in_llama_cpp(found):
+    [weights] = found[1].glob("peers-models-*/small/model.safetensors")
+    size = int.from_bytes(weights.read_bytes()[:8], "little")
+    tensors = [name for name in json.loads(weights.read_bytes()[8 : 8 + size]) if name[0] != "_"]
+    names = {gguf_file.name_of(name) for name in tensors}
+    assert len(names) == len(tensors) == 2 * 11 + 2
+    assert {"token_embd.weight", "output_norm.weight", "blk.1.attn_q_norm.weight"} <= names
 
 
 @pytest.fixture
@@ -174,7 +184,7 @@ def test_a_turn_begins_with_all_that_was_said_before():
 def test_decoding_counts_from_the_moment_when_everybody_has_a_first_token():
     """The early one's 5 tokens of 1 s to 5 s count by half from 3 s on; the other's are all."""
     served = Served(5.0, first=[1.0, 3.0], last=[5.0, 5.0], tokens=[5, 5])
-    assert measures.decode_rate(served) == (4 * 0.5 + 4) / 2
+    assert samples.decode_rate(served) == (4 * 0.5 + 4) / 2
 
 
 class Recorder:
@@ -193,14 +203,14 @@ class Recorder:
 def test_cold_prompts_are_new_each_time_and_warm_ones_share_what_was_served(name):
     """And two engines get the same prompts."""
     [measure] = measures.named([name])
-    sizes, sent = measures.QUICK, []
+    sizes, sent = samples.QUICK, []
     for _engine in range(2):
         recorder = Recorder()
         prefix = []
         if measure.prepare:
-            prefix = measure.prepare(recorder, measures.Draw(512, name, "prepare"), sizes)
+            prefix = measure.prepare(recorder, samples.Draw(512, name, "prepare"), sizes)
         for number in range(2):
-            measure.sample(recorder, measures.Draw(512, name, number), sizes, prefix)
+            measure.sample(recorder, samples.Draw(512, name, number), sizes, prefix)
         sent.append(recorder.prompts)
     assert sent[0] == sent[1]
     first, last = sent[0][0], sent[0][-1]

@@ -1,0 +1,178 @@
+"""What does one sample consist of? Prompts, how they are sent, and which figure comes out.
+
+Tokens are drawn from a seed that hangs on measure and repetition, so all engines get the same
+prompts, and no repetition meets a prompt of another one.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Protocol
+
+from benchmarks.peers.protocol import Served, Talk
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything; lengths in tokens."""
+
+    prefix: int = 2048
+    own: int = 32
+    batch: int = 16
+    outputs: int = 32
+    alone: int = 64
+    wide: int = 32
+    long: int = 4096
+    longest: int = 16_384
+    strangers: int = 512
+    stranger_outputs: int = 64
+    chats: int = 16
+    turns: int = 10
+    system: int = 512
+    turn: tuple[int, int] = (32, 64)
+    answer: tuple[int, int] = (16, 32)
+    managed: int = 32_768
+    managed_chats: int = 64
+    managed_turns: int = 20
+    managed_turn: int = 500
+    managed_system: int = 4096
+
+
+FULL = Sizes()
+QUICK = Sizes(
+    prefix=96, own=8, batch=4, outputs=6, alone=12, wide=6, long=128, longest=192, strangers=32,
+    stranger_outputs=8, chats=3, turns=3, system=32, turn=(4, 8), answer=(4, 8), managed=512,
+    managed_chats=4, managed_turns=3, managed_turn=50, managed_system=64,
+)  # fmt: skip
+
+
+class Asked(Protocol):
+    """An engine that can be asked; see ``session``."""
+
+    def serve(self, talks: list[Talk]) -> Served:
+        """Serve conversations at once."""
+
+    def manage(self, scene: str, size: dict[str, int]) -> float:
+        """Take a cache manager through a scene; seconds of CPU time."""
+
+
+class Draw:
+    """Token ids at random."""
+
+    def __init__(self, vocab_size: int, *seed: Any) -> None:
+        """The same seed draws the same."""
+        self._random, self._vocab_size = random.Random(repr(seed)), vocab_size
+
+    def __call__(self, num_tokens: int) -> list[int]:
+        """Draw so many ids; none of them ends a text."""
+        return [self._random.randrange(1, self._vocab_size) for _ in range(num_tokens)]
+
+    def between(self, bounds: tuple[int, int]) -> int:
+        """Draw a number."""
+        return self._random.randint(*bounds)
+
+
+Prepare = Callable[[Asked, Draw, Sizes], list[int]]
+Sample = Callable[[Asked, Draw, Sizes, list[int]], float]
+
+
+def batch_of(prompts: list[list[int]], num_outputs: int) -> list[Talk]:
+    """One turn each."""
+    return [[(prompt, num_outputs)] for prompt in prompts]
+
+
+def decode_rate(served: Served) -> float:
+    """Tokens per second from the moment when everybody has a first token.
+
+    Those of a request that began earlier count in proportion, as if evenly spread.
+    """
+    start, end = max(served.first), max(served.last)
+    tokens = sum(
+        (count - 1) * (last - start) / (last - first)
+        for count, first, last in zip(served.tokens, served.first, served.last, strict=True)
+        if last > first
+    )
+    return tokens / (end - start)
+
+
+def cold_prefill(asked: Asked, draw: Draw, sizes: Sizes, _: list[int]) -> float:
+    """A prompt that nobody has seen: its tokens by the time of the first answer."""
+    return sizes.prefix / asked.serve(batch_of([draw(sizes.prefix)], 1)).first[0]
+
+
+def warm(length: str) -> Prepare:
+    """Have a prefix of that length computed, with a tail of its own; returns the prefix."""
+
+    def prepare(asked: Asked, draw: Draw, sizes: Sizes) -> list[int]:
+        prefix = draw(getattr(sizes, length))
+        asked.serve(batch_of([prefix + draw(sizes.own)], 2))
+        return prefix
+
+    return prepare
+
+
+def first_token(asked: Asked, draw: Draw, sizes: Sizes, prefix: list[int]) -> float:
+    """Seconds until the first token behind a cached prefix; the median of three."""
+    prompts = [prefix + draw(sizes.own) for _ in range(3)]
+    return median(asked.serve(batch_of([prompt], 1)).first[0] for prompt in prompts)
+
+
+def batch_cold(asked: Asked, draw: Draw, sizes: Sizes, _: list[int]) -> float:
+    """Seconds for requests that share what nobody has seen."""
+    return batch_warm(asked, draw, sizes, draw(sizes.prefix))
+
+
+def batch_warm(asked: Asked, draw: Draw, sizes: Sizes, prefix: list[int]) -> float:
+    """Seconds for requests that share what is cached."""
+    prompts = [prefix + draw(sizes.own) for _ in range(sizes.batch)]
+    return asked.serve(batch_of(prompts, sizes.outputs)).seconds
+
+
+def decode(count: Callable[[Sizes], int], outputs: Callable[[Sizes], int]) -> Sample:
+    """Tokens per second while so many decode on a cached prefix."""
+
+    def sample(asked: Asked, draw: Draw, sizes: Sizes, prefix: list[int]) -> float:
+        prompts = [prefix + draw(sizes.own) for _ in range(count(sizes))]
+        return decode_rate(asked.serve(batch_of(prompts, outputs(sizes) + 1)))
+
+    return sample
+
+
+def conversations(asked: Asked, draw: Draw, sizes: Sizes, _: list[int]) -> float:
+    """Requests per second: conversations that grow, each turn as soon as the last has ended.
+
+    Turns and answers differ in length, so that prompts and answers of others mix in steps.
+    """
+    system = draw(sizes.system)
+    talks: list[Talk] = []
+    for _number in range(sizes.chats):
+        talk: Talk = []
+        for turn in range(sizes.turns):
+            tokens = draw(draw.between(sizes.turn))
+            talk.append((tokens if turn else system + tokens, draw.between(sizes.answer)))
+        talks.append(talk)
+    return sizes.chats * sizes.turns / asked.serve(talks).seconds
+
+
+def strangers(asked: Asked, draw: Draw, sizes: Sizes, _: list[int]) -> float:
+    """Seconds for requests that share nothing."""
+    prompts = [draw(sizes.strangers) for _ in range(sizes.batch)]
+    return asked.serve(batch_of(prompts, sizes.stranger_outputs)).seconds
+
+
+def managed(scene: str, scale: float) -> Sample:
+    """CPU time of a cache manager in a scene, without model and tensors."""
+
+    def sample(asked: Asked, draw: Draw, sizes: Sizes, _: list[int]) -> float:
+        size = {
+            "prompt": sizes.managed,
+            "chats": sizes.managed_chats,
+            "turns": sizes.managed_turns,
+            "turn": sizes.managed_turn,
+            "system": sizes.managed_system,
+            "seed": draw.between((0, 2**31)),
+        }
+        return asked.manage(scene, size) * scale
+
+    return sample
