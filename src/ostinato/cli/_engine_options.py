@@ -78,6 +78,13 @@ Device = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+Attention = Annotated[
+    str,
+    typer.Option(
+        help="Who computes attention: native, torch, or auto, the native library where it can.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 MaxNumBatchedTokens = Annotated[
     int,
     typer.Option(

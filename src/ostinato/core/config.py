@@ -14,6 +14,7 @@ IndexName = Literal["radix", "hash"]
 FreeOrder = Literal["scratch_first", "classic"]
 DigestName = Literal["sha256", "xxh3_128"]
 PolicyName = Literal["lru", "lfu", "slru", "s3fifo", "arc", "cost_aware", "reuse_hazard"]
+AttentionName = Literal["auto", "native", "torch"]
 ReadOnce = Literal["auto", "always", "never"]
 WaitingOrder = Literal["fcfs", "longest_prefix", "depth_first", "fair_share"]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ostinato.core.config import (
+    AttentionName,
     CacheConfig,
     DigestName,
     FreeOrder,
@@ -44,6 +45,8 @@ class EngineConfig:
         dtype: In which to compute; ``auto`` is the checkpoint's.
         kv_cache_dtype: In which keys and values are kept; ``auto`` is the model's.
         device: Where to compute, as torch names it.
+        attention: Who computes attention: the ``native`` library, plain ``torch``, or ``auto``, the
+            library wherever it can.
         index: ``radix`` or ``hash``.
         block_size: Tokens per block.
         num_blocks: Blocks in the pool; None takes them from ``kv_cache_memory``.
@@ -84,6 +87,7 @@ class EngineConfig:
     dtype: DtypeName = "auto"
     kv_cache_dtype: DtypeName = "auto"
     device: str = "cpu"
+    attention: AttentionName = "auto"
     index: IndexName = "radix"
     block_size: int = 16
     num_blocks: int | None = None
@@ -118,6 +122,7 @@ class EngineConfig:
         """
         one_of("dtype", self.dtype, get_args(DtypeName))
         one_of("kv_cache_dtype", self.kv_cache_dtype, get_args(DtypeName))
+        one_of("attention", self.attention, get_args(AttentionName))
         one_of("read_once", self.read_once, get_args(ReadOnce))
         at_least("seed", self.seed, 0)
         for name in ("enable_prefix_caching", "seal_tails"):

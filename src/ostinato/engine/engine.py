@@ -45,7 +45,8 @@ from ostinato.engine.requests import (
 from ostinato.engine.sizing import size_pools
 from ostinato.engine.token_table import TokenTable
 from ostinato.engine.weights import WeightUpdate
-from ostinato.runner.attention.torch_backend import SHARING, TorchAttention
+from ostinato.runner.attention.backend import AttentionBackend
+from ostinato.runner.attention.choice import AttentionCase, choose_attention
 from ostinato.runner.layer_groups import group_layers
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.model_runner import ModelRunner
@@ -81,7 +82,9 @@ class Engine:
             ModelError: The model cannot be served.
         """
         self.config = config
-        self.loaded: LoadedModel = load_model(config.model, config.dtype, config.device)
+        self.loaded: LoadedModel = load_model(
+            config.model, config.dtype, config.device, config.attention
+        )
         limit = self.loaded.length_limit
         scheduling = config.scheduler(config.longest(limit.num_tokens, limit.reason))
         kv_dtype, spec = self.kv_dtype(), self.loaded.kv_spec
@@ -92,7 +95,7 @@ class Engine:
             sizes.all,
             config.block_size,
             kv_dtype,
-            TorchAttention(sharing=SHARING[config.read_once]),
+            self._attention(),
             groups,
         )
         longest = -(-scheduling.max_model_len // config.block_size)
@@ -348,6 +351,14 @@ class Engine:
         ended = self.scheduler.cancel(request_id)
         self.recorder.cancelled(request_id, ended)
         return ended
+
+    def _attention(self) -> AttentionBackend:
+        """Settle who computes attention."""
+        loaded, config = self.loaded, self.config
+        case = AttentionCase(
+            loaded.kv_spec, loaded.dtype, self.kv_dtype(), config.block_size, loaded.device
+        )
+        return choose_attention(config.attention, case, config.read_once)
 
     def _new_id(self) -> str:
         """Return a name that no live request has."""

@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from ostinato.core.config import one_of
+from ostinato.core.config import AttentionName, one_of
 from ostinato.core.errors import BrokenCheckpoint, MissingTokenizer, UnsupportedModel
 from ostinato.runner.attention.registration import ATTENTION_NAME, register
 from ostinato.runner.checkpoint import fingerprint, read_config, weight_files
@@ -96,7 +96,10 @@ class LoadedModel:
 
 
 def load_model(
-    name: str | Path, dtype: DtypeName = "auto", device: torch.device | str = "cpu"
+    name: str | Path,
+    dtype: DtypeName = "auto",
+    device: torch.device | str = "cpu",
+    attention: AttentionName = "auto",
 ) -> LoadedModel:
     """Load a model and make sure that it can be served correctly.
 
@@ -104,6 +107,7 @@ def load_model(
         name: An embedded model's name, a directory, or a hub repository.
         dtype: In which to compute; ``auto`` is that of the checkpoint.
         device: Where to compute.
+        attention: Who computes attention, and so is held against the model's own.
 
     Raises:
         ConfigError: An unknown dtype, or a device that is not there.
@@ -124,7 +128,7 @@ def load_model(
         check_attention_interface(config)
         model = _load_weights(path, config, _torch_dtype(dtype, config), device)
         call = ModelCall(model)
-        spec = probe_model(model, call)
+        spec = probe_model(model, call, attention)
         tokenizer = _load_tokenizer(path)
     return LoadedModel(
         name=str(name),

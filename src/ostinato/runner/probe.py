@@ -21,16 +21,19 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
+from ostinato.core.config import AttentionName
 from ostinato.core.errors import UnsupportedModel
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
-from ostinato.runner.attention.backend import AttentionStyle
+from ostinato.runner.attention.backend import AttentionBackend, AttentionStyle
+from ostinato.runner.attention.choice import AttentionCase, choose_attention
 from ostinato.runner.attention.mask_request import PROBE_NAME, register_probe
+from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.registration import ATTENTION_NAME
-from ostinato.runner.attention.torch_backend import TorchAttention
 from ostinato.runner.inputs import build_inputs
-from ostinato.runner.kv_store import KVSpec, LayerKV
+from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.model_call import ModelCall
+from ostinato.runner.native.store import TOKEN_GROUP
 
 _CHUNKS = (9, 12, 1, 1, 1)
 _NUM_TOKENS = sum(_CHUNKS)
@@ -42,12 +45,15 @@ bfloat16's rounding a few hundredths. Experts that change over a tie reach furth
 median of a chunk's rows is compared, not the largest."""
 
 
-def probe_model(model: PreTrainedModel, call: ModelCall) -> KVSpec:
+def probe_model(
+    model: PreTrainedModel, call: ModelCall, attention: AttentionName = "auto"
+) -> KVSpec:
     """Check that a model gives the same logits through our attention as through its own.
 
     Args:
         model: In evaluation mode, loaded with our attention.
         call: Calls it.
+        attention: Who computes ours, if possible; the blocks are as small as it allows.
 
     Returns:
         What each layer keeps of a token.
@@ -62,7 +68,7 @@ def probe_model(model: PreTrainedModel, call: ModelCall) -> KVSpec:
     with torch.inference_mode():
         try:
             spec = _observe(model, call, prompt)
-            ours = _through_blocks(spec, call, model, prompt, stranger)
+            ours = _through_blocks(_bench(spec, model, attention), call, prompt, stranger)
             own = _own(model, call, prompt)
         except (UnsupportedModel, MemoryError, torch.OutOfMemoryError):
             raise
@@ -135,18 +141,26 @@ def _prompts(vocab_size: int) -> tuple["array[int]", "array[int]"]:
     return array("I", drawn[:_NUM_TOKENS]), array("I", drawn[_NUM_TOKENS:])
 
 
+def _bench(
+    spec: KVSpec, model: PreTrainedModel, attention: AttentionName
+) -> tuple[AttentionBackend, KVStore]:
+    """Choose who computes, and make a store for two prompts."""
+    case = AttentionCase(spec, model.dtype, model.dtype, TOKEN_GROUP, model.device)
+    chosen = choose_attention("torch" if attention == "torch" else "auto", case)
+    size = TOKEN_GROUP if isinstance(chosen, NativeAttention) else _BLOCK_SIZE
+    num_blocks = 2 * -(-_NUM_TOKENS // size)
+    return chosen, chosen.new_store(spec, num_blocks, size, model.dtype, model.device)
+
+
 def _through_blocks(
-    spec: KVSpec,
+    bench: tuple[AttentionBackend, KVStore],
     call: ModelCall,
-    model: PreTrainedModel,
     prompt: "array[int]",
     stranger: "array[int]",
 ) -> Tensor:
     """Return the prompt's logits, (num_tokens, vocab_size), computed chunk by chunk."""
-    device = model.device
-    num_blocks = 2 * -(-_NUM_TOKENS // _BLOCK_SIZE)
-    attention = TorchAttention()
-    store = attention.new_store(spec, num_blocks, _BLOCK_SIZE, model.dtype, device)
+    attention, store = bench
+    num_blocks = store.num_blocks
     scattered = np.random.default_rng(1).permutation(num_blocks).tolist()
     tables = array("I", scattered[0::2]), array("I", scattered[1::2])
     rows = []
@@ -158,7 +172,7 @@ def _through_blocks(
                 for i, (tokens, table) in enumerate(zip((stranger, prompt), tables, strict=True))
             )
         )
-        inputs = build_inputs(plan, _BLOCK_SIZE, device)
+        inputs = build_inputs(plan, store.block_size, store.device)
         (metadata,) = inputs.groups
         step = attention.start(metadata, store)
         logits = call(inputs.input_ids, inputs.position_ids, step)

@@ -15,6 +15,7 @@ Files in reading order:
 * ``native_splits``: which items are cut by keys, so that all threads have work?
 * ``native_plan``: what does the native library need to know to read a step?
 * ``native_backend``: the answer of the native library, on a CPU;
+* ``choice``: the native library, or plain torch?
 * ``registration``: how do the models of ``transformers`` call us?
 * ``mask_request``: which keys would the model's own mask have let a query see?
 """

@@ -1,0 +1,97 @@
+"""Who computes attention: the native library, or plain torch?
+
+The library is several times faster, and knows CPUs, three formats and blocks of a multiple of
+sixteen tokens. Whatever it does not know, torch does.
+"""
+
+import functools
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from ostinato.core.config import AttentionName, ReadOnce
+from ostinato.core.errors import ConfigError
+from ostinato.runner.attention.backend import AttentionBackend
+from ostinato.runner.attention.native_backend import NativeAttention
+from ostinato.runner.attention.torch_backend import SHARING, TorchAttention
+from ostinato.runner.kv_store import KVSpec
+from ostinato.runner.native.face import DTYPES
+from ostinato.runner.native.library import library
+from ostinato.runner.native.store import TOKEN_GROUP
+
+logger = logging.getLogger(__name__)
+
+NO_LIBRARY = "the package was installed without its native library, for want of a C++ compiler"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """What attention is wanted for.
+
+    Attributes:
+        spec: What is kept per token.
+        dtype: In which the model computes.
+        kv_dtype: In which keys and values are kept.
+        block_size: Tokens per block.
+        device: Where the model computes.
+    """
+
+    spec: KVSpec
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    block_size: int
+    device: torch.device
+
+
+def choose_attention(
+    name: AttentionName, case: AttentionCase, read_once: ReadOnce = "auto"
+) -> AttentionBackend:
+    """Say who computes.
+
+    Args:
+        name: ``native``, ``torch``, or ``auto``: the library wherever it can.
+        case: What it is wanted for.
+        read_once: When blocks that sequences share are read once for all of them.
+
+    Raises:
+        ConfigError: The library was asked for by name and cannot do it.
+
+    Effects: says once, per reason, why ``auto`` does without the library; not where nobody would
+        expect it, on a GPU or in float64.
+    """
+    if name == "torch":
+        return TorchAttention(sharing=SHARING[read_once])
+    hindrance = _hindrance(case)
+    native = library() if hindrance is None else None
+    if native is not None:
+        return NativeAttention(native, read_once)
+    if name == "native":
+        raise ConfigError(
+            f"attention='native' cannot be had: {hindrance or NO_LIBRARY}; or set attention='auto'"
+        )
+    if hindrance is not None and case.device.type == "cpu" and case.dtype != torch.float64:
+        _say(hindrance)
+    return TorchAttention(sharing=SHARING[read_once])
+
+
+def _hindrance(case: AttentionCase) -> str | None:
+    """Name the first thing that the library does not know, with the setting that would help."""
+    known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+    if case.device.type != "cpu":
+        return f"device={str(case.device)!r}, and it computes on a CPU"
+    for setting, dtype in (("dtype", case.dtype), ("kv_cache_dtype", case.kv_dtype)):
+        if dtype not in DTYPES:
+            name = str(dtype).removeprefix("torch.")
+            return f"{setting} is {name}, and it knows {known}: set {setting}"
+    if case.block_size % TOKEN_GROUP:
+        return f"block_size={case.block_size} must be a multiple of {TOKEN_GROUP}: set block_size"
+    for layer, kept in enumerate(case.spec.layers):
+        if kept.key_dim % 2:
+            return f"layer {layer} has keys of {kept.key_dim} elements, and it wants even numbers"
+    return None
+
+
+@functools.cache
+def _say(hindrance: str) -> None:
+    logger.warning("attention runs in plain torch, slower: %s", hindrance)
