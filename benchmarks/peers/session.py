@@ -258,11 +258,11 @@ class Session:
         return process
 
     def _warm_up(self, process: WorkerProcess) -> list[list[int]]:
-        """Serve a few short prompts, whose answers can be compared, and one as long as most."""
+        """Serve a few short prompts, whose answers can be compared, and a longer one."""
         draw = Draw(self.plan.vocab_size, self.plan.seed, "warm up")
         asked = Asked(process, self.plan.timeout_s)
         outputs = asked.serve([[(draw(48), 12)] for _ in range(4)]).outputs
-        asked.serve([[(draw(self.plan.sizes.prefix), 4)]])
+        asked.serve([[(draw(self.plan.sizes.strangers), 4)]])
         return outputs
 
     def _end(self, engines: set[Engine]) -> None:
