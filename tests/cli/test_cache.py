@@ -1,9 +1,12 @@
 """`ostinato cache` and `ostinato keys`, against a real server with keys."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
+from ostinato.cli._cache_tables import draw_stats
 from ostinato.cli.cache import read_seconds
 from ostinato.core.errors import ConfigError
 from ostinato.server.keys import read_keys
@@ -59,6 +62,22 @@ def test_statistics_and_the_heaviest_prefixes_are_drawn(cache, keyed: Keyed):
     stats = cache("stats")
     assert "512 blocks" in stats and "ann" in stats and "all" in stats
     assert json.loads(cache("stats", "--json"))["tenants"]["ann"]["num_requests"] >= 2
+
+
+def test_estimates_are_drawn_when_there_are_some(cache):
+    """A row for each size and policy, the cache's own policy first."""
+    answer = json.loads(cache("stats", "--json"))
+    assert answer["ghosts"] == [] and "Would hit" not in cache("stats")
+    row = {"num_blocks": 1_024, "hit_ratio": 0.4321, "num_sampled_blocks": 5_000}
+    answer["ghosts"] = [
+        {"memory": 1.0, "policy": "arc", **row},
+        {"memory": 2.0, "policy": "lru", **row},
+    ]
+    console = Console(record=True, width=80, file=io.StringIO())
+    draw_stats(console, answer)
+    drawn = console.export_text()
+    assert "Would hit" in drawn and "1,024" in drawn and "43.2%" in drawn and "5,000" in drawn
+    assert drawn.index("2 x") < drawn.index("1 x")
 
 
 def test_a_prefix_is_published_listed_and_taken_back(cache, keyed: Keyed):

@@ -30,7 +30,14 @@ BOB = Caller(tenant="bob", salt="salt of bob")
 @pytest.fixture(scope="module")
 def llm() -> Iterator[AsyncLLM]:
     """Load an engine of few blocks, so that something is evicted."""
-    engine = AsyncLLM("tiny-shakespeare", dtype="float32", num_blocks=24, block_size=4)
+    engine = AsyncLLM(
+        "tiny-shakespeare",
+        dtype="float32",
+        num_blocks=24,
+        block_size=4,
+        ghost_blocks=24,
+        ghost_share=1.0,
+    )
     yield engine
     await_idle(engine)
     engine.shutdown()
@@ -68,6 +75,16 @@ async def ask(state: ServerState, caller: Caller, text: str, tokens: int = 2, **
     call = GenerateCall(endpoint="/test", params=params, text=text, **how)
     async for _ in serve(state, caller, call):
         pass
+
+
+async def go_round(state: ServerState) -> None:
+    """Have seven prompts come again and again; the idle engine replays what the ghost recorded."""
+    while not state.llm.cache_stats.ghosts:
+        for number in range(70):
+            await ask(state, ANN, f"{number % 7} of seven prompts that go round", tokens=1)
+    until = time.monotonic() + 20
+    while len(state.llm.cache_stats.ghosts) < 9 and time.monotonic() < until:
+        await asyncio.sleep(0.01)
 
 
 async def at_once(state: ServerState, *texts: str) -> None:
@@ -119,6 +136,24 @@ def test_prompt_tokens_by_origin_add_up_to_known_traffic(llm) -> None:
     assert brought("ostinato_time_to_first_token_seconds_count", hit_share="half_or_more") == 1
     assert after.value("ostinato_running_sequences") == 0
     assert after.value("ostinato_blocks") == 24
+
+
+def test_what_other_sizes_and_policies_would_find_is_a_gauge_each(llm) -> None:
+    """Three sizes, and every other policy at this size; administrators see the same."""
+    state = ServerState(llm, ServerConfig())
+    with serving(state) as url:
+        asyncio.run(go_round(state))
+        page, stats = scrape(url), httpx.get(f"{url}/admin/stats").json()
+    ghosts = llm.cache_stats.ghosts
+    assert {ghost.memory for ghost in ghosts if ghost.policy == "lru"} == {0.5, 2.0, 4.0}
+    assert len(ghosts) == 9
+    for ghost, row in zip(ghosts, stats["ghosts"], strict=True):
+        labels = {"memory": f"{ghost.memory:g}", "policy": ghost.policy}
+        assert page.value("ostinato_ghost_hit_ratio", **labels) == ghost.hit_ratio
+        assert page.value("ostinato_ghost_sampled_blocks", **labels) == ghost.num_sampled > 50
+        assert row["hit_ratio"] == pytest.approx(ghost.hit_ratio, abs=1e-6)
+    half, double, _ = (ghost.hit_ratio for ghost in ghosts if ghost.policy == "lru")
+    assert double > half + 0.1, "seven prompts need more room than there is"
 
 
 def test_evictions_show_how_old_and_how_far_apart(llm) -> None:
@@ -296,6 +331,7 @@ def test_the_dashboard_asks_for_metrics_and_labels_that_exist(llm) -> None:
     state = ServerState(llm, ServerConfig(max_requests=1))
     with serving(state) as url:
         asyncio.run(ask(state, ANN, "abc"))
+        asyncio.run(go_round(state))
         state.is_draining = True
         with pytest.raises(ApiError):
             asyncio.run(ask(state, ANN, "abc"))

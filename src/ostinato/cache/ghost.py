@@ -1,140 +1,216 @@
-"""What would more memory bring, or another policy?
+"""What would more memory bring, or another policy, and what may it cost to know?
 
-A ghost watches a sample of the traffic and replays it on small caches without memory behind
-them: half, double and four times the size under the same policy, and the same size under every
-other one. Index, pool and policy of the small caches are those of the large one, so whatever a
-policy learns or remembers, it does there as well::
+A ghost watches the traffic by episodes. It saves up, records a sample of what is served for a
+while, and replays it on small caches with nothing behind them, a turn at a time::
 
-    prompt   b0 b1 b2 b3 | b4 b5 b6 b7 | b8 ..       a window of ``stride`` blocks each
-    sample      b1       |          b7 |  ..         one block of each: a prompt of two "tokens"
+    saving ──enough──► recording ──log full──► replaying ──► saving ..
+    a counter          a few digests           the sizes, then one other policy
+    per request        per request             while there is credit
 
-Which block of a window is sampled depends on the window's first block. So prompts that begin
-alike are sampled alike, and a cache of ``num_blocks / stride`` sees of them what the whole cache
-sees of all. What sampling gets wrong, it gets wrong for every size alike: an estimate is the hit
-ratio that was measured, plus what the small caches differ by.
+Credit is a share of the time that the cache itself takes (``ghost_share``, a hundredth).
+Everything that the ghost does is paid from it in processor time, and what is not paid for is not
+done: estimates come late rather than dear. Only while the engine has nothing else to do is an
+episode replayed on credit, and paid back before the next is recorded.
 
-Source: spatially hashed sampling: Waldspurger, Park, Garthwaite, Ahmad, Efficient MRC
-construction with SHARDS, FAST 2015; many small caches: Waldspurger, Saemundsson, Ahmad, Park,
-Cache modeling and optimization using miniature simulations, ATC 2017.
+A cache of half, double or four times the size differs from a small one of this size as the large
+ones would differ, so an estimate is the hit ratio that was measured, plus what the small caches
+differ by.
+
+Source: many small caches: Waldspurger, Saemundsson, Ahmad, Park, Cache modeling and optimization
+using miniature simulations, ATC 2017; the sample: ``sample``.
 """
 
-from array import array
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import inf
 from typing import get_args
-from zlib import crc32
 
-from ostinato.cache.accounts import Accounts
-from ostinato.cache.policies import make_policy
-from ostinato.cache.policies.contract import Turn
-from ostinato.cache.pool import BlockPool
-from ostinato.cache.radix_index import RadixIndex
-from ostinato.cache.stats import GhostEstimate
+from ostinato.cache.block_table import BlockTable
+from ostinato.cache.episode import Episode, EpisodePlan
+from ostinato.cache.stats import GhostEstimate, LookupCounts
 from ostinato.core.config import CacheConfig, PolicyName
-from ostinato.core.identity import PrefixKey
 
-_SIZES = (0.5, 2.0, 4.0)
+_ADMISSIONS = 1.8
+"""A request takes the cache at least so many times as long as its admission: 2 where every
+request evicts (traces in ``benchmarks/ghost.py``), 3 to 6 in ``benchmarks/heart.py``."""
+
+_LOOK_S = 1e-7
+"""What a request costs that nothing is done about."""
+
+_REST = 64
+"""Requests between two of which the admission is timed; and those that come before the first
+episode, which is planned by what they hit."""
+
+_LEAST_PRICE_S = 1e-3
+"""No episode costs less."""
+
+_SLICE_S = 5e-4
+"""The most that one request is held up by replaying."""
+
+_REPLAY_S = 1.5e-6
+"""What a sampled block costs that is replayed for the sizes."""
+
+_OVER = object()
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What small caches of a size and policy found more than those of the cache's own."""
+
+    difference: int = 0
+    num_asked: int = 0
+
+    def add(self, difference: int, num_asked: int) -> None:
+        self.difference += difference
+        self.num_asked += num_asked
 
 
 class Ghost:
-    """A sample of the traffic, replayed on small caches."""
+    """Estimates for other sizes and policies.
 
-    def __init__(self, config: CacheConfig, clock: Callable[[], float]) -> None:
-        """Watch a cache of that configuration.
+    Attributes:
+        num_seen: Requests that were admitted; the cache counts.
+        due: How many of them to admit before one is timed, and wakes the ghost.
+        is_recording: Whether requests that are admitted now are to be noted when they end.
+        timer: Seconds of processor time.
+        spent_s: What it has taken so far.
+    """
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        clock: Callable[[], float],
+        counts: LookupCounts,
+        timer: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """Watch a cache.
 
         Args:
-            config: Of the cache; ``ghost_blocks`` is the size of a small cache as large as it.
+            config: Of the cache.
             clock: The cache's.
+            counts: What the cache has found.
+            timer: Seconds of processor time.
         """
-        self._config = config
-        self._clock = clock
-        self._stride = max(1, config.num_blocks // config.ghost_blocks)
-        wanted = [(config.num_blocks, config.policy)]
-        wanted += [(int(size * config.num_blocks), config.policy) for size in _SIZES]
-        others = [policy for policy in get_args(PolicyName) if policy != config.policy]
-        self._wanted = wanted + [(config.num_blocks, policy) for policy in others]
-        self.clear()
+        self.num_seen, self.due, self.is_recording, self.timer = 0, 0, False, timer
+        self._config, self._clock, self._counts = config, clock, counts
+        self.spent_s = 0.0
+        self._earned_s = 0.0 if config.ghost_share < 1 else inf
+        self._num_paid = 0  # requests of whose time the share is in the credit
+        self._num_noted, self._note_s = 0, 2e-6  # and what noting one takes, on average
+        self._num_episodes = 0
+        self._tallies: dict[tuple[float, PolicyName], _Tally] = {}
+        policies: tuple[PolicyName, ...] = get_args(PolicyName)
+        self._others = [policy for policy in policies if policy not in ("lru", config.policy)]
+        self._episode: Episode | None = None
+        self._work: Iterator[None] | None = None  # the replay of what was recorded
+
+    @property
+    def credit_s(self) -> float:
+        """What it may still take."""
+        return self._earned_s - self.spent_s
+
+    def wake(self, began_s: float) -> None:
+        """Take the share of the time since the last call, and do what it is enough for.
+
+        Args:
+            began_s: When the admission began that has just come to its end, by ``timer``.
+        """
+        started = self.timer()
+        num_requests, self._num_paid = self.num_seen - self._num_paid, self.num_seen
+        request_s = _ADMISSIONS * (started - began_s)
+        self._earned_s += num_requests * self._config.ghost_share * request_s
+        self.spent_s += num_requests * _LOOK_S
+        if self._episode is None and self.num_seen >= _REST:
+            self._begin()
+        self._work_until(started + min(self.credit_s, _SLICE_S))
+        self.spent_s += self.timer() - started
+        is_busy = self._work is not None and self.credit_s > 0
+        self.due = self.num_seen + (0 if is_busy else _REST)
+
+    def rest(self) -> bool:
+        """Replay a little in a spare moment, on credit: it is paid back before more is recorded.
+
+        Returns:
+            Whether there is more to replay.
+        """
+        if self._work is None:
+            return False
+        started = self.timer()
+        self._work_until(started + _SLICE_S)
+        self.spent_s += self.timer() - started
+        return self._work is not None
+
+    def left(self, table: BlockTable, num_tokens: int) -> None:
+        """Note a request that ends.
+
+        Args:
+            table: Its tokens, how many of them were looked up, and how many were generated.
+            num_tokens: How many of them are computed.
+        """
+        if not self.is_recording or self._episode is None:
+            return
+        is_timed = self._num_noted % 8 == 0
+        self._num_noted += 1
+        started = self.timer() if is_timed else 0.0
+        self._episode.note(table, num_tokens)
+        if is_timed:
+            self._note_s += 0.1 * (self.timer() - started - self._note_s)
+        self.spent_s += self._note_s
+        if self._episode.is_full or self.credit_s < 0:
+            self._end_recording()
 
     def clear(self) -> None:
-        """Start anew: the cache has forgotten something, or is about to."""
-        self._num_sampled = 0
-        self._caches = [
-            _SmallCache(max(1, num_blocks // self._stride), policy, self._clock)
-            for num_blocks, policy in self._wanted
-        ]
+        """Drop what was sampled; estimates stay, for they tell of nobody."""
+        self.is_recording, self._episode, self._work = False, None, None
 
-    def saw(self, key: PrefixKey) -> None:
-        """Look at an admitted prompt; most of them are looked at for two hashes only.
+    def catch_up(self) -> None:
+        """Replay at once all that was recorded, whatever it costs."""
+        if self.is_recording:
+            self._end_recording()
+        while self._work is not None:
+            self._step()
 
-        Cost: O(num_tokens / stride), and where a block is sampled, a request per small cache.
-        """
-        names = self._sample(key)
-        if names:
-            self._num_sampled += len(names)
-            sampled = PrefixKey(key.identity, names)
-            for cache in self._caches:
-                cache.serve(sampled)
-
-    def estimates(self, hit_ratio: float) -> tuple[GhostEstimate, ...]:
-        """Return what others would have found.
-
-        Args:
-            hit_ratio: What the cache itself has found.
-        """
-        if not self._num_sampled:
-            return ()
-        same, *others = self._caches
+    def estimates(self) -> tuple[GhostEstimate, ...]:
+        """Return what others would have found, by what was replayed so far."""
+        measured = self._counts.hit_ratio
         found = []
-        for (num_blocks, policy), cache in zip(self._wanted[1:], others, strict=True):
-            differs = (cache.num_hits - same.num_hits) / self._num_sampled
-            ratio = min(1.0, max(0.0, hit_ratio + differs))
-            found.append(GhostEstimate(num_blocks, policy, ratio, self._num_sampled))
+        for (memory, policy), tally in list(self._tallies.items()):
+            ratio = min(1.0, max(0.0, measured + tally.difference / tally.num_asked))
+            num_blocks = int(memory * self._config.num_blocks)
+            found.append(GhostEstimate(num_blocks, policy, ratio, tally.num_asked, memory))
         return tuple(found)
 
-    def _sample(self, key: PrefixKey) -> "array[int]":
-        """Return the names of a prompt's sampled blocks, in order."""
-        size, stride = self._config.block_size, self._stride
-        num_blocks, names = len(key) // size, array("I")
-        for first in range(0, num_blocks, stride):
-            start = first * size
-            place = first + crc32(key.packed_range(start, start + size)) % stride
-            if place < num_blocks:
-                start = place * size
-                names.append(crc32(key.packed_range(start, start + size), place))
-        return names
+    def _begin(self) -> None:
+        """Record from now on, if there is credit for that and for replaying the sizes."""
+        if self.credit_s < _LEAST_PRICE_S:
+            return
+        plan = EpisodePlan.of(self._num_episodes, self._config, self._counts)
+        price_s = plan.num_requests * self._note_s + plan.most_logged * _REPLAY_S
+        if self.credit_s >= price_s:
+            self._episode = Episode(self._num_episodes, plan, self._config, self._clock)
+            self.is_recording = True
+            self._num_episodes += 1
 
+    def _end_recording(self) -> None:
+        """Replay from now on, if it is enough to tell anything."""
+        self.is_recording, episode = False, self._episode
+        if episode is None or not episode.tells_something:
+            self._episode = None
+            return
+        turn = self._num_episodes % len(self._others)
+        others = self._others if self.credit_s == inf else self._others[turn : turn + 1]
+        self._work, self.due = episode.replay(others, self._tally), self.num_seen
 
-class _SmallCache:
-    """A cache with blocks of one token and nothing behind them, one request at a time."""
+    def _work_until(self, moment_s: float) -> None:
+        """Replay turns while there are some, and time."""
+        while self._work is not None and self.timer() < moment_s:
+            self._step()
 
-    def __init__(self, num_blocks: int, policy: PolicyName, clock: Callable[[], float]) -> None:
-        self.num_hits = 0
-        self._num_blocks = num_blocks
-        accounts = Accounts({}, lambda: make_policy(policy, num_blocks, clock))
-        self._pool = BlockPool(num_blocks, accounts, "scratch_first", clock)
-        self._index = RadixIndex(self._pool, 1)
+    def _step(self) -> None:
+        """Replay one more turn."""
+        if self._work is not None and next(self._work, _OVER) is _OVER:
+            self._episode, self._work = None, None
 
-    def serve(self, key: PrefixKey) -> None:
-        """Look up, insert what is missing, and let go of it."""
-        match = self._index.match(key, min(len(key), self._num_blocks))
-        num_hits = len(match.blocks)
-        self.num_hits += num_hits
-        path, turn = self._index.acquire(key, match), Turn()
-        last = self._index.last_entry(path)
-        if last is not None:
-            self._pool.note_gap(turn, last.uses, last.idle_since_s)
-        missing = self._take(min(len(key), self._num_blocks) - num_hits)
-        path, _ = self._index.publish(path, key, missing, turn)
-        self._index.release(path, turn)
-
-    def _take(self, num_blocks: int) -> "array[int]":
-        """Take blocks, evicting what they hold."""
-        blocks, account = array("i"), self._pool.accounts.common
-        while (most := num_blocks - len(blocks)) > 0:
-            victim = self._pool.next_victim(account)
-            if victim is None:
-                taken = self._pool.take_scratch(most)
-            else:
-                taken = self._index.evict(victim, most).blocks
-            self._pool.charge(account, len(taken))
-            blocks.extend(taken)
-        return blocks
+    def _tally(self, memory: float, policy: PolicyName, difference: int, num_asked: int) -> None:
+        self._tallies.setdefault((memory, policy), _Tally()).add(difference, num_asked)

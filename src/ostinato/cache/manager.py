@@ -44,7 +44,7 @@ class CacheManager:
         events: What outsiders are told; None if ``keep_event_batches`` is 0.
         chronicle: What is remembered of admissions and losses, for explanations.
         custody: Leases, erasure, epochs and reset.
-        ghost: Estimates for other sizes and policies; None if ``ghost_blocks`` is 0.
+        ghost: Estimates for other sizes and policies; None if there are none.
     """
 
     def __init__(
@@ -77,7 +77,8 @@ class CacheManager:
         # first source.
         self._copies: dict[tuple[int, int], list[CopyRun]] = {}
         self._tables: dict[int, BlockTable] = {}
-        self.ghost = Ghost(config, clock) if _haunted(config) else None
+        counts = self._journal.stats.first
+        self.ghost = Ghost(config, clock, counts) if _haunted(config) else None
         self.custody = Custody(self.groups, self._journal, clock, self._tables, self.ghost)
 
     @property
@@ -85,7 +86,7 @@ class CacheManager:
         """Counters since the start, and the ghost's estimates as of now."""
         stats = self._journal.stats
         if self.ghost is not None:
-            stats.ghosts = self.ghost.estimates(stats.first.hit_ratio)
+            stats.ghosts = self.ghost.estimates()
         return stats
 
     @property
@@ -137,6 +138,8 @@ class CacheManager:
             token fits, and then nothing has changed. Where only the source of a copy stands
             in the way, the copy is given up.
         """
+        ghost = self.ghost
+        began_s = 0.0 if ghost is None or ghost.num_seen < ghost.due else ghost.timer()
         hit = match.num_tokens
         wanted = len(key) if most_new is None else min(len(key), hit + most_new)
         room = self.groups.room(key, match, wanted)
@@ -160,12 +163,16 @@ class CacheManager:
         self._journal.stats.count_lookup(
             table.tenant, len(key), table.num_shared_tokens, table.num_copied_tokens, preempted
         )
-        if self.ghost is not None and not preempted:
-            self.ghost.saw(key)
         if table.num_shared_tokens and not preempted:
             self.index.count_hit(table.path)
         self.custody.used(key, table.num_cached_tokens)
-        return table, self._copy_tail(table, match)
+        copies = self._copy_tail(table, match)
+        if ghost is not None and not preempted:
+            ghost.num_seen += 1
+            if began_s:
+                ghost.wake(began_s)
+            table.num_watched = len(key) if ghost.is_recording else 0
+        return table, copies
 
     def num_slots(self, table: BlockTable) -> int:
         """Return how many tokens of a table have slots in every group."""
@@ -257,6 +264,8 @@ class CacheManager:
             self._journal.stats.sealed_tails += 1
             findable = num_tokens
         self.chronicle.leave(table.visit, table.key, blocks, num_tokens, findable)
+        if table.num_watched and self.ghost is not None and table.writes:
+            self.ghost.left(table, num_tokens)
         self._drop(table)
         self._journal.commit()  # a tenant above its quota has just lost some
 
@@ -350,7 +359,7 @@ class CacheManager:
 
 def _haunted(config: CacheConfig) -> bool:
     """Whether a ghost shall watch."""
-    return config.ghost_blocks > 0 and config.enable_prefix_caching
+    return config.num_ghost_blocks > 0 and config.enable_prefix_caching
 
 
 def _told(config: CacheConfig) -> bool:

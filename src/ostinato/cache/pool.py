@@ -24,7 +24,7 @@ from ostinato.core.config import FreeOrder
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockId
 
-_MANY_USES = 20
+MANY_USES = 20
 """Content that was in use more often is shared: it tells nothing of one conversation's pace."""
 
 
@@ -236,7 +236,7 @@ class BlockPool:
 
     def note_gap(self, turn: Turn, uses: int, idle_since_s: float) -> None:
         """Note the time since content was let go of that a request found."""
-        turn.gap_s = self._clock() - idle_since_s if uses < _MANY_USES else None
+        turn.gap_s = self._clock() - idle_since_s if uses < MANY_USES else None
 
     def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
         """Remember nothing of what was evicted and belongs to something."""

@@ -64,12 +64,14 @@ class GhostEstimate:
         policy: Its eviction policy.
         hit_ratio: Estimated share of looked-up tokens that hit, from 0 to 1.
         num_sampled: Blocks that the estimate rests on; below some hundreds it is a guess.
+        memory: Its size as a multiple of the cache's.
     """
 
     num_blocks: int
     policy: PolicyName
     hit_ratio: float
     num_sampled: int
+    memory: float = 1.0
 
 
 @dataclass(slots=True)
@@ -89,7 +91,8 @@ class CacheStats:
         residencies_s: Forgotten blocks by seconds since they were published; a run of blocks
             that grew together counts from its first.
         reuse_distances: Evictable blocks that were held again, by blocks given away meanwhile.
-        ghosts: What other sizes and policies would have found; empty without ``ghost_blocks``.
+        ghosts: What other sizes and policies would have found; empty without a ghost,
+            and until its first episode is replayed.
     """
 
     first: LookupCounts = field(default_factory=LookupCounts)

@@ -32,6 +32,22 @@ def draw_stats(console: Console, answer: dict[str, Any]) -> None:
             f"{counts['hit_ratio']:.1%}",
         )
     console.print(table)
+    if answer["ghosts"]:
+        console.print(_ghosts(answer["ghosts"]))
+
+
+def _ghosts(rows: list[dict[str, Any]]) -> Table:
+    """Draw what other sizes and policies would have found."""
+    table = _table("Memory", ("Policy", "Blocks", "Would hit", "Sampled"))
+    for row in sorted(rows, key=lambda row: (row["memory"] == 1.0, row["memory"], row["policy"])):
+        table.add_row(
+            Text(f"{row['memory']:g} x"),
+            Text(row["policy"]),
+            f"{row['num_blocks']:,}",
+            f"{row['hit_ratio']:.1%}",
+            f"{row['num_sampled_blocks']:,}",
+        )
+    return table
 
 
 def draw_heaviest(console: Console, answer: dict[str, Any]) -> None:

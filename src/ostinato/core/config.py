@@ -41,6 +41,11 @@ class WindowConfig:
         at_least("num_blocks of a window", self.num_blocks, 1)
 
 
+_GHOST_BLOCKS = 256
+_LEAST_HAUNTED = 2048
+"""Blocks of a cache below which a ghost would take more than a hundredth of its memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """How prefixes are kept.
@@ -62,8 +67,11 @@ class CacheConfig:
             sequence needs, so that it can always run.
         keep_event_batches: Batches of events kept for consumers that missed some; 0 keeps no
             events at all.
-        ghost_blocks: Blocks of the small cache that stands for this one in estimates for other
-            sizes and policies; 0 makes no estimates.
+        ghost_blocks: The most blocks of the small cache that stands for this one in estimates for
+            other sizes and policies; 0 makes no estimates, None takes 256 where there are 2,048
+            blocks or more.
+        ghost_share: Processor time that estimates may take, as a share of what the cache takes;
+            1 spares none.
         keep_explanations: Sequences of which is remembered what becomes of them, so that misses
             can be explained; 0 remembers nothing.
     """
@@ -80,7 +88,8 @@ class CacheConfig:
     allotments: Mapping[bytes, Allotment] = field(default_factory=dict)
     reserved_blocks: int = 0
     keep_event_batches: int = 0
-    ghost_blocks: int = 0
+    ghost_blocks: int | None = None
+    ghost_share: float = 0.01
     keep_explanations: int = 1000
 
     def __post_init__(self) -> None:
@@ -91,7 +100,12 @@ class CacheConfig:
         """
         at_least("num_blocks", self.num_blocks, 1)
         at_least("reserved_blocks", self.reserved_blocks, 0)
-        at_least("ghost_blocks", self.ghost_blocks, 0)
+        at_least("ghost_blocks", self.num_ghost_blocks, 0)
+        if not 0 < self.ghost_share <= 1:
+            raise ConfigError(
+                f"ghost_share={self.ghost_share!r}: must be above 0 and at most 1; "
+                "ghost_blocks=0 makes no estimates"
+            )
         at_least("keep_event_batches", self.keep_event_batches, 0)
         at_least("keep_explanations", self.keep_explanations, 0)
         self._check_windows()
@@ -101,6 +115,13 @@ class CacheConfig:
         one_of("free_order", self.free_order, get_args(FreeOrder))
         one_of("policy", self.policy, get_args(PolicyName))
         one_of("digest", self.digest, get_args(DigestName))
+
+    @property
+    def num_ghost_blocks(self) -> int:
+        """The most blocks of a small cache; 0 without estimates."""
+        if self.ghost_blocks is not None:
+            return self.ghost_blocks
+        return _GHOST_BLOCKS if self.num_blocks >= _LEAST_HAUNTED else 0
 
     @property
     def num_slots(self) -> int:

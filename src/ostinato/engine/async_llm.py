@@ -410,7 +410,7 @@ class AsyncLLM:
 
     def _go_round(self) -> None:
         """Obey what has come, or wait for it if there is nothing else to do; then step."""
-        self._commands.obey(wait=not self._engine.has_work)
+        self._commands.obey(wait=not self._engine.has_work and not self._engine.rest())
         for state in self._engine.step():
             name = state.request.request_id
             mailbox = self._mailboxes[name]

@@ -70,8 +70,10 @@ class EngineConfig:
             no events, None keeps 10,000 if they are published and none otherwise.
         keep_explanations: Sequences that are remembered so that misses can be explained; 0
             remembers nothing.
-        ghost_blocks: Blocks of the small cache that stands for the whole one in estimates of what
-            more memory or another policy would bring; 0 makes no estimates.
+        ghost_blocks: The most blocks of the small cache that stands for the whole one in estimates
+            of what more memory or another policy would bring; 0 makes no estimates, None takes
+            256 where the cache has 2,048 blocks or more.
+        ghost_share: Processor time that estimates may take, as a share of what the cache takes.
         kv_events_endpoint: Where to publish KV events over ZeroMQ, such as
             ``tcp://127.0.0.1:5557``; None publishes none. They carry token ids: whoever can
             connect can read prompts.
@@ -107,7 +109,8 @@ class EngineConfig:
     allotments: Mapping[str, Allotment] = field(default_factory=dict)
     keep_event_batches: int | None = None
     keep_explanations: int = 1000
-    ghost_blocks: int = 0
+    ghost_blocks: int | None = None
+    ghost_share: float = 0.01
     kv_events_endpoint: str | None = None
     kv_events_replay_endpoint: str | None = None
     kv_events_topic: str = ""
@@ -187,6 +190,7 @@ class EngineConfig:
             keep_event_batches=self.num_kept_event_batches,
             keep_explanations=self.keep_explanations,
             ghost_blocks=self.ghost_blocks,
+            ghost_share=self.ghost_share,
         )
 
     def longest(self, limit: int, reason: str) -> int:

@@ -130,6 +130,10 @@ class Engine:
         """Counters of the cache."""
         return self.cache.stats
 
+    def rest(self) -> bool:
+        """Do a little of what waits for spare moments; returns whether there is more."""
+        return self.cache.ghost is not None and self.cache.ghost.rest()
+
     @property
     def scheduler_stats(self) -> SchedulerStats:
         """Counters of the scheduler."""

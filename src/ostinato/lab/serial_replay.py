@@ -84,6 +84,7 @@ def replay_serially(
         policy=policy,
         seal_tails=False,
         keep_explanations=0,
+        ghost_blocks=0,
     )
     manager = CacheManager(config, clock=lambda: now_s[0])
     hits, cached, num_cut = [0] * len(trace), [0] * len(trace), 0

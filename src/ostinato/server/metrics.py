@@ -30,6 +30,7 @@ from ostinato.engine.snapshot import Snapshot
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
 from ostinato.server.errors import ApiError
+from ostinato.server.ghost_metrics import ghost_metrics
 from ostinato.server.http_meter import Answer
 from ostinato.server.ledger import Ledger, PromptTokens
 from ostinato.server.observer import ServedRequest
@@ -194,6 +195,7 @@ class _EngineCollector(Collector):
         if seen is not None:
             yield from _prompt_tokens(seen)
             yield from _blocks(seen)
+            yield from ghost_metrics(seen.cache.ghosts)
             yield from _scheduling(seen)
 
 

@@ -11,6 +11,7 @@ from ostinato.engine.engine import Engine
 from ostinato.engine.public_prefixes import public_name
 from ostinato.engine.snapshot import Snapshot, take_snapshot
 from ostinato.server.callers import Administrator
+from ostinato.server.ghost_metrics import ghost_rows
 from ostinato.server.state import ServerState
 
 router = APIRouter(prefix="/admin", tags=["administration"])
@@ -94,6 +95,7 @@ def _totals(seen: Snapshot) -> dict[str, Any]:
         "duplicate_blocks": cache.duplicate_blocks,
         "sealed_tails": cache.sealed_tails,
         "evicted_blocks": cache.evicted_blocks,
+        "ghosts": ghost_rows(cache.ghosts),
     }
 
 

@@ -1,0 +1,43 @@
+"""What may Prometheus and administrators know of other sizes and policies?"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from ostinato.cache.stats import GhostEstimate
+
+
+def ghost_metrics(ghosts: Sequence[GhostEstimate]) -> Iterable[Metric]:
+    """Lay estimates out: a gauge per multiple of the memory and policy; none before the first."""
+    ratios = GaugeMetricFamily(
+        "ostinato_ghost_hit_ratio",
+        "Estimated share of looked-up tokens that a cache of so many times the memory, or of "
+        "another policy, would have found since the start.",
+        labels=["memory", "policy"],
+    )
+    sampled = GaugeMetricFamily(
+        "ostinato_ghost_sampled_blocks",
+        "Blocks that the estimate rests on; below some hundreds it is a guess.",
+        labels=["memory", "policy"],
+    )
+    for ghost in ghosts:
+        labels = [f"{ghost.memory:g}", ghost.policy]
+        ratios.add_metric(labels, ghost.hit_ratio)
+        sampled.add_metric(labels, ghost.num_sampled)
+    yield ratios
+    yield sampled
+
+
+def ghost_rows(ghosts: Sequence[GhostEstimate]) -> list[dict[str, Any]]:
+    """Lay estimates out for an answer in JSON."""
+    return [
+        {
+            "memory": ghost.memory,
+            "num_blocks": ghost.num_blocks,
+            "policy": ghost.policy,
+            "hit_ratio": round(ghost.hit_ratio, 6),
+            "num_sampled_blocks": ghost.num_sampled,
+        }
+        for ghost in ghosts
+    ]
