@@ -1,0 +1,104 @@
+// What is a random case made of? Numbers from a seed, arrays of any format, and a way to fail.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <vector>
+
+#include "formats.h"
+#include "guarded.h"
+#include "kv_layout.h"
+
+class Random {
+ public:
+  explicit Random(uint32_t seed) : engine_(seed) {}
+  // A whole number, both ends included.
+  int32_t between(int32_t low, int32_t high) {
+    return std::uniform_int_distribution<int32_t>(low, high)(engine_);
+  }
+  bool chance(double p) { return std::bernoulli_distribution(p)(engine_); }
+  float normal() { return std::normal_distribution<float>()(engine_); }
+  template <class T>
+  T pick(std::initializer_list<T> from) {
+    return from.begin()[between(0, static_cast<int32_t>(from.size()) - 1)];
+  }
+  template <class T>
+  void shuffle(std::vector<T> &items) {
+    std::shuffle(items.begin(), items.end(), engine_);
+  }
+
+ private:
+  std::mt19937 engine_;
+};
+
+// (tokens, heads, size) in a format, with strides that leave gaps.
+class Tensor {
+ public:
+  Tensor(int32_t tokens, int32_t heads, int32_t size, int32_t dtype, int32_t gap)
+      : bytes_(extent(tokens, heads, size, gap) * ost::bytes_of(dtype)) {
+    const int64_t head_stride = size + gap;
+    rows = {bytes_.data(), head_stride * heads + gap, head_stride, dtype};
+    std::memset(bytes_.data(), 0xff, bytes_.size());  // NaN in every format
+  }
+  int64_t place(int32_t token, int32_t head, int32_t d) const {
+    return token * rows.token_stride + head * rows.head_stride + d;
+  }
+  double at(int32_t token, int32_t head, int32_t d) const {
+    return ost::load_element(rows.data, rows.dtype, place(token, head, d));
+  }
+  void set(int32_t token, int32_t head, int32_t d, float value) {
+    ost::store_element(rows.data, rows.dtype, place(token, head, d), value);
+  }
+
+  ost_rows rows;
+
+ private:
+  static int64_t extent(int64_t tokens, int64_t heads, int64_t size, int64_t gap) {
+    return (tokens - 1) * ((size + gap) * heads + gap) + (heads - 1) * (size + gap) + size;
+  }
+  Guarded<char> bytes_;
+};
+
+// A layer's keys and values, NaN wherever nobody has written.
+class Store {
+ public:
+  Store(int64_t num_blocks, int32_t dtype, int32_t heads, int32_t key_dim, int32_t value_dim,
+        int32_t block_size)
+      : keys_(num_blocks * heads * block_size * key_dim * ost::bytes_of(dtype)),
+        values_(num_blocks * heads * block_size * value_dim * ost::bytes_of(dtype)) {
+    kv = {keys_.data(), values_.data(), num_blocks, dtype, heads, key_dim, value_dim, block_size};
+    std::memset(keys_.data(), 0xff, keys_.size());
+    std::memset(values_.data(), 0xff, values_.size());
+  }
+  // What the layout says is there.
+  double key(int64_t slot, int32_t head, int32_t d) const {
+    const int64_t base = ost::key_base(kv, slot / kv.block_size, head);
+    const bool pairs = kv.dtype == OST_BFLOAT16;
+    return ost::load_element(kv.keys, kv.dtype,
+                             base + ost::key_place(pairs, kv.key_dim, slot % kv.block_size, d));
+  }
+  double value(int64_t slot, int32_t head, int32_t d) const {
+    const int64_t base = ost::value_base(kv, slot / kv.block_size, head);
+    const bool pairs = kv.dtype == OST_BFLOAT16;
+    return ost::load_element(kv.values, kv.dtype,
+                             base + ost::value_place(pairs, kv.value_dim, slot % kv.block_size, d));
+  }
+
+  ost_kv kv;
+
+ private:
+  Guarded<char> keys_, values_;
+};
+
+inline const char *name_of_isa(int32_t isa) {
+  static const char *const names[] = {"generic", "AVX2", "AVX-512", "AVX-512 BF16", "AMX"};
+  return names[isa];
+}
+
+[[noreturn]] inline void fail(uint32_t seed, const char *what) {
+  std::fprintf(stderr, "seed %u, %s: %s\n", seed, name_of_isa(ost_current_isa()), what);
+  std::exit(1);
+}

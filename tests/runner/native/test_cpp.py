@@ -1,0 +1,54 @@
+"""Are the kernels right by their own tests, under the address sanitizer?
+
+They are built once, in a folder of their own, and run over every instruction set that this
+processor has: random steps against the definition in float64, with arrays that end at pages that
+nobody may touch.
+"""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+NATIVE = Path(__file__).resolve().parents[3] / "native"
+
+
+def run(*command: str | Path) -> str:
+    """Run a command; returns what it says.
+
+    Raises:
+        AssertionError: It failed; with what it said.
+    """
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the sanitized library and its tests."""
+    for tool in ("cmake", "ninja", "c++"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"there is no {tool} here")
+    folder = tmp_path_factory.mktemp("native")
+    options = ("-DOSTINATO_NATIVE_TESTS=ON", "-DOSTINATO_SANITIZE=ON")
+    run("cmake", "-S", NATIVE, "-B", folder, "-G", "Ninja", *options)
+    said = run("cmake", "--build", folder)
+    assert "warning:" not in said, said
+    return folder
+
+
+def test_keys_and_values_lie_where_the_layout_says(built: Path) -> None:
+    assert "40 cases" in run(built / "test_store", "40")
+
+
+def test_attention_is_what_the_definition_says_on_every_instruction_set(built: Path) -> None:
+    assert "24 cases" in run(built / "test_attention", "24")
+
+
+@pytest.mark.nightly
+def test_attention_is_right_for_many_steps(built: Path) -> None:
+    assert "400 cases" in run(built / "test_attention", "400", "1000")
