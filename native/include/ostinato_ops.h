@@ -1,0 +1,74 @@
+/* What does the native library offer for the parts of a layer that are neither products nor attention?
+ *
+ * Each call passes over memory once and rounds where the models of transformers round, so that
+ * what comes out differs from theirs by the order of sums alone. As in ostinato_native.h: a plain
+ * C ABI, and whoever calls has checked every bound (src/ostinato/runner/forward/ops.py).
+ *
+ * Formats are OST_FLOAT32 and OST_BFLOAT16; strides and sizes are in elements.
+ */
+#ifndef OSTINATO_OPS_H
+#define OSTINATO_OPS_H
+
+#include "ostinato_native.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Rows of numbers, each row's side by side: element (row, column) is at row * stride + column. */
+typedef struct ost_matrix {
+  void *data;
+  int64_t stride;
+} ost_matrix;
+
+/* residual += addend; output = residual / sqrt(mean(residual^2) + epsilon) * weight, row by row. */
+typedef struct ost_add_norm {
+  ost_matrix residual; /* (num_rows, width), changed where there is an addend */
+  ost_matrix addend;   /* (num_rows, width), or null */
+  ost_matrix output;   /* (num_rows, width) */
+  const void *weight;  /* (width,) */
+  int64_t num_rows;
+  int32_t width;
+  int32_t dtype;
+  float epsilon;
+  int32_t num_threads;
+} ost_add_norm;
+
+/* Take projected rows apart into heads: queries and keys normed, where there are weights for
+ * that, and turned by their position (RoPE, halves of a head in pairs); values as they are. */
+typedef struct ost_heads {
+  ost_matrix projected; /* (num_rows, (num_heads + 2 * num_kv_heads) * head_dim) */
+  ost_matrix queries;   /* (num_rows, num_heads * head_dim) */
+  ost_matrix keys;      /* (num_rows, num_kv_heads * head_dim) */
+  ost_matrix values;    /* (num_rows, num_kv_heads * head_dim) */
+  ost_matrix cosines;   /* (num_rows, head_dim) */
+  ost_matrix sines;     /* (num_rows, head_dim) */
+  const void *query_weight; /* (head_dim,), or null */
+  const void *key_weight;   /* (head_dim,), or null */
+  int64_t num_rows;
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  int32_t head_dim; /* even */
+  int32_t dtype;
+  float epsilon;
+  int32_t num_threads;
+} ost_heads;
+
+/* output = silu(gate) * up. */
+typedef struct ost_gated {
+  ost_matrix gate_up; /* (num_rows, 2 * width): gate, then up */
+  ost_matrix output;  /* (num_rows, width) */
+  int64_t num_rows;
+  int32_t width;
+  int32_t dtype;
+  int32_t num_threads;
+} ost_gated;
+
+OST_EXPORT void ost_ops_add_norm(const ost_add_norm *op);
+OST_EXPORT void ost_ops_heads(const ost_heads *op);
+OST_EXPORT void ost_ops_gated(const ost_gated *op);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,22 @@
+// Which kernels does an instruction set bring for the parts between products?
+#pragma once
+
+#include <cstdint>
+
+#include "ostinato_ops.h"
+
+namespace ost {
+
+// Each computes rows first..last - 1 on the calling thread.
+struct OpsKernels {
+  void (*add_norm)(const ost_add_norm &op, int64_t first, int64_t last);
+  void (*heads)(const ost_heads &op, int64_t first, int64_t last);
+  void (*gated)(const ost_gated &op, int64_t first, int64_t last);
+};
+
+// ops_kernels.cpp, compiled once for each of them.
+const OpsKernels &ops_generic();
+const OpsKernels &ops_avx2();
+const OpsKernels &ops_avx512();
+
+}  // namespace ost

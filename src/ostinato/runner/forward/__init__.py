@@ -1,0 +1,18 @@
+"""How is a model made fast on a CPU without computing anything else?
+
+Files in reading order:
+
+* ``packed``: how does a weight lie so that products with it are fast?
+* ``packing``: which layers of a model get packed weights?
+* ``ops``: how does Python call what lies between products?
+* ``workspace``: where do the numbers of a step lie while it runs?
+* ``decoder``: is a model a decoder that the fused forward knows?
+* ``fused``: how is a step computed with as few passes over memory as possible?
+* ``choose``: which forward does a model get?
+
+Rules:
+
+1. Nothing here changes what a model computes but by the order of sums; it is tried out at load.
+2. The model's own modules go on working, its ``state_dict`` and ``load_state_dict`` included.
+3. A weight is in memory once, packed or plain; an embedding that is the head as well, twice.
+"""

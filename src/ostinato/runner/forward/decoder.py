@@ -1,0 +1,228 @@
+"""Is a model a decoder as the fused forward computes it?
+
+Judged by what it is built of, not by its name. Llama, Mistral, Qwen2 and Qwen3 are, and whatever
+else is made like them::
+
+    embed_tokens ─► n × layer ─► norm ─► lm_head
+
+    layer     input_layernorm ─► q_proj, k_proj, v_proj ─► [q_norm, k_norm] ─► RoPE ─► attention
+              ─► o_proj ─► + ─► post_attention_layernorm ─► gate_proj, up_proj ─► silu(gate) * up
+              ─► down_proj ─► +
+
+Parts do not show what is done between them: a scale, an order. So this only says what may be tried;
+``choose`` compares what comes out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ostinato.runner.attention.backend import AttentionStyle
+from ostinato.runner.forward.ops import HeadShape, Norm
+from ostinato.runner.forward.packed import PackedLinear, PackedWeight
+from ostinato.runner.forward.packing import stack
+
+_NORMS = frozenset({"q_norm", "k_norm"})
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_GATE_UP = ("gate_proj", "up_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A product: one packed weight, and the biases of the layers in it.
+
+    Attributes:
+        weight: Shape (num_outputs, num_inputs).
+        biases: One per layer in it, end to end; empty for none.
+    """
+
+    weight: PackedWeight
+    biases: tuple[Tensor, ...] = ()
+
+    def bias(self) -> Tensor | None:
+        """Return the biases as one; they are joined anew, since they may be replaced in place."""
+        if len(self.biases) <= 1:
+            return self.biases[0] if self.biases else None
+        return torch.cat(self.biases)
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer.
+
+    Attributes:
+        input_norm: Before attention.
+        project: Queries, keys and values.
+        shape: How they are cut into heads.
+        style: How scores are made.
+        combine: The heads' results.
+        output_norm: Before the feed-forward part.
+        gate_up: Gate and up.
+        down: Back to the residual stream.
+    """
+
+    input_norm: Norm
+    project: Projection
+    shape: HeadShape
+    style: AttentionStyle
+    combine: Projection
+    output_norm: Norm
+    gate_up: Projection
+    down: Projection
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A model taken apart.
+
+    Attributes:
+        embedding: Ids to the residual stream, the model's own module.
+        rotary: Positions to angles, the model's own module.
+        layers: First to last.
+        norm: Behind the last layer.
+        head: The residual stream to logits.
+    """
+
+    embedding: nn.Module
+    rotary: nn.Module
+    layers: tuple[DecoderLayer, ...]
+    norm: Norm
+    head: Projection
+
+
+def unlike(model: PreTrainedModel) -> str | None:
+    """Say in which way a model is no decoder of this kind; None if it is one."""
+    inner = getattr(model, model.base_model_prefix, None)
+    if not isinstance(inner, nn.Module) or _children(model) != {model.base_model_prefix, "lm_head"}:
+        return "more or less than a decoder and a head"
+    if _children(inner) != {"embed_tokens", "layers", "norm", "rotary_emb"}:
+        return f"{type(inner).__name__} has other parts"
+    if type(inner.embed_tokens) is not nn.Embedding or type(model.lm_head) is not nn.Linear:
+        return "another kind of embedding or head"
+    if not _is_norm(inner.norm):
+        return f"{type(inner.norm).__name__} is no RMSNorm"
+    return next(
+        (reason for layer in cast(nn.ModuleList, inner.layers) if (reason := _unlike_layer(layer))),
+        None,
+    )
+
+
+def take_apart(model: PreTrainedModel, styles: Sequence[AttentionStyle]) -> Decoder:
+    """Pack a model's weights as the fused forward reads them.
+
+    Args:
+        model: One to which ``unlike`` has no objection.
+        styles: How each layer's scores are made, as the layer itself asked for it.
+
+    Effects: replaces its linear layers by packed ones; the model itself goes on working.
+    """
+    inner = cast(nn.Module, getattr(model, model.base_model_prefix))
+    head, embedding = cast(nn.Linear, model.lm_head), cast(nn.Embedding, inner.embed_tokens)
+    layers = tuple(
+        _layer(layer, style)
+        for layer, style in zip(cast(nn.ModuleList, inner.layers), styles, strict=True)
+    )
+    tied = head.weight if head.weight is embedding.weight else None
+    packed = PackedWeight([head.weight])
+    model.lm_head = PackedLinear(head, packed, 0, tied)
+    return Decoder(
+        embedding=embedding,
+        rotary=cast(nn.Module, inner.rotary_emb),
+        layers=layers,
+        norm=_norm(inner.norm),
+        head=Projection(packed, () if head.bias is None else (head.bias.detach(),)),
+    )
+
+
+def _layer(layer: nn.Module, style: AttentionStyle) -> DecoderLayer:
+    attention, mlp = cast(nn.Module, layer.self_attn), cast(nn.Module, layer.mlp)
+    shape = _head_shape(attention)
+    return DecoderLayer(
+        input_norm=_norm(layer.input_layernorm),
+        project=_projection(attention, _PROJECTIONS),
+        shape=shape,
+        style=style,
+        combine=_projection(attention, ("o_proj",)),
+        output_norm=_norm(layer.post_attention_layernorm),
+        gate_up=_projection(mlp, _GATE_UP),
+        down=_projection(mlp, ("down_proj",)),
+    )
+
+
+def _projection(parent: nn.Module, names: tuple[str, ...]) -> Projection:
+    packed = stack(parent, names)
+    biases = [parent.get_submodule(name).bias for name in names]
+    return Projection(packed, tuple(b.detach() for b in biases if isinstance(b, Tensor)))
+
+
+def _head_shape(attention: nn.Module) -> HeadShape:
+    dim = cast(int, attention.head_dim)
+    queries, keys = cast(nn.Linear, attention.q_proj), cast(nn.Linear, attention.k_proj)
+    normed = "q_norm" in _children(attention)
+    return HeadShape(
+        num_heads=queries.out_features // dim,
+        num_kv_heads=keys.out_features // dim,
+        dim=dim,
+        query_norm=_norm(attention.q_norm) if normed else None,
+        key_norm=_norm(attention.k_norm) if normed else None,
+    )
+
+
+def _norm(module: object) -> Norm:
+    assert isinstance(module, nn.Module)
+    weight = cast(nn.Parameter, module.weight)
+    return Norm(weight.detach(), float(cast(float, module.variance_epsilon)))
+
+
+def _unlike_layer(layer: nn.Module) -> str | None:
+    """Say in which way a layer is not as drawn above."""
+    if _children(layer) != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
+        return f"{type(layer).__name__} has other parts"
+    attention, mlp = cast(nn.Module, layer.self_attn), cast(nn.Module, layer.mlp)
+    norms = _children(attention) & _NORMS
+    if _children(attention) - norms != {*_PROJECTIONS, "o_proj"} or len(norms) == 1:
+        return f"{type(attention).__name__} has other parts"
+    if _children(mlp) != {*_GATE_UP, "down_proj", "act_fn"}:
+        return f"{type(mlp).__name__} has other parts"
+    if type(mlp.act_fn) is not nn.SiLU:
+        return f"its activation is {type(mlp.act_fn).__name__}, not SiLU"
+    inner = [attention.get_submodule(name) for name in norms]
+    if not all(map(_is_norm, (layer.input_layernorm, layer.post_attention_layernorm, *inner))):
+        return "it has norms that are no RMSNorm"
+    return _unlike_products(attention, mlp)
+
+
+def _unlike_products(attention: nn.Module, mlp: nn.Module) -> str | None:
+    """Say what is wrong with a layer's linear parts."""
+    linears = [attention.get_submodule(name) for name in (*_PROJECTIONS, "o_proj")]
+    linears += [mlp.get_submodule(name) for name in (*_GATE_UP, "down_proj")]
+    if any(type(linear) is not nn.Linear for linear in linears):
+        return "it has projections that are no plain linear layers"
+    for names in (linears[:3], linears[4:6]):
+        if len({getattr(linear, "bias", None) is None for linear in names}) > 1:
+            return "of projections that read one input, some have a bias and some have none"
+    dim = getattr(attention, "head_dim", None)
+    widths = [cast(nn.Linear, linear).out_features for linear in linears[:3]]
+    if not isinstance(dim, int) or dim % 2 or any(width % dim for width in widths):
+        return f"its heads are not of one even size (head_dim={dim!r})"
+    if widths[1] != widths[2] or cast(nn.Linear, linears[3]).in_features != widths[0]:
+        return "its keys and values are of different sizes"
+    if attention.k_proj.weight is attention.v_proj.weight:  # type: ignore[union-attr]
+        return "its keys and values are one"
+    return None
+
+
+def _is_norm(module: object) -> bool:
+    """Say whether a module looks like an RMSNorm over one weight."""
+    if not isinstance(module, nn.Module) or not type(module).__name__.endswith("RMSNorm"):
+        return False
+    names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+    return names == ["weight"] and isinstance(getattr(module, "variance_epsilon", None), float)
+
+
+def _children(module: nn.Module) -> set[str]:
+    return {name for name, _ in module.named_children()}

@@ -1,0 +1,139 @@
+"""How is a step computed with as few passes over memory as possible?
+
+The same numbers as the modules of ``transformers`` give, with the roundings where they have them,
+but queries, keys and values in one product, gate and up in one, and each stretch between two
+products in one pass. Long steps go chunk by chunk, so that what one product leaves is still in the
+processor's cache when the next needs it; attention alone sees all rows at once::
+
+    chunk   norm, project, turn │ attend │ combine, add + norm, gate_up, gate, down, add + norm,
+            ───── layer 0 ───── │        │ ─────────────────── layer 0 ───────────────────────
+                                │        │ project, turn │ attend │ ...
+                                │        │ ── layer 1 ── │
+
+Behind the last attention, only rows whose logits are wanted go on.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ostinato.runner.attention.registration import LayerAttention
+from ostinato.runner.forward.decoder import Decoder, DecoderLayer, Projection
+from ostinato.runner.forward.ops import Heads, NativeOps, Norm, Turns
+from ostinato.runner.forward.packed import padded
+from ostinato.runner.forward.workspace import Workspace
+
+_CHUNK_ROWS = 512
+"""Rows between two products: at 3,072 gates and ups in bfloat16, 6 MB."""
+
+
+class FusedForward:
+    """Computes the steps of a decoder; called like a ``ModelCall``, one step at a time."""
+
+    def __init__(self, decoder: Decoder, ops: NativeOps) -> None:
+        """Take over a decoder whose weights are packed."""
+        self._decoder = decoder
+        self._ops = ops
+        self._workspace = Workspace(decoder.head.weight.dtype)
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None,
+        step: LayerAttention | None,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Return logits, shape (num_rows, vocab_size).
+
+        Args:
+            input_ids: Shape (1, num_tokens), int64.
+            position_ids: Shape (1, num_tokens), int64.
+            step: Who answers the layers' attention.
+            rows: Rows whose logits are wanted, shape (num_rows,), int64; None wants all.
+
+        Effects: overwrites the workspace.
+        """
+        assert position_ids is not None and step is not None, "a step of ours"
+        decoder = self._decoder
+        embedded = decoder.embedding(input_ids)  # (1, num_tokens, width), fresh
+        cosines, sines = decoder.rotary(embedded, position_ids)
+        turns = Turns(cosines[0].contiguous(), sines[0].contiguous())
+        stream = embedded[0]  # (num_tokens, width): the residual stream, added to in place
+        normed = self._workspace.rows("normed", *stream.shape)
+        for first, last in _chunks(len(stream)):
+            into = normed[first:last]
+            self._ops.add_norm(stream[first:last], None, decoder.layers[0].input_norm, into)
+        for index in range(len(decoder.layers)):
+            attended = self._attend(index, normed, turns, step)
+            if rows is not None and index == len(decoder.layers) - 1:
+                stream, attended = stream.index_select(0, rows), attended.index_select(0, rows)
+            for first, last in _chunks(len(stream)):
+                self._feed_forward(index, attended[first:last], stream, normed, first)
+        return self._logits(normed, len(stream))
+
+    def _attend(self, index: int, normed: Tensor, turns: Turns, step: LayerAttention) -> Tensor:
+        """Project the normed rows and let them look back; (num_tokens, num_heads * dim)."""
+        layer, num_tokens = self._decoder.layers[index], len(turns.cosines)
+        shape = layer.shape
+        heads = self._heads(layer, num_tokens)
+        for first, last in _chunks(num_tokens):
+            projected = _multiply(layer.project, normed, first, last)
+            part = heads.rows(first, last)
+            self._ops.heads(projected, shape, turns.rows(first, last), part)
+        attended = step.attend(
+            index,
+            heads.queries.view(num_tokens, shape.num_heads, shape.dim),
+            heads.keys.view(num_tokens, shape.num_kv_heads, shape.dim),
+            heads.values.view(num_tokens, shape.num_kv_heads, shape.dim),
+            layer.style,
+        )
+        return attended.reshape(num_tokens, -1)
+
+    def _feed_forward(
+        self, index: int, attended: Tensor, stream: Tensor, normed: Tensor, first: int
+    ) -> None:
+        """Bring some rows from their attention to the norm of the next layer."""
+        layer = self._decoder.layers[index]
+        last = first + len(attended)
+        stream, into = stream[first:last], normed[first:last]
+        combined = layer.combine.weight.multiply(attended, layer.combine.bias())
+        self._ops.add_norm(stream, combined, layer.output_norm, into)
+        gate_up = _multiply(layer.gate_up, normed, first, last)
+        gated = self._workspace.rows("gated", _CHUNK_ROWS, gate_up.shape[1] // 2)
+        self._ops.gated(gate_up, gated[: len(gate_up)])
+        down = _multiply(layer.down, gated, 0, len(gate_up))
+        self._ops.add_norm(stream, down, self._next_norm(index), into)
+
+    def _next_norm(self, index: int) -> Norm:
+        layers = self._decoder.layers
+        return self._decoder.norm if index + 1 == len(layers) else layers[index + 1].input_norm
+
+    def _heads(self, layer: DecoderLayer, num_tokens: int) -> Heads:
+        """Return where the heads of a step lie; layers of one shape share it."""
+        shape, rows = layer.shape, self._workspace.rows
+        width, kv_width = shape.num_heads * shape.dim, shape.num_kv_heads * shape.dim
+        return Heads(
+            rows(f"queries {width}", num_tokens, width)[:num_tokens],
+            rows(f"keys {kv_width}", num_tokens, kv_width)[:num_tokens],
+            rows(f"values {kv_width}", num_tokens, kv_width)[:num_tokens],
+        )
+
+    def _logits(self, normed: Tensor, num_rows: int) -> Tensor:
+        head = self._decoder.head
+        parts = [_multiply(head, normed, first, last) for first, last in _chunks(num_rows)]
+        if not parts:
+            return head.weight.multiply(normed[:0])
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _chunks(num_rows: int) -> Iterator[tuple[int, int]]:
+    """Cut rows into chunks; yields first and last + 1."""
+    for first in range(0, num_rows, _CHUNK_ROWS):
+        yield first, min(first + _CHUNK_ROWS, num_rows)
+
+
+def _multiply(projection: Projection, buffer: Tensor, first: int, last: int) -> Tensor:
+    """Multiply some rows of a buffer; rows behind them serve as padding, so nothing is copied."""
+    padding = buffer[first : first + padded(last - first)]
+    return projection.weight.multiply(padding, projection.bias())[: last - first]
