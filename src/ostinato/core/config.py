@@ -16,6 +16,7 @@ DigestName = Literal["sha256", "xxh3_128"]
 PolicyName = Literal["lru", "lfu", "slru", "s3fifo", "arc", "cost_aware", "reuse_hazard"]
 AttentionName = Literal["auto", "native", "torch"]
 ReadOnce = Literal["auto", "always", "never"]
+ForwardName = Literal["auto", "packed", "plain"]
 WaitingOrder = Literal["fcfs", "longest_prefix", "depth_first", "fair_share"]
 
 

@@ -14,6 +14,7 @@ from ostinato.core.config import (
     AttentionName,
     CacheConfig,
     DigestName,
+    ForwardName,
     FreeOrder,
     IndexName,
     PolicyName,
@@ -47,6 +48,8 @@ class EngineConfig:
         device: Where to compute, as torch names it.
         attention: Who computes attention: the ``native`` library, plain ``torch``, or ``auto``, the
             library wherever it can.
+        forward: How steps are computed on a CPU: ``auto`` packs weights and fuses what lies between
+            them where the result is the same, ``packed`` only packs, ``plain`` does neither.
         index: ``radix`` or ``hash``.
         block_size: Tokens per block.
         num_blocks: Blocks in the pool; None takes them from ``kv_cache_memory``.
@@ -90,6 +93,7 @@ class EngineConfig:
     kv_cache_dtype: DtypeName = "auto"
     device: str = "cpu"
     attention: AttentionName = "auto"
+    forward: ForwardName = "auto"
     index: IndexName = "radix"
     block_size: int = 16
     num_blocks: int | None = None
@@ -126,6 +130,7 @@ class EngineConfig:
         one_of("dtype", self.dtype, get_args(DtypeName))
         one_of("kv_cache_dtype", self.kv_cache_dtype, get_args(DtypeName))
         one_of("attention", self.attention, get_args(AttentionName))
+        one_of("forward", self.forward, get_args(ForwardName))
         one_of("read_once", self.read_once, get_args(ReadOnce))
         at_least("seed", self.seed, 0)
         for name in ("enable_prefix_caching", "seal_tails"):

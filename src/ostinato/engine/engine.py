@@ -83,7 +83,7 @@ class Engine:
         """
         self.config = config
         self.loaded: LoadedModel = load_model(
-            config.model, config.dtype, config.device, config.attention
+            config.model, config.dtype, config.device, config.attention, config.forward
         )
         limit = self.loaded.length_limit
         scheduling = config.scheduler(config.longest(limit.num_tokens, limit.reason))

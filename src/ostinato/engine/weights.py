@@ -5,7 +5,7 @@ as they are. Everything is checked before anything changes.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core.errors import BrokenCheckpoint, ConfigError
+from ostinato.runner.forward.places import WeightPlace, replace_weights, weight_places
 from ostinato.runner.model_loader import LoadedModel, load_model
 
 WeightSource = str | Path | Mapping[str, Tensor]
@@ -37,7 +38,6 @@ class WeightUpdate:
     digest: bytes
     is_complete: bool
 
-    @torch.no_grad()
     def apply(self, loaded: LoadedModel) -> LoadedModel:
         """Overwrite a model's weights in place.
 
@@ -45,9 +45,7 @@ class WeightUpdate:
             The same model under its new fingerprint. That of a whole checkpoint is what a fresh
             engine would have; that of a part also hangs on all that was there before.
         """
-        kept = loaded.model.state_dict()
-        for name, tensor in self.tensors.items():
-            kept[name].copy_(tensor)
+        replace_weights(loaded.model, self.tensors)
         partial = hashlib.sha256(loaded.fingerprint + self.digest).digest()
         return replace(loaded, fingerprint=self.digest if self.is_complete else partial)
 
@@ -75,7 +73,7 @@ def read_weights(source: WeightSource, loaded: LoadedModel) -> WeightUpdate:
             f"{type(source).__name__}"
         )
     dtype: Any = str(loaded.dtype).removeprefix("torch.")
-    fresh = load_model(source, dtype, loaded.device)
+    fresh = load_model(source, dtype, loaded.device, forward="plain")
     _check_same_config(fresh, loaded)
     tensors = fresh.model.state_dict()
     _check_checkpoint(tensors, loaded, fresh.path)
@@ -84,7 +82,7 @@ def read_weights(source: WeightSource, loaded: LoadedModel) -> WeightUpdate:
 
 def _check_tensors(given: Mapping[str, Tensor], loaded: LoadedModel) -> None:
     """Refuse what is no weight of the model."""
-    kept = loaded.model.state_dict()
+    kept = weight_places(loaded.model)
     if not given:
         raise ConfigError("the mapping names no weight: nothing would change")
     for name, tensor in given.items():
@@ -105,12 +103,12 @@ def _check_tensors(given: Mapping[str, Tensor], loaded: LoadedModel) -> None:
     _check_tied(given, kept)
 
 
-def _check_tied(given: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> None:
+def _check_tied(given: Mapping[str, Tensor], kept: Mapping[str, WeightPlace]) -> None:
     """Refuse two values for names that are one tensor in the model."""
-    seen: dict[int, str] = {}
+    seen: dict[Hashable, str] = {}
     for name in sorted(given):
-        first = seen.setdefault(kept[name].data_ptr(), name)
-        if kept[name].numel() and not torch.equal(given[first].cpu(), given[name].cpu()):
+        first = seen.setdefault(kept[name].home, name)
+        if given[name].numel() and not torch.equal(given[first].cpu(), given[name].cpu()):
             raise ConfigError(
                 f"weights {first!r} and {name!r} are tied in this model, but differ: give one"
             )
@@ -130,7 +128,7 @@ def _check_same_config(fresh: LoadedModel, loaded: LoadedModel) -> None:
 
 def _check_checkpoint(tensors: Mapping[str, Tensor], loaded: LoadedModel, path: Path) -> None:
     """Refuse a checkpoint whose weights are not the model's, one by one."""
-    kept = loaded.model.state_dict()
+    kept = weight_places(loaded.model)
     for name in sorted({*tensors, *kept}):
         if name not in tensors or name not in kept:
             where = "the checkpoint" if name in tensors else "the model"

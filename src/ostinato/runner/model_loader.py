@@ -23,11 +23,13 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from ostinato.core.config import AttentionName, one_of
+from ostinato.core.config import AttentionName, ForwardName, one_of
 from ostinato.core.errors import BrokenCheckpoint, MissingTokenizer, UnsupportedModel
 from ostinato.runner.attention.registration import ATTENTION_NAME, register
 from ostinato.runner.checkpoint import fingerprint, read_config, weight_files
 from ostinato.runner.device import resolve_device
+from ostinato.runner.forward.choose import choose_forward
+from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.probe import probe_model
@@ -61,6 +63,7 @@ class LoadedModel:
         device: Where it computes.
         fingerprint: SHA-256 over config and weights.
         kv_spec: What each layer keeps of a token.
+        fused: Computes steps in place of the model; None where the model does so itself.
     """
 
     name: str
@@ -75,6 +78,7 @@ class LoadedModel:
     device: torch.device
     fingerprint: bytes
     kv_spec: KVSpec
+    fused: FusedForward | None = None
 
     @property
     def max_model_len(self) -> int:
@@ -100,6 +104,7 @@ def load_model(
     dtype: DtypeName = "auto",
     device: torch.device | str = "cpu",
     attention: AttentionName = "auto",
+    forward: ForwardName = "auto",
 ) -> LoadedModel:
     """Load a model and make sure that it can be served correctly.
 
@@ -108,9 +113,10 @@ def load_model(
         dtype: In which to compute; ``auto`` is that of the checkpoint.
         device: Where to compute.
         attention: Who computes attention, and so is held against the model's own.
+        forward: How steps may be computed, see ``runner.forward.choose``.
 
     Raises:
-        ConfigError: An unknown dtype, or a device that is not there.
+        ConfigError: An unknown dtype or forward, or a device that is not there.
         ModelNotFound: No such model.
         BrokenCheckpoint: Files are missing or damaged, or weights do not fit the config.
         UnsupportedModel: It would load, but could not be served correctly.
@@ -118,6 +124,7 @@ def load_model(
     Effects: may download; reads all weights twice, once for the fingerprint.
     """
     one_of("dtype", dtype, get_args(DtypeName))
+    one_of("forward", forward, get_args(ForwardName))
     device = resolve_device(device)
     register()
     path = resolve_model(name)
@@ -128,7 +135,8 @@ def load_model(
         check_attention_interface(config)
         model = _load_weights(path, config, _torch_dtype(dtype, config), device)
         call = ModelCall(model)
-        spec = probe_model(model, call, attention)
+        probed = probe_model(model, call, attention)
+        fused = choose_forward(model, probed, forward)
         tokenizer = _load_tokenizer(path)
     return LoadedModel(
         name=str(name),
@@ -142,7 +150,8 @@ def load_model(
         dtype=model.dtype,
         device=device,
         fingerprint=fingerprint(path, files),
-        kv_spec=spec,
+        kv_spec=probed.spec,
+        fused=fused,
     )
 
 

@@ -66,7 +66,7 @@ class ModelRunner:
             for group, size in zip(range(self.groups.num_groups), sizes, strict=True)
         )
         self.num_tokens_computed = 0
-        self._call = ModelCall(loaded.model)
+        self._call = loaded.fused or ModelCall(loaded.model)
         self._sampler = Sampler()
 
     @torch.inference_mode()

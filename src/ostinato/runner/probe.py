@@ -14,6 +14,8 @@ Cost: seven calls of the model with a few dozen tokens each.
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -29,7 +31,7 @@ from ostinato.runner.attention.backend import AttentionBackend, AttentionStyle
 from ostinato.runner.attention.choice import AttentionCase, choose_attention
 from ostinato.runner.attention.mask_request import PROBE_NAME, register_probe
 from ostinato.runner.attention.native_backend import NativeAttention
-from ostinato.runner.attention.registration import ATTENTION_NAME
+from ostinato.runner.attention.registration import ATTENTION_NAME, LayerAttention
 from ostinato.runner.inputs import build_inputs
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.model_call import ModelCall
@@ -45,9 +47,40 @@ bfloat16's rounding a few hundredths. Experts that change over a tie reach furth
 median of a chunk's rows is compared, not the largest."""
 
 
+class StepCall(Protocol):
+    """Whoever computes a step as ``ModelCall`` does."""
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None,
+        step: LayerAttention | None,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Return logits; see ``ModelCall``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Probed:
+    """What was seen of a model that passed.
+
+    Attributes:
+        spec: What each layer keeps of a token.
+        styles: How each layer asked for its scores to be made.
+        attention: Who computed it, if possible.
+        logits: Of the prompt, as ``through_blocks`` gives them, float64.
+    """
+
+    spec: KVSpec
+    styles: tuple[AttentionStyle, ...]
+    attention: AttentionName
+    logits: Tensor
+
+
 def probe_model(
     model: PreTrainedModel, call: ModelCall, attention: AttentionName = "auto"
-) -> KVSpec:
+) -> Probed:
     """Check that a model gives the same logits through our attention as through its own.
 
     Args:
@@ -56,7 +89,7 @@ def probe_model(
         attention: Who computes ours, if possible; the blocks are as small as it allows.
 
     Returns:
-        What each layer keeps of a token.
+        What was seen of it.
 
     Raises:
         UnsupportedModel: They differ, a layer never asked us or asked for what we do not
@@ -64,11 +97,11 @@ def probe_model(
 
     Effects: the model is left with our attention.
     """
-    prompt, stranger = _prompts(call.vocab_size)
+    prompt, _ = _prompts(call.vocab_size)
     with torch.inference_mode():
         try:
-            spec = _observe(model, call, prompt)
-            ours = _through_blocks(_bench(spec, model, attention), call, prompt, stranger)
+            recorder = _observe(model, call, prompt)
+            ours = through_blocks(recorder.spec(model), call, model, attention)
             own = _own(model, call, prompt)
         except (UnsupportedModel, MemoryError, torch.OutOfMemoryError):
             raise
@@ -77,11 +110,12 @@ def probe_model(
                 f"{type(model).__name__} cannot be called as Ostinato calls models: one row of "
                 f"tokens, no cache and no mask of its own ({type(error).__name__}: {error})"
             ) from error
-    _compare(own.double(), ours.double(), model.dtype)
-    return spec
+    logits = ours.double()
+    _compare(own.double(), logits, model.dtype)
+    return Probed(recorder.spec(model), recorder.styles(), attention, logits)
 
 
-def _observe(model: PreTrainedModel, call: ModelCall, prompt: "array[int]") -> KVSpec:
+def _observe(model: PreTrainedModel, call: ModelCall, prompt: "array[int]") -> "_Recorder":
     """Call the model once to see what its layers ask for."""
     register_probe()
     recorder = _Recorder()
@@ -91,7 +125,7 @@ def _observe(model: PreTrainedModel, call: ModelCall, prompt: "array[int]") -> K
             torch.arange(len(prompt), device=model.device)[None],
             recorder,
         )
-    return recorder.spec(model)
+    return recorder
 
 
 def _own(model: PreTrainedModel, call: ModelCall, prompt: "array[int]") -> Tensor:
@@ -109,6 +143,7 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerKV] = {}
+        self._styles: dict[int, AttentionStyle] = {}
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
@@ -117,6 +152,7 @@ class _Recorder:
         if layer in self.layers:
             raise UnsupportedModel(f"layer {layer} attends more than once in one call")
         self.layers[layer] = LayerKV(keys.shape[1], keys.shape[2], values.shape[2], style.window)
+        self._styles[layer] = style
         queries, keys, values = (t.transpose(0, 1)[None] for t in (queries, keys, values))
         attended = scaled_dot_product_attention(
             queries, keys, values, is_causal=True, enable_gqa=True
@@ -133,6 +169,10 @@ class _Recorder:
                 "their state where it cannot be cached block by block"
             )
         return KVSpec(tuple(self.layers[layer] for layer in range(num_layers)))
+
+    def styles(self) -> tuple[AttentionStyle, ...]:
+        """Return how each layer wants its scores."""
+        return tuple(self._styles[layer] for layer in sorted(self._styles))
 
 
 def _prompts(vocab_size: int) -> tuple["array[int]", "array[int]"]:
@@ -152,14 +192,22 @@ def _bench(
     return chosen, chosen.new_store(spec, num_blocks, size, model.dtype, model.device)
 
 
-def _through_blocks(
-    bench: tuple[AttentionBackend, KVStore],
-    call: ModelCall,
-    prompt: "array[int]",
-    stranger: "array[int]",
+def through_blocks(
+    spec: KVSpec, call: StepCall, model: PreTrainedModel, attention: AttentionName
 ) -> Tensor:
-    """Return the prompt's logits, (num_tokens, vocab_size), computed chunk by chunk."""
-    attention, store = bench
+    """Return the logits of the probe's prompt, computed chunk by chunk in scattered blocks.
+
+    Args:
+        spec: What the layers keep.
+        call: Computes the steps.
+        model: Says where and in which dtype.
+        attention: Who attends, if possible.
+
+    Returns:
+        Shape (num_tokens, vocab_size).
+    """
+    prompt, stranger = _prompts(cast(Tensor, model.get_input_embeddings().weight).shape[0])
+    backend, store = _bench(spec, model, attention)
     num_blocks = store.num_blocks
     scattered = np.random.default_rng(1).permutation(num_blocks).tolist()
     tables = array("I", scattered[0::2]), array("I", scattered[1::2])
@@ -174,7 +222,7 @@ def _through_blocks(
         )
         inputs = build_inputs(plan, store.block_size, store.device)
         (metadata,) = inputs.groups
-        step = attention.start(metadata, store)
+        step = backend.start(metadata, store)
         logits = call(inputs.input_ids, inputs.position_ids, step)
         rows.append(logits[length:])
         start += length

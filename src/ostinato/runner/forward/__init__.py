@@ -8,6 +8,7 @@ Files in reading order:
 * ``workspace``: where do the numbers of a step lie while it runs?
 * ``decoder``: is a model a decoder that the fused forward knows?
 * ``fused``: how is a step computed with as few passes over memory as possible?
+* ``places``: which weights does a model have, packed or plain?
 * ``choose``: which forward does a model get?
 
 Rules:

@@ -98,7 +98,7 @@ def _try_packed(model: PreTrainedModel, probed: Probed) -> None:
 def _difference(model: PreTrainedModel, probed: Probed, call: StepCall) -> float:
     """Return by how much of their spread logits differ from the plain modules'."""
     with torch.inference_mode():
-        found: Tensor = through_blocks(probed.spec, call, model).double()
+        found: Tensor = through_blocks(probed.spec, call, model, probed.attention).double()
     spread = probed.logits.std(dim=1)
     return float(((found - probed.logits).square().mean(dim=1).sqrt() / spread).median())
 

@@ -20,6 +20,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
 
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.forward.ops import HeadShape, Norm
@@ -126,8 +127,9 @@ def take_apart(model: PreTrainedModel, styles: Sequence[AttentionStyle]) -> Deco
         _layer(layer, style)
         for layer, style in zip(cast(nn.ModuleList, inner.layers), styles, strict=True)
     )
-    tied = head.weight if head.weight is embedding.weight else None
-    packed = PackedWeight([head.weight])
+    weight = cast(nn.Parameter, head.weight)
+    tied = weight if weight is embedding.weight else None
+    packed = PackedWeight([weight])
     model.lm_head = PackedLinear(head, packed, 0, tied)
     return Decoder(
         embedding=embedding,
@@ -188,7 +190,7 @@ def _unlike_layer(layer: nn.Module) -> str | None:
         return f"{type(attention).__name__} has other parts"
     if _children(mlp) != {*_GATE_UP, "down_proj", "act_fn"}:
         return f"{type(mlp).__name__} has other parts"
-    if type(mlp.act_fn) is not nn.SiLU:
+    if type(mlp.act_fn) not in (nn.SiLU, SiLUActivation):
         return f"its activation is {type(mlp.act_fn).__name__}, not SiLU"
     inner = [attention.get_submodule(name) for name in norms]
     if not all(map(_is_norm, (layer.input_layernorm, layer.post_attention_layernorm, *inner))):

@@ -80,7 +80,8 @@ class PackedWeight:
 
     def plain(self) -> Tensor:
         """Return a fresh copy as ``nn.Linear`` holds it."""
-        return self._tiles.to_dense()
+        plain: Tensor = self._tiles.to_dense()
+        return plain
 
     def replace(self, first: int, rows: Tensor) -> None:
         """Put other numbers into some rows, from ``first`` on.
@@ -146,8 +147,9 @@ class PackedLinear(nn.Module):
         plain = nn.Linear(1, 1, bias=False, device="meta")
         plain.in_features, plain.out_features = self.in_features, self.out_features
         (tied,) = self.tied
-        plain.weight = tied or nn.Parameter(self.weight.clone(), requires_grad=False)
-        plain.bias = self.bias
+        own = nn.Parameter(self.weight.clone(), requires_grad=False) if tied is None else tied
+        plain.weight = own
+        plain.register_parameter("bias", self.bias)
         return plain.eval()
 
     def load(self, weight: Tensor) -> None:
@@ -173,7 +175,7 @@ class PackedLinear(nn.Module):
         """Give the weight its place, before the bias as in ``nn.Linear``."""
         weight = self.weight
         destination[prefix + "weight"] = weight if keep_vars else weight.detach()
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(
         self,
@@ -193,7 +195,7 @@ class PackedLinear(nn.Module):
         else:
             with torch.no_grad():
                 self.load(weight)
-        super()._load_from_state_dict(  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(
             {name: tensor for name, tensor in state_dict.items() if name != prefix + "weight"},
             prefix,
             local_metadata,

@@ -7,6 +7,7 @@ packed copy here; one that other modules share in any other way is left alone.
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import nn
@@ -34,7 +35,7 @@ def pack_linears(model: nn.Module) -> int:
     ]
     num_packed = 0
     for parent, name, linear in found:
-        tied = linear.weight if id(linear.weight) in embeddings else None
+        tied = cast(nn.Parameter, linear.weight) if id(linear.weight) in embeddings else None
         if tied is None and id(linear.weight) in shared:
             continue
         setattr(parent, name, PackedLinear(linear, PackedWeight([linear.weight]), 0, tied))

@@ -1,0 +1,77 @@
+"""Which weights does a model have, packed or plain, and how are they replaced?
+
+What ``state_dict`` would say of names, shapes and formats, without unpacking anything.
+"""
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ostinato.runner.forward.packed import PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPlace:
+    """Where one weight is.
+
+    Attributes:
+        shape: As in ``state_dict``.
+        dtype: Likewise.
+        home: Equal for names that are one tensor.
+        owner: The packed layer or the plain tensor that holds it.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+    home: Hashable
+    owner: PackedLinear | Tensor
+
+    def write(self, tensor: Tensor) -> None:
+        """Replace the weight by one of the same shape and dtype."""
+        if isinstance(self.owner, PackedLinear):
+            self.owner.load(tensor)
+        else:
+            self.owner.copy_(tensor)
+
+
+def weight_places(model: nn.Module) -> dict[str, WeightPlace]:
+    """Return all weights and persistent buffers by their names in ``state_dict``."""
+    return {
+        prefix + name: place
+        for path, module in model.named_modules(remove_duplicate=False)
+        for prefix in (f"{path}." if path else "",)
+        for name, place in _own_places(module)
+    }
+
+
+@torch.no_grad()
+def replace_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Overwrite some weights in place.
+
+    Args:
+        model: Packed or plain.
+        tensors: By name, each of the shape and dtype that it has in the model.
+
+    Cost: a packed weight is packed anew for each layer in it that is replaced.
+    """
+    places = weight_places(model)
+    for name, tensor in tensors.items():
+        places[name].write(tensor)
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            module.follow()
+
+
+def _own_places(module: nn.Module) -> Iterator[tuple[str, WeightPlace]]:
+    """Yield what a module itself holds."""
+    if isinstance(module, PackedLinear):
+        (tied,) = module.tied
+        shape = torch.Size((module.out_features, module.in_features))
+        home = id(module) if tied is None else (tied.device, tied.data_ptr())
+        yield "weight", WeightPlace(shape, module.packed.dtype, home, module)
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        if tensor is not None and name not in module._non_persistent_buffers_set:
+            home = (tensor.device, tensor.data_ptr())
+            yield name, WeightPlace(tensor.shape, tensor.dtype, home, tensor)
