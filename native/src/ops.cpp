@@ -16,6 +16,7 @@ constexpr int64_t kPiecesPerThread = 4;
 const OpsKernels &kernels_in_use() {
 #if defined(__x86_64__)
   const int32_t isa = ost_current_isa();
+  if (isa >= OST_AVX512_BF16) return ops_avx512_bf16();
   if (isa >= OST_AVX512) return ops_avx512();
   if (isa >= OST_AVX2) return ops_avx2();
 #endif

@@ -18,5 +18,6 @@ struct OpsKernels {
 const OpsKernels &ops_generic();
 const OpsKernels &ops_avx2();
 const OpsKernels &ops_avx512();
+const OpsKernels &ops_avx512_bf16();
 
 }  // namespace ost

@@ -8,6 +8,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
 #elif defined(__AVX2__)
@@ -40,7 +44,14 @@ struct BFloat16 {
   static Floats widen(const Halves &stored) {
     return reinterpret_cast<Floats>(__builtin_convertvector(stored, Words) << 16);
   }
-  // To nearest, ties to even; NaN stays NaN.
+  // To nearest, ties to even; NaN stays NaN. The processor's own instruction takes numbers below
+  // 2^-126 for zero.
+#if defined(__AVX512BF16__)
+  static Halves narrow(const Floats &value) {
+    return reinterpret_cast<Halves>(_mm512_cvtneps_pbh(value));
+  }
+  static Floats round(const Floats &value) { return widen(narrow(value)); }
+#else
   static Words rounded(const Floats &value) {
     const Words bits = reinterpret_cast<Words>(value);
     const Words nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -52,6 +63,7 @@ struct BFloat16 {
   static Floats round(const Floats &value) {
     return reinterpret_cast<Floats>(rounded(value) << 16);
   }
+#endif
 };
 
 // Read count numbers, at most kLanes; the other lanes are zero.
@@ -74,10 +86,13 @@ inline void store(typename Format::Stored *to, const Floats &value, int count = 
     std::memcpy(to, &stored, static_cast<size_t>(count) * sizeof(*to));
 }
 
+// Halves are added to halves, so that it takes log2(kLanes) additions one after the other.
 inline float sum(const Floats &values) {
-  float total = 0;
-  for (int lane = 0; lane < kLanes; ++lane) total += values[lane];
-  return total;
+  float lanes[kLanes];
+  std::memcpy(lanes, &values, sizeof lanes);
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  return lanes[0];
 }
 
 // e^x to about two units in the last place; x is taken into -87..88.

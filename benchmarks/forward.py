@@ -1,0 +1,197 @@
+"""What do packed weights and the fused forward bring? Whole steps of a model, no scheduler around.
+
+::
+
+    python benchmarks/forward.py CHECKPOINT                       # all scenes, two threads
+    python benchmarks/forward.py CHECKPOINT --scenes prefill,decode-16 --rounds 9
+    python benchmarks/forward.py CHECKPOINT --clock cpu --threads 1   # on a busy machine
+    python benchmarks/forward.py CHECKPOINT --profile             # where a step's time goes
+    python benchmarks/forward.py CHECKPOINT --json FILE
+
+The forwards ``plain``, ``packed`` and ``auto`` (fused, where the model is known) take turns, round
+by round; medians over rounds are compared, and the smallest and largest ratio to ``plain`` within
+a round stand beside. ``benchmarks/peers/checkpoint.py`` makes a checkpoint to measure with.
+
+Attention is what the engine would use here. A scene's cached tokens were never computed, only
+allocated: what they hold does not change how long a step takes.
+"""
+
+import argparse
+import json
+import os
+import platform
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import get_args
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+from ostinato.core.config import ForwardName
+from ostinato.core.ids import SequenceId
+from ostinato.core.plan import SampleTask, ScheduledSequence, StepPlan
+from ostinato.core.sampling_params import SamplingParams
+from ostinato.runner.model_loader import load_model
+from ostinato.runner.model_runner import ModelRunner
+
+BLOCK_SIZE = 16
+GREEDY = SampleTask(SamplingParams(temperature=0.0), (0,), array("I"), array("I"))
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a step computes.
+
+    Attributes:
+        name: For the table.
+        num_sequences: How many, all sampled from.
+        num_tokens: New tokens of each.
+        num_cached: Tokens before them, shared by all.
+    """
+
+    name: str
+    num_sequences: int
+    num_tokens: int
+    num_cached: int
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens of the step."""
+        return self.num_sequences * self.num_tokens
+
+    def plan(self, random: np.random.Generator) -> StepPlan:
+        """Return the step, with tokens of its own."""
+        shared = self.num_cached // BLOCK_SIZE
+        own = -(-self.num_tokens // BLOCK_SIZE)
+        return StepPlan(
+            tuple(
+                ScheduledSequence(
+                    SequenceId(index),
+                    array("I", random.integers(1000, size=self.num_tokens).tolist()),
+                    self.num_cached,
+                    (
+                        array(
+                            "I",
+                            [
+                                *range(shared),
+                                *range(shared + index * own, shared + index * own + own),
+                            ],
+                        ),
+                    ),
+                    GREEDY,
+                )
+                for index in range(self.num_sequences)
+            )
+        )
+
+
+SCENES = (
+    Scene("prefill", 1, 2048, 0),
+    Scene("warm", 1, 32, 2048),
+    Scene("decode-1", 1, 1, 2048),
+    Scene("decode-16", 16, 1, 2048),
+    Scene("decode-32", 32, 1, 2048),
+)
+
+
+Clock = Callable[[], float]
+
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+def measure(
+    runners: dict[ForwardName, ModelRunner], scene: Scene, rounds: int, clock: Clock
+) -> dict[ForwardName, list[float]]:
+    """Time a scene's step with each forward by turns; returns seconds, round by round."""
+    random = np.random.default_rng(0)
+    for runner in runners.values():
+        runner.execute(scene.plan(random))
+    seconds: dict[ForwardName, list[float]] = {name: [] for name in runners}
+    for _ in tqdm(range(rounds), desc=scene.name, leave=False):
+        for name, runner in runners.items():
+            plan, start = scene.plan(random), clock()
+            runner.execute(plan)
+            seconds[name].append(clock() - start)
+    return seconds
+
+
+def profile(runner: ModelRunner, scene: Scene) -> None:
+    """Print which operations a scene's step spends its time in."""
+    random = np.random.default_rng(0)
+    runner.execute(scene.plan(random))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        runner.execute(scene.plan(random))
+    print(seen.key_averages().table(sort_by="self_cpu_time_total", row_limit=12))
+
+
+def report(found: dict[str, dict[ForwardName, list[float]]]) -> Table:
+    """Lay out medians and ratios."""
+    table = Table("step", "tokens", *get_args(ForwardName), "packed x", "fused x")
+    for scene in (scene for scene in SCENES if scene.name in found):
+        seconds = found[scene.name]
+        plain = seconds["plain"]
+        cells = [
+            f"{median(s) * 1e3:.1f} ms, {scene.num_computed / median(s):.0f}/s"
+            for s in (seconds[name] for name in get_args(ForwardName))
+        ]
+        ratios = []
+        for name in ("packed", "auto"):
+            each = [p / s for p, s in zip(plain, seconds[name], strict=True)]
+            ratios.append(
+                f"{median(plain) / median(seconds[name]):.2f} ({min(each):.2f}-{max(each):.2f})"
+            )
+        table.add_row(scene.name, str(scene.num_computed), *cells, *ratios)
+    return table
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkpoint")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--scenes", default=",".join(scene.name for scene in SCENES))
+    parser.add_argument("--clock", default="wall", choices=CLOCKS)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    scenes = [scene for scene in SCENES if scene.name in options.scenes.split(",")]
+    runners: dict[ForwardName, ModelRunner] = {}
+    for name in get_args(ForwardName):
+        start = time.perf_counter()
+        loaded = load_model(options.checkpoint, options.dtype, "cpu", name)
+        runners[name] = ModelRunner(loaded, 300, BLOCK_SIZE)
+        fused = "fused" if loaded.fused else "the model's own modules"
+        print(f"{name}: loaded in {time.perf_counter() - start:.1f} s, {fused}")
+    if options.profile:
+        for scene in scenes:
+            for name, runner in runners.items():
+                print(scene.name, name)
+                profile(runner, scene)
+        return
+    found = {
+        scene.name: measure(runners, scene, options.rounds, CLOCKS[options.clock])
+        for scene in scenes
+    }
+    Console(width=150).print(report(found))
+    load = os.getloadavg()[0]
+    print(
+        f"{options.dtype}, {options.threads} threads, {platform.processor() or platform.machine()}, load {load:.1f}"
+    )
+    if options.json:
+        options.json.write_text(
+            json.dumps({"scenes": [asdict(s) for s in scenes], "seconds": found})
+        )
+
+
+if __name__ == "__main__":
+    main()
