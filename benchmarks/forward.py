@@ -168,7 +168,7 @@ def main() -> None:
     runners: dict[ForwardName, ModelRunner] = {}
     for name in get_args(ForwardName):
         start = time.perf_counter()
-        loaded = load_model(options.checkpoint, options.dtype, "cpu", name)
+        loaded = load_model(options.checkpoint, options.dtype, forward=name)
         runners[name] = ModelRunner(loaded, 300, BLOCK_SIZE)
         fused = "fused" if loaded.fused else "the model's own modules"
         print(f"{name}: loaded in {time.perf_counter() - start:.1f} s, {fused}")
@@ -183,10 +183,9 @@ def main() -> None:
         for scene in scenes
     }
     Console(width=150).print(report(found))
-    load = os.getloadavg()[0]
-    print(
-        f"{options.dtype}, {options.threads} threads, {platform.processor() or platform.machine()}, load {load:.1f}"
-    )
+    machine, load = platform.processor() or platform.machine(), os.getloadavg()[0]
+    print(f"{options.dtype}, {options.threads} threads on {machine}, load {load:.1f}")
+    print(f"{options.clock} clock")
     if options.json:
         options.json.write_text(
             json.dumps({"scenes": [asdict(s) for s in scenes], "seconds": found})

@@ -85,6 +85,13 @@ Attention = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+Forward = Annotated[
+    str,
+    typer.Option(
+        help="How steps are computed on a CPU: auto, packed or plain.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 MaxNumBatchedTokens = Annotated[
     int,
     typer.Option(

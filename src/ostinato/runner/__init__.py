@@ -8,6 +8,7 @@ Files in reading order:
 * ``inputs``: how does a plan become tensors?
 * ``attention/``: how does a query read scattered blocks?
 * ``model_call``: how is a model called?
+* ``forward/``: how is it made fast on a CPU without computing anything else?
 * ``model_runner``: how is one step executed?
 * ``logit_edits``, ``truncation``, ``randomness``, ``sampler``: which token is next?
 * ``logprobs``: how likely was it?
