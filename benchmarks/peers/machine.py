@@ -3,6 +3,7 @@
 import datetime
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -28,7 +29,7 @@ def stamp(threads: int) -> dict[str, Any]:
         commit += " with changes"
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *map(without_folders, sys.argv)]),
         "commit": commit,
         "processor": model,
         "cores": os.cpu_count(),
@@ -39,6 +40,11 @@ def stamp(threads: int) -> dict[str, Any]:
         "bandwidth_gb_s": round(read_bandwidth(threads), 1),
         "load_average": os.getloadavg()[0],
     }
+
+
+def without_folders(argument: str) -> str:
+    """Return an argument of the command without the folders that only this machine has."""
+    return re.sub(r"(^|=)/\S*/", r"\1", argument)
 
 
 def read_bandwidth(threads: int, num_bytes: int = 2**29, rounds: int = 5) -> float:
@@ -77,10 +83,9 @@ class Moment:
         busy = user + nice + system + irq + softirq
         return Moment(time.perf_counter(), busy / TICKS, stolen / TICKS)
 
-    def others(self, end: "Moment", own_s: float) -> float:
-        """Cores that others took between two moments, if ``own_s`` CPU seconds were our own."""
-        taken = end.busy_s - self.busy_s - own_s + end.stolen_s - self.stolen_s
-        return max(0.0, taken) / max(end.wall_s - self.wall_s, 1 / TICKS)
+    def taken_until(self, end: "Moment") -> float:
+        """CPU seconds that were spent between two moments, by whomever, or stolen."""
+        return end.busy_s - self.busy_s + end.stolen_s - self.stolen_s
 
 
 def _processor() -> tuple[str, list[str]]:

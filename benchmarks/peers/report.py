@@ -149,7 +149,7 @@ def show(found: FoundJson, console: Console) -> None:
             cells += ["" if figure["cached"] is None else f"{figure['cached']:,}"]
             cells += [f"{figure['others']:.2f}"]
             ratio = row["ratios"].get(name)
-            table.add_row(*cells, "" if ratio is None else f"{ratio:.2f}")
+            table.add_row(*cells, "" if ratio is None else number(ratio))
         for goal in row["goals"]:
             word = {True: "met", False: "missed", None: "not comparable"}[goal["met"]]
             table.add_row(*[""] * 9, f"{goal['text']}: {word}")
@@ -192,7 +192,7 @@ def plot(found: FoundJson, path: Path) -> None:
     rows = [row for row in found["measures"] if row["ratios"]]
     names = list(dict.fromkeys(name for row in rows for name in row["ratios"]))
     figure, axes = pyplot.subplots(
-        figsize=(9, 1.5 + 0.25 * sum(len(r["ratios"]) + 1 for r in rows))
+        figsize=(9, 1.5 + 0.18 * sum(len(r["ratios"]) + 1 for r in rows))
     )
     place, ticks = 0.0, []
     for row in rows:
@@ -200,7 +200,7 @@ def plot(found: FoundJson, path: Path) -> None:
         for name, ratio in row["ratios"].items():
             color = f"C{names.index(name)}"
             axes.barh(place, ratio - 1, left=1, color=color, height=0.85)
-            axes.annotate(f" {ratio:.2f}", (ratio, place), va="center", fontsize=7)
+            axes.annotate(f" {number(ratio)}", (max(ratio, 1), place), va="center", fontsize=7)
             place += 1
         ticks.append(((first + place - 1) / 2, row["title"]))
         place += 1

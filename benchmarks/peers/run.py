@@ -2,7 +2,7 @@
 
 ::
 
-    python benchmarks/peers/run.py --peers-folder PEERS --out FOUND          # all, about 25 minutes
+    python benchmarks/peers/run.py --peers-folder PEERS --out FOUND          # all, half an hour
     python benchmarks/peers/run.py --quick --out FOUND                       # does it work? seconds
     python benchmarks/peers/run.py --measures decode_16,batch_warm --engines ours,vllm --out FOUND
     python benchmarks/peers/run.py --variant torch:attention=torch --out FOUND

@@ -105,9 +105,13 @@ class Asked:
     def __init__(self, process: WorkerProcess, timeout_s: float) -> None:
         """Nothing is asked yet."""
         self.process, self.timeout_s = process, timeout_s
-        self.seconds = self.cpu_s = 0.0
-        self.others: list[float] = []
+        self.seconds = self.cpu_s = self.taken_s = 0.0
         self.num_cached_tokens: int | None = None
+
+    @property
+    def others(self) -> float:
+        """Cores that others took, over all questions: a clock of 10 ms is too coarse for one."""
+        return max(0.0, self.taken_s - self.cpu_s) / max(self.seconds, 0.01)
 
     def serve(self, talks: list[Talk]) -> Served:
         """See ``samples.Asked``."""
@@ -127,9 +131,8 @@ class Asked:
         answer = self.process.ask(question, self.timeout_s)
         end = Moment.read()
         self.seconds += end.wall_s - start.wall_s
-        own = self.process.cpu_seconds() - own
-        self.cpu_s += own
-        self.others.append(start.others(end, own))
+        self.cpu_s += self.process.cpu_seconds() - own
+        self.taken_s += start.taken_until(end)
         return answer
 
 
@@ -186,13 +189,11 @@ class Session:
             "value": value,
             "seconds": asked.seconds,
             "cpu_s": asked.cpu_s,
-            "others": max(asked.others),
+            "others": asked.others,
             "cached": asked.num_cached_tokens,
         }
         self.found.samples[measure.name].setdefault(engine.name, []).append(sample)
-        self.say(
-            f"  {engine.name:16} {value:12.4g}   {max(asked.others):.2f} cores taken by others"
-        )
+        self.say(f"  {engine.name:16} {value:12.4g}   {asked.others:.2f} cores taken by others")
 
     def _guarded(self, engine: Engine, measure: Measure, do: Callable[[], Any]) -> Any:
         """Do it; if that fails, note why, and the engine is out of the rest of the measure."""

@@ -31,6 +31,8 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()
     found = json.loads(options.found.read_text())
+    if found["quick"]:
+        parser.error(f"{options.found} is of a --quick run, whose figures mean nothing")
     rewrite(options.page, markdown(found))
     plot = options.found.with_suffix(".png")
     if plot.is_file():
@@ -81,7 +83,7 @@ def _load_line(taken: float, limit: float) -> str:
 
 
 def _table(rows: list[dict[str, Any]], found: dict[str, Any]) -> list[str]:
-    from benchmarks.peers.report import best_peer
+    from benchmarks.peers.report import best_peer, number
 
     names = list(dict.fromkeys(name for row in rows for name in row["figures"]))
     titles = [found["titles"].get(name, name) for name in names]
@@ -91,7 +93,7 @@ def _table(rows: list[dict[str, Any]], found: dict[str, Any]) -> list[str]:
         cells = [_cell(row["figures"].get(name)) for name in names]
         best = best_peer(row)
         ratio = row["ratios"].get(best) if best else None
-        cells += ["–" if ratio is None else f"{ratio:.2f} ×"]
+        cells += ["–" if ratio is None else f"{number(ratio)} ×"]
         lines.append(f"| {row['title']}, {row['unit']} | " + " | ".join(cells) + " |")
     return lines
 

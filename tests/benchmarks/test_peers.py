@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers import command, engines, measures, report, samples, table
+from benchmarks.peers import command, engines, machine, measures, report, samples, table
 from benchmarks.peers.processes import NotSupported, WorkerFailed, WorkerProcess
 from benchmarks.peers.protocol import Served, common, serve_by_steps
 from benchmarks.peers.workers import gguf_file
@@ -55,6 +55,30 @@ def test_a_run_is_stamped_with_machine_load_and_commit(found):
     for row in found[0]["measures"]:
         for taken in row["samples"].values():
             assert all(sample["others"] >= 0 and sample["cpu_s"] >= 0 for sample in taken)
+
+
+@pytest.mark.parametrize(
+    ("argument", "shown"),
+    [
+        (str(Path("/", "home", "ada", "found")), "found"),
+        ("vllm=" + str(Path("/", "srv", "vllm")), "vllm=vllm"),
+        ("benchmarks/peers/run.py", "benchmarks/peers/run.py"),
+        ("cold_prefill,decode_1", "cold_prefill,decode_1"),
+    ],
+)
+def test_the_command_is_stamped_without_folders_of_one_machine(argument, shown):
+    assert machine.without_folders(argument) == shown
+
+
+def test_figures_of_a_quick_run_do_not_get_into_the_docs(found, tmp_path, monkeypatch, capsys):
+    page = tmp_path / "page.md"
+    page.write_text(f"{table.BEGIN}\n{table.END}\n")
+    path = str(found[1] / "found.json")
+    monkeypatch.setattr(sys, "argv", ["table.py", path, "--page", str(page)])
+    with pytest.raises(SystemExit):
+        table.main()
+    assert "--quick" in capsys.readouterr().err
+    assert page.read_text() == f"{table.BEGIN}\n{table.END}\n"
 
 
 def test_a_run_leaves_a_plot_and_the_logs_of_its_workers(found):
