@@ -140,7 +140,7 @@ class Oracle:
         caching = self.config.enable_prefix_caching
         table = Table(key, values, hits[:], writes and caching, num_published=len(hits))
         if source is not None:
-            table.tail = [*hits, source]
+            table.tail = [source]  # what is before it the hits hold
         self._add(table)
         table.blocks += self._allocate(needed)
         return table

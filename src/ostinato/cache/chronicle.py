@@ -93,7 +93,10 @@ class Chronicle:
         self._number = 0
         self._visits: deque[Visit] = deque()
         self._losses: deque[Loss] = deque(maxlen=max(LEAST_LOSSES, config.num_blocks))
-        self._in_step: dict[int, Visit] = {}  # blocks that the running step publishes
+        # Who publishes in the running step, and which blocks; by block as far as somebody asked.
+        self._publishing: list[tuple[Visit, array[int]]] = []
+        self._in_step: dict[int, Visit] = {}
+        self._num_asked = 0
 
     def __len__(self) -> int:
         """Sequences that are remembered."""
@@ -128,7 +131,7 @@ class Chronicle:
             self._tick(), key.identity, key.images, len(key), len(blocks) * size, num_copied,
             is_first=is_first, key=key, at_s=self._clock(),
         )  # fmt: skip
-        if self._in_step and len(blocks) and (writer := self._in_step.get(blocks[-1])):
+        if self._publishing and len(blocks) and (writer := self._writers.get(blocks[-1])):
             visit.num_awaited = visit.num_shared - self.num_settled(blocks)
             visit.awaited = writer.name if writer.identity.tenant == key.identity.tenant else ""
         self._visits.append(visit)
@@ -167,18 +170,18 @@ class Chronicle:
         """Count the first tokens of a match that no running step computes."""
         # Whoever publishes a block in this step publishes all that come after it.
         settled = len(blocks)
-        if self._in_step:
-            settled = bisect_left(blocks, True, key=self._in_step.__contains__)
+        if self._publishing:
+            settled = bisect_left(blocks, True, key=self._writers.__contains__)
         return settled * self.block_size
 
     def published(self, visit: Visit, blocks: "array[int]") -> None:
         """Note that blocks are findable in the running step."""
-        self._in_step.update(dict.fromkeys(blocks, visit))
+        self._publishing.append((visit, blocks))
 
     def step_ended(self) -> None:
         """Note that what was published in the step is now computed, or taken back."""
-        if self._in_step:
-            self._in_step = {}
+        if self._publishing:
+            self._publishing, self._in_step, self._num_asked = [], {}, 0
 
     def leave(
         self,
@@ -203,7 +206,7 @@ class Chronicle:
         visit.num_computed, visit.num_findable = computed, findable
         visit.blocks = blocks[: -(-findable // self.block_size)]
         if visit.writes:
-            visit.key, visit.kept = None, key.packed
+            visit.key, visit.unpacked, visit.num_kept = None, key.tokens, len(key)
             self._charge(visit, visit.charge + len(key) - visit.num_prompt_tokens)
         else:
             visit.clear()
@@ -249,6 +252,14 @@ class Chronicle:
         assert self._num_tokens <= self._most_tokens or len(self._visits) <= 1, "too many tokens"
         for visit in self._visits:
             assert visit.writes or visit.ended is None or not visit.tokens, "rule 2"
+
+    @property
+    def _writers(self) -> dict[int, Visit]:
+        """Blocks that the running step publishes; most steps end before anybody asks."""
+        for visit, blocks in self._publishing[self._num_asked :]:
+            self._in_step.update(dict.fromkeys(blocks, visit))
+        self._num_asked = len(self._publishing)
+        return self._in_step
 
     def _tick(self) -> int:
         self._number += 1

@@ -42,9 +42,13 @@ class FreeQueue:
 
     def append(self, entry: CacheEntry) -> None:
         """Put an entry at the tail: it is given away last."""
-        last = self._sentinel.prev
+        assert entry.next is None, "an entry is in at most one queue"
+        sentinel = self._sentinel
+        last = sentinel.prev
         assert last is not None
-        self.insert_after(last, entry)
+        entry.prev, entry.next = last, sentinel
+        last.next = sentinel.prev = entry
+        self._length += 1
 
     def insert_after(self, left: CacheEntry, entry: CacheEntry) -> None:
         """Put an entry right behind another one."""

@@ -235,7 +235,7 @@ class Groups:
         """Let go of the sources of copies; windows have some only if group 0 has one."""
         if table.tail_path is None:
             return
-        self.index.release(table.tail_path)
+        self.index.release_tail(table.tail_path)
         table.tail_path = None
         if not self.windows:
             return
@@ -291,8 +291,8 @@ class Groups:
         tables = list(tables)
         self.pool.check()
         paths = [table.path for table in tables if table.path is not None]
-        paths += [table.tail_path for table in tables if table.tail_path is not None]
-        self.index.check(paths)
+        tails = [table.tail_path for table in tables if table.tail_path is not None]
+        self.index.check(paths, tails)
         cached: list[int] = [block.block for block in self.index.contents()]
         private = [block for table in tables for block in table.private_blocks]
         scratch: list[int] = list(self.pool.scratch)

@@ -17,7 +17,7 @@ Source: vLLM's automatic prefix caching design.
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ostinato.cache.block import CacheEntry
@@ -201,14 +201,19 @@ class HashIndex:
         return self._hold_path(HashPath(self._root(key), list(match.cursor or ())))
 
     def acquire_tail(self, tail: TailMatch) -> HashPath:
-        """Hold a tail's source block and the oldest copy of all before it."""
-        copies: list[Copy] = [tail.entry]
-        content = tail.entry.content.parent
-        while content is not None and content.copies:
-            copies.insert(0, content.copies[0])
-            content = content.parent
-        assert content is not None
-        return self._hold_path(HashPath(content, copies))
+        """Hold a tail's source block; the match's path holds copies of all before it."""
+        copy: Copy = tail.entry
+        if not copy.ref_count:
+            self._pool.hold(copy)
+        copy.ref_count += 1
+        return HashPath(copy.content, [copy])
+
+    def release_tail(self, tail: HashPath) -> None:
+        """Let go of the source block."""
+        [copy] = tail.copies
+        copy.ref_count -= 1
+        if not copy.ref_count:
+            self._pool.idle(copy)
 
     def count_hit(self, path: HashPath) -> None:
         """Note that a request's hit ended where this path ends."""
@@ -336,10 +341,10 @@ class HashIndex:
             stack += [(child, number) for child in content.children]
             number += 1
 
-    def check(self, paths: "list[HashPath]") -> None:
+    def check(self, paths: "list[HashPath]", tails: "Sequence[HashPath]" = ()) -> None:
         """Assert rules 1 to 4 and that digests and links agree."""
         counted: dict[int, int] = {}
-        for path in paths:
+        for path in (*paths, *tails):
             for copy in path.copies:
                 counted[id(copy)] = counted.get(id(copy), 0) + 1
         idle = {id(entry) for entry in self._pool.entries()}

@@ -57,8 +57,10 @@ class BlockPool:
         self._classic = free_order == "classic"
         self._clock = clock
         self._tick = 0
-        # Runs of scratch blocks with the tick of their release: a long prompt takes a slice.
-        self._scratch: deque[tuple[int, array[int]]] = deque([(0, array("i", range(num_blocks)))])
+        # Runs of scratch blocks with the tick of their release; the last of a run goes first, so
+        # that taking some costs no copy of the rest.
+        first = array("i", range(num_blocks - 1, -1, -1))
+        self._scratch: deque[tuple[int, array[int]]] = deque([(0, first)])
 
     @property
     def num_evictable(self) -> int:
@@ -77,7 +79,7 @@ class BlockPool:
     @property
     def scratch(self) -> list[BlockId]:
         """Scratch blocks in the order in which they would be given away."""
-        return [BlockId(block) for _, run in self._scratch for block in run]
+        return [BlockId(block) for _, run in self._scratch for block in reversed(run)]
 
     def next_victim(self, account: Account) -> CacheEntry | None:
         """Name the entry to evict for an account's next block; None if scratch comes first."""
@@ -106,12 +108,15 @@ class BlockPool:
         Returns:
             Block ids, now private to the caller, who charges them.
         """
-        tick, run = self._scratch.popleft()
-        if len(run) > most:
-            self._scratch.appendleft((tick, run[most:]))
-            run = run[:most]
-        self.num_scratch -= len(run)
-        return run
+        run = self._scratch[0][1]
+        taken = run[-most:]
+        taken.reverse()
+        if len(taken) == len(run):
+            self._scratch.popleft()
+        else:
+            del run[-most:]
+        self.num_scratch -= len(taken)
+        return taken
 
     def charge(self, account: Account, num_blocks: int) -> None:
         """Note that an account was given blocks."""
@@ -128,7 +133,7 @@ class BlockPool:
         if not blocks:
             return
         self._tick += 1
-        run = (self._tick, blocks[::-1])
+        run = (self._tick, blocks[:])
         if self._classic:
             self._scratch.append(run)
         else:
@@ -158,6 +163,22 @@ class BlockPool:
         account = self._only or self.accounts.of(entry.identity.owner)
         account.policy.add(entry, turn)
         account.num_evictable += entry.num_blocks
+
+    def idle_all(self, entries: Sequence[CacheEntry], turn: Turn | None = None) -> None:
+        """Note that nobody holds entries of one sequence any more, tail first."""
+        if self._only is None:  # behind a public head they may be charged to two accounts
+            for entry in entries:
+                self.idle(entry, turn)
+            return
+        now_s, moment, num_blocks = self._clock(), self.num_allocated, 0
+        add, tick = self._only.policy.add, self._tick
+        for entry in entries:
+            tick += 1
+            entry.idle_tick, entry.idle_since_s, entry.idle_allocated = tick, now_s, moment
+            add(entry, turn)
+            num_blocks += entry.num_blocks
+        self._tick = tick
+        self._only.num_evictable += num_blocks
 
     def hold(self, entry: CacheEntry) -> None:
         """Note that an evictable entry is held again."""
@@ -258,7 +279,9 @@ class BlockPool:
 
     def free_order(self) -> Iterator[BlockId]:
         """Walk all free blocks in the order in which they would be given away under LRU."""
-        scratch = deque((tick, BlockId(block)) for tick, run in self._scratch for block in run)
+        scratch = deque(
+            (tick, BlockId(block)) for tick, run in self._scratch for block in reversed(run)
+        )
         for entry in self.entries():
             while scratch and not (self._classic and entry.idle_tick < scratch[0][0]):
                 yield scratch.popleft()[1]

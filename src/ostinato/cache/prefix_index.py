@@ -10,7 +10,7 @@ means holding all before it (law 8).
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -181,10 +181,14 @@ class PrefixIndex(Protocol[PathT]):
         """
 
     def acquire_tail(self, tail: TailMatch) -> PathT:
-        """Hold a tail's source block and all before it, until the copy has run.
+        """Hold a tail's source block until the copy has run.
 
-        The match that it came with has been acquired, and nothing changed since.
+        The match that it came with has been acquired, nothing changed since, and its path, which
+        holds all that is before the block, is released after the tail.
         """
+
+    def release_tail(self, tail: PathT) -> None:
+        """Let go of a tail's source block, before the match that it came with."""
 
     def count_hit(self, path: PathT) -> None:
         """Note that a request's hit ended where this path ends, in O(1)."""
@@ -255,9 +259,10 @@ class PrefixIndex(Protocol[PathT]):
     def runs(self) -> Iterator[CachedRun]:
         """Walk everything published in runs, parents before children; for surveys."""
 
-    def check(self, paths: "list[PathT]") -> None:
+    def check(self, paths: "list[PathT]", tails: "Sequence[PathT]" = ()) -> None:
         """Assert the index's invariants.
 
         Args:
             paths: Every live path; reference counts are recounted from them.
+            tails: Every tail that is held.
         """

@@ -7,7 +7,8 @@ one step per branch on the way, not per block.
 Rules:
 
 1. Every block of a node has the same holders; a node is split where they part.
-2. A node's reference count is the number of live paths that end in it or below it.
+2. A node's reference count is the number of live paths that end in it or below it, and of
+   sources of copies that are it; whoever holds such a source holds a path to it.
 3. Idle nodes are in the eviction policy, held nodes and roots are not.
 4. Each content is published once: a second block of the same content is a duplicate, which
    its owner exchanges for the canonical one.
@@ -17,7 +18,7 @@ Source: RadixAttention, arXiv 2312.07104; SGLang's radix cache.
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_hash import BlockHasher, block_bytes
@@ -56,14 +57,21 @@ class RadixIndex:
         node = self._roots.get(key.identity.root)
         if node is None:
             return PrefixMatch(size)
-        most, used, blocks = num_tokens // size, 0, array("i")
-        while len(blocks) < most and used == len(node.blocks):
-            child = node.children.get(block_bytes(key, len(blocks), size))
-            if child is None:
-                break
-            node = child
-            used = node.num_common_blocks(key, most - len(blocks), size)
-            blocks.extend(node.blocks[:used])
+        most, used, done, blocks = num_tokens // size, 0, 0, array("i")
+        width, has_extras = size * TOKEN_BYTES, key.has_extras
+        with memoryview(key.tokens).cast("B") as packed:
+            while done < most and used == len(node.blocks):
+                if has_extras:
+                    name = block_bytes(key, done, size)
+                else:
+                    name = bytes(packed[done * width : (done + 1) * width])
+                child = node.children.get(name)
+                if child is None:
+                    break
+                node = child
+                used = node.num_common_blocks(key, packed, most - done, size)
+                blocks.extend(node.blocks if used == len(node.blocks) else node.blocks[:used])
+                done += used
         tail = self._match_tail(key, num_tokens, node, used)
         return PrefixMatch(size, blocks, tail, cursor=(node, used))
 
@@ -118,7 +126,14 @@ class RadixIndex:
         assert node.blocks[0] == tail.block, "acquire the match first: it splits the node there"
         if len(node.blocks) > 1:
             node = self._split(node, 1)
-        return self._hold_path(node)
+        self._hold(node)  # and not what is before it: the match's path holds that
+        return node
+
+    def release_tail(self, tail: RadixNode) -> None:
+        """Let go of the source block."""
+        tail.ref_count -= 1
+        if not tail.ref_count:
+            self._pool.idle(tail)
 
     def count_hit(self, path: RadixNode) -> None:
         """Note that a request's hit ended where this path ends."""
@@ -147,7 +162,8 @@ class RadixIndex:
                 node = self._grow(node, key, blocks[done : done + known.num_blocks], known)
                 done += known.num_blocks
                 continue
-            used = child.num_common_blocks(key, len(blocks) - done, size)
+            with memoryview(key.tokens).cast("B") as packed:
+                used = child.num_common_blocks(key, packed, len(blocks) - done, size)
             if used < len(child.blocks):
                 child = self._split(child, used)
             self._hold(child)
@@ -199,13 +215,17 @@ class RadixIndex:
 
     def release(self, path: RadixNode, turn: Turn | None = None) -> None:
         """Let go of a path, tail first, in O(depth)."""
-        for node in path.up():
+        node, idle = path, []
+        while True:
             assert node.ref_count > 0, "released more often than acquired"
             node.ref_count -= 1
-            if node.ref_count == 0 and not node.is_root:
-                self._pool.idle(node, turn)
-            last = node
-        self._drop_empty_root(last)
+            if node.parent is None:
+                break
+            if not node.ref_count:
+                idle.append(node)
+            node = node.parent
+        self._pool.idle_all(idle, turn)
+        self._drop_empty_root(node)
 
     def evict(self, entry: CacheEntry, most: int) -> Forgotten:
         """Cut blocks off an idle leaf, deepest first."""
@@ -261,9 +281,11 @@ class RadixIndex:
                 start, parent, number = end, number, number + 1
             stack += [(child, parent) for child in node.children]
 
-    def check(self, paths: "list[RadixNode]") -> None:
+    def check(self, paths: "list[RadixNode]", tails: "Sequence[RadixNode]" = ()) -> None:
         """Assert rules 1 to 5 and that the tree's links agree."""
         counted: dict[int, int] = {}
+        for tail in tails:
+            counted[id(tail)] = counted.get(id(tail), 0) + 1
         for path in paths:
             for node in path.up():
                 counted[id(node)] = counted.get(id(node), 0) + 1
@@ -301,8 +323,16 @@ class RadixIndex:
         node.ref_count += 1
 
     def _hold_path(self, path: RadixNode) -> RadixNode:
-        for node in path.up():
-            self._hold(node)
+        node, idle = path, []
+        while True:
+            if not node.ref_count and node.parent is not None:
+                idle.append(node)
+            node.ref_count += 1
+            if node.parent is None:
+                break
+            node = node.parent
+        if idle:
+            self._pool.hold_all(idle)
         return path
 
     def _grow(

@@ -112,20 +112,30 @@ class RadixNode(CacheEntry):
             extra = key.extra(index * block_size, (index + 1) * block_size)
             if extra is not None:
                 self.extras[index] = extra
-        self.tokens += key.packed_range(first * block_size, last * block_size)
+        size = block_size * TOKEN_BYTES
+        with memoryview(key.tokens).cast("B") as packed:
+            self.tokens += packed[first * size : last * size]
         self.blocks.extend(blocks)
 
-    def num_common_blocks(self, key: PrefixKey, most: int, block_size: int) -> int:
-        """Count this node's blocks that a sequence agrees with, at most ``most``."""
-        most = min(most, len(self.blocks))
-        offset = self.start * block_size * TOKEN_BYTES
-        whole = self.tokens
-        if most == len(self.blocks) and key.packed.startswith(whole, offset):
-            common = most
+    def num_common_blocks(
+        self, key: PrefixKey, packed: memoryview, most: int, block_size: int
+    ) -> int:
+        """Count this node's blocks that a sequence agrees with.
+
+        Args:
+            key: The sequence.
+            packed: Its tokens, byte by byte.
+            most: Of how many to ask.
+            block_size: Tokens per block.
+        """
+        offset, whole = self.start * block_size * TOKEN_BYTES, self.tokens
+        theirs = packed[offset : offset + len(whole)]
+        if most >= len(self.blocks) and whole.startswith(theirs) and len(theirs) == len(whole):
+            common = len(self.blocks)
         else:
+            most = min(most, len(self.blocks))
             size = most * block_size * TOKEN_BYTES
-            theirs = key.packed[offset : offset + size]
-            common = num_common_tokens(bytes(whole[:size]), theirs) // block_size
+            common = num_common_tokens(bytes(whole[:size]), bytes(theirs[:size])) // block_size
         if key.has_extras or self.extras:
             theirs_too = key.blocks_with_extras(self.start, self.start + common, block_size)
             for index in sorted({*self.extras, *theirs_too}):

@@ -34,11 +34,13 @@ class Namesakes(list[ChildT]):
 class Siblings(Generic[ChildT]):
     """The children of one prefix."""
 
-    __slots__ = ("_by_block", "_by_text", "_num_texts", "_texts")
+    __slots__ = ("_by_block", "_by_text", "_num_texts", "_texts", "get")
 
     def __init__(self) -> None:
         """Make an empty family."""
         self._by_block: dict[bytes, ChildT] = {}
+        # Finds the child whose first full block has these packed tokens and extras, or None.
+        self.get = self._by_block.get
         # In the order in which texts came.
         self._by_text: dict[bytes, Namesakes[ChildT]] = {}
         self._texts: list[bytes] = []
@@ -56,10 +58,6 @@ class Siblings(Generic[ChildT]):
         """Walk all children, sealed tails included."""
         for children in self._by_text.values():
             yield from children
-
-    def get(self, block: bytes) -> ChildT | None:
-        """Find the child whose first full block has these packed tokens and extras."""
-        return self._by_block.get(block)
 
     def add(self, block: bytes | None, text: bytes, child: ChildT) -> None:
         """Add a child.

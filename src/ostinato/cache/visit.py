@@ -37,7 +37,10 @@ class Visit:
         off: The setting that kept it from reading the cache; empty if it read.
         fields: Names and texts of the request's messages and fields, in the prompt's order.
         key: The live sequence; None when it has ended.
-        kept: Its packed tokens when it has ended; empty if none are to be kept.
+        kept: Its packed tokens when it has ended, once somebody asked; empty if none are kept.
+        unpacked: Its tokens when it has ended, until then; of which the first ``num_kept`` count,
+            for a sequence that comes back goes on in the same array.
+        num_kept: Tokens that are kept.
         num_computed: Its first tokens that went through the model or hit.
         num_findable: Its first tokens that others could find when it ended.
         blocks: Which blocks held them.
@@ -61,6 +64,8 @@ class Visit:
     fields: tuple[tuple[str, str], ...] = ()
     key: PrefixKey | None = None
     kept: bytes = b""
+    unpacked: "array[int] | None" = None
+    num_kept: int = 0
     num_computed: int = 0
     num_findable: int = 0
     blocks: "array[int]" = field(default_factory=lambda: array("i"))
@@ -69,8 +74,12 @@ class Visit:
 
     @property
     def tokens(self) -> bytes:
-        """All that is known of its tokens, packed."""
-        return self.kept if self.key is None else self.key.packed
+        """All that is known of its tokens, packed; a copy is made when first asked for."""
+        if self.key is not None:
+            return self.key.packed
+        if self.unpacked is not None:
+            self.kept, self.unpacked = self.unpacked[: self.num_kept].tobytes(), None
+        return self.kept
 
     @property
     def num_hits(self) -> int:
@@ -93,4 +102,5 @@ class Visit:
     def clear(self) -> None:
         """Forget its content."""
         self.key, self.kept, self.images, self.fields = None, b"", (), ()
+        self.unpacked, self.num_kept = None, 0
         self.blocks = array("i")

@@ -76,20 +76,25 @@ class Identity:
             fields += [self.head.tenant, self.head.num_tokens.to_bytes(8, "little")]
         return b"".join(len(field).to_bytes(4, "little") + field for field in fields)
 
-    @cached_property
+    @property
     def root(self) -> "Identity":
         """The identity of a sequence's first block: its public head's, else its own."""
-        return self if self.head is None else replace(self, tenant=self.head.tenant, head=None)
+        return self if self.head is None else self._before_head
+
+    @cached_property
+    def _before_head(self) -> "Identity":
+        assert self.head is not None
+        return replace(self, tenant=self.head.tenant, head=None)
 
     @cached_property
     def seam(self) -> bytes:
         """What keeps tenants apart behind a public head; outsiders learn no salt from it."""
         return _SEAM + hashlib.sha256(self.encoded).digest()
 
-    @cached_property
+    @property
     def owner(self) -> bytes:
         """Whose blocks they are: the tenant's salt without what its clients narrowed it by."""
-        return owner_of(self.tenant)
+        return owner_of(self.tenant) if self.tenant else b""
 
     def belongs_to(self, tenant: bytes) -> bool:
         """Whether content of this identity is a tenant's own, or stands behind its public head."""
@@ -156,10 +161,11 @@ class PrefixKey:
         """
         self.identity = identity
         self.tokens: array[int] = pack_tokens(tokens)
-        self.images = tuple(sorted(images, key=lambda image: image.start))
+        self.images = tuple(sorted(images, key=lambda image: image.start)) if images else ()
         self.digests: dict[object, list[BlockDigest]] = {}
         self._packed: bytes | None = None
-        _check_images(self.images, len(self.tokens))
+        if self.images:
+            _check_images(self.images, len(self.tokens))
 
     def __len__(self) -> int:
         """Number of tokens so far."""
