@@ -230,3 +230,30 @@ def row(text: str, name: str) -> list[str]:
 def unwrapped(text: str) -> str:
     """The text without the line breaks that the width of the terminal brought."""
     return " ".join(text.split())
+
+
+@pytest.mark.parametrize("index", ["radix", "hash"])
+def test_a_recorded_run_finds_the_same_when_it_is_replayed(terminal: Terminal, tmp_path, index):
+    """Request by request: the calls at once, the same again, and those on an emptied cache."""
+    path = tmp_path / "demo.trace"
+    options = ("--calls", str(CALLS), "--patience", "0", "--index", index)
+    told = terminal.show("demo", *options, "--record", str(path))
+    assert "Recorded, to be replayed: ostinato simulate" in told
+
+    simulated = terminal.show("simulate", str(path), "-c", "100,1000", "--timed-requests", "0")
+    text = " ".join(simulated.split())
+    found = re.search(r"each of the (\d+) requests found what it had found, ([\d,]+) token", text)
+    assert found, text
+    num_requests, num_tokens = (int(number.replace(",", "")) for number in found.groups())
+    assert num_requests == 2 * CALLS + 2 * 5
+    again = CALLS * (PROMPT - 1)  # the second time all that may hit does
+    assert num_tokens > again + 5 * (SHARED - 16)
+
+
+def test_a_recording_is_never_written_over(terminal: Terminal, tmp_path):
+    path = tmp_path / "demo.trace"
+    path.write_text("precious")
+    refused = terminal.refuse("demo", "--calls", "2", "--patience", "0", "--record", str(path))
+    assert "exists already" in refused and path.read_text() == "precious"
+    nowhere = str(tmp_path / "nowhere" / "demo.trace")
+    assert "no such folder" in terminal.refuse("demo", "--record", nowhere)

@@ -6,6 +6,9 @@ one system prompt, without a cache and with one.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -55,6 +58,14 @@ def run(
         float,
         typer.Option(help="Seconds until the run without a cache is stopped and its time scaled."),
     ] = 20.0,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            help="A new file to record the calls with a cache to, for 'ostinato simulate': times, "
+            "lengths and pseudonyms, no content.",
+        ),
+    ] = None,
     as_json_: Annotated[
         bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")
     ] = False,
@@ -67,10 +78,13 @@ def run(
     token.
     """
     _check(num_calls, block_size, index, patience)
+    _check_record(record)
     console = _console(as_json_)
     console.print(_OPENING)
     results = _small_tests(console, index)
-    figures = _many_calls(console, num_calls, block_size, index, patience)
+    plain, cached = _engines(console, block_size, index)
+    with _recording(console, cached, record):
+        figures = _many_calls(console, plain, cached, num_calls, patience)
     if as_json_:
         typer.echo(json.dumps(as_json(results, figures), indent=2))
     _show_next(console)
@@ -83,6 +97,16 @@ def _check(num_calls: int, block_size: int, index: str, patience: float) -> None
     if not patience >= 0:  # nor NaN
         raise ConfigError(f"patience={patience:g}: must be a number of seconds, at least 0")
     EngineConfig.of(DEFAULT_MODEL, {"block_size": block_size, "index": index})
+
+
+def _check_record(path: Path | None) -> None:
+    """Refuse a file that cannot be recorded to before anything is shown."""
+    if path is None:
+        return
+    if path.exists():
+        raise ConfigError(f"record={path}: it exists already, and a trace is never written over")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"record={path}: there is no such folder; choose another path")
 
 
 def _console(quiet: bool) -> Console:
@@ -100,8 +124,25 @@ def _small_tests(console: Console, index: str) -> list[list[Outcome]]:
     return results
 
 
+@contextmanager
+def _recording(console: Console, engine: "Engine", path: Path | None) -> Iterator[None]:
+    """Record what an engine does meanwhile, if somebody wants it."""
+    if path is None:
+        yield
+        return
+    from ostinato.engine.administration import Administration
+
+    administration = Administration(engine)
+    administration.start_recording(path)
+    try:
+        yield
+    finally:
+        administration.stop_recording()
+    console.print("Recorded, to be replayed:", Text(f"ostinato simulate {path}", style="cyan"))
+
+
 def _many_calls(
-    console: Console, num_calls: int, block_size: int, index: str, patience: float
+    console: Console, plain: "Engine", cached: "Engine", num_calls: int, patience: float
 ) -> Figures:
     """Run the calls in all three ways, and show each while it runs and after it."""
     console.print(
@@ -109,13 +150,12 @@ def _many_calls(
         f"{SUFFIX_TOKENS} of their own, {OUTPUT_TOKENS} of answer"
     )
     prompts = calls(num_calls)
-    plain, cached = _engines(console, block_size, index)
     no_cache = _show_wave(console, "no cache", plain, prompts, patience)
     cold = _show_wave(console, "cold cache", cached, prompts)
     warm = _show_wave(console, "same again", cached, prompts)
     with console.status("Measuring the time to the first token ..."):
         cold_call, warm_call = first_tokens(cached, prompts[0], prompts[-1])
-    figures = Figures(block_size, no_cache, cold, warm, cold_call, warm_call)
+    figures = Figures(cached.cache.block_size, no_cache, cold, warm, cold_call, warm_call)
     console.print(calls_table(figures), first_token_table(figures), sep="")
     for note in notes(figures):
         console.print(Text(note, style="dim"))
