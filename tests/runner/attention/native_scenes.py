@@ -64,7 +64,6 @@ def shapes(draw: st.DrawFn) -> Shape:
 limits = st.builds(
     NativeLimits,
     item_rows=st.sampled_from([1, 4, 16, 256]),
-    chunk_rows=st.sampled_from([1, 8, 64]),
     min_part=st.sampled_from([1.0, 64.0, 512.0]),
 )
 """From one row per item, cut into parts of a block, to what is used by default."""

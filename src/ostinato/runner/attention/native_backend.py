@@ -16,8 +16,6 @@ from torch import Tensor
 from ostinato.core.config import ReadOnce
 from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
 from ostinato.runner.attention.native_plan import NativeLimits, NativePlan, PlanKind, plan_native
-from ostinato.runner.attention.read_plan import SharingCost
-from ostinato.runner.attention.shared_runs import Worth
 from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.native.checks import fill_rows
@@ -50,7 +48,6 @@ class NativeAttention:
         self.limits = limits or NativeLimits()
         self.read_once = read_once
         self._native = native
-        self._worth = _worth(read_once, self.limits)
 
     def new_store(
         self,
@@ -73,20 +70,11 @@ class NativeAttention:
 
     def plan(self, metadata: AttentionMetadata, kind: PlanKind) -> NativePlan:
         """Work out how layers of a kind are read in a step."""
-        return plan_native(metadata, kind, self.limits, self._worth)
+        return plan_native(metadata, kind, self.limits, self.read_once)
 
     def compute(self, attention: Attention) -> None:
         """Compute one layer; whatever it points to has been checked."""
         self._native.ost_attend(byref(attention))
-
-
-def _worth(read_once: ReadOnce, limits: NativeLimits) -> Worth | None:
-    """Say which runs are worth a reading of their own; None is none of them."""
-    if read_once == "never":
-        return None
-    if read_once == "always":
-        return SharingCost(0, 0).is_worth
-    return SharingCost(limits.keys_per_run, limits.keys_per_row).is_worth
 
 
 class NativeStep(AttentionStep):

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ostinato.runner.attention.native_rows import RowLimits, RowOrder, offsets, order_rows
+from ostinato.core.config import ReadOnce
+from ostinato.runner.attention.native_rows import RowOrder, offsets, order_rows
 from ostinato.runner.attention.native_splits import Merges, Work, split_items
+from ostinato.runner.attention.read_plan import SharingCost
 from ostinato.runner.attention.shared_runs import Worth
 from ostinato.runner.inputs import AttentionMetadata, Ints
 from ostinato.runner.native.face import ITEM, SEGMENT
@@ -112,30 +114,27 @@ class PlanKind:
 
 @dataclass(frozen=True, slots=True)
 class NativeLimits:
-    """How the library's time is spent, measured on ``benchmarks/read_once.py``.
+    """How the library's time is spent; rows count each head of queries.
 
     Attributes:
-        item_rows: Rows of queries, heads counted, whose running state stays in a core's cache
-            besides the keys that are being read.
-        chunk_rows: Likewise of a piece of a chunk.
-        keys_per_run: Keys that could be read in the time that a run of its own costs.
-        keys_per_row: Likewise per row that sees it.
-        row_cost: What looking at a key costs a row of queries, in readings of the key.
+        item_rows: Rows whose running state stays in a core's cache besides the keys that are
+            being read.
+        keys_per_row: Keys that could be read in the time that a row needs to go from one segment
+            to the next, whose last tiles are not full.
+        row_cost: What looking at a key costs a row, in readings of the key.
         min_part: Cost below which an item is not cut further.
         tasks_per_thread: How many tasks each thread shall find.
     """
 
     item_rows: int = 256
-    chunk_rows: int = 128
-    keys_per_run: float = 8.0
-    keys_per_row: float = 0.5
+    keys_per_row: float = 4.0
     row_cost: float = 0.1
     min_part: float = 512.0
     tasks_per_thread: int = 4
 
 
 def plan_native(
-    metadata: AttentionMetadata, kind: PlanKind, limits: NativeLimits, worth: Worth | None
+    metadata: AttentionMetadata, kind: PlanKind, limits: NativeLimits, read_once: ReadOnce
 ) -> NativePlan:
     """Plan how a step is read.
 
@@ -143,12 +142,11 @@ def plan_native(
         metadata: What the step is.
         kind: Of which layers.
         limits: Sizes and costs.
-        worth: Which shared runs are worth a reading of their own; None is none of them.
+        read_once: Whether what sequences share is read once for all of them: where that is
+            cheaper (``auto``), ``always`` or ``never``.
     """
-    rows = RowLimits(
-        max(1, limits.item_rows // kind.group), max(1, limits.chunk_rows // kind.group)
-    )
-    order = order_rows(metadata, rows, worth)
+    most_rows = max(1, limits.item_rows // kind.group)
+    order = order_rows(metadata, most_rows, _worth(read_once, kind, limits))
     segments, of_item = _segments(order, kind.window, metadata.block_size)
     num_rows = segments["last_row"] - segments["first_row"]
     costs = segments["num_keys"] * (1 + limits.row_cost * kind.group * num_rows)
@@ -164,6 +162,14 @@ def plan_native(
         merges=merges,
         block_size=metadata.block_size,
     )
+
+
+def _worth(read_once: ReadOnce, kind: PlanKind, limits: NativeLimits) -> Worth | None:
+    """Say which runs are worth a reading of their own; None is none of them."""
+    if read_once == "never":
+        return None
+    per_row = limits.keys_per_row * kind.group if read_once == "auto" else 0
+    return SharingCost(keys_per_run=0, keys_per_row=per_row).is_worth
 
 
 def _within(numbers: npt.NDArray[Any], stop: int) -> bool:

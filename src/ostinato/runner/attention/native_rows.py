@@ -25,19 +25,6 @@ from ostinato.runner.inputs import AttentionMetadata, Ints
 
 
 @dataclass(frozen=True, slots=True)
-class RowLimits:
-    """How many rows an item may have.
-
-    Attributes:
-        most: Rows of sequences that share; who brings more than half as many is a chunk.
-        chunk: Rows of one piece of a chunk.
-    """
-
-    most: int
-    chunk: int
-
-
-@dataclass(frozen=True, slots=True)
 class Spans:
     """Runs of keys and the rows that see them; all arrays have shape (num_spans,).
 
@@ -77,16 +64,17 @@ class RowOrder:
     spans: Spans
 
 
-def order_rows(metadata: AttentionMetadata, limits: RowLimits, worth: Worth | None) -> RowOrder:
+def order_rows(metadata: AttentionMetadata, most_rows: int, worth: Worth | None) -> RowOrder:
     """Order the rows of a step, and cut them into items.
 
     Args:
         metadata: What the step is.
-        limits: How many rows an item may have.
+        most_rows: How many an item may have; a sequence that brings more than half as many is a
+            chunk.
         worth: Which shared runs are worth a reading of their own; None is none of them.
     """
     lengths = np.diff(metadata.starts)
-    is_chunk = lengths > max(1, limits.most // 2)
+    is_chunk = lengths > max(1, most_rows // 2)
     runs = () if worth is None else shared_runs(metadata, worth, ~is_chunk)
     order = _sequence_order(is_chunk, [run.sequences for run in runs])
     place = np.empty_like(order)
@@ -114,7 +102,7 @@ def order_rows(metadata: AttentionMetadata, limits: RowLimits, worth: Worth | No
     return RowOrder(
         tokens=within + np.repeat(metadata.starts[:-1][order], lengths[order]),
         positions=within + np.repeat(firsts, lengths[order]),
-        item_starts=_item_starts(starts, shared, is_chunk[order], limits),
+        item_starts=_item_starts(starts, shared, is_chunk[order], most_rows),
         spans=Spans(
             first_row=np.concatenate((rows_of_runs[:, 0], starts[:-1])),
             last_row=np.concatenate((rows_of_runs[:, 1], starts[1:])),
@@ -144,22 +132,22 @@ def _sequence_order(is_chunk: Bools, families: list[tuple[int, ...]]) -> Ints:
     return np.concatenate((np.array(order, dtype=np.int64), alone, chunks))
 
 
-def _item_starts(starts: Ints, shared: Ints, is_chunk: Bools, limits: RowLimits) -> Ints:
+def _item_starts(starts: Ints, shared: Ints, is_chunk: Bools, most_rows: int) -> Ints:
     """Cut rows where neighbours share nothing, where there are too many, and chunks in pieces.
 
     Args:
         starts: First row of each sequence, in order, and the end.
         shared: Columns that each sequence shares with the next, likewise.
         is_chunk: Which are chunks.
-        limits: How many rows an item may have.
+        most_rows: How many an item may have.
     """
     is_last = shared == 0
     ends = starts[1:][is_last]
     families = np.stack((np.concatenate((starts[:1], ends[:-1])), ends), axis=1)
-    too_many = (np.diff(families)[:, 0] > limits.most) & ~is_chunk[is_last]
-    cuts = [_cuts_within(starts, shared, family, limits.most) for family in families[too_many]]
+    too_many = (np.diff(families)[:, 0] > most_rows) & ~is_chunk[is_last]
+    cuts = [_cuts_within(starts, shared, family, most_rows) for family in families[too_many]]
     lengths = np.diff(starts)[is_chunk]
-    pieces = -(-lengths // limits.chunk)
+    pieces = -(-lengths // most_rows)
     part = np.arange(pieces.sum()) - np.repeat(offsets(pieces)[:-1], pieces)
     cuts.append(
         np.repeat(starts[:-1][is_chunk], pieces) + part * np.repeat(lengths / pieces, pieces)
