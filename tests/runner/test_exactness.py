@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from ostinato.core.plan import CopyRun
+from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.torch_backend import ScratchLimits, TorchAttention
+from ostinato.runner.model_loader import LoadedModel
+from ostinato.runner.native.library import library
 from tests.runner.bench import Bench, generated_alone, own_logits, random_prompt
 from tests.runner.conftest import Served
 from tests.support.checkpoints import FAMILIES
@@ -137,12 +140,27 @@ def test_tiny_scratch_memory_changes_nothing(family: str, served: Served):
         assert bench.finish(sequence, token, NUM_NEW) == generated_alone(loaded, prompt, NUM_NEW)
 
 
+def native_bench(loaded: LoadedModel) -> Bench:
+    """A bench on the native library, whose blocks hold sixteen tokens."""
+    native = library()
+    if native is None:
+        pytest.skip("the native library is not built")
+    return Bench(loaded, num_blocks=24, block_size=16, attention=NativeAttention(native))
+
+
 @every_family
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [("float64", 1e-5), ("float32", 1e-4), ("bfloat16", 0.2)]
+    ("dtype", "tolerance", "attention"),
+    [
+        ("float64", 1e-5, "torch"),
+        ("float32", 1e-4, "torch"),
+        ("bfloat16", 0.2, "torch"),
+        ("float32", 1e-4, "native"),
+        ("bfloat16", 0.2, "native"),
+    ],
 )
 def test_logits_are_those_of_the_models_own_attention(
-    family: str, dtype: str, tolerance: float, served: Served
+    family: str, dtype: str, tolerance: float, attention: str, served: Served
 ):
     """The model's own softmax and RoPE are in float32, whence 1e-5 in float64.
 
@@ -151,7 +169,7 @@ def test_logits_are_those_of_the_models_own_attention(
     """
     loaded = served(family, dtype)
     prompt = random_prompt(14, 33)
-    bench = Bench(loaded)
+    bench = native_bench(loaded) if attention == "native" else Bench(loaded)
     sequence = bench.sequence(prompt)
     bench.step(sequence.next(10))
     sequence.computed = 10

@@ -28,6 +28,7 @@ class ModelRunner:
     Attributes:
         loaded: The model.
         groups: Which layers share block tables.
+        attention: Who reads the blocks.
         kv_stores: Keys and values of all blocks, one store per group.
         num_tokens_computed: Tokens that went through the model so far, law 1's witness.
     """
@@ -58,9 +59,9 @@ class ModelRunner:
         self.groups = groups or one_group(loaded.kv_spec)
         sizes = [num_blocks] if isinstance(num_blocks, int) else num_blocks
         dtype = kv_dtype or loaded.dtype
-        self._attention = attention or TorchAttention()
+        self.attention = attention or TorchAttention()
         self.kv_stores = tuple(
-            self._attention.new_store(
+            self.attention.new_store(
                 loaded.kv_spec, size, block_size, dtype, loaded.device, self.groups.layers(group)
             )
             for group, size in zip(range(self.groups.num_groups), sizes, strict=True)
@@ -92,7 +93,7 @@ class ModelRunner:
     def forward(self, inputs: StepInputs) -> Tensor:
         """Run the model; returns logits of the wanted rows, shape (num_wanted, vocab_size)."""
         steps = tuple(
-            self._attention.start(metadata, store)
+            self.attention.start(metadata, store)
             for metadata, store in zip(inputs.groups, self.kv_stores, strict=True)
         )
         step = GroupedStep(steps, self.groups.of_layer)
