@@ -49,6 +49,10 @@ def test_attention_is_what_the_definition_says_on_every_instruction_set(built: P
     assert "24 cases" in run(built / "test_attention", "24")
 
 
+def test_what_lies_between_products_is_what_the_definition_says(built: Path) -> None:
+    assert "60 cases" in run(built / "test_ops", "60")
+
+
 @pytest.mark.nightly
 def test_attention_is_right_for_many_steps(built: Path) -> None:
     assert "400 cases" in run(built / "test_attention", "400", "1000")

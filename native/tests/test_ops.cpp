@@ -1,0 +1,168 @@
+// Does what lies between products compute its definition, and touch nothing else?
+#include <functional>
+
+#include "case.h"
+#include "ostinato_ops.h"
+
+namespace {
+
+// Rows of numbers, with gaps between them that stay NaN.
+class Matrix {
+ public:
+  Matrix(int64_t num_rows, int64_t width, int32_t dtype, int64_t gap)
+      : num_rows_(num_rows), width_(width), dtype_(dtype),
+        bytes_(((num_rows - 1) * (width + gap) + width) * ost::bytes_of(dtype)) {
+    std::memset(bytes_.data(), 0xff, bytes_.size());
+    view = {bytes_.data(), width + gap};
+  }
+  void fill(Random &random, float size) {
+    each([&](int64_t row, int64_t i) { set(row, i, size * random.normal()); });
+  }
+  double at(int64_t row, int64_t i) const {
+    return ost::load_element(view.data, dtype_, row * view.stride + i);
+  }
+  void set(int64_t row, int64_t i, double value) {
+    ost::store_element(view.data, dtype_, row * view.stride + i, static_cast<float>(value));
+  }
+  void each(const std::function<void(int64_t, int64_t)> &visit) const {
+    for (int64_t row = 0; row < num_rows_; ++row)
+      for (int64_t i = 0; i < width_; ++i) visit(row, i);
+  }
+  bool gaps_are_untouched() const {
+    for (int64_t row = 0; row + 1 < num_rows_; ++row)
+      for (int64_t i = width_; i < view.stride; ++i)
+        if (!std::isnan(at(row, i))) return false;
+    return true;
+  }
+
+  ost_matrix view;
+
+ private:
+  int64_t num_rows_, width_;
+  int32_t dtype_;
+  Guarded<char> bytes_;
+};
+
+struct Case {
+  Case(uint32_t seed_, Random &random)
+      : seed(seed_), num_rows(random.between(1, 9)), dtype(random.between(0, 1)),
+        num_threads(random.between(1, 3)), gap(random.between(0, 5)) {}
+  Matrix matrix(int64_t width) const { return Matrix(num_rows, width, dtype, gap); }
+  double rounded(double value) const {
+    if (dtype == OST_FLOAT32) return value;
+    return ost::float_of_bfloat16(ost::bfloat16_of_float(static_cast<float>(value)));
+  }
+  // A rounding that fell the other way, and what follows from it: two units in the last place.
+  void expect(const Matrix &found, int64_t row, int64_t i, double value, double size,
+              const char *what) const {
+    const double unit = dtype == OST_FLOAT32 ? 0x1p-20 : 0x1p-7;
+    if (!(std::abs(found.at(row, i) - value) <= unit * (std::abs(value) + size))) fail(seed, what);
+  }
+
+  uint32_t seed;
+  int64_t num_rows;
+  int32_t dtype, num_threads, gap;
+};
+
+double norm_factor(const Matrix &matrix, int64_t row, int64_t first, int64_t width, double epsilon) {
+  double squares = 0;
+  for (int64_t i = first; i < first + width; ++i) squares += matrix.at(row, i) * matrix.at(row, i);
+  return 1 / std::sqrt(squares / static_cast<double>(width) + epsilon);
+}
+
+void check_add_norm(const Case &c, Random &random) {
+  const int32_t width = random.between(1, 200);
+  Matrix residual = c.matrix(width), addend = c.matrix(width), output = c.matrix(width);
+  Matrix weight(1, width, c.dtype, 0), before = c.matrix(width);
+  const bool adds = random.chance(0.7);
+  residual.fill(random, 3);
+  addend.fill(random, 3);
+  weight.fill(random, 1);
+  before.each([&](int64_t row, int64_t i) { before.set(row, i, residual.at(row, i)); });
+  const ost_add_norm op{residual.view, adds ? addend.view : ost_matrix{nullptr, 0}, output.view,
+                        weight.view.data, c.num_rows, width, c.dtype, 1e-5f, c.num_threads};
+  ost_ops_add_norm(&op);
+  for (int64_t row = 0; row < c.num_rows; ++row) {
+    const double factor = norm_factor(residual, row, 0, width, 1e-5);
+    for (int64_t i = 0; i < width; ++i) {
+      const double sum = before.at(row, i) + (adds ? addend.at(row, i) : 0);
+      c.expect(residual, row, i, sum, 0, "the residual stream differs");
+      const double normed = c.rounded(residual.at(row, i) * factor);
+      c.expect(output, row, i, normed * weight.at(0, i), 0, "a norm differs");
+    }
+  }
+  if (!residual.gaps_are_untouched() || !output.gaps_are_untouched()) fail(c.seed, "a gap");
+}
+
+void check_gated(const Case &c, Random &random) {
+  const int32_t width = random.between(1, 200);
+  Matrix gate_up = c.matrix(2 * width), output = c.matrix(width);
+  gate_up.fill(random, random.pick({1.f, 10.f, 60.f}));
+  const ost_gated op{gate_up.view, output.view, c.num_rows, width, c.dtype, c.num_threads};
+  ost_ops_gated(&op);
+  output.each([&](int64_t row, int64_t i) {
+    const double gate = gate_up.at(row, i), up = gate_up.at(row, width + i);
+    const double open = c.rounded(gate / (1 + std::exp(-gate)));
+    // Below e^-87 a closed gate is not quite zero.
+    c.expect(output, row, i, open * up, 1e-25, "a gate differs");
+  });
+  if (!output.gaps_are_untouched()) fail(c.seed, "a gap");
+}
+
+void check_heads(const Case &c, Random &random) {
+  const int32_t dim = 2 * random.between(1, 70);
+  const int32_t heads = random.between(1, 5), kv_heads = random.between(1, 3);
+  const int32_t all = heads + 2 * kv_heads, half = dim / 2;
+  const bool normed = random.chance(0.5);
+  Matrix projected = c.matrix(int64_t{all} * dim), cosines = c.matrix(dim), sines = c.matrix(dim);
+  Matrix queries = c.matrix(int64_t{heads} * dim), keys = c.matrix(int64_t{kv_heads} * dim);
+  Matrix values = c.matrix(int64_t{kv_heads} * dim);
+  Matrix query_weight(1, dim, c.dtype, 0), key_weight(1, dim, c.dtype, 0);
+  for (Matrix *matrix : {&projected, &cosines, &sines, &query_weight, &key_weight})
+    matrix->fill(random, 1);
+  const ost_heads op{projected.view, queries.view, keys.view, values.view, cosines.view, sines.view,
+                     normed ? query_weight.view.data : nullptr,
+                     normed ? key_weight.view.data : nullptr, c.num_rows, heads, kv_heads, dim,
+                     c.dtype, 1e-6f, c.num_threads};
+  ost_ops_heads(&op);
+  for (int64_t row = 0; row < c.num_rows; ++row)
+    for (int32_t head = 0; head < heads + kv_heads; ++head) {
+      const bool is_key = head >= heads;
+      const Matrix &weight = is_key ? key_weight : query_weight, &found = is_key ? keys : queries;
+      const double factor = norm_factor(projected, row, int64_t{head} * dim, dim, 1e-6);
+      const auto number = [&](int32_t d) {
+        const double value = projected.at(row, int64_t{head} * dim + d);
+        return normed ? c.rounded(c.rounded(value * factor) * weight.at(0, d)) : value;
+      };
+      for (int32_t d = 0; d < dim; ++d) {
+        const double other = d < half ? -number(d + half) : number(d - half);
+        const double straight = c.rounded(number(d) * cosines.at(row, d));
+        const double across = c.rounded(other * sines.at(row, d));
+        const int64_t place = int64_t{is_key ? head - heads : head} * dim + d;
+        c.expect(found, row, place, straight + across, std::abs(straight) + std::abs(across),
+                 is_key ? "a key differs" : "a query differs");
+      }
+    }
+  values.each([&](int64_t row, int64_t i) {
+    if (values.at(row, i) != projected.at(row, int64_t{heads + kv_heads} * dim + i))
+      fail(c.seed, "a value differs");
+  });
+  if (!queries.gaps_are_untouched() || !keys.gaps_are_untouched()) fail(c.seed, "a gap");
+}
+
+}  // namespace
+
+int main(int argc, char **argv) {
+  const uint32_t num_cases = argc > 1 ? std::atoi(argv[1]) : 60;
+  for (int32_t isa = 0; isa <= ost_best_isa(); ++isa) {
+    if (ost_use_isa(isa) != isa) fail(0, "cannot be used");
+    for (uint32_t seed = 0; seed < num_cases; ++seed) {
+      Random random(seed);
+      const Case c(seed, random);
+      check_add_norm(c, random);
+      check_gated(c, random);
+      check_heads(c, random);
+    }
+    std::printf("%s: %u cases\n", name_of_isa(isa), num_cases);
+  }
+}
