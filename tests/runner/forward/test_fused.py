@@ -1,0 +1,202 @@
+"""The fused forward, the packed modules and the plain ones agree; what is unlike falls back."""
+
+import logging
+from array import array
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ostinato import LLM, SamplingParams
+from ostinato.runner.forward import choose
+from ostinato.runner.forward.packed import PackedLinear, PackedWeight
+from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.native.library import library
+from tests.runner.bench import Bench, own_logits, random_prompt
+from tests.support.checkpoints import Checkpoints
+
+pytestmark = pytest.mark.skipif(library() is None, reason="there is no native library here")
+
+FUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "mistral": ("mistral", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "tied": ("qwen3", {"tie_word_embeddings": True}),
+    "one kv head": ("llama", {"num_key_value_heads": 1, "head_dim": 8}),
+    "windows": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
+    "yarn": ("qwen3", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}),
+    "linear RoPE": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+    ),
+}
+"""Models that are fused, by what is special about them."""
+
+UNLIKE = ["granite", "gemma2", "phi3", "olmo2", "gpt2", "qwen3_moe", "cohere", "starcoder2"]
+"""Granite is built like Llama, and scales what Llama does not."""
+
+SAME = {torch.float32: 1e-4, torch.bfloat16: 0.05}
+
+
+def difference(found: Tensor, expected: Tensor) -> float:
+    """How far rows differ, relative to the spread of their logits: the median in bfloat16, where a
+    tie that falls the other way moves a row further, else the most."""
+    rough = found.dtype == torch.bfloat16
+    found, expected = found.double(), expected.double()
+    each = (found - expected).square().mean(1).sqrt() / expected.std(1)
+    return float(each.median() if rough else each.max())
+
+
+def packed_layers(loaded: LoadedModel) -> int:
+    return sum(isinstance(module, PackedLinear) for module in loaded.model.modules())
+
+
+def in_steps(loaded: LoadedModel, prompt: list[int]) -> Tensor:
+    """All logits of a prompt that is computed in steps, beside a stranger."""
+    bench = Bench(loaded)
+    ours, stranger = bench.sequence(prompt), bench.sequence(random_prompt(9, len(prompt)))
+    rows = []
+    for length in (7, 1, len(prompt) - 8):
+        steps = [sequence.next(length) for sequence in (stranger, ours)]
+        targets = [array("I", [0] * length)] * 2
+        both = [replace(s, prompt_targets=t) for s, t in zip(steps, targets, strict=True)]
+        rows.append(bench.logits(*both)[length:])
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", FUSED)
+def test_fused_packed_and_plain_give_the_same_logits(
+    checkpoints: Checkpoints, kind: str, dtype: Any
+) -> None:
+    """Against the model's own attention, in chunks and beside a stranger."""
+    family, changes = FUSED[kind]
+    path, prompt = checkpoints.path(family, **changes), random_prompt(1, 31)
+    plain = load_model(path, dtype, forward="plain")
+    packed = load_model(path, dtype, forward="packed")
+    fused = load_model(path, dtype)
+    expected = own_logits(plain, prompt)
+
+    assert (plain.fused, packed.fused) == (None, None) and fused.fused is not None
+    assert packed_layers(plain) == 0 < packed_layers(packed) == packed_layers(fused)
+    for loaded in (packed, fused):
+        assert difference(in_steps(loaded, prompt), expected) <= SAME[plain.dtype]
+        assert difference(own_logits(loaded, prompt), expected) <= SAME[plain.dtype], "modules"
+
+
+@pytest.mark.parametrize("family", UNLIKE)
+def test_a_model_of_another_build_runs_its_own_modules_and_it_is_said(
+    checkpoints: Checkpoints, family: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ostinato")
+    prompt = random_prompt(1, 20)
+
+    loaded = load_model(checkpoints.path(family), "float32")
+
+    assert loaded.fused is None
+    assert "runs its own modules" in caplog.text
+    expected = own_logits(load_model(checkpoints.path(family), "float32", forward="plain"), prompt)
+    assert difference(in_steps(loaded, prompt), expected) <= 1e-3
+
+
+def test_granite_is_found_out_by_its_logits(
+    checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ostinato")
+    load_model(checkpoints.path("granite"), "float32")
+    assert "fused, its logits differ" in caplog.text
+
+
+def test_packed_weights_that_compute_something_else_are_unpacked(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As if oneDNN were broken here: twice what it should be."""
+    right = PackedWeight.multiply
+    monkeypatch.setattr(PackedWeight, "multiply", lambda *a, **k: 2 * right(*a, **k))
+    caplog.set_level(logging.INFO, "ostinato")
+
+    loaded = load_model(checkpoints.path("llama"), "float32")
+
+    assert loaded.fused is None and packed_layers(loaded) == 0
+    assert "keeps plain weights" in caplog.text
+
+
+def test_without_the_library_weights_are_packed_all_the_same(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose, "library", lambda: None)
+
+    loaded = load_model(checkpoints.path("llama"), "float32")
+
+    assert loaded.fused is None and packed_layers(loaded) == 22
+
+
+def test_float64_stays_as_it_is(checkpoints: Checkpoints) -> None:
+    loaded = load_model(checkpoints.path("llama"), "float64")
+    assert loaded.fused is None and packed_layers(loaded) == 0
+
+
+def test_a_long_step_goes_through_in_chunks(checkpoints: Checkpoints) -> None:
+    """1,100 tokens at once: two whole chunks and a part; then only the last row goes on."""
+    path = checkpoints.path("qwen3", max_position_embeddings=2048)
+    prompt = random_prompt(3, 1100)
+    expected = own_logits(load_model(path, "float32", forward="plain"), prompt)[-1:]
+    bench = Bench(load_model(path, "float32"), num_blocks=300)
+
+    assert difference(bench.logits(bench.sequence(prompt).rest()), expected) <= 1e-4
+
+
+def test_a_step_without_a_wanted_row_and_small_ones_after_a_large_one(
+    checkpoints: Checkpoints,
+) -> None:
+    """What a large step left in the workspace is nobody's business."""
+    loaded = load_model(checkpoints.path("llama"), "float32")
+    bench, prompt = Bench(loaded), random_prompt(4, 60)
+    expected = own_logits(loaded, prompt)
+    sequence = bench.sequence(prompt)
+
+    assert bench.logits(sequence.next(50)).shape == (0, 320)
+    for position in range(50, 60):
+        logits = bench.logits(sequence.next(1, sample=True))
+        assert difference(logits, expected[position : position + 1]) <= 1e-4
+
+
+PARAMS = SamplingParams(max_tokens=8, temperature=0.0, detokenize=False, ignore_eos=True)
+
+
+def generated(llm: LLM) -> list[int]:
+    [output] = llm.generate(random_prompt(5, 24), PARAMS, use_tqdm=False)
+    return output.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("forward", ["auto", "packed"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])
+def test_an_engine_with_packed_weights_adopts_new_ones(
+    checkpoints: Checkpoints, family: str, forward: Any
+) -> None:
+    """By name and whole; tied (qwen2, gemma2) and not; what comes out is a plain engine's."""
+    path = checkpoints.path(family)
+    engines = [
+        LLM(str(path), dtype="float32", num_blocks=32, forward=name) for name in (forward, "plain")
+    ]
+    old = generated(engines[0])
+    assert old == generated(engines[1])
+    weights = engines[0].engine.loaded.model.state_dict()
+    for name in ("model.embed_tokens.weight", "model.layers.1.self_attn.k_proj.weight"):
+        update = {name: -weights[name]}
+        for llm in engines:
+            llm.update_weights(update)
+        assert generated(engines[0]) == generated(engines[1])
+    assert generated(engines[0]) != old, "the weights matter"
+
+    for llm in engines:
+        llm.update_weights(str(path))
+    assert generated(engines[0]) == generated(engines[1]) == old
+    assert engines[0].engine.loaded.fingerprint == engines[1].engine.loaded.fingerprint

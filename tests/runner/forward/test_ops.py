@@ -1,0 +1,185 @@
+"""The operations between products, from Python: the definition in float64, and torch's bits."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from ostinato.runner.forward.ops import Heads, HeadShape, NativeOps, Norm, Turns
+from ostinato.runner.native.library import Isa, best_isa, current_isa, library, use_isa
+
+NATIVE = library()
+pytestmark = pytest.mark.skipif(NATIVE is None, reason="there is no native library here")
+EPSILON = 1e-6
+
+
+@pytest.fixture(params=list(Isa), ids=lambda isa: isa.name, scope="module")
+def ops(request: pytest.FixtureRequest) -> Iterator[NativeOps]:
+    """The operations on one instruction set."""
+    assert NATIVE is not None
+    if request.param > best_isa(NATIVE):
+        pytest.skip("this processor has no such instructions")
+    before = current_isa(NATIVE)
+    use_isa(NATIVE, request.param)
+    yield NativeOps(NATIVE)
+    use_isa(NATIVE, before)
+
+
+def normed(rows: Tensor, weight: Tensor) -> Tensor:
+    """The norm as ``transformers`` writes it."""
+    wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    factor = torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPSILON)
+    return weight * (wide * factor).to(rows.dtype)
+
+
+def turned(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """RoPE as ``transformers`` writes it; heads (num_rows, num_heads, dim)."""
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cosines[:, None] + torch.cat((-second, first), dim=-1) * sines[:, None]
+
+
+def same(found: Tensor, definition: Tensor, in_torch: Tensor) -> bool:
+    """Whether float32 is close to the definition in float64, or bfloat16 has torch's bits.
+
+    A sum in another order may round the other way, which few numbers show.
+    """
+    size = definition.abs().amax(-1, keepdim=True) + 1
+    if found.dtype == torch.float32:
+        return bool(((found - definition).abs() <= 1e-5 * size).all())
+    away = (found.double() - in_torch.double()).abs()
+    few = int((away > 0).sum()) <= 4 + found.numel() // 50
+    return few and bool((away <= 2**-6 * size).all())
+
+
+SHAPES = {
+    "dtype": st.sampled_from([torch.float32, torch.bfloat16]),
+    "num_rows": st.integers(1, 40),
+    "width": st.integers(1, 150),
+    "gap": st.integers(0, 3),
+    "seed": st.integers(0, 99),
+}
+
+
+def random_rows(num_rows: int, width: int, dtype: torch.dtype, gap: int = 0) -> Tensor:
+    return torch.randn(num_rows, width + gap).to(dtype)[:, :width]
+
+
+@settings(deadline=None, max_examples=15)
+@given(**SHAPES, adds=st.booleans())
+def test_add_and_norm(
+    ops: NativeOps,
+    dtype: torch.dtype,
+    num_rows: int,
+    width: int,
+    gap: int,
+    seed: int,
+    adds: bool,
+) -> None:
+    torch.manual_seed(seed)
+    stream, addend = (random_rows(num_rows, width, dtype, gap) for _ in range(2))
+    weight, output = torch.randn(width).to(dtype), random_rows(num_rows, width, dtype, gap)
+    expected = stream + addend if adds else stream.clone()
+
+    ops.add_norm(stream, addend if adds else None, Norm(weight, EPSILON), output)
+
+    assert torch.equal(stream, expected)
+    assert same(output, normed(expected.double(), weight.double()), normed(expected, weight))
+
+
+@settings(deadline=None, max_examples=15)
+@given(**SHAPES)
+def test_gate_and_multiply(
+    ops: NativeOps, dtype: torch.dtype, num_rows: int, width: int, gap: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    gate_up = 8 * random_rows(num_rows, 2 * width, dtype, gap)
+    output = random_rows(num_rows, width, dtype, gap)
+
+    ops.gated(gate_up, output)
+
+    gate, up = gate_up[:, :width], gate_up[:, width:]
+    definition = functional.silu(gate.double()) * up.double()
+    assert same(output, definition, functional.silu(gate) * up)
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    dtype=SHAPES["dtype"],
+    num_rows=st.integers(1, 20),
+    half=st.integers(1, 70),
+    counts=st.tuples(st.integers(1, 4), st.integers(1, 3)),
+    norms=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_heads_are_taken_apart_normed_and_turned(
+    ops: NativeOps,
+    dtype: torch.dtype,
+    num_rows: int,
+    half: int,
+    counts: tuple[int, int],
+    norms: bool,
+    seed: int,
+) -> None:
+    torch.manual_seed(seed)
+    dim, (num_heads, num_kv_heads) = 2 * half, counts
+    weights = [torch.randn(dim).to(dtype) for _ in range(2)]
+    query_norm, key_norm = (Norm(w, EPSILON) if norms else None for w in weights)
+    shape = HeadShape(num_heads, num_kv_heads, dim, query_norm, key_norm)
+    projected = random_rows(num_rows, shape.num_projected, dtype)
+    angles = torch.rand(num_rows, dim) * 7
+    turns = Turns(angles.cos().to(dtype), angles.sin().to(dtype))
+    widths = [n * dim for n in (num_heads, num_kv_heads, num_kv_heads)]
+    heads = Heads(*(random_rows(num_rows, width, dtype) for width in widths))
+
+    ops.heads(projected, shape, turns, heads)
+
+    *both, values = projected.split(widths, dim=1)
+    for rows, weight, found in zip(both, weights, (heads.queries, heads.keys), strict=True):
+        expected = [
+            turned(
+                normed(part.unflatten(1, (-1, dim)), w) if norms else part.unflatten(1, (-1, dim)),
+                cosines,
+                sines,
+            ).flatten(1)
+            for part, w, cosines, sines in (
+                (rows.double(), weight.double(), turns.cosines.double(), turns.sines.double()),
+                (rows, weight, turns.cosines, turns.sines),
+            )
+        ]
+        assert same(found, *expected)
+    assert torch.equal(heads.values, values)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_not_finite_stays_so(ops: NativeOps, dtype: torch.dtype, value: float) -> None:
+    """The sampler says of such a row what is wrong with it."""
+    rows = torch.ones(2, 40, dtype=dtype)
+    rows[1, 3] = value
+    output = torch.zeros_like(rows)
+
+    ops.add_norm(rows, None, Norm(torch.ones(40, dtype=dtype), EPSILON), output)
+    assert output[0].isfinite().all() and not output[1].isfinite().all()
+
+    gated = torch.zeros(2, 20, dtype=dtype)
+    ops.gated(rows, gated)
+    assert gated[0].isfinite().all() and not gated[1].isfinite().all()
+
+
+def test_what_does_not_fit_is_refused_before_the_call(ops: NativeOps) -> None:
+    """C++ would write past the end."""
+    norm = Norm(torch.ones(8), EPSILON)
+    with pytest.raises(AssertionError):
+        ops.add_norm(torch.ones(3, 8), None, norm, torch.ones(3, 7))
+    with pytest.raises(AssertionError):
+        ops.add_norm(torch.ones(3, 8), torch.ones(2, 8), norm, torch.ones(3, 8))
+    with pytest.raises(AssertionError):
+        ops.add_norm(torch.ones(3, 8), None, norm, torch.ones(3, 8, dtype=torch.bfloat16))
+    with pytest.raises(AssertionError):
+        ops.gated(torch.ones(3, 15), torch.ones(3, 8))
+    with pytest.raises(AssertionError):
+        ops.gated(torch.ones(16, 3).T, torch.ones(3, 8))
