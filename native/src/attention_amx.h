@@ -115,21 +115,14 @@ inline const uint16_t *join_values(const Chunk<uint16_t> &chunk, int32_t group, 
 
 // 32 (or 16) columns of the weighted sums of up to 32 rows; rows behind num_rows are left alone.
 template <bool kTall>
-inline void gather_tiles(const Chunk<uint16_t> &chunk, const uint16_t *const *joined, Span span,
-                         const uint16_t *weights, int32_t dim, const Setting &setting,
-                         float *weighted, int32_t num_rows, bool ask) {
+inline void gather_tiles(const uint16_t *const *joined, Span span, const uint16_t *weights,
+                         int32_t dim, const Setting &setting,
+                         float *weighted, int32_t num_rows) {
   const bool narrow = dim + 32 > setting.value_dim;  // the right tile is the left one again
   const int32_t right = narrow ? 0 : 32, stride = setting.value_stride;
   load_sums<kTall>(weighted + dim, stride);
   for (int32_t g = span.begin; g < span.end; g += 2) {
     const uint16_t *values = joined[g / 2] + 2 * dim;
-    if (ask && chunk.ahead[g] != nullptr) {
-      const int32_t lines = setting.key_dim * 16 / setting.value_dim;
-      const int64_t place = int64_t{dim} / 32 * lines * 32;
-      prefetch_lines(reinterpret_cast<const uint16_t *>(chunk.ahead[g]) + place, lines);
-      if (g + 1 < chunk.num_groups && chunk.ahead[g + 1] != nullptr)
-        prefetch_lines(reinterpret_cast<const uint16_t *>(chunk.ahead[g + 1]) + place, lines);
-    }
     multiply_tiles<kTall>(weights + (g - span.begin) * kGroup, kScoreStride, values, values + right,
                           2 * setting.value_dim);
   }
@@ -171,7 +164,7 @@ void attend_tiles(const Chunk<uint16_t> &chunk, const Rows<uint16_t> &rows, int3
     if (joined[g / 2] == nullptr) joined[g / 2] = join_values(chunk, g, setting.value_dim);
   settle_memory();
   for (int32_t dim = 0; dim < setting.value_dim; dim += 32)
-    gather_tiles<kTall>(chunk, joined, span, weights, dim, setting, rows.weighted, num_rows, ask);
+    gather_tiles<kTall>(joined, span, weights, dim, setting, rows.weighted, num_rows);
   settle_memory();
 }
 

@@ -12,7 +12,7 @@
 namespace ost {
 namespace {
 
-constexpr int32_t kMaxRows = 256;  // rows at once: their queries and sums stay in a level 2 cache
+constexpr int32_t kMaxRows = 512;  // rows at once: their queries and sums stay in a level 2 cache
 constexpr float kLog2E = 1.44269504088896340736f;
 
 // What a task holds of its rows; places within its thread's scratch.

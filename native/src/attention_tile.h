@@ -18,6 +18,15 @@ constexpr float kLowest = -1e29f;  // maximum over nothing: above kUnseen, so th
 
 inline void prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
 
+// What comes next is asked for while something is read: a chunk's values while the first tile of rows
+// reads its keys, and the next chunk's keys while several tiles read its values, in turns. A single
+// tile goes as fast as memory does, and asking for more than the values is then only in the way.
+struct Asking {
+  int32_t tile, num_tiles;
+  bool for_values() const { return tile == 0; }
+  bool for_next(int32_t group) const { return num_tiles > 1 && group % num_tiles == tile; }
+};
+
 // What is the same for all rows of a call.
 struct Setting {
   int32_t key_dim, value_dim, value_stride;  // of a weighted sum: value_dim rounded up to vectors
@@ -167,20 +176,21 @@ inline void weigh_row(float *scores, typename Math::Operand *weights, int32_t gr
 template <class Math, int kRows, int kWide>
 inline void gather(const typename Math::Operand *weights, const typename Math::Stored *const *values,
                    int32_t groups, int32_t dim, const Setting &setting, float *weighted,
-                   const char *const *ahead) {
+                   const char *const *ahead, Asking asking) {
   constexpr int kStep = Math::kPairs ? 2 : 1;  // elements per dimension of what is taken at once
   Vec sums[kRows][kWide];
   for (int i = 0; i < kRows; ++i)
     for (int v = 0; v < kWide; ++v)
       sums[i][v] = load(weighted + i * setting.value_stride + dim + v * 16);
   for (int32_t g = 0; g < groups; ++g) {
+    const char *next = asking.for_next(g) ? ahead[g] : nullptr;
     for (int32_t pair = 0; pair < kGroup / 2; ++pair) {
       const int64_t place = int64_t{2} * pair * setting.value_dim + dim * kStep;
       typename Math::Two stored[kWide];
       for (int v = 0; v < kWide; ++v) {
         stored[v] = Math::take(values[g] + place + v * 16 * kStep, setting.value_dim);
-        if (ahead != nullptr && ahead[g] != nullptr)
-          prefetch(ahead[g] + (place + v * 16 * kStep) * sizeof(typename Math::Stored));
+        if (next != nullptr)
+          prefetch(next + (place + v * 16 * kStep) * sizeof(typename Math::Stored));
       }
       for (int i = 0; i < kRows; ++i) {
         const auto weight = Math::spread(weights + i * kScoreStride + g * kGroup + 2 * pair);
@@ -220,11 +230,10 @@ inline void gather_tail(const typename Math::Operand *weights,
   for (int i = 0; i < kRows; ++i) store(weighted + i * setting.value_stride + dim, sums[i]);
 }
 
-// kRows rows over one chunk. With ask, what comes next is asked for while this is read: a chunk's
-// values while its keys are read, the next chunk's keys while its values are.
+// kRows rows over one chunk.
 template <class Math, int kRows>
 void attend_tile(const Chunk<typename Math::Stored> &chunk, const Rows<typename Math::Operand> &rows,
-                 const Setting &setting, bool ask) {
+                 const Setting &setting, Asking asking) {
   const Span span = groups_seen(rows.first, rows.last, kRows, chunk.first, chunk.num_groups);
   const int32_t groups = span.end - span.begin, start = chunk.first + span.begin * kGroup;
   if (groups <= 0) return;
@@ -236,10 +245,10 @@ void attend_tile(const Chunk<typename Math::Stored> &chunk, const Rows<typename 
   int32_t g = 0;
   for (; g + kWide <= groups; g += kWide)
     score<Math, kRows, kWide>(rows.queries, setting.key_dim, keys + g, scores + g * kGroup,
-                              ask ? values + g : nullptr);
+                              asking.for_values() ? values + g : nullptr);
   for (; g < groups; ++g)
     score<Math, kRows, 1>(rows.queries, setting.key_dim, keys + g, scores + g * kGroup,
-                          ask ? values + g : nullptr);
+                          asking.for_values() ? values + g : nullptr);
 
   for (int i = 0; i < kRows; ++i)
     weigh_row<Math, sizeof(typename Math::Operand) == 2 ? 3 : 5>(
@@ -247,12 +256,14 @@ void attend_tile(const Chunk<typename Math::Stored> &chunk, const Rows<typename 
         rows.last[i] - start, setting, rows.max + i, rows.sum + i,
         rows.weighted + i * setting.value_stride);
 
-  const char *const *ahead = ask ? chunk.ahead + span.begin : nullptr;
+  const char *const *ahead = chunk.ahead + span.begin;
   int32_t dim = 0;
   for (; dim + 16 * kWide <= setting.value_dim; dim += 16 * kWide)
-    gather<Math, kRows, kWide>(weights, values, groups, dim, setting, rows.weighted, ahead);
+    gather<Math, kRows, kWide>(weights, values, groups, dim, setting, rows.weighted, ahead,
+                               asking);
   for (; dim + 16 <= setting.value_dim; dim += 16)
-    gather<Math, kRows, 1>(weights, values, groups, dim, setting, rows.weighted, ahead);
+    gather<Math, kRows, 1>(weights, values, groups, dim, setting, rows.weighted, ahead,
+                               asking);
   if (dim < setting.value_dim)
     gather_tail<Math, kRows>(weights, values, groups, setting, rows.weighted);
 }
@@ -260,11 +271,12 @@ void attend_tile(const Chunk<typename Math::Stored> &chunk, const Rows<typename 
 // Any number of rows up to kRows, by the tile of that size.
 template <class Math, int kRows = Math::kRows>
 inline void attend_few(int32_t num_rows, const Chunk<typename Math::Stored> &chunk,
-                       const Rows<typename Math::Operand> &rows, const Setting &setting, bool ask) {
+                       const Rows<typename Math::Operand> &rows, const Setting &setting,
+                       Asking asking) {
   if (num_rows == kRows) {
-    attend_tile<Math, kRows>(chunk, rows, setting, ask);
+    attend_tile<Math, kRows>(chunk, rows, setting, asking);
   } else if constexpr (kRows > 1) {
-    attend_few<Math, kRows - 1>(num_rows, chunk, rows, setting, ask);
+    attend_few<Math, kRows - 1>(num_rows, chunk, rows, setting, asking);
   }
 }
 
@@ -276,7 +288,7 @@ void attend_chunk(const Chunk<typename Math::Stored> &chunk, const Rows<typename
   int32_t row = 0;
   for (int32_t tile = 0; tile < num_tiles; ++tile) {
     const int32_t left = num_tiles - tile, take = (num_rows - row + left - 1) / left;
-    attend_few<Math>(take, chunk, rows.from(row, setting), setting, tile == 0);
+    attend_few<Math>(take, chunk, rows.from(row, setting), setting, {tile, num_tiles});
     row += take;
   }
 }
