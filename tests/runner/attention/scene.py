@@ -127,6 +127,13 @@ class Scene:
         assert torch.equal(first, step.attend(0, self.queries, keys, values, style)), "memo"
         return first
 
+    def release(self, window: int) -> None:
+        """Give back the blocks that left each sequence's window, as the cache does."""
+        size = self.shape.block_size
+        for (cached, _), table in zip(self.shape.sequences, self.tables, strict=True):
+            left = max(0, cached - window + 1) // size
+            table[:left] = [self.store.zero_block] * left
+
     def new_rows(self) -> tuple[Tensor, Tensor]:
         """Keys and values of the step's tokens."""
         new = [n for _, n in self.shape.sequences]

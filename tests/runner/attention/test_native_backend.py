@@ -51,6 +51,8 @@ def test_every_query_gets_what_the_reference_gives_it(
     style = data.draw(styles(shape.num_kv_heads * shape.group, scales=[shape.key_dim**-0.5]))
     read_once = data.draw(st.sampled_from(["always", "always", "auto", "never"]))
     scene = Scene(shape, dtype, backend(read_once, sizes), seed)
+    if style.window is not None and data.draw(st.booleans()):
+        scene.release(style.window)
 
     isa, num_threads = data.draw(st.sampled_from(ISAS)), data.draw(st.sampled_from([1, 2, 5]))
     with isa_in_use(isa), threads_in_use(num_threads):
@@ -219,6 +221,30 @@ def test_each_shared_block_is_read_once_in_a_step(num_threads: int, window: int 
 
     used = {block for table in scene.tables for block in table}
     assert read == dict.fromkeys(used, 1)
+
+
+def test_windows_share_what_some_of_them_have_left_in_part():
+    """One prompt of 12 blocks; windows of 100 that end in its blocks 5, 5, 6 and 7, and beyond."""
+    shape = Shape(
+        sequences=((193, 1), (195, 1), (200, 1), (220, 1), (500, 1)),
+        likes=((0, 0), (0, 12), (0, 12), (0, 12), (0, 12)),
+        group=2,
+        block_size=16,
+    )
+    scene = Scene(shape, torch.float32, backend())
+    shared = scene.tables[0][:12]
+    scene.release(100)
+    lefts = [table.count(scene.store.zero_block) for table in scene.tables]
+    assert lefts == [5, 6, 6, 7, 25]
+
+    step = scene.backend.start(scene.metadata(), scene.store)
+    read = step.plan(2, scene.store.spec.layers[0], 100).reads()  # type: ignore[attr-defined]
+
+    assert [read[block] for block in shared] == [0] * 5 + [1] * 7
+    style = AttentionStyle(scale=1.0, window=100)
+    torch.testing.assert_close(
+        scene.attend(style).double(), scene.expected(style), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_a_backend_that_may_not_read_once_reads_for_each_sequence():

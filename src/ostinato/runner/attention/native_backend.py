@@ -16,6 +16,7 @@ from torch import Tensor
 from ostinato.core.config import ReadOnce
 from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
 from ostinato.runner.attention.native_plan import NativeLimits, NativePlan, PlanKind, plan_native
+from ostinato.runner.attention.native_windows import fill_in
 from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.native.checks import fill_rows
@@ -135,7 +136,10 @@ class NativeStep(AttentionStep):
         kind = PlanKind(
             window, num_heads // kept.num_kv_heads, kept.num_kv_heads, self._num_threads
         )
-        plan = self._backend.plan(self.metadata, kind)
+        metadata = self.metadata
+        if window is not None:
+            metadata = fill_in(metadata, self.store.zero_block, window)
+        plan = self._backend.plan(metadata, kind)
         plan.check(self._num_tokens, self.store.num_blocks + 1)
         return plan
 
