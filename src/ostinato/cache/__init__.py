@@ -11,7 +11,7 @@ Files in reading order, the plain path first:
 * ``block_hash``: when are two prefixes the same?
 * ``prefix_index``: the contract every index keeps
 * ``radix_node``, ``radix_index``: how are prefixes found by walking a tree?
-* ``hash_index``: how are prefixes found by chained digest?
+* ``hash_content``, ``hash_walk``, ``hash_index``: how are prefixes found by chained digest?
 * ``window_group``: what do layers with a sliding window keep?
 * ``visit``: what is remembered of one sequence that was served?
 * ``block_table``: which blocks does one sequence hold?

@@ -18,10 +18,11 @@ Source: vLLM's automatic prefix caching design.
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_hash import BlockHasher
+from ostinato.cache.hash_content import Content, Copy, HashPath
+from ostinato.cache.hash_walk import cached_blocks, cached_runs, walk
 from ostinato.cache.policies.contract import Recall, Turn
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import (
@@ -32,97 +33,8 @@ from ostinato.cache.prefix_index import (
     Publication,
     TailMatch,
 )
-from ostinato.cache.siblings import Siblings
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockDigest, BlockId
-from ostinato.core.tokens import TOKEN_BYTES
-
-
-class Content:
-    """What one block holds: its tokens and, through its parent, all before them."""
-
-    __slots__ = (
-        "children",
-        "copies",
-        "digest",
-        "identity",
-        "name",
-        "num_hits",
-        "outside",
-        "parent",
-        "start",
-        "text",
-    )
-
-    def __init__(
-        self,
-        parent: "Content | None",
-        digest: BlockDigest | None,
-        name: bytes | None,
-        text: bytes,
-        identity: Identity,
-    ) -> None:
-        """Note a content; a root has no parent and no tokens, a sealed tail no digest."""
-        self.parent = parent
-        self.start: int = 0 if parent is None or parent.parent is None else parent.start + 1
-        self.digest = digest
-        self.outside: BlockDigest | None = None
-        self.name = name
-        self.text = text
-        self.identity = identity
-        self.copies: list[Copy] = []
-        self.children: Siblings[Content] = Siblings()
-        self.num_hits = 0  # that ended here, or behind it in what is forgotten by now
-
-
-class Copy(CacheEntry):
-    """One block that holds a content."""
-
-    __slots__ = ("block", "content")
-
-    def __init__(self, block: BlockId, content: Content) -> None:
-        """Note that a block holds a content."""
-        super().__init__(content.identity)
-        self.block = block
-        self.content = content
-
-    @property
-    def num_blocks(self) -> int:
-        """One, until it is evicted."""
-        return int(self in self.content.copies)
-
-    @property
-    def is_leaf(self) -> bool:
-        """Whether no cached content needs this copy."""
-        return len(self.content.copies) > 1 or not self.content.children
-
-    @property
-    def blocks_tail_first(self) -> list[BlockId]:
-        """Its block."""
-        return [self.block]
-
-    @property
-    def depth(self) -> int:
-        """Blocks between the root and its end."""
-        return self.content.start + 1
-
-    def run_from(self, first: int) -> tuple[int, bytes]:
-        """Return the place and the packed tokens of its block."""
-        content = self.content
-        return content.start, content.text if content.name is None else content.name
-
-
-@dataclass(slots=True)
-class HashPath:
-    """What one request holds: a root, and a copy per block."""
-
-    root: Content
-    copies: list[Copy] = field(default_factory=list)
-
-    @property
-    def last(self) -> Content:
-        """The content that the next block continues."""
-        return self.copies[-1].content if self.copies else self.root
 
 
 class HashIndex:
@@ -312,34 +224,11 @@ class HashIndex:
 
     def contents(self) -> Iterator[CachedBlock]:
         """Walk every published block."""
-        size = self._block_size * TOKEN_BYTES
-        for content, before in self._walk():
-            name = content.text if content.name is None else content.name
-            for copy in content.copies:
-                yield CachedBlock(copy.block, name[:size], copy.ref_count, before, name[size:])
+        return cached_blocks(self._roots, self._block_size)
 
     def runs(self) -> Iterator[CachedRun]:
-        """Walk everything published, block by block; copies of one content are one run.
-
-        Cost: O(blocks) steps in Python.
-        """
-        size, number = self._block_size * TOKEN_BYTES, 0
-        stack: list[tuple[Content, int | None]] = [
-            (child, None) for root in self._roots.values() for child in root.children
-        ]
-        while stack:
-            content, parent = stack.pop()
-            tokens = content.text if content.name is None else content.name[:size]
-            held = array("i", [copy.block for copy in content.copies if copy.ref_count])
-            idle = array("i", [copy.block for copy in content.copies if not copy.ref_count])
-            holders = sum(copy.ref_count for copy in content.copies)
-            born_s = content.copies[0].born_s
-            yield CachedRun(
-                number, parent, content.identity, tokens, held, idle,
-                holders, content.num_hits, born_s,
-            )  # fmt: skip
-            stack += [(child, number) for child in content.children]
-            number += 1
+        """Walk everything published, block by block; copies of one content are one run."""
+        return cached_runs(self._roots, self._block_size)
 
     def check(self, paths: "list[HashPath]", tails: "Sequence[HashPath]" = ()) -> None:
         """Assert rules 1 to 4 and that digests and links agree."""
@@ -348,7 +237,7 @@ class HashIndex:
             for copy in path.copies:
                 counted[id(copy)] = counted.get(id(copy), 0) + 1
         idle = {id(entry) for entry in self._pool.entries()}
-        contents = [content for content, _ in self._walk()]
+        contents = [content for content, _ in walk(self._roots)]
         copies = [copy for content in contents for copy in content.copies]
         for copy in copies:
             assert copy.ref_count == counted.pop(id(copy), 0), "references are miscounted"
@@ -428,12 +317,3 @@ class HashIndex:
         for copy in path.copies:
             copy.ref_count += 1
         return path
-
-    def _walk(self) -> Iterator[tuple[Content, bytes]]:
-        """Walk all contents but the roots, each with the packed blocks before it."""
-        stack = [(child, identity.encoded)
-                 for identity, root in self._roots.items() for child in root.children]  # fmt: skip
-        while stack:
-            content, before = stack.pop()
-            yield content, before
-            stack += [(child, before + (content.name or b"")) for child in content.children]

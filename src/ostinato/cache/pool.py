@@ -195,15 +195,19 @@ class BlockPool:
             for entry in entries:
                 self.hold(entry)
             return
-        held: dict[int, int] = {}
+        remove, moment, num_blocks, held = self._only.policy.remove, -1, 0, 0
         for entry in entries:
-            self._only.policy.remove(entry)
+            remove(entry)
             entry.uses += 1
-            moment = entry.idle_allocated
-            held[moment] = held.get(moment, 0) + entry.num_blocks
-        for moment, num_blocks in held.items():
-            self._only.num_evictable -= num_blocks
+            if entry.idle_allocated != moment:  # most of a path was let go of at once
+                if num_blocks:
+                    self.reuse_distances.add(self.num_allocated - moment, num_blocks)
+                held += num_blocks
+                moment, num_blocks = entry.idle_allocated, 0
+            num_blocks += entry.num_blocks
+        if num_blocks:
             self.reuse_distances.add(self.num_allocated - moment, num_blocks)
+        self._only.num_evictable -= held + num_blocks
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
         """Note that an entry became two; block counts stay."""

@@ -68,9 +68,14 @@ class RadixIndex:
                 child = node.children.get(name)
                 if child is None:
                     break
-                node = child
-                used = node.num_common_blocks(key, packed, most - done, size)
-                blocks.extend(node.blocks if used == len(node.blocks) else node.blocks[:used])
+                node, used = child, len(child.blocks)
+                theirs = packed[done * width : (done + used) * width]
+                whole = done + used <= most and not (has_extras or child.extras)
+                if whole and child.tokens.startswith(theirs):  # so it is nearly always
+                    blocks.extend(child.blocks)
+                else:
+                    used = node.num_common_blocks(key, packed, most - done, size)
+                    blocks.extend(node.blocks[:used])
                 done += used
         tail = self._match_tail(key, num_tokens, node, used)
         return PrefixMatch(size, blocks, tail, cursor=(node, used))

@@ -105,6 +105,8 @@ class Siblings(Generic[ChildT]):
 
         Cost: O(log n) comparisons, and as a rule O(sqrt(n)) where many share that beginning.
         """
+        if not self._texts:
+            return None
         place = bisect_left(self._texts, text)
         neighbours = self._texts[max(0, place - 1) : place + 1]
         most = max((num_common_tokens(other, text) for other in neighbours), default=0)
