@@ -5,13 +5,12 @@
     python benchmarks/peers/table.py FOUND/found.json
 
 What stands between the two marks on the page is replaced by a sentence about machine and run, one
-table for engines and one for cache managers, the goals, the plot that lies beside the JSON, and
-what was left out. A figure is a median, with the smallest and the largest sample in brackets.
+table for engines and one for cache managers, a plot, the goals, and what was left out. A figure is
+a median, with the smallest and the largest sample in brackets.
 """
 
 import argparse
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,14 @@ def main() -> None:
     parser.add_argument("found", type=Path, help="found.json of a run")
     parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()
+    from benchmarks.peers.report import plot
+
     found = json.loads(options.found.read_text())
     if found["quick"]:
         parser.error(f"{options.found} is of a --quick run, whose figures mean nothing")
     rewrite(options.page, markdown(found))
-    plot = options.found.with_suffix(".png")
-    if plot.is_file():
-        (options.page.parent / PLOT).parent.mkdir(exist_ok=True)
-        shutil.copy(plot, options.page.parent / PLOT)
+    (options.page.parent / PLOT).parent.mkdir(exist_ok=True)
+    plot(found, options.page.parent / PLOT)
     print(f"rewritten: {options.page}")
 
 
