@@ -21,7 +21,7 @@ from benchmarks.peers.engines import (
     parse_variant,
     python_of,
 )
-from benchmarks.peers.machine import stamp
+from benchmarks.peers.machine import available_gib, stamp, touch_memory
 from benchmarks.peers.measures import named, without_goals
 from benchmarks.peers.samples import FULL, QUICK
 from benchmarks.peers.session import NEEDED_GIB, Found, Plan, Session
@@ -41,6 +41,8 @@ def main(description: str | None = None, arguments: list[str] | None = None) -> 
         parser.error(str(error))
     for engine in absent:
         console.print(f"{engine.title} ({engine.name}) is not installed, and is left out")
+    touched_gib = 0.0 if options.quick else min(options.touch_gib, available_gib() / 2)
+    console.print(f"{touched_gib:.0f} GiB touched in {touch_memory(touched_gib):.0f} s")
     found: dict[str, Any] = {"stamp": stamp(options.threads), "quick": options.quick}
     found["absent"] = [engine.name for engine in absent]
 
@@ -75,6 +77,7 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     add("--timeout", type=float, default=240, help="how long an answer is waited for (s)")
     add("--budget", type=float, default=25, help="minutes, after which one sample has to do")
     add("--needed-gib", type=float, help="free memory without which no engine is started")
+    add("--touch-gib", type=float, default=12, help="memory written once before anybody starts")
     add("--seed", type=int, default=0, help="of the prompts")
     add("--quick", action="store_true", help="a small model and short prompts")
     return parser
