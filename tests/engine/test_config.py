@@ -10,6 +10,9 @@ import torch
 from ostinato import LLM, AsyncLLM, SamplingParams
 from ostinato.core.errors import ConfigError, PromptTooLong
 from ostinato.engine.config import EngineConfig
+from ostinato.runner.attention.native_backend import NativeAttention
+from ostinato.runner.attention.torch_backend import TorchAttention
+from tests.runner.attention.native_scenes import needs_library
 from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM, assert_idle
 
@@ -41,6 +44,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
         ({"dtype": "int8"}, "dtype='int8': must be one of auto, float32"),
         ({"dtype": torch.float32}, "dtype=torch.float32: must be one of auto, float32"),
         ({"kv_cache_dtype": "int4"}, "kv_cache_dtype='int4': must be one of auto"),
+        ({"attention": "fast"}, "attention='fast': must be one of auto, native, torch"),
         ({"index": "tree"}, "index='tree': must be one of radix, hash"),
         ({"index": ["radix"]}, r"index=\['radix'\]: must be one of radix, hash"),
         ({"order": "lifo"}, "order='lifo': must be one of fcfs, longest_prefix"),
@@ -187,6 +191,33 @@ def test_keys_and_values_may_have_a_format_of_their_own(dtype: str, make_llm: Ma
     assert llm.engine.runner.kv_stores[0].dtype == getattr(torch, dtype)
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 8)
     assert first.outputs[0].token_ids == second.outputs[0].token_ids
+
+
+def test_the_native_library_is_refused_where_it_cannot_compute(checkpoints: Checkpoints) -> None:
+    with pytest.raises(ConfigError, match="block_size=24 must be a multiple of 16: set block_size"):
+        LLM(checkpoints.path("llama"), attention="native", block_size=24, num_blocks=16)
+    with pytest.raises(ConfigError, match="dtype is float64, and it knows float32, bfloat16"):
+        LLM(checkpoints.path("llama"), attention="native", dtype="float64", num_blocks=16)
+
+
+@needs_library
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "bfloat16", "float16"])
+def test_attention_is_the_librarys_unless_it_is_told_otherwise(
+    kv_cache_dtype: str, make_llm: MakeLLM
+) -> None:
+    """With blocks of sixteen; and torch, asked for by name, says the same."""
+    settings = {"dtype": "float32", "block_size": 16, "kv_cache_dtype": kv_cache_dtype}
+    native, torch_ = (
+        make_llm("llama", num_blocks=16, attention=name, **settings) for name in ("auto", "torch")
+    )
+
+    said = [
+        llm.generate([5] * 40, GREEDY, use_tqdm=False)[0].outputs[0] for llm in (native, torch_)
+    ]
+
+    assert isinstance(native.engine.runner.attention, NativeAttention)
+    assert isinstance(torch_.engine.runner.attention, TorchAttention)
+    assert said[0].token_ids == said[1].token_ids
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "float16", "float64"])

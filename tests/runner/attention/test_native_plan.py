@@ -1,0 +1,236 @@
+"""Does the plan let each row look at each of its keys once? No library is needed to say."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostinato.runner.attention.native_plan import NativeLimits, NativePlan, PlanKind, plan_native
+from ostinato.runner.attention.native_windows import fill_in
+from ostinato.runner.inputs import AttentionMetadata
+from tests.runner.attention.native_scenes import limits, shapes
+from tests.runner.attention.scene import Scene, Shape
+
+
+class Tables:
+    """The tables of a scene, without a store."""
+
+    num_blocks = 1000
+
+    def __init__(self, shape: Shape, released: int | None = None) -> None:
+        scene = Scene.__new__(Scene)  # its tables alone: nothing is allocated, nothing computed
+        scene.shape = shape
+        self.padding = self.num_blocks
+        free = iter(np.random.default_rng(1).permutation(self.num_blocks).tolist())
+        size = shape.block_size
+        scene.tables = [[next(free) for _ in range(-(-sum(n) // size))] for n in shape.sequences]
+        scene.whole = [() for _ in shape.sequences]  # type: ignore[misc]
+        scene._share()
+        self.tables = [list(table) for table in scene.tables]
+        if released is not None:
+            for (cached, _), table in zip(shape.sequences, scene.tables, strict=True):
+                left = max(0, cached - released + 1) // size
+                table[:left] = [self.padding] * left
+        self.metadata: AttentionMetadata = scene.metadata()
+
+
+def looks(plan: NativePlan, window: int | None) -> Counter[tuple[int, int, int]]:
+    """Count (token, position, block) of all that the library would look at, as its header says."""
+    counted: Counter[tuple[int, int, int]] = Counter()
+    for item in plan.items:
+        for segment in plan.segments[item["first_segment"] : item["last_segment"]]:
+            first = max(item["first_row"], segment["first_row"])
+            for row in range(first, min(item["last_row"], segment["last_row"])):
+                at = int(plan.positions[row])
+                for key in range(segment["num_keys"]):
+                    position = int(segment["first_position"]) + key
+                    if position <= at and (window is None or position > at - window):
+                        entry = segment["first_entry"] + key // plan.block_size
+                        block = int(plan.blocks[entry])
+                        counted[int(plan.tokens[row]), position, block] += 1
+    return counted
+
+
+def expected_looks(tables: Tables, shape: Shape, window: int | None) -> Counter[Any]:
+    counted: Counter[Any] = Counter()
+    token = 0
+    for (cached, new), table in zip(shape.sequences, tables.tables, strict=True):
+        for at in range(cached, cached + new):
+            for position in range(max(0, at + 1 - window) if window else 0, at + 1):
+                counted[token, position, table[position // shape.block_size]] += 1
+            token += 1
+    return counted
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    shapes(),
+    limits,
+    st.none() | st.integers(1, 150),
+    st.sampled_from([1, 2, 7]),
+    st.sampled_from(["always", "auto", "never"]),
+    st.booleans(),
+)
+def test_each_row_looks_at_each_of_its_keys_once(
+    shape: Shape,
+    sizes: NativeLimits,
+    window: int | None,
+    num_threads: int,
+    read_once: Any,
+    released: bool,
+):
+    """And at none that is not its own; trees, chunks, parts, and windows that were left."""
+    tables = Tables(shape, window if released else None)
+    metadata = tables.metadata
+    if window is not None:
+        metadata = fill_in(metadata, tables.padding, window)
+    kind = PlanKind(window, shape.group, shape.num_kv_heads, num_threads)
+
+    plan = plan_native(metadata, kind, sizes, read_once)
+
+    plan.check(len(plan.tokens), tables.num_blocks + 1)
+    assert sorted(plan.tokens) == list(range(sum(new for _, new in shape.sequences)))
+    assert looks(plan, window) == expected_looks(tables, shape, window)
+    assert_merged(plan)
+
+
+def assert_merged(plan: NativePlan) -> None:
+    """Every row is in one item that leaves no partials, or in one merge of all that it has."""
+    whole: Counter[int] = Counter()
+    partials: dict[int, int] = {}
+    for item in plan.items:
+        rows = range(item["first_row"], item["last_row"])
+        if item["first_partial"] < 0:
+            whole.update(rows)
+            continue
+        seen = {
+            row
+            for segment in plan.segments[item["first_segment"] : item["last_segment"]]
+            for row in range(segment["first_row"], segment["last_row"])
+        }
+        partials.update({int(item["first_partial"]) + r - rows.start: r for r in seen})
+    merges = plan.merges
+    for n, row in enumerate(merges.rows.tolist()):
+        of_row = merges.partials[merges.starts[n] : merges.starts[n + 1]].tolist()
+        assert sorted(of_row) == sorted(p for p, r in partials.items() if r == row)
+        whole[row] += 1
+    assert whole == dict.fromkeys(range(len(plan.tokens)), 1)
+
+
+def plan_of(shape: Shape, num_threads: int, sizes: NativeLimits | None = None) -> NativePlan:
+    kind = PlanKind(None, shape.group, shape.num_kv_heads, num_threads)
+    return plan_native(Tables(shape).metadata, kind, sizes or NativeLimits(), "auto")
+
+
+def rows_of_items(plan: NativePlan) -> list[tuple[int, int]]:
+    return sorted((int(item["first_row"]), int(item["last_row"])) for item in plan.items)
+
+
+def test_those_who_share_are_one_item_strangers_are_not_and_chunks_come_last_in_pieces():
+    """Two on one prompt, a stranger, and 300 tokens of a prompt in items of at most 128 rows."""
+    shape = Shape(
+        sequences=((100, 1), (500, 300), (50, 1), (100, 1)),
+        likes=((0, 0), (1, 0), (2, 0), (0, 6)),
+        group=2,
+        block_size=16,
+    )
+
+    plan = plan_of(shape, 1)
+
+    assert rows_of_items(plan) == [(0, 2), (2, 3), (3, 103), (103, 203), (203, 303)]
+    assert plan.tokens[:4].tolist() == [0, 302, 301, 1]
+
+
+def test_a_family_of_too_many_rows_is_cut_where_it_shares_least():
+    """Four and three decodes on two documents, at most five rows: each document is one item.
+
+    Which of them comes first is up to the ids of their blocks.
+    """
+    shape = Shape(
+        sequences=((200, 1),) * 7,
+        likes=((0, 0), (0, 12), (0, 12), (0, 12), (0, 4), (4, 12), (4, 12)),
+        block_size=16,
+    )
+
+    assert rows_of_items(plan_of(shape, 1, NativeLimits(item_rows=5))) in (
+        [(0, 4), (4, 7)],
+        [(0, 3), (3, 7)],
+    )
+
+
+@pytest.mark.parametrize(("num_threads", "num_parts"), [(1, 1), (2, 4), (4, 8), (64, 21)])
+def test_a_long_context_is_cut_for_threads_that_would_wait(num_threads: int, num_parts: int):
+    """10,000 keys and two heads of them: four tasks for each thread, none below 512 readings.
+
+    A reading and a look cost 1.1 readings, so 64 threads find 21 parts per head.
+    """
+    plan = plan_of(Shape(((9_999, 1),), num_kv_heads=2, block_size=16), num_threads)
+
+    assert len(plan.items) == num_parts
+    assert plan.merges.num_partials == (0 if num_parts == 1 else num_parts)
+
+
+def test_short_contexts_are_not_cut_however_many_threads_there_are():
+    plan = plan_of(Shape(((300, 1), (200, 1)), block_size=16), 64)
+
+    assert len(plan.items) == 2 and plan.merges.num_partials == 0
+
+
+def test_the_dearest_item_comes_first():
+    plan = plan_of(Shape(((30, 1), (3000, 1), (300, 1)), block_size=16), 1)
+
+    assert plan.tokens[plan.items["first_row"]].tolist() == [1, 2, 0]
+
+
+def test_sharing_pays_by_the_keys_that_are_not_read_again():
+    """Two blocks for two decodes do; for two prompts of 60 new tokens it takes more than 30."""
+
+    def shares(new: int, num_blocks: int) -> bool:
+        cached = 16 * num_blocks + 8
+        shape = Shape(((cached, new),) * 2, ((0, 0), (0, num_blocks)), block_size=16)
+        return len(plan_of(shape, 1).items) == 1
+
+    assert shares(1, 1) and shares(60, 31)
+    assert not shares(60, 30) and not shares(4, 2)
+
+
+@pytest.mark.parametrize(
+    ("array", "field", "value", "said"),
+    [
+        ("segments", "first_entry", 10**6, "segments"),
+        ("segments", "first_entry", -1, "segments"),
+        ("segments", "num_keys", 0, "segments"),
+        ("segments", "num_keys", 10**6, "segments"),
+        ("segments", "last_row", 10**6, "rows of segments"),
+        ("items", "last_row", 10**6, "rows of items"),
+        ("items", "last_segment", 10**6, "segments of items"),
+        ("items", "first_partial", 10**6, "partials"),
+        ("tokens", None, 10**6, "tokens"),
+        ("tokens", None, -1, "tokens"),
+        ("blocks", None, 10**6, "blocks"),
+    ],
+)
+def test_a_plan_that_points_beyond_its_arrays_is_refused(
+    array: str, field: str | None, value: int, said: str
+):
+    plan = plan_of(Shape(((5_000, 1), (40, 3)), num_kv_heads=2, block_size=16), 4)
+    plan.check(4, Tables.num_blocks)
+    wrong = getattr(plan, array).copy()
+    (wrong if field is None else wrong[field])[0] = value
+
+    with pytest.raises(ValueError, match=rf"^{said} of a plan point beyond"):
+        replace(plan, **{array: wrong}).check(4, Tables.num_blocks)
+
+
+@pytest.mark.parametrize("field", ["rows", "starts", "partials"])
+def test_merges_that_point_beyond_their_arrays_are_refused(field: str):
+    plan = plan_of(Shape(((5_000, 1),), num_kv_heads=2, block_size=16), 4)
+    wrong = getattr(plan.merges, field).copy()
+    wrong[-1] = 10**6
+
+    with pytest.raises(ValueError, match=r"^merges of a plan point beyond"):
+        replace(plan, merges=replace(plan.merges, **{field: wrong})).check(1, Tables.num_blocks)

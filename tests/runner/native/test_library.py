@@ -1,0 +1,77 @@
+"""Is there a native library, what can this processor do, and whose threads does it use?"""
+
+import ctypes
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from ostinato.runner.native import library as library_file
+from ostinato.runner.native.library import Isa, best_isa, current_isa, library, use_isa
+from tests.runner.attention.native_scenes import ISAS, isa_in_use, needs_library
+
+
+@pytest.fixture
+def loaded_anew() -> Iterator[None]:
+    library.cache_clear()
+    yield
+    library.cache_clear()
+
+
+@needs_library
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_instruction_set_below_the_best_can_be_used(isa: Isa):
+    native = library()
+    assert native is not None
+    with isa_in_use(isa):
+        assert current_isa(native) == isa
+    assert current_isa(native) <= best_isa(native)
+
+
+@needs_library
+def test_an_instruction_set_that_the_processor_lacks_is_refused():
+    native = library()
+    assert native is not None
+    if best_isa(native) == Isa.AMX:
+        pytest.skip("this processor has them all")
+
+    with pytest.raises(ValueError, match="this processor has"):
+        use_isa(native, Isa.AMX)
+
+
+@needs_library
+def test_a_library_of_another_version_is_not_used_and_it_is_said(
+    loaded_anew: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(library_file, "ABI_VERSION", 10**6)
+
+    assert library() is None
+    [said] = caplog.messages
+    assert "but 1000000 is needed" in said and "install the package anew" in said
+
+
+@needs_library
+def test_the_library_brings_no_threads_of_its_own():
+    """Two OpenMP runtimes would spin against each other: torch's lends its threads."""
+    script = (
+        "from ostinato.runner.native.library import library\n"
+        "assert library() is not None\n"
+        "print(open('/proc/self/maps').read())"
+    )
+    maps = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
+
+    runtimes = set(re.findall(r"\S*/lib(?:gomp|omp|iomp)\S*", maps))
+    assert "libostinato_native.so" in maps
+    assert len(runtimes) <= 1, runtimes
+
+
+def test_records_are_as_large_as_the_headers():
+    """What NumPy and ctypes lay out is what C lays out: three pointers and so on."""
+    from ostinato.runner.native.face import ITEM, SEGMENT, Attention, Kv, Rows
+
+    assert (SEGMENT.itemsize, ITEM.itemsize) == (24, 20)
+    assert (ctypes.sizeof(Kv), ctypes.sizeof(Rows), ctypes.sizeof(Attention)) == (48, 32, 224)
