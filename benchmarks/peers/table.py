@@ -65,6 +65,9 @@ def markdown(found: dict[str, Any]) -> str:
     for rows in (engines, managers):
         if any(row["figures"] for row in rows):
             lines += [*_table(rows, found), ""]
+    if max(taken, default=0.0) > BUSY:
+        lines += ["CPU seconds that each engine took for a sample, which the others on the machine"]
+        lines += ["change less:", "", *_cpu_table(engines, found), ""]
     lines += [f"![How many times as fast Ostinato is as the others]({PLOT})", ""]
     lines += [*_goals(found["measures"]), "", *_versions(found), ""]
     lines += _left_out(found)
@@ -94,6 +97,19 @@ def _table(rows: list[dict[str, Any]], found: dict[str, Any]) -> list[str]:
         ratio = row["ratios"].get(best) if best else None
         cells += ["–" if ratio is None else f"{number(ratio)} ×"]
         lines.append(f"| {row['title']}, {row['unit']} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _cpu_table(rows: list[dict[str, Any]], found: dict[str, Any]) -> list[str]:
+    from benchmarks.peers.report import number
+
+    names = list(dict.fromkeys(name for row in rows for name in row["figures"]))
+    titles = [found["titles"].get(name, name) for name in names]
+    lines = ["| | " + " | ".join(titles) + " |", "|---|" + "--:|" * len(names)]
+    for row in rows:
+        figures = [row["figures"].get(name) for name in names]
+        cells = ["–" if each is None else number(each["cpu_s"]) for each in figures]
+        lines.append(f"| {row['title']} | " + " | ".join(cells) + " |")
     return lines
 
 
