@@ -1,0 +1,268 @@
+"""How fast is attention alone, by instruction set, and how fast is torch?
+
+::
+
+    python benchmarks/attention.py
+    python benchmarks/attention.py --threads 1 --dtype float32 --scene decode
+    python benchmarks/attention.py --json FILE
+
+One layer of the shape of Qwen3-0.6B: 16 query heads, 8 key/value heads of 128. Scenes are chunks of
+prompts, on their own or behind a cached prefix, and steps of decoding, over a prefix that all share
+or one that each has for itself. ``native`` columns are the library's instruction sets, ``tiled`` is
+the torch backend that works without the library, and ``sdpa`` torch's own attention over keys and
+values that somebody has gathered already, where one sequence is alone: it has no pages to walk.
+
+All take turns, round by round; steps of decoding go over several copies of the keys, so that no
+round finds them in a cache that a model's other layers would have filled. A round is timed as a
+whole, planning included, like a layer in a model of as many layers as there are copies. GFLOP/s
+counts the products that a mask leaves; GB/s counts every stored key and value once. On a machine
+that does other work as well, ``--cpu-time`` with one thread tells more than the clock on the wall.
+"""
+
+import argparse
+import json
+import platform
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.nn.functional import scaled_dot_product_attention
+
+from ostinato.core.ids import SequenceId
+from ostinato.core.plan import ScheduledSequence, StepPlan
+from ostinato.runner.attention.backend import AttentionBackend, AttentionStyle
+from ostinato.runner.attention.native_backend import NativeAttention
+from ostinato.runner.attention.torch_backend import TorchAttention
+from ostinato.runner.inputs import build_inputs
+from ostinato.runner.kv_store import KVSpec, LayerKV
+from ostinato.runner.native.library import Isa, best_isa, library, use_isa
+
+BLOCK_SIZE = 16
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 16, 8, 128
+STYLE = AttentionStyle(scale=HEAD_DIM**-0.5)
+BYTES_TO_SPILL = 256 << 20
+CPU = torch.device("cpu")
+Clock = Callable[[], float]
+"""Seconds since some moment."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Sequences of one step.
+
+    Attributes:
+        name: For the table.
+        num_sequences: How many.
+        shared: Tokens that all share, cached.
+        own: Tokens of each alone, those of this step included.
+        new: Tokens of each that this step computes.
+    """
+
+    name: str
+    num_sequences: int
+    shared: int
+    own: int
+    new: int
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence after the step."""
+        return self.shared + self.own
+
+    @property
+    def flops(self) -> float:
+        """Of the two products, for what causality leaves."""
+        seen = sum(range(self.length - self.new + 1, self.length + 1))
+        return 4.0 * self.num_sequences * seen * NUM_HEADS * HEAD_DIM
+
+    def num_copies(self, dtype: torch.dtype) -> int:
+        """How many layers take turns; chunks of prompts are bound by their products."""
+        return 1 if self.new > 1 else 1 + BYTES_TO_SPILL // self.num_bytes(dtype)
+
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        """Of keys and values, shared ones counted once."""
+        tokens = self.shared + self.num_sequences * self.own
+        return 2 * tokens * NUM_KV_HEADS * HEAD_DIM * dtype.itemsize
+
+
+SCENES = (
+    Scene("prefill 2k", 1, 0, 2_048, 2_048),
+    Scene("prefill 512 on 8k", 1, 8_192, 512, 512),
+    Scene("prefill 32 on 2k", 1, 2_048, 32, 32),
+    Scene("decode 1 x 4k", 1, 0, 4_096, 1),
+    Scene("decode 16 x 2k shared", 16, 2_048, 32, 1),
+    Scene("decode 32 x 4k shared", 32, 4_096, 32, 1),
+    Scene("decode 32 x 16k shared", 32, 16_384, 32, 1),
+    Scene("decode 16 x 2k strangers", 16, 0, 2_048, 1),
+)
+
+
+class Paged:
+    """A scene through one of our backends."""
+
+    def __init__(self, scene: Scene, backend: AttentionBackend, dtype: torch.dtype) -> None:
+        """Fill a store at random and lay out the tables."""
+        self.backend = backend
+        self.copies = scene.num_copies(dtype)
+        blocks = count()
+        shared = _take(blocks, scene.shared)
+        tables = [shared + _take(blocks, scene.own) for _ in range(scene.num_sequences)]
+        num_blocks = next(blocks)
+        spec = KVSpec((LayerKV(NUM_KV_HEADS, HEAD_DIM, HEAD_DIM),) * self.copies)
+        self.store = backend.new_store(spec, num_blocks, BLOCK_SIZE, dtype, CPU)
+        kv = torch.randn(2, 2**12, NUM_KV_HEADS, HEAD_DIM, dtype=dtype)
+        for layer in range(self.copies):
+            for slots in torch.arange(num_blocks * BLOCK_SIZE).split(2**12):
+                self.store.write(layer, kv[0, : len(slots)], kv[1, : len(slots)], slots)
+        num_rows = scene.num_sequences * scene.new
+        self.queries = torch.randn(num_rows, NUM_HEADS, HEAD_DIM, dtype=dtype)
+        self.kv = torch.randn(2, num_rows, NUM_KV_HEADS, HEAD_DIM, dtype=dtype)
+        new = array("I", bytes(4 * scene.new))
+        start = scene.length - scene.new
+        self.plan = StepPlan(
+            tuple(
+                ScheduledSequence(SequenceId(i), new, start, (table,))
+                for i, table in enumerate(tables)
+            )
+        )
+
+    @torch.inference_mode()
+    def run(self, clock: Clock) -> float:
+        """Return the milliseconds of one layer."""
+        metadata = build_inputs(self.plan, BLOCK_SIZE, CPU).groups[0]
+        start = clock()
+        step = self.backend.start(metadata, self.store)
+        for layer in range(self.copies):
+            step.attend(layer, self.queries, self.kv[0], self.kv[1], STYLE)
+        return (clock() - start) * 1e3 / self.copies
+
+
+class Gathered:
+    """One sequence through torch's own attention, its keys side by side."""
+
+    def __init__(self, scene: Scene, dtype: torch.dtype) -> None:
+        """Make keys and values, heads first."""
+        size = (1, NUM_KV_HEADS, scene.length, HEAD_DIM)
+        self.kv = [
+            (torch.randn(size, dtype=dtype), torch.randn(size, dtype=dtype))
+            for _ in range(scene.num_copies(dtype))
+        ]
+        self.queries = torch.randn(1, NUM_HEADS, scene.new, HEAD_DIM, dtype=dtype)
+        self.causal = scene.new == scene.length
+        rows = torch.arange(scene.length - scene.new, scene.length)[:, None]
+        self.mask = None if self.causal or scene.new == 1 else torch.arange(scene.length) <= rows
+
+    @torch.inference_mode()
+    def run(self, clock: Clock) -> float:
+        """Return the milliseconds of one layer."""
+        start = clock()
+        for keys, values in self.kv:
+            scaled_dot_product_attention(
+                self.queries, keys, values, self.mask, is_causal=self.causal, enable_gqa=True
+            )
+        return (clock() - start) * 1e3 / len(self.kv)
+
+
+def _take(blocks: "count[int]", num_tokens: int) -> "array[int]":
+    return array("I", (next(blocks) for _ in range(-(-num_tokens // BLOCK_SIZE))))
+
+
+def contestants(
+    scene: Scene, dtype: torch.dtype, isas: list[Isa]
+) -> dict[str, Callable[[Clock], float]]:
+    """Who computes a scene, by name."""
+    found: dict[str, Callable[[Clock], float]] = {}
+    native = library()
+    if native is not None:
+        paged = Paged(scene, NativeAttention(native), dtype)
+
+        def run_with(isa: Isa, clock: Clock) -> float:
+            use_isa(native, isa)
+            return paged.run(clock)
+
+        for isa in isas:
+            found[isa.name] = partial(run_with, isa)
+    found["tiled"] = Paged(scene, TorchAttention(), dtype).run
+    if scene.num_sequences == 1:
+        found["sdpa"] = Gathered(scene, dtype).run
+    return found
+
+
+def measure(
+    scene: Scene, dtype: torch.dtype, isas: list[Isa], rounds: int, clock: Clock
+) -> dict[str, float]:
+    """Median milliseconds of a layer by contestant."""
+    runs = contestants(scene, dtype, isas)
+    for run in runs.values():
+        run(clock)  # the first touches fresh memory
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            times[name].append(run(clock))
+    return {name: median(found) for name, found in times.items()}
+
+
+def main() -> None:
+    """Read the command line, measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--scene", default="", help="only scenes whose name has this in it")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--isa", nargs="*", help="instruction sets, such as AVX2 (all there are)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--cpu-time", action="store_true", help="of all threads, not on the wall")
+    parser.add_argument("--json", type=Path, help="write the figures there as well")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    native = library()
+    best = -1 if native is None else best_isa(native)
+    isas = [
+        isa
+        for isa in Isa
+        if Isa.GENERIC < isa <= best and (not options.isa or isa.name in options.isa)
+    ]
+    dtype = getattr(torch, options.dtype)
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    found: dict[str, dict[str, float]] = {}
+    for scene in SCENES:
+        if options.scene in scene.name:
+            found[scene.name] = measure(scene, dtype, isas, options.rounds, clock)
+            _print(scene, found[scene.name], dtype, options)
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+def _print(
+    scene: Scene, found: dict[str, float], dtype: torch.dtype, options: argparse.Namespace
+) -> None:
+    table = Table(
+        title=f"{scene.name}: one layer, {options.dtype}, {options.threads} threads, "
+        f"{platform.machine()}, medians of {options.rounds}"
+    )
+    table.add_column("attention")
+    for column in ("ms", "GFLOP/s", "GB/s", "faster than tiled", "than sdpa"):
+        table.add_column(column, justify="right")
+    for name, milliseconds in found.items():
+        table.add_row(
+            name,
+            f"{milliseconds:.3f}",
+            f"{scene.flops / milliseconds / 1e6:.0f}",
+            f"{scene.num_bytes(dtype) / milliseconds / 1e6:.1f}",
+            f"{found['tiled'] / milliseconds:.2f}",
+            f"{found['sdpa'] / milliseconds:.2f}" if "sdpa" in found else "",
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
