@@ -9,8 +9,9 @@ while, and replays it on small caches with nothing behind them, a turn at a time
 
 Credit is a share of the time that the cache itself takes (``ghost_share``, a hundredth).
 Everything that the ghost does is paid from it in processor time, and what is not paid for is not
-done: estimates come late rather than dear. Only while the engine has nothing else to do is an
-episode replayed on credit, and paid back before the next is recorded.
+done: estimates come late rather than dear. Two things go on credit, and are paid back before
+more is begun: the end of a recording that takes longer than was reckoned, at most twice, and
+what is replayed while the engine has nothing else to do.
 
 A cache of half, double or four times the size differs from a small one of this size as the large
 ones would differ, so an estimate is the hit ratio that was measured, plus what the small caches
@@ -31,7 +32,7 @@ from ostinato.cache.episode import Episode, EpisodePlan
 from ostinato.cache.stats import GhostEstimate, LookupCounts
 from ostinato.core.config import CacheConfig, PolicyName
 
-_ADMISSIONS = 1.8
+_ADMISSIONS = 1.6
 """A request takes the cache at least so many times as long as its admission: 2 where every
 request evicts (traces in ``benchmarks/ghost.py``), 3 to 6 in ``benchmarks/heart.py``."""
 
@@ -97,7 +98,8 @@ class Ghost:
         self.spent_s = 0.0
         self._earned_s = 0.0 if config.ghost_share < 1 else inf
         self._num_paid = 0  # requests of whose time the share is in the credit
-        self._num_noted, self._note_s = 0, 2e-6  # and what noting one takes, on average
+        self._num_noted, self._note_s = 0, 4e-6  # and what noting one takes, on average
+        self._price_s = 0.0  # of the episode, as it was reckoned
         self._num_episodes = 0
         self._tallies: dict[tuple[float, PolicyName], _Tally] = {}
         policies: tuple[PolicyName, ...] = get_args(PolicyName)
@@ -157,7 +159,7 @@ class Ghost:
         if is_timed:
             self._note_s += 0.1 * (self.timer() - started - self._note_s)
         self.spent_s += self._note_s
-        if self._episode.is_full or self.credit_s < 0:
+        if self._episode.is_full or self.credit_s < -self._price_s:  # it was reckoned badly
             self._end_recording()
 
     def clear(self) -> None:
@@ -186,8 +188,8 @@ class Ghost:
         if self.credit_s < _LEAST_PRICE_S:
             return
         plan = EpisodePlan.of(self._num_episodes, self._config, self._counts)
-        price_s = plan.num_requests * self._note_s + plan.most_logged * _REPLAY_S
-        if self.credit_s >= price_s:
+        self._price_s = plan.num_requests * self._note_s + plan.most_logged * _REPLAY_S
+        if self.credit_s >= self._price_s:
             self._episode = Episode(self._num_episodes, plan, self._config, self._clock)
             self.is_recording = True
             self._num_episodes += 1
