@@ -126,7 +126,7 @@ class NativeLimits:
         tasks_per_thread: How many tasks each thread shall find.
     """
 
-    item_rows: int = 256
+    item_rows: int = 512
     keys_per_row: float = 4.0
     row_cost: float = 0.1
     min_part: float = 512.0
