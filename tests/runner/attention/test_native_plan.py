@@ -131,7 +131,7 @@ def rows_of_items(plan: NativePlan) -> list[tuple[int, int]]:
 
 
 def test_those_who_share_are_one_item_strangers_are_not_and_chunks_come_last_in_pieces():
-    """Two on one prompt, a stranger, and 300 tokens of a prompt in items of at most 128 rows."""
+    """Two on one prompt, a stranger, and 300 tokens of a prompt in items of at most 128 tokens."""
     shape = Shape(
         sequences=((100, 1), (500, 300), (50, 1), (100, 1)),
         likes=((0, 0), (1, 0), (2, 0), (0, 6)),
@@ -139,7 +139,7 @@ def test_those_who_share_are_one_item_strangers_are_not_and_chunks_come_last_in_
         block_size=16,
     )
 
-    plan = plan_of(shape, 1)
+    plan = plan_of(shape, 1, NativeLimits(item_rows=256))
 
     assert rows_of_items(plan) == [(0, 2), (2, 3), (3, 103), (103, 203), (203, 303)]
     assert plan.tokens[:4].tolist() == [0, 302, 301, 1]
