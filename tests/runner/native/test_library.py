@@ -70,7 +70,7 @@ def test_the_library_brings_no_threads_of_its_own():
 
 
 def test_records_are_as_large_as_the_headers():
-    """What NumPy and ctypes lay out is what C lays out: three pointers and so on."""
+    """Bytes that a C compiler gives these structures where pointers have eight."""
     from ostinato.runner.native.face import ITEM, SEGMENT, Attention, Kv, Rows
 
     assert (SEGMENT.itemsize, ITEM.itemsize) == (24, 20)
