@@ -21,6 +21,7 @@ from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.native.checks import fill_rows
 from ostinato.runner.native.face import Attention
+from ostinato.runner.native.library import current_isa
 from ostinato.runner.native.store import NativeKVStore
 
 
@@ -44,9 +45,10 @@ class NativeAttention:
             native: The library.
             read_once: Whether blocks that sequences share are read once for all of them: where
                 that is cheaper (``auto``), ``always`` or ``never``.
-            limits: Sizes and costs that plans go by.
+            limits: Sizes and costs that plans go by; None is what was measured with the
+                instruction set in use.
         """
-        self.limits = limits or NativeLimits()
+        self.limits = limits or NativeLimits.of(current_isa(native))
         self.read_once = read_once
         self._native = native
 

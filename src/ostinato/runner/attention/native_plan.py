@@ -22,6 +22,7 @@ from ostinato.runner.attention.read_plan import SharingCost
 from ostinato.runner.attention.shared_runs import Worth
 from ostinato.runner.inputs import AttentionMetadata, Ints
 from ostinato.runner.native.face import ITEM, SEGMENT
+from ostinato.runner.native.library import Isa
 
 Records = npt.NDArray[Any]
 
@@ -120,17 +121,23 @@ class NativeLimits:
         item_rows: Rows whose running state stays in a core's cache besides the keys that are
             being read.
         keys_per_row: Keys that could be read in the time that a row needs to go from one segment
-            to the next, whose last tiles are not full.
+            to the next: the last tiles of a segment are not full, and products may cost so
+            much that nobody waits for keys anyway.
         row_cost: What looking at a key costs a row, in readings of the key.
         min_part: Cost below which an item is not cut further.
         tasks_per_thread: How many tasks each thread shall find.
     """
 
     item_rows: int = 512
-    keys_per_row: float = 4.0
+    keys_per_row: float = 16.0
     row_cost: float = 0.1
     min_part: float = 512.0
     tasks_per_thread: int = 4
+
+    @classmethod
+    def of(cls, isa: Isa) -> "NativeLimits":
+        """Take what was measured with an instruction set: on tiles, products cost least."""
+        return cls(keys_per_row=4.0) if isa == Isa.AMX else cls()
 
 
 def plan_native(
