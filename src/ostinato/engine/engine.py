@@ -47,6 +47,7 @@ from ostinato.engine.token_table import TokenTable
 from ostinato.engine.weights import WeightUpdate
 from ostinato.runner.attention.backend import AttentionBackend
 from ostinato.runner.attention.choice import AttentionCase, choose_attention
+from ostinato.runner.heap import keep_large_blocks
 from ostinato.runner.layer_groups import group_layers
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.model_runner import ModelRunner
@@ -85,6 +86,8 @@ class Engine:
         self.loaded: LoadedModel = load_model(
             config.model, config.dtype, config.device, config.attention, config.forward
         )
+        if self.loaded.device.type == "cpu":
+            keep_large_blocks()
         limit = self.loaded.length_limit
         scheduling = config.scheduler(config.longest(limit.num_tokens, limit.reason))
         kv_dtype, spec = self.kv_dtype(), self.loaded.kv_spec

@@ -19,6 +19,7 @@ Files in reading order:
 * ``support``: which models can be served correctly?
 * ``probe``: does this one agree with its own attention?
 * ``memory``: how many blocks fit?
+* ``heap``: who keeps the memory of large temporaries?
 
 Rules:
 

@@ -125,6 +125,8 @@ def _wanted_rows(
     sequences: Sequence[ScheduledSequence], starts: Ints
 ) -> tuple[Ints, Ints, tuple[range, ...]]:
     """Say which rows need logits, which of those are sampled from, which serve prompt targets."""
+    if not any(sequence.prompt_targets for sequence in sequences):
+        return _last_rows(sequences, starts)
     wanted: list[Ints] = []
     sampled: list[int] = []
     prompt_rows: list[range] = []
@@ -140,6 +142,15 @@ def _wanted_rows(
         if sequence.sample is not None:
             sampled.append(num_wanted - 1)
     return np.concatenate(wanted), np.array(sampled, dtype=np.int64), tuple(prompt_rows)
+
+
+def _last_rows(
+    sequences: Sequence[ScheduledSequence], starts: Ints
+) -> tuple[Ints, Ints, tuple[range, ...]]:
+    """Do the work of ``_wanted_rows`` where nobody asks for a prompt's log-probs: nearly always."""
+    samples = np.fromiter((s.sample is not None for s in sequences), dtype=np.bool_)
+    wanted = starts[1:][samples] - 1
+    return wanted, np.arange(len(wanted)), (range(0),) * len(sequences)
 
 
 def _copied_slots(copies: Sequence[CopyRun]) -> tuple[Ints, Ints]:
