@@ -38,6 +38,8 @@ from ostinato.core.config import ForwardName
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import SampleTask, ScheduledSequence, StepPlan
 from ostinato.core.sampling_params import SamplingParams
+from ostinato.runner.attention.choice import AttentionCase, choose_attention
+from ostinato.runner.heap import keep_large_blocks
 from ostinato.runner.model_loader import load_model
 from ostinato.runner.model_runner import ModelRunner
 
@@ -74,7 +76,7 @@ class Scene:
             tuple(
                 ScheduledSequence(
                     SequenceId(index),
-                    array("I", random.integers(1000, size=self.num_tokens).tolist()),
+                    array("I", random.integers(500, size=self.num_tokens).tolist()),
                     self.num_cached,
                     (
                         array(
@@ -164,12 +166,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    keep_large_blocks()
     scenes = [scene for scene in SCENES if scene.name in options.scenes.split(",")]
     runners: dict[ForwardName, ModelRunner] = {}
     for name in get_args(ForwardName):
         start = time.perf_counter()
         loaded = load_model(options.checkpoint, options.dtype, forward=name)
-        runners[name] = ModelRunner(loaded, 300, BLOCK_SIZE)
+        kind = (loaded.kv_spec, loaded.dtype, loaded.dtype, BLOCK_SIZE, loaded.device)
+        attention = choose_attention("auto", AttentionCase(*kind))
+        runners[name] = ModelRunner(loaded, 300, BLOCK_SIZE, attention=attention)
         fused = "fused" if loaded.fused else "the model's own modules"
         print(f"{name}: loaded in {time.perf_counter() - start:.1f} s, {fused}")
     if options.profile:

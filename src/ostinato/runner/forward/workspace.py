@@ -1,7 +1,7 @@
 """Where do the numbers of a step lie while it runs?
 
 In buffers that stay: memory that is given back after each step comes back page by page, each
-zeroed by the kernel, which cost a fifth of a long prefill.
+zeroed by the kernel, see ``heap``.
 """
 
 import torch
