@@ -177,7 +177,7 @@ def stamp_line(found: FoundJson) -> str:
     flags = ", ".join(stamp["flags"]) or "no vector extension of note"
     return (
         f"{stamp['processor']} ({flags}), {stamp['cores']} cores, {stamp['memory_gib']} GiB, "
-        f"{stamp['system']}; {stamp['threads']} threads, reads {stamp['bandwidth_gb_s']} GB/s; "
+        f"{stamp['system']}; threads: {stamp['threads']}, reads {stamp['bandwidth_gb_s']} GB/s; "
         f"commit {stamp['commit']}, {stamp['date']}: {stamp['command']}"
     )
 

@@ -80,7 +80,7 @@ def _load_line(taken: float, limit: float) -> str:
     return (
         f"Other programs were running, and took up to {taken:.1f} cores during a sample: "
         f"figures with a star had more than {limit} cores taken from them, "
-        "and say little but who was ahead."
+        "and, as not all lost the same, say little."
     )
 
 
