@@ -190,7 +190,8 @@ def plot(found: FoundJson, path: Path) -> None:
     from matplotlib import pyplot
 
     rows = [row for row in found["measures"] if row["ratios"]]
-    names = list(dict.fromkeys(name for row in rows for name in row["ratios"]))
+    titles = {name: found["titles"].get(name, name) for row in rows for name in row["ratios"]}
+    names = list(dict.fromkeys(titles.values()))  # an engine and its manager have one colour
     figure, axes = pyplot.subplots(
         figsize=(9, 1.5 + 0.18 * sum(len(r["ratios"]) + 1 for r in rows))
     )
@@ -198,16 +199,14 @@ def plot(found: FoundJson, path: Path) -> None:
     for row in rows:
         first = place
         for name, ratio in row["ratios"].items():
-            color = f"C{names.index(name)}"
+            color = f"C{names.index(titles[name])}"
             axes.barh(place, ratio - 1, left=1, color=color, height=0.85)
             axes.annotate(f" {number(ratio)}", (max(ratio, 1), place), va="center", fontsize=7)
             place += 1
         ticks.append(((first + place - 1) / 2, row["title"]))
         place += 1
-    for name in names:
-        axes.barh(
-            0, 0, left=1, color=f"C{names.index(name)}", label=found["titles"].get(name, name)
-        )
+    for place_of, title in enumerate(names):
+        axes.barh(0, 0, left=1, color=f"C{place_of}", label=title)
     axes.set_yticks([tick for tick, _ in ticks], [title for _, title in ticks], fontsize=8)
     axes.invert_yaxis()
     axes.set_xscale("log")
