@@ -64,6 +64,23 @@ typedef struct ost_gated {
   int32_t num_threads;
 } ost_gated;
 
+/* outputs = inputs x weight^T + bias, for a few rows of bfloat16 and a weight in the tiles that oneDNN
+ * packs it in: [num_outputs / 32][num_inputs / 2][32][2]. Sums are in float. */
+typedef struct ost_product {
+  ost_matrix inputs;  /* (num_rows, num_inputs) */
+  ost_matrix outputs; /* (num_rows, num_outputs) */
+  const void *tiles;
+  const void *bias;   /* (num_outputs,), or null */
+  int32_t num_rows;
+  int32_t num_inputs;  /* a multiple of 32 */
+  int32_t num_outputs; /* a multiple of 32 */
+  int32_t num_threads;
+} ost_product;
+
+/* How many rows ost_ops_product takes with the instruction set in use; 0 is none. */
+OST_EXPORT int32_t ost_ops_product_rows(void);
+OST_EXPORT void ost_ops_product(const ost_product *product);
+
 OST_EXPORT void ost_ops_add_norm(const ost_add_norm *op);
 OST_EXPORT void ost_ops_heads(const ost_heads *op);
 OST_EXPORT void ost_ops_gated(const ost_gated *op);
