@@ -3,6 +3,7 @@
 Files in reading order:
 
 * ``packed``: how does a weight lie so that products with it are fast?
+* ``few_rows``: how are a few rows multiplied with it as fast as it can be read?
 * ``packing``: which layers of a model get packed weights?
 * ``ops``: how does Python call what lies between products?
 * ``workspace``: where do the numbers of a step lie while it runs?

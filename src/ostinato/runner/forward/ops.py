@@ -14,19 +14,22 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """Formats that the operations know, and their numbers in ``ost_dtype``."""
 
 
-class _Matrix(ctypes.Structure):
+class Matrix(ctypes.Structure):
+    """``ost_matrix``: where rows begin, and how far apart they are."""
+
     _fields_ = (("data", ctypes.c_void_p), ("stride", ctypes.c_int64))
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "_Matrix":
+    def of(cls, tensor: Tensor) -> "Matrix":
+        """Describe a tensor of two dimensions whose rows' numbers are side by side."""
         return cls(tensor.data_ptr(), tensor.stride(0))
 
 
 class _AddNorm(ctypes.Structure):
     _fields_ = (
-        ("residual", _Matrix),
-        ("addend", _Matrix),
-        ("output", _Matrix),
+        ("residual", Matrix),
+        ("addend", Matrix),
+        ("output", Matrix),
         ("weight", ctypes.c_void_p),
         ("num_rows", ctypes.c_int64),
         ("width", ctypes.c_int32),
@@ -38,12 +41,12 @@ class _AddNorm(ctypes.Structure):
 
 class _Heads(ctypes.Structure):
     _fields_ = (
-        ("projected", _Matrix),
-        ("queries", _Matrix),
-        ("keys", _Matrix),
-        ("values", _Matrix),
-        ("cosines", _Matrix),
-        ("sines", _Matrix),
+        ("projected", Matrix),
+        ("queries", Matrix),
+        ("keys", Matrix),
+        ("values", Matrix),
+        ("cosines", Matrix),
+        ("sines", Matrix),
         ("query_weight", ctypes.c_void_p),
         ("key_weight", ctypes.c_void_p),
         ("num_rows", ctypes.c_int64),
@@ -58,8 +61,8 @@ class _Heads(ctypes.Structure):
 
 class _Gated(ctypes.Structure):
     _fields_ = (
-        ("gate_up", _Matrix),
-        ("output", _Matrix),
+        ("gate_up", Matrix),
+        ("output", Matrix),
         ("num_rows", ctypes.c_int64),
         ("width", ctypes.c_int32),
         ("dtype", ctypes.c_int32),
@@ -167,9 +170,9 @@ class NativeOps:
         _check(residual, output, *([] if addend is None else [addend]), shape=(num_rows, width))
         _check_weight(norm.weight, residual, width)
         operation = _AddNorm(
-            _Matrix.of(residual),
-            _Matrix() if addend is None else _Matrix.of(addend),
-            _Matrix.of(output),
+            Matrix.of(residual),
+            Matrix() if addend is None else Matrix.of(addend),
+            Matrix.of(output),
             norm.weight.data_ptr(),
             num_rows,
             width,
@@ -199,8 +202,8 @@ class NativeOps:
         assert heads.keys.dtype == heads.values.dtype == turns.sines.dtype == projected.dtype
         assert (shape.query_norm is None) == (shape.key_norm is None), "both or none"
         operation = _Heads(
-            *map(_Matrix.of, (projected, heads.queries, heads.keys, heads.values)),
-            *map(_Matrix.of, (turns.cosines, turns.sines)),
+            *map(Matrix.of, (projected, heads.queries, heads.keys, heads.values)),
+            *map(Matrix.of, (turns.cosines, turns.sines)),
             _head_weight(shape.query_norm, projected, dim),
             _head_weight(shape.key_norm, projected, dim),
             num_rows,
@@ -227,8 +230,8 @@ class NativeOps:
         _check(output, shape=(num_rows, width))
         assert gate_up.dtype == output.dtype, "one dtype"
         operation = _Gated(
-            _Matrix.of(gate_up),
-            _Matrix.of(output),
+            Matrix.of(gate_up),
+            Matrix.of(output),
             num_rows,
             width,
             DTYPES[output.dtype],

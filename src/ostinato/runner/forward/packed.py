@@ -22,6 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ostinato.runner.forward.few_rows import for_tiles
+
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 """What oneDNN packs; float64, in which exactness is shown, stays plain."""
 
@@ -55,7 +57,9 @@ class PackedWeight:
         self.num_rows, self.num_columns = plain.shape
         self.dtype = plain.dtype
         # Without a number of rows, oneDNN picks tiles that do for one row and for thousands.
-        self._tiles = torch.ops.mkldnn._reorder_linear_weight(plain.detach().contiguous(), None)
+        plain = plain.detach().contiguous()
+        self._tiles = torch.ops.mkldnn._reorder_linear_weight(plain, None)
+        self._few = for_tiles(self._tiles, plain)
 
     def multiply(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return ``rows @ weight.T + bias``, a fresh tensor.
@@ -70,6 +74,8 @@ class PackedWeight:
         num_tokens = rows.shape[0]
         if num_tokens == 0:
             return rows.new_empty(0, self.num_rows)
+        if self._few is not None and self._few.takes(num_tokens):
+            return self._few.multiply(rows, bias)
         missing = padded(num_tokens) - num_tokens
         if missing:
             rows = functional.pad(rows, (0, 0, 0, missing))

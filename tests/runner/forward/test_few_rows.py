@@ -1,0 +1,109 @@
+"""How are a few rows multiplied with a packed weight as fast as it can be read?"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostinato.runner.forward.few_rows import FewRows, for_tiles
+from ostinato.runner.forward.packed import PackedWeight
+from ostinato.runner.native.library import Isa, best_isa, current_isa, library, use_isa
+
+NATIVE = library()
+pytestmark = pytest.mark.skipif(
+    NATIVE is None or best_isa(NATIVE) < Isa.AVX512_BF16,
+    reason="needs the native library, and a processor that multiplies bfloat16",
+)
+
+
+@pytest.fixture(autouse=True)
+def _isa_as_before() -> Iterator[None]:
+    before = current_isa(NATIVE)
+    yield
+    use_isa(NATIVE, before)
+
+
+def packed(plain: torch.Tensor) -> torch.Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(plain, None)
+
+
+def few_rows(plain: torch.Tensor) -> FewRows:
+    few = for_tiles(packed(plain), plain)
+    assert few is not None, "oneDNN's tiles lie otherwise on this processor"
+    return few
+
+
+def error_bound(rows: torch.Tensor, weight: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Half a unit in bfloat16's last place, and float32's error of a long sum."""
+    sizes = rows.abs().double() @ weight.abs().double().T
+    return exact.abs() * 2**-8 + sizes * rows.shape[1] * 2**-24 + 1e-30
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_rows=st.integers(1, 32),
+    tiles=st.integers(1, 9),
+    steps=st.integers(1, 9),
+    with_bias=st.booleans(),
+    gap=st.sampled_from([0, 8]),
+    isa=st.sampled_from([Isa.AVX512_BF16, Isa.AMX]),
+    seed=st.integers(0, 2**16),
+)
+def test_a_product_is_the_one_in_float64_up_to_rounding(
+    num_rows: int, tiles: int, steps: int, with_bias: bool, gap: int, isa: Isa, seed: int
+) -> None:
+    if isa > best_isa(NATIVE):
+        return
+    use_isa(NATIVE, isa)
+    random = torch.Generator().manual_seed(seed)
+    weight = torch.randn(32 * tiles, 32 * steps, generator=random).bfloat16()
+    rows = torch.randn(num_rows, 32 * steps + gap, generator=random).bfloat16()[:, : 32 * steps]
+    bias = torch.randn(32 * tiles, generator=random).bfloat16() if with_bias else None
+    few = few_rows(weight)
+    if not few.takes(num_rows):
+        assert isa < Isa.AMX and num_rows > 8
+        return
+    exact = rows.double() @ weight.double().T + (0 if bias is None else bias.double())
+    found = few.multiply(rows, bias).double()
+    assert ((found - exact).abs() <= error_bound(rows, weight, exact)).all()
+
+
+def test_many_rows_are_left_to_onednn() -> None:
+    weight = torch.randn(64, 64).bfloat16()
+    assert not few_rows(weight).takes(33)
+    rows = torch.randn(33, 64).bfloat16()
+    torch.testing.assert_close(
+        PackedWeight([weight]).multiply(rows), rows @ weight.T, rtol=2**-7, atol=2**-5
+    )
+
+
+def test_without_products_of_bfloat16_all_rows_are_left_to_onednn() -> None:
+    few = few_rows(torch.randn(64, 64).bfloat16())
+    use_isa(NATIVE, Isa.AVX2)
+    assert not few.takes(1)
+    assert for_tiles(packed(torch.ones(64, 64).bfloat16()), torch.ones(64, 64).bfloat16()) is None
+
+
+@pytest.mark.parametrize("shape", [(48, 64), (64, 48)])
+def test_sizes_that_tiles_do_not_divide_are_left_to_onednn(shape: tuple[int, int]) -> None:
+    plain = torch.randn(shape).bfloat16()
+    assert for_tiles(packed(plain), plain) is None
+
+
+def test_another_format_is_left_to_onednn() -> None:
+    plain = torch.randn(64, 64)
+    assert for_tiles(packed(plain), plain) is None
+
+
+def test_tiles_in_another_order_are_noticed() -> None:
+    plain = torch.randn(64, 64).bfloat16()
+    assert for_tiles(packed(plain.flip(0).contiguous()), plain) is None
+
+
+def test_new_numbers_in_a_packed_weight_are_multiplied_with() -> None:
+    weight = PackedWeight([torch.zeros(64, 64).bfloat16()])
+    weight.replace(32, torch.ones(32, 64).bfloat16())
+    product = weight.multiply(torch.ones(1, 64).bfloat16())
+    assert product.tolist() == [[0.0] * 32 + [64.0] * 32]
