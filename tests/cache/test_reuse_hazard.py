@@ -37,26 +37,26 @@ def test_what_is_seldom_used_again_is_worth_less_once_that_is_known():
     for _ in range(100):
         table.count(0, 100, 50)
         table.count(NUM_BINS, 100, 1)
-    table.fit(blocks_per_turn=10.0)
+    table.fit()
     assert table.index[0] > 5 * table.index[NUM_BINS]
 
 
 def test_lives_count_each_bin_that_they_reach():
-    """30 lives; 12 end in the second bin, between half a second and a second."""
+    """30 lives of one turn; 12 end in the second bin, between half a second and a second."""
     table = HazardTable((1,))
     lives = Lives(table)
     cohort = lives.begin(0, now_s=0.0)
-    cohort.num_open = 30
+    cohort.num_begun = cohort.num_open = 30
     lives.advance(0.6)
     cohort.num_open -= 12
     cohort.num_reused += 12
     lives.advance(2.5)
-    assert table._lives[:4] == [30, 30, 18, 0]
-    assert table._reused[:4] == [0, 12, 0, 0]
+    assert table._lives[:4] == pytest.approx([1.0, 1.0, 0.6, 0.0])
+    assert table._reused[:4] == pytest.approx([0.0, 0.4, 0.0, 0.0])
 
 
 def test_the_shadow_knows_what_lru_would_have_found():
-    """Its score is the difference to a real LRU cache, but for the edge of what LRU holds."""
+    """Its score is the difference to a real LRU cache, block for block."""
     rng, now_s = random.Random(3), 0.0
     cache = CacheManager(
         CacheConfig(200, 4, policy="reuse_hazard", seal_tails=False), clock=lambda: now_s
@@ -82,5 +82,22 @@ def test_the_shadow_knows_what_lru_would_have_found():
         num_looked_up += 1
     policy = cache.pool.accounts.common.policy
     assert isinstance(policy, ReuseHazard)
-    assert policy._shadow.score == pytest.approx(difference, abs=0.01 * num_looked_up)
+    assert difference > 0.01 * num_looked_up, "it never parted from LRU"
+    assert policy._shadow.score == pytest.approx(difference, abs=3)
+    cache.check()
+
+
+def test_it_is_lru_until_it_has_seen_what_comes_back():
+    """The first three pools' worth of blocks go as LRU would have them go."""
+    cache = CacheManager(CacheConfig(50, 4, policy="reuse_hazard", seal_tails=False))
+    policy = cache.pool.accounts.common.policy
+    assert isinstance(policy, ReuseHazard)
+    for number in range(140):
+        key = prefix_key(chr(0x100 + number) * 4 + "?")
+        table, _ = cache.admit(key, cache.match(key)) or pytest.fail("it fits")
+        cache.publish(table, 4)
+        cache.commit([table])
+        cache.release(table, 4)
+        assert policy.follows_lru
+        assert policy.victim() is policy._queue.head
     cache.check()

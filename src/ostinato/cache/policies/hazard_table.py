@@ -33,8 +33,8 @@ _WIDTHS_S[-1] = EDGES_S[-2]  # nobody waits for ever: the last bin is as long as
 _FADE = 0.995
 """What counts keep at each fit: those of 10,000 requests ago are a third of what they were."""
 
-_PRIOR_LIVES = 100.0
-_LEAN_TURNS = 32.0
+_PRIOR_TURNS = 10.0
+_LEAN_TURNS = 16.0
 """Turns that a class must have seen to weigh as much as the wider class that it leans on.
 Blocks of one turn live and end together, so turns are what can be counted as evidence."""
 
@@ -60,40 +60,36 @@ class HazardTable:
             1.0 / (np.array(EDGES_S[:-1]) + 1.0), self.num_classes
         ).tolist()
 
-    def count(self, cell: int, num_lives: int, num_reused: int) -> None:
-        """Count lives that entered a bin of a class, and those of them that were reused in it."""
+    def count(self, cell: int, num_lives: float, num_reused: float) -> None:
+        """Count shares of a turn's lives: those that entered a bin, and were reused in it."""
         self._lives[cell] += num_lives
         self._reused[cell] += num_reused
 
-    def fit(self, blocks_per_turn: float) -> None:
-        """Compute the index from what was counted; older counts fade.
-
-        Args:
-            blocks_per_turn: Blocks that a request holds on average.
-        """
+    def fit(self) -> None:
+        """Compute the index from what was counted; older counts fade."""
         lives = np.array(self._lives).reshape(self.num_classes, NUM_BINS)
         reused = np.array(self._reused).reshape(self.num_classes, NUM_BINS)
-        hazards = self._pooled(lives, reused, _LEAN_TURNS * max(1.0, blocks_per_turn))
+        hazards = self._pooled(lives, reused)
         self.index = gittins(np.clip(hazards, 1e-7, 0.999)).ravel().tolist()
         self._lives = (lives * _FADE).ravel().tolist()
         self._reused = (reused * _FADE).ravel().tolist()
 
     def _pooled(
-        self, lives: NDArray[np.float64], reused: NDArray[np.float64], lean: float
+        self, lives: NDArray[np.float64], reused: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Return hazards, each class leaning on a wider one; shape (classes, bins)."""
         prior = np.minimum(0.3, 0.05 * _WIDTHS_S / (np.array(EDGES_S[:-1]) + 1.0))
         prior[-1] = 0.01
         all_lives, all_reused = lives.sum(0), reused.sum(0)
-        widest = (all_reused + _PRIOR_LIVES * prior) / (all_lives + _PRIOR_LIVES)
+        widest = (all_reused + _PRIOR_TURNS * prior) / (all_lives + _PRIOR_TURNS)
         hazards = np.tile(widest, (self.num_classes, 1))
         for depth in range(1, len(self._shape) + 1):
             kept = self._shape[:depth]
             some_lives = lives.reshape(*kept, -1, NUM_BINS).sum(depth).reshape(-1, NUM_BINS)
             some_reused = reused.reshape(*kept, -1, NUM_BINS).sum(depth).reshape(-1, NUM_BINS)
             times = self.num_classes // len(some_lives)
-            hazards = (np.repeat(some_reused, times, 0) + lean * hazards) / (
-                np.repeat(some_lives, times, 0) + lean
+            hazards = (np.repeat(some_reused, times, 0) + _LEAN_TURNS * hazards) / (
+                np.repeat(some_lives, times, 0) + _LEAN_TURNS
             )
         return hazards
 

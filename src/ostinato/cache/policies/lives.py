@@ -1,13 +1,15 @@
 """How long do cached blocks wait until they are used again, or are never used?
 
 A *life* begins when a block is let go of and ends when it is used again, cached or not. Lives
-that began together (within ``QUANTUM_S``) and are of one class make a *cohort*, which grows
-older bin by bin. For each class and bin, ``ReuseHazard`` below holds how many lives reached the
-bin's end or were reused in it, and how many were reused::
+of one class that one turn began make a *cohort*, which grows older bin by bin. Blocks of one
+turn live and end together, so each cohort is one witness, however many blocks it has: shares
+are counted. For each class and bin, ``HazardTable`` holds the shares of lives that reached the
+bin's end or were reused in it, and of those that were reused::
 
     cohort of class c, 30 blocks     bin 0     bin 1     bin 2
     lives that entered the bin       30        30        18
     reused in it                     0         12        3        hazard 0, 0.40, 0.17
+    counted                          1, 0      1, 0.4    0.6, 0.1
 
 Lives of evicted blocks go on for as long as they are remembered, so that a policy which evicts
 a class at once still learns that it was wrong.
@@ -20,26 +22,27 @@ from ostinato.cache.block import CacheEntry
 from ostinato.cache.policies.hazard_table import EDGES_S, NUM_BINS, HazardTable
 
 QUANTUM_S = 0.5
-"""The first bin's width: blocks let go of within it count as let go of together."""
+"""The first bin's width: a turn that lets go of blocks for longer has several moments."""
 
 
 class Moment:
-    """What was let go of within one quantum.
+    """What one turn let go of within one quantum.
 
     Attributes:
         born_s: When the first of it was.
         num_open: Lives that began then and have not ended.
+        num_cached: Those of them whose blocks are cached.
         is_recent: Whether LRU would have it cached, as ``Shadow`` reckons.
         older: The moment before it.
         newer: The moment after it.
     """
 
-    __slots__ = ("born_s", "cohorts", "is_recent", "newer", "num_open", "older")
+    __slots__ = ("born_s", "cohorts", "is_recent", "newer", "num_cached", "num_open", "older")
 
     def __init__(self, born_s: float, older: "Moment | None") -> None:
         """Note a moment after all others."""
         self.born_s = born_s
-        self.num_open = 0
+        self.num_open = self.num_cached = 0
         self.is_recent = True
         self.older = older
         self.newer: Moment | None = None
@@ -62,19 +65,20 @@ class Cohort:
     Attributes:
         kind: The class.
         moment: When they began.
+        num_begun: Lives that began.
         num_open: Lives that have not ended.
         num_reused: Lives that ended in the running bin.
         bin: The running bin.
         leaves: Evictable leaves among the entries, in the order in which they became leaves.
     """
 
-    __slots__ = ("bin", "kind", "leaves", "moment", "num_open", "num_reused")
+    __slots__ = ("bin", "kind", "leaves", "moment", "num_begun", "num_open", "num_reused")
 
     def __init__(self, kind: int, moment: Moment) -> None:
         """Begin without a life."""
         self.kind = kind
         self.moment = moment
-        self.num_open = self.num_reused = self.bin = 0
+        self.num_begun = self.num_open = self.num_reused = self.bin = 0
         self.leaves: OrderedDict[CacheEntry, None] = OrderedDict()
 
     @property
@@ -100,11 +104,13 @@ class Lives:
         self.moved: list[tuple[Cohort, int]] = []
         self._by_bin: list[deque[Cohort]] = [deque() for _ in range(NUM_BINS)]
         self._due_s = inf
+        self._turn = 0
 
-    def begin(self, kind: int, now_s: float) -> Cohort:
-        """Return the cohort of lives of a class that begin now; the caller counts them."""
+    def begin(self, kind: int, now_s: float, turn: int = 0) -> Cohort:
+        """Return the cohort of lives of a class that a turn begins; the caller counts them."""
         moment = self.newest
-        if moment is None or now_s - moment.born_s >= QUANTUM_S:
+        if moment is None or turn != self._turn or now_s - moment.born_s >= QUANTUM_S:
+            self._turn = turn
             moment = self.newest = Moment(now_s, moment)
         cohort = moment.cohorts.get(kind)
         if cohort is None:
@@ -128,7 +134,8 @@ class Lives:
     def _outlive(self, cohort: Cohort, place: int) -> None:
         """Count a bin that a cohort has come to the end of."""
         left = cohort.cell
-        self.table.count(left, cohort.num_open + cohort.num_reused, cohort.num_reused)
+        reached, begun = cohort.num_open + cohort.num_reused, max(1, cohort.num_begun)
+        self.table.count(left, reached / begun, cohort.num_reused / begun)
         cohort.num_reused = 0
         cohort.bin = place + 1
         if cohort.leaves:

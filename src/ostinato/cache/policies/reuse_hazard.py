@@ -9,7 +9,7 @@ Every entry that is let go of gets a class, made of what is known at that moment
 
 ``Lives`` learns for each class at which ages blocks are used again, also from blocks that were
 evicted too early, and ``HazardTable`` makes an index of it. The leaf with the least index is
-evicted. ``Shadow`` watches what LRU would have hit, and LRU is followed where it is better.
+evicted. ``Shadow`` knows what LRU would have hit, and says how far to part from it.
 
 ::
 
@@ -55,7 +55,7 @@ class ReuseHazard:
     remembers = True
 
     def __init__(self, num_blocks: int, clock: Callable[[], float]) -> None:
-        """Start without experience: as LRU, at first.
+        """Start without experience: as LRU, until it has seen what comes back.
 
         Args:
             num_blocks: Size of the pool.
@@ -98,8 +98,9 @@ class ReuseHazard:
             kind = bisect_left(_USES, entry.uses) * _CLASSES_PER_USES + self._kinds
         else:
             kind = 0 if entry.note is None else entry.note.kind
-        cohort = self._lives.begin(kind, now_s)
+        cohort = self._lives.begin(kind, now_s, self._num_turns)
         num_blocks = entry.num_blocks
+        cohort.num_begun += num_blocks
         cohort.num_open += num_blocks
         self._shadow.open(cohort.moment, num_blocks)
         self._num_turn_blocks += num_blocks
@@ -110,9 +111,10 @@ class ReuseHazard:
 
     def remove(self, entry: CacheEntry) -> None:
         """End a life: the entry is used again."""
+        self._advance(self._clock())
         cohort: Cohort = entry.note
         self._shadow.reused(cohort.moment, entry.num_blocks, cached=True)
-        self._end(cohort, entry.num_blocks)
+        self._end(cohort, entry.num_blocks, cached=True)
         self._withdraw(entry)
         self._queue.remove(entry)
 
@@ -121,6 +123,7 @@ class ReuseHazard:
         if num_blocks == entry.num_blocks:
             self._withdraw(entry)
             self._queue.remove(entry)
+        self._shadow.evicted(entry.note.moment, num_blocks)
         self._memory.put(entry, num_blocks, entry.note)
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
@@ -137,9 +140,10 @@ class ReuseHazard:
         run = self._memory.take(key, first, most, block_size)
         if run is None:
             return Recall(most)
+        self._advance(self._clock())
         cohort: Cohort = run.note
         self._shadow.reused(cohort.moment, run.num_blocks, cached=False)
-        self._end(cohort, run.num_blocks)
+        self._end(cohort, run.num_blocks, cached=False)
         return Recall(run.num_blocks, run.uses, run.idle_since_s)
 
     def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
@@ -198,7 +202,7 @@ class ReuseHazard:
             self._blocks_per_turn.add(self._num_turn_blocks)
             self._num_turns += 1
             if self._num_turns % _TURNS_PER_FIT == 0:
-                self._table.fit(self._blocks_per_turn.value)
+                self._table.fit()
                 self._reorder()
         self._turn, self._num_turn_blocks = turn, 0
         self._new_per_turn.add(turn.num_new_blocks)
@@ -207,16 +211,16 @@ class ReuseHazard:
         kinds = kinds * _SHAPE[2] + bisect_right(_OUTPUT_TOKENS, turn.num_output_tokens)
         self._kinds = kinds * _SHAPE[3] + bisect_right(_NEW_SHARES, share)
 
-    def _end(self, cohort: Cohort, num_blocks: int) -> None:
+    def _end(self, cohort: Cohort, num_blocks: int, *, cached: bool) -> None:
         cohort.num_open -= num_blocks
         cohort.num_reused += num_blocks
-        self._shadow.close(cohort.moment, num_blocks)
+        self._shadow.close(cohort.moment, num_blocks, cached=cached)
 
     def _dropped(self, run: EvictedRun) -> None:
         """Stop waiting for a life's end; it counts for as long as it was watched."""
         cohort: Cohort = run.note
         cohort.num_open -= run.num_blocks
-        self._shadow.close(cohort.moment, run.num_blocks)
+        self._shadow.close(cohort.moment, run.num_blocks, cached=False)
 
     def _advance(self, now_s: float) -> None:
         self._lives.advance(now_s)

@@ -1,5 +1,6 @@
 """S3-FIFO: was it in use again before it came through a small queue?"""
 
+import heapq
 from collections.abc import Callable
 
 from ostinato.cache.block import CacheEntry
@@ -17,7 +18,8 @@ class S3Fifo(LeafHeap):
 
     New content joins the small queue, content that was evicted lately the main one. An entry
     keeps its place however often it is in use; when it comes up, use moves it to the end of the
-    main queue.
+    main queue. So does being no leaf: if it stayed, the small queue would be too long for ever,
+    and whatever is new would be evicted at once.
 
     Source: Yang, Zhang, Qiu, Yue, Vigfusson, FIFO queues are all you need for cache eviction,
     SOSP 2023.
@@ -30,6 +32,7 @@ class S3Fifo(LeafHeap):
         super().__init__(num_segments=2)
         self._most_small = _SMALL_SHARE * num_blocks
         self._num_small = 0
+        self._small: list[tuple[int, int, CacheEntry]] = []  # leaves or not, a heap by turn
         self._turns = 0
         self._memory = EvictedMemory(num_blocks, lambda run: None)
 
@@ -50,9 +53,17 @@ class S3Fifo(LeafHeap):
             self._join(entry)
         if not noted["is_main"]:
             self._num_small += entry.num_blocks
+            self._wait(entry)
+
+    def split(self, tail: CacheEntry, head: CacheEntry) -> None:
+        """Take the head; it waits where its tail does."""
+        super().split(tail, head)
+        if not facts(head)["is_main"]:
+            self._wait(head)
 
     def taken(self, entry: CacheEntry) -> None:
         """Count what waits in the small queue."""
+        facts(entry).pop("waits", None)
         if not facts(entry)["is_main"]:
             self._num_small -= entry.num_blocks
 
@@ -80,10 +91,9 @@ class S3Fifo(LeafHeap):
                 return entry
             if noted["is_main"]:
                 noted["seen"] = max(noted["seen"] + 1, entry.uses - _MOST_USES)
+                self._join(entry)
             else:
-                self._num_small -= entry.num_blocks
-                noted["is_main"], noted["seen"] = True, entry.uses
-            self._join(entry)
+                self._promote(entry)
             self.offer(entry)
         return None
 
@@ -93,6 +103,37 @@ class S3Fifo(LeafHeap):
         self._memory.check()
         small = sum(entry.num_blocks for entry in self if not facts(entry)["is_main"])
         assert small == self._num_small, "the small queue is miscounted"
+        waiting = {place for _, place, _ in self._small}
+        for entry in self:
+            noted = facts(entry)
+            assert noted["is_main"] or noted.get("waits") in waiting, "an entry waits nowhere"
+
+    def _wait(self, entry: CacheEntry) -> None:
+        """Note an entry's place in the small queue."""
+        noted = facts(entry)
+        noted["waits"] = next(self._numbers)
+        heapq.heappush(self._small, (noted["turn"], noted["waits"], entry))
+        if len(self._small) > 64 and len(self._small) > 4 * len(self._queue):
+            self._small = [held for held in self._small if held[1] == facts(held[2]).get("waits")]
+            heapq.heapify(self._small)
+
+    def _promote(self, entry: CacheEntry) -> None:
+        """Move an entry from the small queue to the end of the main one."""
+        noted = facts(entry)
+        self._num_small -= entry.num_blocks
+        noted["is_main"], noted["seen"] = True, entry.uses
+        noted.pop("waits", None)
+        self._join(entry)
+
+    def _pass(self) -> None:
+        """Promote what comes up in the small queue and is no leaf, in O(log n) amortised."""
+        while self._small and self._num_small > self._most_small:
+            _, place, entry = self._small[0]
+            if place == facts(entry).get("waits"):
+                if entry.is_leaf:
+                    return
+                self._promote(entry)
+            heapq.heappop(self._small)
 
     def _join(self, entry: CacheEntry) -> None:
         """Stand last in the entry's queue."""
@@ -101,6 +142,7 @@ class S3Fifo(LeafHeap):
 
     def _head(self) -> CacheEntry | None:
         """Name the leaf that comes up: of the small queue while that is too long."""
+        self._pass()
         first = 0 if self._num_small > self._most_small else 1
         entry = self.least(first)
         return self.least(1 - first) if entry is None else entry
