@@ -1,6 +1,8 @@
 """What may a store be asked? A slot gives back what was put there, and nothing else."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -215,3 +217,21 @@ def test_a_native_store_refuses_slots_that_it_does_not_have(slots: list[int]):
 
     with pytest.raises(ValueError, match=f"slots lie between 0 and {NUM_SLOTS + SIZE}"):
         store.read(0, torch.tensor(slots))
+
+
+def test_a_native_store_asks_for_huge_pages():
+    """``hg`` among the flags of its memory, see proc(5)."""
+    store = native_store(KVSpec((LayerKV(4, 64, 64),)), 1024, 16, torch.float32)
+    addresses = [memory.ctypes.data for memory in store._memory]
+    flags = {address: "" for address in addresses}
+    inside: list[int] = []
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            begin, end = (int(text, 16) for text in found.groups())
+            inside = [address for address in addresses if begin <= address < end]
+        elif line.startswith("VmFlags:"):
+            flags |= {address: line for address in inside}
+
+    assert Path("/sys/kernel/mm/transparent_hugepage").exists() == all(
+        " hg" in line for line in flags.values()
+    )

@@ -1,5 +1,6 @@
 """How are a few rows multiplied with a packed weight as fast as it can be read?"""
 
+import ctypes
 from collections.abc import Iterator
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.runner.forward.few_rows import FewRows, for_tiles
+from ostinato.runner.forward.few_rows import FewRows, _Product, for_tiles
 from ostinato.runner.forward.packed import PackedWeight
 from ostinato.runner.native.library import Isa, best_isa, current_isa, library, use_isa
 
@@ -107,3 +108,7 @@ def test_new_numbers_in_a_packed_weight_are_multiplied_with() -> None:
     weight.replace(32, torch.ones(32, 64).bfloat16())
     product = weight.multiply(torch.ones(1, 64).bfloat16())
     assert product.tolist() == [[0.0] * 32 + [64.0] * 32]
+
+
+def test_the_record_is_as_large_as_the_headers() -> None:
+    assert ctypes.sizeof(_Product) == 64

@@ -13,7 +13,9 @@ Nobody in Python knows that order.
 """
 
 import ctypes
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from ctypes import byref
 
 import numpy as np
@@ -24,9 +26,6 @@ from torch import Tensor
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.native.checks import Slots, fill_rows
 from ostinato.runner.native.face import DTYPES, Kv, Rows
-
-_ALIGNMENT = 64
-"""Bytes of a cache line, and of the widest vector."""
 
 TOKEN_GROUP = 16
 """Block sizes are multiples of it."""
@@ -156,9 +155,19 @@ class NativeKVStore(KVStore):
     def _zeros(self, elements_per_slot: int) -> int:
         """Return the address of zeroed memory that lives as long as the store.
 
-        NumPy asks the kernel for zeroed pages, which cost nothing until written.
+        The kernel brings zeroed pages as they are first written, and where it can, 2 MiB at a
+        time: fewer faults, and fewer entries that the processor has to look up.
+
+        Raises:
+            MemoryError: The kernel does not promise as many.
         """
-        num_bytes = self.num_slots * elements_per_slot * self.dtype.itemsize
-        memory = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
-        self._memory.append(memory)
-        return memory.ctypes.data + -memory.ctypes.data % _ALIGNMENT
+        num_bytes = max(1, self.num_slots * elements_per_slot * self.dtype.itemsize)
+        try:
+            memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise MemoryError(f"{num_bytes:,} bytes") from error
+        with suppress(OSError):  # a kernel without huge pages has small ones
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        content = np.frombuffer(memory, dtype=np.uint8)
+        self._memory.append(content)
+        return content.ctypes.data
