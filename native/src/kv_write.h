@@ -96,6 +96,21 @@ struct Writer {
     write_values(kv, tokens, values + value_base(kv, block, head) + offset * kv.value_dim);
   }
 
+  // Asks for the lines of a slot that is written soon: stores wait for theirs one after the other,
+  // and a slot's keys are in as many lines as two keys have elements.
+  void ask_for(int64_t slot) const {
+    const int64_t block = slot / kv.block_size, offset = slot % kv.block_size;
+    const int64_t group = offset / kGroup * kGroup * kv.key_dim, pair = offset / 2 * 2 * kv.value_dim;
+    ask_for_lines(static_cast<Element *>(kv.keys) + key_base(kv, block, head) + group,
+                  kGroup * kv.key_dim);
+    ask_for_lines(static_cast<Element *>(kv.values) + value_base(kv, block, head) + pair,
+                  2 * kv.value_dim);
+  }
+
+  static void ask_for_lines(const Element *from, int64_t size) {
+    for (int64_t i = 0; i < size; i += 64 / sizeof(Element)) __builtin_prefetch(from + i, 1);
+  }
+
   void write_token(int64_t token, int64_t slot) const {
     const int64_t block = slot / kv.block_size, offset = slot % kv.block_size;
     const bool pairs = kv.dtype == OST_BFLOAT16;
@@ -116,11 +131,13 @@ void write_tokens(const ost_kv &kv, const ost_rows &keys, const ost_rows &values
   const Writer<Element> writer{
       kv, keys, values, head,
       static_cast<Element *>(thread_scratch(kGroup * size * sizeof(Element)))};
+  if (first < last && !fills_group(slots + first, last - first)) writer.ask_for(slots[first]);
   for (int64_t token = first; token < last;) {
     if (fills_group(slots + token, last - token)) {
       writer.write_group(token, slots[token]);
       token += kGroup;
     } else {
+      if (token + 1 < last) writer.ask_for(slots[token + 1]);
       writer.write_token(token, slots[token]);
       ++token;
     }

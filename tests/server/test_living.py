@@ -162,7 +162,7 @@ def test_observers_learn_of_each_request_how_it_went(
 @pytest.fixture
 def breakable() -> Iterator[ServerState]:
     """Serve the embedded model with an engine of its own."""
-    llm = AsyncLLM(MODEL, num_blocks=256)
+    llm = AsyncLLM(MODEL, num_blocks=256, forward="plain")  # a hook of its modules raises
     yield ServerState(llm)
     llm.shutdown()
 
