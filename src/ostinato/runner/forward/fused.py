@@ -23,9 +23,13 @@ from ostinato.runner.forward.decoder import Decoder, DecoderLayer, Projection
 from ostinato.runner.forward.ops import Heads, NativeOps, Norm, Turns
 from ostinato.runner.forward.packed import padded
 from ostinato.runner.forward.workspace import Workspace
+from ostinato.runner.heap import LARGEST_KEPT_BYTES
 
-_CHUNK_ROWS = 512
-"""Rows between two products: at 3,072 gates and ups in bfloat16, 6 MB."""
+_PRODUCT_BYTES = LARGEST_KEPT_BYTES * 7 // 8
+"""Most bytes of one product: above a certain size its memory would be faulted in each time."""
+
+_MOST_ROWS = 2048
+"""Rows of a product: a weight is read once for all of them, and beyond that nothing is gained."""
 
 
 class FusedForward:
@@ -36,6 +40,7 @@ class FusedForward:
         self._decoder = decoder
         self._ops = ops
         self._workspace = Workspace(decoder.head.weight.dtype)
+        self._chunk_rows = _chunk_rows(decoder)
 
     def __call__(
         self,
@@ -61,14 +66,14 @@ class FusedForward:
         turns = Turns(cosines[0].contiguous(), sines[0].contiguous())
         stream = embedded[0]  # (num_tokens, width): the residual stream, added to in place
         normed = self._workspace.rows("normed", *stream.shape)
-        for first, last in _chunks(len(stream)):
+        for first, last in self._chunks(len(stream)):
             into = normed[first:last]
             self._ops.add_norm(stream[first:last], None, decoder.layers[0].input_norm, into)
         for index in range(len(decoder.layers)):
             attended = self._attend(index, normed, turns, step)
             if rows is not None and index == len(decoder.layers) - 1:
                 stream, attended = stream.index_select(0, rows), attended.index_select(0, rows)
-            for first, last in _chunks(len(stream)):
+            for first, last in self._chunks(len(stream)):
                 self._feed_forward(index, attended[first:last], stream, normed, first)
         return self._logits(normed, len(stream))
 
@@ -77,7 +82,7 @@ class FusedForward:
         layer, num_tokens = self._decoder.layers[index], len(turns.cosines)
         shape = layer.shape
         heads = self._heads(layer, num_tokens)
-        for first, last in _chunks(num_tokens):
+        for first, last in self._chunks(num_tokens):
             projected = _multiply(layer.project, normed, first, last)
             part = heads.rows(first, last)
             self._ops.heads(projected, shape, turns.rows(first, last), part)
@@ -100,10 +105,15 @@ class FusedForward:
         combined = layer.combine.weight.multiply(attended, layer.combine.bias())
         self._ops.add_norm(stream, combined, layer.output_norm, into)
         gate_up = _multiply(layer.gate_up, normed, first, last)
-        gated = self._workspace.rows("gated", _CHUNK_ROWS, gate_up.shape[1] // 2)
+        gated = self._workspace.rows("gated", self._chunk_rows, gate_up.shape[1] // 2)
         self._ops.gated(gate_up, gated[: len(gate_up)])
         down = _multiply(layer.down, gated, 0, len(gate_up))
         self._ops.add_norm(stream, down, self._next_norm(index), into)
+
+    def _chunks(self, num_rows: int) -> Iterator[tuple[int, int]]:
+        """Cut rows into chunks; yields first and last + 1."""
+        for first in range(0, num_rows, self._chunk_rows):
+            yield first, min(first + self._chunk_rows, num_rows)
 
     def _next_norm(self, index: int) -> Norm:
         layers = self._decoder.layers
@@ -121,16 +131,20 @@ class FusedForward:
 
     def _logits(self, normed: Tensor, num_rows: int) -> Tensor:
         head = self._decoder.head
-        parts = [_multiply(head, normed, first, last) for first, last in _chunks(num_rows)]
+        parts = [_multiply(head, normed, first, last) for first, last in self._chunks(num_rows)]
         if not parts:
             return head.weight.multiply(normed[:0])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _chunks(num_rows: int) -> Iterator[tuple[int, int]]:
-    """Cut rows into chunks; yields first and last + 1."""
-    for first in range(0, num_rows, _CHUNK_ROWS):
-        yield first, min(first + _CHUNK_ROWS, num_rows)
+def _chunk_rows(decoder: Decoder) -> int:
+    """Say how many rows go through a layer at a time."""
+    layers = decoder.layers
+    widest = max(
+        max(layer.gate_up.weight.num_rows, layer.project.weight.num_rows) for layer in layers
+    )
+    fitting = _PRODUCT_BYTES // (widest * decoder.head.weight.dtype.itemsize)
+    return max(1, min(_MOST_ROWS, fitting))
 
 
 def _multiply(projection: Projection, buffer: Tensor, first: int, last: int) -> Tensor:
