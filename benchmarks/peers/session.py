@@ -28,6 +28,9 @@ from benchmarks.peers.samples import Draw, Sizes
 NEEDED_GIB = 5.0
 """Free memory without which no engine is started: weights, 3 GiB of KV and room to work."""
 
+_FILL_S = 60.0
+"""How long an engine's memory is filled before it is measured."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -259,11 +262,20 @@ class Session:
         return process
 
     def _warm_up(self, process: WorkerProcess) -> list[list[int]]:
-        """Serve a few short prompts, whose answers can be compared, and a longer one."""
+        """Serve a few short prompts, whose answers can be compared, and long ones.
+
+        Long ones fill the memory for keys and values once, within a minute at most: some engines
+        take it when they start and others as it is first written, and a server that has been
+        running for a while has it either way.
+        """
         draw = Draw(self.plan.vocab_size, self.plan.seed, "warm up")
         asked = Asked(process, self.plan.timeout_s)
         outputs = asked.serve([[(draw(48), 12)] for _ in range(4)]).outputs
-        asked.serve([[(draw(self.plan.sizes.strangers), 4)]])
+        left, start = self.plan.settings["kv_tokens"], time.monotonic()
+        while left > 0 and time.monotonic() - start < _FILL_S:
+            length = min(self.plan.sizes.prefix, left)
+            asked.serve([[(draw(length), 4)]])
+            left -= length
         return outputs
 
     def _end(self, engines: set[Engine]) -> None:
