@@ -14,7 +14,8 @@ _PATIENCE_S = 60
 """A program that hangs fails its test in the end; machines that are busy do not."""
 
 _PROGRAM = """
-import fcntl, sys, termios
+import fcntl, signal, sys, termios
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # from now on, Ctrl-C comes from this terminal
 from ostinato.cli import main
 sys.argv = ["ostinato", *sys.argv[1:]]
