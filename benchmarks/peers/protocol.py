@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TextIO
@@ -108,12 +109,12 @@ def serve_by_steps(engine: SteppedEngine, talks: list[Talk]) -> Served:
     return served
 
 
-class Worker:
+class Worker(ABC):
     """An engine at the end of a pipe. Workers override what they can do."""
 
+    @abstractmethod
     def load(self, model: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Get ready; returns the version, and the settings that were taken."""
-        raise NotImplementedError
 
     def serve(self, talks: list[Talk]) -> Served:
         """Serve conversations at once, and say when their tokens came."""
