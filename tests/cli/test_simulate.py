@@ -26,7 +26,7 @@ def trace(tmp_path):
 def test_it_prints_hits_by_policy_and_size_beside_the_bounds(terminal: Terminal, trace):
     text = terminal.show("simulate", trace, "-c", "10,30,100", "--timed-requests", "0")
 
-    assert "chats.jsonl: 60 requests in 1 minutes" in text
+    assert "chats.jsonl: 60 requests in 59.0 s" in text
     rows = dict(re.findall(r"^ (\w[\w, ]*?) {2,}(.+?) *$", text, re.MULTILINE))
     table = {name: [float(x.rstrip("%")) for x in cells.split()] for name, cells in rows.items()}
     assert {"lru", "reuse_hazard", "Belady", "Belady, bypass"} <= set(table)
@@ -81,16 +81,39 @@ def test_memory_needs_a_model(terminal: Terminal, trace):
     [
         (["-p", "luck"], "policy='luck'"),
         (["-c", "0"], "capacity=0"),
+        (["-c", "-1"], "capacity=-1"),
+        (["-c", "1e3"], "capacity='1e3': must be a number of blocks, or memory such as 24GiB"),
+        (["-c", "5,"], "capacity='': must be a number of blocks"),
         (["--slowdown", "0"], "slowdown=0.0: must be above 0"),
+        (["--slowdown", "1e300"], "slowdown=1e+300"),
+        (["--timed-capacity", "0"], "timed_capacity=0"),
+        (["--block-size", "16"], "block_size=16: chats.jsonl lists blocks of 512 tokens"),
         (["--prefill-rate", "-1"], "prefill_rate=-1.0: must be above 0"),
         (["--prefill-rate", "1", "--measure", "m"], "give one of them"),
         (["--out", "/dev/null/x"], "out='/dev/null/x'"),
+        (["--out", __file__], "is no folder; choose another folder"),
     ],
 )
-def test_wrong_options_are_refused_by_name(terminal: Terminal, trace, args, reason):
-    result = terminal.run("simulate", trace, "--no-bounds", "-p", "lru", *args)
-    assert result.exit_code == 2
-    assert reason in " ".join(result.stderr.split())
+def test_wrong_options_are_refused_by_name_before_the_work(terminal: Terminal, trace, args, reason):
+    assert reason in terminal.refuse("simulate", trace, "--no-bounds", "-p", "lru", *args)
+
+
+def test_a_cache_beyond_all_measure_is_one_that_never_evicts(terminal: Terminal, trace):
+    how = ("-p", "lru,arc", "-c", "100,99999999999999", "--timed-capacity", "99999999999999")
+    figures = json.loads(terminal.show("simulate", trace, *how, "--json"))
+    assert figures["capacities"] == [100, 99999999999999]
+    assert figures["hit_ratio"]["arc"][1] == figures["unbounded"]
+    assert figures["timed"]["lru"]["hit_ratio"] == pytest.approx(figures["unbounded"], abs=0.02)
+
+
+def test_gaps_are_said_to_be_stretched_for_the_engine_only_where_they_are(
+    terminal: Terminal, trace
+):
+    how = ("simulate", trace, "-p", "lru", "--no-bounds", "--prefill-rate", "100")
+    chosen = " ".join(terminal.show(*how).split())
+    assert "times as long, so that one engine can serve them." in chosen
+    given = " ".join(terminal.show(*how, "--slowdown", "30").split())
+    assert "gaps between arrivals are 30 times as long." in given
 
 
 def test_broken_lines_are_refused_or_named_and_left_out(terminal: Terminal, trace):
@@ -129,6 +152,9 @@ def test_a_recording_is_simulated_and_planned_with_the_weight_of_its_own_model(
     assert figures["replayed"] == {"num_requests": 3, "num_agreeing": 3}
     text = terminal.show("simulate", str(path), "--timed-requests", "0", "-p", "lru")
     assert "each of the 3 requests found what it had found" in " ".join(text.split())
+    page = tmp_path / "report"
+    terminal.run("simulate", str(path), "--timed-requests", "0", "-p", "lru", "-o", str(page))
+    assert "each of the 3 requests found what it had found" in (page / "report.html").read_text()
     plan = json.loads(terminal.show("plan", str(path), "--json"))
     assert plan["ceiling"]["hit_ratio"] == pytest.approx(figures["unbounded"])
 
@@ -138,14 +164,19 @@ def test_a_plan_says_in_words_what_to_buy(terminal: Terminal, trace, tmp_path):
     result = terminal.run(*how, "--out", str(tmp_path))
     text = " ".join(result.stdout.split())
     assert "Give the cache" in text and "best buy" in text and "knee" in text
+    assert re.search(r"it saves [\d.]+ EUR of compute per hour for [\d.]+ EUR of memory", text)
     assert "an hour of compute is 2.5 EUR, a GiB of memory 0.005." in text
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "report.html").read_text()
     assert "Give the cache" in page and page.count("<svg") == 1
+    assert "an hour of compute is 2.5 EUR" in page and "EUR/h left" in page
 
     dear = terminal.show(*how, "--memory-price", "1e9")
     assert "Buy no memory for this cache alone" in " ".join(dear.split())
+    assert "…" not in dear and "Memory would pay below" in dear
     assert "does not say what a token weighs: add --model" in terminal.refuse("plan", trace)
+    assert "points=1000000000: 200 at most" in terminal.refuse(*how, "--points", "1000000000")
+    assert "choose another folder" in terminal.refuse(*how, "--out", __file__)
 
 
 @pytest.mark.parametrize("command", ["simulate", "plan"])

@@ -3,6 +3,7 @@
 import json
 from array import array
 
+import numpy as np
 import pytest
 
 from ostinato.core.config import CacheConfig, SchedulerConfig
@@ -90,12 +91,86 @@ def test_a_file_without_a_line_that_can_be_read_is_refused(tmp_path):
     path = tmp_path / "t.jsonl"
     with pytest.raises(BrokenTrace, match="No such file"):
         read_trace(path)
+    path.write_text("\n\n")
+    with pytest.raises(BrokenTrace, match=r"t.jsonl: it is empty"):
+        read_trace(path)
+    path.write_text("root:x:0:0\n[1]\n")
+    with pytest.raises(BrokenTrace, match=r"neither a trace nor a log of requests"):
+        read_trace(path)
     path.write_text('{"hash_ids": 1}\n')
     with pytest.raises(BrokenTrace, match=r"no line of it can be read: line 1"):
         read_trace(path, ReadOptions(on_broken="skip"))
     (tmp_path / "t.npz").write_text("no arrays")
     with pytest.raises(BrokenTrace, match="no trace of arrays"):
         read_trace(tmp_path / "t.npz")
+    with pytest.raises(BrokenTrace, match="No such file"):
+        read_trace(tmp_path / "nowhere.npz")
+
+
+def test_a_torn_first_line_does_not_hide_what_a_file_is(tmp_path):
+    path = write_mooncake(tmp_path / "t.jsonl", ROWS)
+    path.write_text('{"timest\n' + path.read_text())
+    with pytest.raises(BrokenTrace, match=r"t.jsonl, line 1: this is no JSON"):
+        read_trace(path)
+    trace = read_trace(path, ReadOptions(on_broken="skip"))
+    assert len(trace) == len(ROWS) and [line.number for line in trace.broken] == [1]
+
+
+def test_a_line_that_is_nested_too_deeply_is_a_broken_line(tmp_path):
+    path = write_mooncake(tmp_path / "t.jsonl", ROWS)
+    path.write_text(path.read_text() + "[" * 100_000)
+    with pytest.raises(BrokenTrace, match=r"t.jsonl, line 5: it is nested too deeply"):
+        read_trace(path)
+    assert len(read_trace(path, ReadOptions(on_broken="skip"))) == len(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"ts_ms": np.array([0.0, np.nan])}, "ts_ms must be a row of whole numbers"),
+        ({"ts_ms": np.array([[0, 1]])}, "ts_ms must be a row of whole numbers"),
+        ({"ids": np.array([-1])}, "ids has -1"),
+        ({"offsets": np.array([1, 1, 1])}, "do not fit together"),
+        ({"input_len": np.array([600, -1])}, "t.npz: a prompt of -1 tokens"),
+        ({"output_len": np.array([2**50, 1])}, "0 to 100,000,000 can be"),
+    ],
+)
+def test_arrays_that_no_traffic_has_are_refused(tmp_path, changed, reason):
+    arrays = {
+        "ts_ms": np.array([0, 1]),
+        "input_len": np.array([600, 5]),
+        "output_len": np.array([1, 1]),
+        "offsets": np.array([0, 1, 1]),
+        "ids": np.array([0]),
+    }
+    np.savez(tmp_path / "t.npz", **arrays)
+    assert read_trace(tmp_path / "t.npz").paths() == [[0], []]
+    np.savez(tmp_path / "t.npz", **(arrays | changed))
+    with pytest.raises(BrokenTrace, match=reason):
+        read_trace(tmp_path / "t.npz")
+    whole = (tmp_path / "t.npz").read_bytes()
+    (tmp_path / "t.npz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BrokenTrace, match="no trace of arrays"):
+        read_trace(tmp_path / "t.npz")
+
+
+def test_public_traces_have_blocks_of_their_own(tmp_path):
+    path = write_mooncake(tmp_path / "t.jsonl", ROWS)
+    with pytest.raises(ConfigError, match="block_size=16"):
+        read_trace(path, ReadOptions(block_tokens=16))
+    assert len(read_trace(path, ReadOptions(block_tokens=512))) == len(ROWS)
+
+
+def test_a_line_without_a_time_comes_after_the_one_before_it(tmp_path):
+    """Otherwise a log of today would begin in 1970."""
+    path = tmp_path / "log.jsonl"
+    times = [None, 1_700_000_000, None, 1_700_000_060]
+    lines = [{"prompt": "abcd"} | ({} if at is None else {"timestamp": at}) for at in times]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    trace = read_trace(path, ReadOptions(tokenizer=by_letters))
+    assert trace.arrival_s.tolist() == [0, 0, 1, 60]
+    path.write_text("\n".join(json.dumps({"prompt": "abcd"}) for _ in range(3)))
+    assert read_trace(path, ReadOptions(tokenizer=by_letters)).arrival_s.tolist() == [0, 1, 2]
 
 
 def test_a_log_of_requests_is_cut_into_blocks_per_tenant(tmp_path):

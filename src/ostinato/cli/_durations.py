@@ -9,3 +9,14 @@ def write_seconds(seconds: float) -> str:
     if milliseconds < 999.5:
         return f"{milliseconds:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 99.95 else f"{seconds:,.0f} s"
+
+
+_SPANS = (("day", 86_400, 3), ("hour", 3600, 3), ("minute", 60, 2))
+
+
+def write_span(seconds: float) -> str:
+    """Write how long something went on, such as ``40 s``, ``59 minutes`` or ``30 hours``."""
+    for unit, length, least in _SPANS:
+        if seconds >= least * length:
+            return f"{seconds / length:,.0f} {unit}s"
+    return write_seconds(seconds) if seconds else "0 s"

@@ -40,6 +40,10 @@ class CommandGroup(TyperGroup):
             _raise_if_wanted(error)
             complain(str(error))
             raise typer.Exit(USER_CAN_MEND_IT) from error
+        except MemoryError as error:
+            _raise_if_wanted(error)
+            complain("there is not enough memory for this: ask for less, or close what takes it")
+            raise typer.Exit(USER_CAN_MEND_IT) from error
         except KeyboardInterrupt as interrupt:
             complain("interrupted")
             raise typer.Exit(INTERRUPTED) from interrupt

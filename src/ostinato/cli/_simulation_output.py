@@ -11,10 +11,10 @@ from rich.text import Text
 
 from ostinato.cli._durations import write_seconds
 from ostinato.cli._quantities import count, write_bytes
+from ostinato.cli._report_folder import say_written, unwritable
 from ostinato.cli._trace_source import describe
-from ostinato.core.errors import ConfigError
 from ostinato.lab.replay import ReplayedRequest
-from ostinato.lab.simulation import Simulation
+from ostinato.lab.simulation import USUAL_POLICY, Simulation
 from ostinato.lab.timed_replay import TimedResult
 
 if TYPE_CHECKING:
@@ -100,8 +100,9 @@ def _cut(found: Simulation) -> str:
     num_cut = max((results[0].num_cut for results in found.results.values()), default=0)
     if not num_cut:
         return ""
-    blocks = f"{found.capacities[0]:,} blocks"
-    return f" Of {count(num_cut, 'prompt')}, {blocks} hold the beginning alone."
+    size = count(found.capacities[0], "block")
+    holds = "holds" if found.capacities[0] == 1 else "hold"
+    return f" Of {count(num_cut, 'prompt')}, {size} {holds} the beginning alone."
 
 
 _TIMES_HEADINGS = ("", "hits", "first token, half", "9 of 10", "99 of 100", "preempted", "steps")
@@ -128,9 +129,9 @@ def _times_rows(found: Simulation) -> Iterator[tuple[str, ...]]:
 def _times_note(found: Simulation) -> str:
     result = next(iter(found.timed.values()))
     served = len(result.first_token_s)
+    why = ", so that one engine can serve them" if found.is_slowed_to_fit else ""
     stretched = (
-        f"; gaps between arrivals are {found.slowdown:.2f} times as long, so that one engine can "
-        "serve them"
+        f"; gaps between arrivals are {found.slowdown:.3g} times as long{why}"
         if found.slowdown != 1
         else ""
     )
@@ -140,8 +141,8 @@ def _times_note(found: Simulation) -> str:
         else ""
     )
     return (
-        f"The first {count(served, 'request')} on the real scheduler, {result.num_blocks:,} "
-        f"blocks. Steps are {found.cost_origin}{stretched}{refused}."
+        f"The first {count(served, 'request')} on the real scheduler, "
+        f"{count(result.num_blocks, 'block')}. Steps are {found.cost_origin}{stretched}{refused}."
     )
 
 
@@ -157,16 +158,14 @@ def write(found: Simulation, token_bytes: int | None, out: Path) -> None:
 
     plots = dict(_plots(found, token_bytes))
     try:
-        out.mkdir(parents=True, exist_ok=True)
         written = [path for name, figure in plots.items() for path in save(figure, out / name)]
         page = write_report(
             found.trace.name, describe(found.trace), _sections(found, token_bytes, plots)
         )
         (out / "report.html").write_text(page, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"out={str(out)!r}: {error.strerror or error}") from error
-    names = ", ".join(path.name for path in [*written, out / "report.html"])
-    Console(stderr=True).print(f"Written to {out}: {names}", style="dim", markup=False)
+        raise unwritable(out, error) from error
+    say_written(out, [*written, out / "report.html"])
 
 
 def _plots(found: Simulation, token_bytes: int | None) -> Iterator[tuple[str, Any]]:
@@ -175,9 +174,15 @@ def _plots(found: Simulation, token_bytes: int | None) -> Iterator[tuple[str, An
     yield "hits", hit_ratio_plot(found, token_bytes)
     if found.timed:
         yield "first-token", first_token_plot(found.timed, found.trace.name)
-        name, result = list(found.timed.items())[-1]
+        name, result = _with_usual_policy(found.timed)
         if result.moments:
             yield "occupancy", occupancy_plot(result, f"{found.trace.name}, {name}")
+
+
+def _with_usual_policy(timed: dict[str, TimedResult]) -> tuple[str, TimedResult]:
+    """Return the run of the policy that an engine has unless told otherwise; else the last."""
+    name = USUAL_POLICY if USUAL_POLICY in timed else list(timed)[-1]
+    return name, timed[name]
 
 
 def _sections(
@@ -189,6 +194,8 @@ def _sections(
     headings = ["blocks", *_sizes(found, token_bytes)]
     rows = [[name, *(f"{r:.1%}" for r in ratios)] for name, ratios in found.ratios().items()]
     yield Section("Hits", (plots["hits"], _sentence(found), Rows(headings, rows)))
+    if found.replayed:
+        yield Section("The recorded run, done again", (_replayed(found.replayed),))
     if found.timed:
         timed = Rows(_TIMES_HEADINGS, list(_times_rows(found)))
         yield Section("Times", (plots["first-token"], timed, _times_note(found)))

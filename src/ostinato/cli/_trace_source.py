@@ -16,6 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from ostinato.cli._durations import write_span
 from ostinato.cli._quantities import count
 from ostinato.core.config import at_least
 from ostinato.lab.block_trace import BlockTrace
@@ -75,11 +76,11 @@ def open_trace(
 
 def describe(trace: BlockTrace) -> str:
     """Say what a trace holds, in a line."""
-    minutes = trace.duration_s / 60
     return (
-        f"{count(len(trace), 'request')} in {minutes:,.0f} minutes, "
-        f"{count(trace.total_input_tokens, 'prompt token')}, {trace.num_lookups:,} blocks of "
-        f"{trace.block_tokens:,} tokens, {trace.num_distinct:,} of them distinct"
+        f"{count(len(trace), 'request')} in {write_span(trace.duration_s)}, "
+        f"{count(trace.total_input_tokens, 'prompt token')}, "
+        f"{count(trace.num_lookups, 'block')} of {count(trace.block_tokens, 'token')}, "
+        f"{trace.num_distinct:,} of them distinct"
     )
 
 

@@ -1,6 +1,7 @@
 """``ostinato simulate``: what would which cache have found of this traffic?"""
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -11,6 +12,7 @@ from ostinato.cli import _simulation_output as output
 from ostinato.cli import _trace_source as source
 from ostinato.cli._config_source import load_config
 from ostinato.cli._quantities import read_bytes
+from ostinato.cli._report_folder import open_folder
 from ostinato.core.config import CacheConfig, PolicyName, SchedulerConfig, at_least, one_of
 from ostinato.core.errors import ConfigError
 from ostinato.lab.block_trace import BlockTrace
@@ -26,6 +28,7 @@ _CACHE = "Caches"
 _TIMED = "Times"
 
 _STEP_TOKENS = 8192
+_MOST_SLOWDOWN = 1_000_000.0
 
 
 def run(
@@ -79,7 +82,8 @@ def run(
     timed_capacity: Annotated[
         int | None,
         typer.Option(
-            help="Blocks of the cache for that; else half of what these requests bring.",
+            help="Blocks of the cache for that, enough for the longest request at least; else "
+            "half of what these requests bring.",
             rich_help_panel=_TIMED,
         ),
     ] = None,
@@ -108,11 +112,18 @@ def run(
     Try: ostinato simulate trace.jsonl --out report
     """
     at_least("timed_requests", timed_requests, 0)
+    if timed_capacity is not None:
+        at_least("timed_capacity", timed_capacity, 1)
+    if slowdown is not None and not 1 / _MOST_SLOWDOWN <= slowdown <= _MOST_SLOWDOWN:
+        raise ConfigError(
+            f"slowdown={slowdown}: must be above 0, from a millionth to {_MOST_SLOWDOWN:,.0f}"
+        )
     cost = costs.choose_cost(step_ms, prefill_rate, attention_doubles, measure)
     traffic = source.open_trace(trace, block_size, skip_broken, tokenizer or model)
     token_bytes = _token_bytes(traffic, model)
     sizes = _sizes(traffic, capacity, token_bytes)
     policies = _policies(policy)
+    open_folder(out)
     total = len(traffic) * (len(sizes) * len(policies) + 1)
     with source.progress_bar("Hits", total) as advance:
         found = simulate(traffic, sizes, policies, advance)
@@ -150,9 +161,14 @@ def _sizes(trace: BlockTrace, capacity: str | None, token_bytes: int | None) -> 
 
 
 def _size(text: str, trace: BlockTrace, token_bytes: int | None) -> int:
-    if text.isdigit():
+    if re.fullmatch(r"-?\d+", text):
         at_least("capacity", int(text), 1)
         return int(text)
+    if not text or text[-1].isdigit():  # nobody means 1e3 bytes
+        raise ConfigError(
+            f"capacity={text!r}: must be a number of blocks, or memory such as 24GiB; several "
+            "with commas between them"
+        )
     memory = read_bytes("capacity", text)
     if token_bytes is None:
         raise ConfigError(
@@ -184,14 +200,15 @@ def _add_times(
 ) -> None:
     """Serve the first requests with the scheduler, with and without the cache."""
     trace = found.trace.first(num_requests)
-    if slowdown is not None and not 0 < slowdown < float("inf"):
-        raise ConfigError(f"slowdown={slowdown}: must be above 0")
+    found.is_slowed_to_fit = slowdown is None
     found.slowdown = slowed_to_fit(found.trace, cost) if slowdown is None else slowdown
     found.cost_origin = cost.origin
     blocks = num_blocks or max(1, trace.num_distinct // 2)
-    longest = int(trace.input_tokens.max() + trace.output_tokens.max())
-    least = longest // trace.block_tokens + 1
-    blocks = max(blocks, least)  # or the longest request could not run at all
+    lengths = trace.input_tokens + trace.output_tokens
+    least = int(lengths.max()) // trace.block_tokens + 1
+    most = int((lengths // trace.block_tokens + 1).sum())
+    # Less, and the longest request could not run at all; more could never be filled.
+    blocks = min(max(blocks, least), most)
     scheduling = SchedulerConfig(max_num_batched_tokens=_STEP_TOKENS)
     runs: list[tuple[str, bool, PolicyName]] = [("no cache", False, POLICIES[0])]
     runs += [(str(policy), True, policy) for policy in found.results]

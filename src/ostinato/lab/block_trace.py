@@ -15,6 +15,7 @@ replay exact and fast at once.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,9 @@ from ostinato.core.errors import BrokenTrace
 from ostinato.lab.lines import BrokenLine
 
 Numbers = npt.NDArray[np.int64]
+
+MOST_TOKENS = 100_000_000
+"""Tokens of a prompt or an answer; more are taken for a mistake of whoever wrote them down."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,6 +126,18 @@ class BlockRequest:
     output_tokens: int
     blocks: tuple[object, ...]
     answer_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no traffic has.
+
+        Raises:
+            BrokenTrace: A length is out of range, or the arrival is no time.
+        """
+        for what, length in (("prompt", self.input_tokens), ("answer", self.output_tokens)):
+            if not 0 <= length <= MOST_TOKENS:
+                raise BrokenTrace(f"a {what} of {length} tokens: 0 to {MOST_TOKENS:,} can be")
+        if not isfinite(self.arrival_s):
+            raise BrokenTrace(f"{self.arrival_s} is no time of arrival")
 
 
 def make_block_trace(

@@ -70,12 +70,14 @@ def read_lines(
             continue
         try:
             items.append(parse(line))
-        except BrokenTrace as error:
+        except (BrokenTrace, RecursionError) as error:
+            reason = str(error) if isinstance(error, BrokenTrace) else "it is nested too deeply"
             if on_broken == "refuse":
                 raise BrokenTrace(
-                    f"{path.name}, line {number}: {error}; on_broken='skip' leaves it out"
+                    f"{path.name}, line {number}: {reason}; --skip-broken (on_broken='skip') "
+                    "leaves it out"
                 ) from error
-            broken.append(BrokenLine(number, str(error)))
+            broken.append(BrokenLine(number, reason))
     if not items:
         reason = f": line {broken[0].number}: {broken[0].reason}" if broken else ": it is empty"
         raise BrokenTrace(f"{path.name}: no line of it can be read{reason}")

@@ -18,6 +18,9 @@ from ostinato.lab.cost_model import CostModel
 from ostinato.lab.serial_replay import SerialResult
 
 GIB = 2**30
+MOST_POINTS = 200
+"""Sizes of a curve: more could not be told apart in a plot."""
+
 _HOUR_S = 3600.0
 
 
@@ -99,6 +102,8 @@ def plan_capacities(trace: BlockTrace, num_points: int = 14) -> tuple[int, ...]:
     Each is as many times as large as the one before.
     """
     at_least("points", num_points, 2)
+    if num_points > MOST_POINTS:
+        raise ConfigError(f"points={num_points}: {MOST_POINTS} at most, each is a replay")
     most = trace.num_distinct + 1
     sizes = np.geomspace(max(1, most // 200), most, num_points)
     return tuple(sorted({round(size) for size in sizes.tolist()}))
@@ -166,12 +171,13 @@ def knee(options: Sequence[Option]) -> Option:
     return max(options, key=above)
 
 
-def in_words(plan: Plan, write_bytes: Callable[[int], str]) -> Iterator[str]:
-    """Say what to do, a sentence at a time.
+def in_words(plan: Plan, write_bytes: Callable[[int], str], currency: str) -> Iterator[str]:
+    """Say what to do, a sentence or two at a time.
 
     Args:
         plan: The curve.
         write_bytes: Writes an amount of memory for people.
+        currency: Of all prices.
     """
     bend, best, ceiling = plan.knee, plan.best, plan.ceiling
     if not ceiling.hit_ratio:
@@ -180,29 +186,78 @@ def in_words(plan: Plan, write_bytes: Callable[[int], str]) -> Iterator[str]:
     if best is None:
         yield (
             "Buy no memory for this cache alone: at these prices none of the sizes pays. Use what "
-            "the machine has anyway."
+            f"the machine has anyway.{_would_pay(plan, currency)}"
         )
     else:
+        bends = ", where the curve bends" if best is bend else ""
         yield (
-            f"Give the cache {write_bytes(best.memory_bytes)}: it saves {best.saved_money:,.2f} of "
-            f"compute per hour for {best.memory_money:,.2f} of memory. {_finds('It', best, plan)}"
+            f"Give the cache {write_bytes(best.memory_bytes)}{bends}: it saves "
+            f"{money(best.saved_money)} {currency} of compute per hour for "
+            f"{money(best.memory_money)} {currency} of memory. {_finds('It', best, plan)}"
         )
     if bend is not best:
-        where = write_bytes(bend.memory_bytes)
-        yield f"The curve bends at {where}. {_finds('There the cache', bend, plan)}"
-    yield (
-        f"All memory in the world finds {ceiling.hit_ratio:.1%}, with "
-        f"{write_bytes(ceiling.memory_bytes)}: the other {1 - ceiling.hit_ratio:.1%} are seen for "
-        "the first time."
+        yield _bends(bend, best, plan, write_bytes, currency)
+    rest = f"the other {1 - ceiling.hit_ratio:.1%} are seen for the first time."
+    if best is ceiling:
+        yield f"More is not to be had: {rest}"
+    else:
+        size = write_bytes(ceiling.memory_bytes)
+        most = f"No memory finds more than {ceiling.hit_ratio:.1%}"
+        yield f"{most}, for which {size} are enough: {rest}"
+
+
+def money(amount: float) -> str:
+    """Write an amount of money; cents where they matter."""
+    if abs(amount) < 10_000:
+        return f"{amount:,.2f}"
+    return f"{amount:,.0f}" if abs(amount) < 1_000_000 else f"{amount:.3g}"
+
+
+def _would_pay(plan: Plan, currency: str) -> str:
+    """Say at which price of memory a first size would pay."""
+    most = max(o.saved_money / o.memory_bytes * GIB for o in plan.options)
+    if not most:
+        return ""
+    return f" Memory would pay below {most:.2g} {currency} for a GiB and hour."
+
+
+def _bends(
+    bend: Option,
+    best: Option | None,
+    plan: Plan,
+    write_bytes: Callable[[int], str],
+    currency: str,
+) -> str:
+    """Say what the knee is good for, beside the best buy."""
+    size = write_bytes(bend.memory_bytes)
+    if best is None:
+        return f"The curve bends at {size}. {_finds('There the cache', bend, plan)}"
+    left = (
+        f"{money(bend.net_money)} instead of {money(best.net_money)} {currency} per hour are left"
+        if bend.net_money >= 0
+        else f"memory costs {money(-bend.net_money)} {currency} per hour more than it saves"
     )
+    if bend.memory_bytes < best.memory_bytes:
+        share = 1 - bend.memory_bytes / best.memory_bytes
+        where = f"The curve bends before, at {size}: with {share:.0%} less memory"
+        return f"{where} the cache finds {bend.hit_ratio:.1%}, and {left}."
+    where = f"The curve bends later, at {size}: there"
+    return f"{where} the cache finds {bend.hit_ratio:.1%}, but {left}."
 
 
 def _finds(who: str, option: Option, plan: Plan) -> str:
     return (
         f"{who} finds {option.hit_ratio:.1%} of all prompt tokens and saves "
-        f"{option.saved_share:.1%} of the prefill work, {option.saved_s:,.0f} of "
-        f"{plan.prefill_s:,.0f} seconds per hour."
+        f"{option.saved_share:.1%} of the prefill work: {_load(option, plan)}."
     )
+
+
+def _load(option: Option, plan: Plan) -> str:
+    """Say how busy prompts keep machines, with the cache and without."""
+    machines, with_cache = plan.prefill_s / _HOUR_S, (plan.prefill_s - option.saved_s) / _HOUR_S
+    if machines >= 1:
+        return f"prompts keep {with_cache:.1f} machines busy instead of {machines:.1f}"
+    return f"prompts keep a machine busy {with_cache:.1%} of the time instead of {machines:.1%}"
 
 
 def _prefill_s(trace: BlockTrace, hits: npt.NDArray[np.float64], cost: CostModel) -> float:

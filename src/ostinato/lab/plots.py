@@ -14,14 +14,26 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    NullFormatter,
+    NullLocator,
+    PercentFormatter,
+)
 
-from ostinato.lab.plan import GIB, Plan
+from ostinato.lab.plan import GIB, Option, Plan
 from ostinato.lab.simulation import Simulation
 from ostinato.lab.timed_replay import TimedResult
 
 NO_CACHE = "no cache"
 """Name of the run without one, which is drawn in grey."""
+
+MOST_TICKS = 10
+"""Sizes that have room below a plot."""
+
+_LEAST_DECADES = 30
+"""Ratio of an axis's ends from which on its powers of ten say enough."""
 
 _INK, _FAINT, _GRID = "#22223b", "#8d8d9b", "#e3e3ea"
 _COLOURS = ("#5e35b1", "#00897b", "#e8590c", "#1c7ed6", "#c2255c", "#74972a", "#b08900", "#495057")
@@ -63,7 +75,7 @@ def hit_ratio_plot(simulation: Simulation, token_bytes: int | None = None) -> Fi
         if token_bytes is None
         else "memory for the cache, GiB"
     )
-    axes.xaxis.set_major_formatter(FuncFormatter(_short))
+    _tick_at(axes, sizes)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylabel("prompt tokens that hit")
     axes.legend(frameon=False, loc="lower right", fontsize=9)
@@ -84,7 +96,7 @@ def first_token_plot(timed: Mapping[str, TimedResult], title: str) -> Figure:
     axes.set_xscale("log")
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("seconds from arrival")
-    axes.xaxis.set_major_formatter(FuncFormatter(_short))
+    _shorten(axes)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylabel("requests with a first token")
     axes.legend(frameon=False, loc="upper left", fontsize=9)
@@ -105,6 +117,7 @@ def occupancy_plot(result: TimedResult, title: str) -> Figure:
         scratch / result.num_blocks,
         colors=(_HELD, _EVICTABLE, _SCRATCH),
         labels=("held by running requests", "cached, free to evict", "empty"),
+        step="post",
     )
     axes.set_ylim(0, 1)
     axes.set_xlim(minutes[0], max(minutes[-1], minutes[0] + 1e-6))
@@ -117,6 +130,7 @@ def occupancy_plot(result: TimedResult, title: str) -> Figure:
         [moment.num_running for moment in result.moments],
         color="#e8590c",
         linewidth=1.1,
+        drawstyle="steps-post",
         label="running",
     )
     queue.plot(
@@ -124,10 +138,12 @@ def occupancy_plot(result: TimedResult, title: str) -> Figure:
         [moment.num_waiting for moment in result.moments],
         color=_INK,
         linewidth=1.1,
+        drawstyle="steps-post",
         label="waiting",
     )
     queue.set_ylim(bottom=0)
     queue.set_ylabel("requests", color=_INK)
+    queue.tick_params(axis="y", colors=_INK, labelsize=9)
     queue.spines[["top", "left"]].set_visible(False)
     handles = [*axes.get_legend_handles_labels()[0], *queue.get_legend_handles_labels()[0]]
     axes.legend(
@@ -149,35 +165,56 @@ def plan_plot(plan: Plan, title: str, currency: str) -> Figure:
         ("prompt tokens that hit", [o.hit_ratio for o in plan.options], _COLOURS[0]),
         ("prefill work saved", [o.saved_share for o in plan.options], _COLOURS[1]),
     )
+    axes.set_xscale("log")
     for label, values, colour in curves:
         axes.plot(memory, values, color=colour, marker="o", markersize=4, label=label)
-    points = [("the knee", plan.knee)]
-    points += [] if plan.best in (None, plan.knee) else [("best buy", plan.best)]
-    for name, point in points:
-        place = (point.memory_bytes / GIB, point.hit_ratio)
-        axes.plot(*place, marker="o", markersize=11, fillstyle="none", color=_INK, linewidth=0)
-        axes.annotate(
-            f"{name}: {_short(place[0], 0)} GiB, {point.hit_ratio:.1%}",
-            place,
-            xytext=(-11, 5),
-            textcoords="offset points",
-            horizontalalignment="right",
-            fontsize=9,
-            color=_INK,
-        )
-    axes.set_xscale("log")
+    if plan.best is None or plan.best == plan.knee:
+        name = "the knee" if plan.best is None else "the knee and best buy"
+        _mark(axes, name, plan.knee, 0.04)
+    else:
+        _mark(axes, "the knee", plan.knee, 0.12)
+        _mark(axes, "best buy", plan.best, 0.04)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("memory for the cache, GiB")
-    axes.xaxis.set_major_formatter(FuncFormatter(_short))
+    _shorten(axes)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylabel("share of all prompts")
     money: Axes = axes.twinx()
     net = [option.net_money for option in plan.options]
     money.plot(memory, net, color="#e8590c", linewidth=1.2, linestyle="--", label="left over")
     money.set_ylabel(f"{currency} per hour, saved less memory", color="#e8590c")
+    money.tick_params(axis="y", colors="#e8590c", labelsize=9)
     money.spines[["top", "left"]].set_visible(False)
     handles = [*axes.get_legend_handles_labels()[0], *money.get_legend_handles_labels()[0]]
     axes.legend(handles=handles, frameon=False, loc="upper left", fontsize=9)
     return figure
+
+
+def _mark(axes: Axes, name: str, point: Option, height: float) -> None:
+    """Circle a point of a plan's curve, and name it below, where a rising curve leaves room."""
+    memory = point.memory_bytes / GIB
+    axes.plot(
+        memory,
+        point.hit_ratio,
+        marker="o",
+        markersize=11,
+        fillstyle="none",
+        color=_INK,
+        linewidth=0,
+    )
+    axes.plot([memory] * 2, [0, point.hit_ratio], color=_INK, linewidth=0.8, linestyle=":")
+    is_right = axes.transData.transform((memory, 0))[0] > axes.transAxes.transform((0.55, 0))[0]
+    axes.annotate(
+        f"{name}: {_short(memory, 0)} GiB, {point.hit_ratio:.1%}",
+        (memory, height),
+        xycoords=("data", "axes fraction"),
+        xytext=(-5 if is_right else 5, 0),
+        textcoords="offset points",
+        horizontalalignment="right" if is_right else "left",
+        fontsize=9,
+        color=_INK,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+    )
 
 
 def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
@@ -207,7 +244,27 @@ def _canvas(title: str) -> tuple[Figure, Any]:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(_FAINT)
     axes.tick_params(colors=_INK, labelsize=9)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set_color(_INK)
     return figure, axes
+
+
+def _tick_at(axes: Axes, sizes: Sequence[float]) -> None:
+    """Mark the sizes that were looked at, on a logarithmic axis; every other where they crowd."""
+    thinned = sizes[:: -(-len(sizes) // MOST_TICKS)]
+    axes.xaxis.set_major_locator(FixedLocator(thinned))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(_short))
+
+
+def _shorten(axes: Axes) -> None:
+    """Write the powers of a logarithmic axis as people do, and mark what lies between mutely."""
+    axes.xaxis.set_major_formatter(FuncFormatter(_short))
+    low, high = axes.get_xlim()
+    if high / low > _LEAST_DECADES:
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.xaxis.set_minor_formatter(FuncFormatter(_short))
 
 
 def _short(value: float, _place: float) -> str:

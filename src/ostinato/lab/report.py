@@ -22,8 +22,8 @@ figure { margin: 1rem 0; padding: .6rem; background: #fff; border: 1px solid #e3
          border-radius: .6rem; } figure svg { width: 100%; height: auto; display: block; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; background: #fff; }
-th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #e3e3ea;
-         white-space: nowrap; }
+th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #e3e3ea; }
+td { white-space: nowrap; } th { vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #b9b9c9; }
 """.strip()
 

@@ -149,6 +149,23 @@ def render_plainly(body: Mapping[str, Any]) -> str:
     return "".join([*parts, "<|assistant|>\n"])
 
 
+def filled_times(times: Sequence[float | None]) -> list[float]:
+    """Return a time for each line of a log.
+
+    A line without one comes a second after the line before, those before the first that is known
+    with it; where none is known, the log begins at 1.
+    """
+    first = next((place for place, at_s in enumerate(times) if at_s is not None), None)
+    if first is None:
+        return [float(number) for number in range(1, len(times) + 1)]
+    now = times[first] or 0.0
+    filled = [now] * first
+    for at_s in times[first:]:
+        now = now + 1 if at_s is None else at_s
+        filled.append(now)
+    return filled
+
+
 def _seconds(moment: object) -> float | None:
     """Read a time: seconds or milliseconds since 1970, or ISO 8601."""
     if isinstance(moment, bool) or moment is None:

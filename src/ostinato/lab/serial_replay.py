@@ -79,7 +79,7 @@ def replay_serially(
     """
     now_s = [0.0]
     config = CacheConfig(
-        num_blocks=num_blocks + 1,
+        num_blocks=min(num_blocks, trace.num_distinct + 1) + 1,  # no trace can fill more
         block_size=1,
         policy=policy,
         seal_tails=False,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
-from ostinato.core.config import PolicyName
+from ostinato.core.config import CacheConfig, PolicyName
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.bounds import belady_hits
 from ostinato.lab.replay import ReplayedRequest
@@ -13,6 +13,9 @@ from ostinato.lab.timed_replay import TimedResult
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 """All that the cache knows."""
+
+USUAL_POLICY = CacheConfig(num_blocks=1).policy
+"""Of an engine that is told nothing else."""
 
 _LEADING = (1, 2, 5)
 
@@ -29,6 +32,7 @@ class Simulation:
         unbounded: Of a cache that never evicts.
         timed: Runs with the scheduler, by what was different.
         slowdown: By which the arrivals of ``timed`` were stretched.
+        is_slowed_to_fit: Whether that was chosen so that one engine can serve them.
         cost_origin: Where the prices of ``timed`` come from.
         replayed: For a recording, its requests, done again with the recorded settings.
     """
@@ -40,6 +44,7 @@ class Simulation:
     bounds: dict[str, list[float]] = field(default_factory=dict)
     timed: dict[str, TimedResult] = field(default_factory=dict)
     slowdown: float = 1.0
+    is_slowed_to_fit: bool = False
     cost_origin: str = ""
     replayed: list[ReplayedRequest] = field(default_factory=list)
 

@@ -14,11 +14,13 @@ bodies of OpenAI's chat completions and completions, alone or as the ``body`` of
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -27,12 +29,20 @@ from ostinato.core.trace import unpack_names
 from ostinato.lab.block_trace import BlockRequest, BlockTrace, make_block_trace
 from ostinato.lab.lines import OnBroken, read_lines
 from ostinato.lab.recording import read_recording
-from ostinato.lab.request_log import LoggedRequest, parse_request
+from ostinato.lab.request_log import LoggedRequest, filled_times, parse_request
 
 PUBLIC_BLOCK_TOKENS = 512
 """Tokens per block of the public traces."""
 
-_HEADER = b'"event":"header"'
+_ARRAYS = ("ts_ms", "input_len", "output_len", "offsets", "ids")
+
+_LINES_TRIED = 1000
+"""Lines in which the first that can be read says what a file is; one above may be torn."""
+
+_SHOWN_LETTERS = 40
+
+Kind = Literal["arrays", "mooncake", "recording", "requests"]
+"""What a file is."""
 
 Tokenizer = Callable[[Mapping[str, Any]], Sequence[int]]
 """Turns a request's body, with its ``prompt`` or ``messages`` and ``tools``, into token ids."""
@@ -59,23 +69,43 @@ def read_trace(path: str | Path, options: ReadOptions | None = None) -> BlockTra
 
     Raises:
         BrokenTrace: It cannot be read, or a line cannot and is not to be left out.
-        ConfigError: It is a log of requests, and there is no tokenizer.
+        ConfigError: It is a log of requests, and there is no tokenizer; or other blocks are asked
+            for than a public trace has.
     """
     path, options = Path(path), options or ReadOptions()
-    if path.suffix == ".npz":
+    kind, size = kind_of(path), options.block_tokens
+    if kind in ("arrays", "mooncake") and size not in (None, PUBLIC_BLOCK_TOKENS):
+        raise ConfigError(
+            f"block_size={size}: {path.name} lists blocks of {PUBLIC_BLOCK_TOKENS} tokens and no "
+            "tokens; leave --block-size out"
+        )
+    if kind == "arrays":
         return read_npz(path)
-    first = _first_line(path)
-    if b'"hash_ids"' in first:
+    if kind == "mooncake":
         return read_mooncake(path, options.on_broken)
-    if _HEADER in first:
-        return read_recorded(path, options.block_tokens, options.on_broken)
+    if kind == "recording":
+        return read_recorded(path, size, options.on_broken)
     return read_openai(path, options)
 
 
 def is_recording(path: str | Path) -> bool:
     """Whether a file is what an engine recorded."""
+    return kind_of(path) == "recording"
+
+
+def kind_of(path: str | Path) -> Kind:
+    """Say what a file is, by the first line that can be read.
+
+    Raises:
+        BrokenTrace: There is no such file, or none of its first lines is a JSON object.
+    """
     path = Path(path)
-    return path.suffix != ".npz" and _HEADER in _first_line(path)
+    if path.suffix == ".npz":
+        return "arrays"
+    fields = _first_object(path)
+    if "hash_ids" in fields or "input_length" in fields:
+        return "mooncake"
+    return "recording" if isinstance(fields.get("event"), str) else "requests"
 
 
 def read_npz(path: Path) -> BlockTrace:
@@ -84,24 +114,16 @@ def read_npz(path: Path) -> BlockTrace:
     Raises:
         BrokenTrace: An array is missing, or they contradict each other.
     """
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            ts_ms, lengths, outputs, offsets, ids = (
-                arrays[name].astype(np.int64)
-                for name in ("ts_ms", "input_len", "output_len", "offsets", "ids")
-            )
-    except (OSError, ValueError, KeyError) as error:
-        raise BrokenTrace(f"{path.name} is no trace of arrays: {error}") from error
-    counts = np.diff(offsets)
+    ts_ms, lengths, outputs, offsets, ids = _arrays(path)
     is_whole = len(offsets) == len(ts_ms) + 1 == len(lengths) + 1 == len(outputs) + 1
-    if not is_whole or len(ids) != offsets[-1] or (counts < 0).any():
+    if not is_whole or offsets[0] or len(ids) != offsets[-1] or (np.diff(offsets) < 0).any():
         raise BrokenTrace(f"{path.name}: its arrays do not fit together")
+    if (ids < 0).any():
+        raise BrokenTrace(f"{path.name}: ids has {ids.min()}, and ids are at least 0")
     order = np.argsort(ts_ms, kind="stable")
     rows = ids.tolist()
-    return make_block_trace(
-        path.name,
-        PUBLIC_BLOCK_TOKENS,
-        (
+    try:
+        requests = [
             BlockRequest(
                 float(ts_ms[i]) / 1000,
                 int(lengths[i]),
@@ -109,8 +131,31 @@ def read_npz(path: Path) -> BlockTrace:
                 tuple(rows[offsets[i] : offsets[i + 1]]),
             )
             for i in order
-        ),
-    )
+        ]
+    except BrokenTrace as error:
+        raise BrokenTrace(f"{path.name}: {error}") from error
+    return make_block_trace(path.name, PUBLIC_BLOCK_TOKENS, requests)
+
+
+def _arrays(path: Path) -> Iterator[Any]:
+    """Read the five arrays, as rows of whole numbers.
+
+    Raises:
+        BrokenTrace: One is missing, or is no such row.
+    """
+    try:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            arrays = [file[name] for name in _ARRAYS]
+    except FileNotFoundError as error:
+        raise BrokenTrace(f"{path}: {error.strerror}") from error
+    except (
+        OSError, ValueError, KeyError, EOFError, AttributeError, TypeError, BadZipFile, zlib.error
+    ) as error:  # fmt: skip
+        raise BrokenTrace(f"{path.name} is no trace of arrays: {error}") from error
+    for name, array in zip(_ARRAYS, arrays, strict=True):
+        if array.ndim != 1 or array.dtype.kind not in "iuf" or not np.isfinite(array).all():
+            raise BrokenTrace(f"{path.name}: {name} must be a row of whole numbers")
+        yield array.astype(np.int64)
 
 
 def read_mooncake(path: Path, on_broken: OnBroken = "refuse") -> BlockTrace:
@@ -174,8 +219,8 @@ def read_recorded(
 def read_openai(path: Path, options: ReadOptions) -> BlockTrace:
     """Read a log of requests as OpenAI's clients send them: see ``request_log``.
 
-    Without a time, requests come a second apart; an answer that was not written down counts as
-    ``max_tokens``, since nothing else is known of it.
+    Without a time, a request comes a second after the one before; an answer that was not written
+    down counts as ``max_tokens``, since nothing else is known of it.
 
     Raises:
         ConfigError: There is no tokenizer.
@@ -186,15 +231,20 @@ def read_openai(path: Path, options: ReadOptions) -> BlockTrace:
         raise ConfigError(f"{path.name} is a log of requests: give a model, for its tokenizer")
     numbers = count(1)
 
-    def parse(line: bytes) -> BlockRequest:
+    def parse(line: bytes) -> tuple[float | None, BlockRequest]:
         logged = parse_request(line, next(numbers))
         tokens = _tokenize(tokenizer, logged.body)
         answer = _answer_tokens(tokenizer, logged)
-        arrival_s = float(logged.line) if logged.at_s is None else logged.at_s
-        return BlockRequest(arrival_s, len(tokens), answer, _blocks(tokens, size, (logged.tenant,)))
+        blocks = _blocks(tokens, size, (logged.tenant,))
+        return logged.at_s, BlockRequest(logged.at_s or 0.0, len(tokens), answer, blocks)
 
     lines = read_lines(path, parse, options.on_broken)
-    return make_block_trace(path.name, size, lines.items, lines.broken)
+    times = filled_times([at_s for at_s, _ in lines.items])
+    requests = (
+        replace(request, arrival_s=at_s)
+        for at_s, (_, request) in zip(times, lines.items, strict=True)
+    )
+    return make_block_trace(path.name, size, requests, lines.broken)
 
 
 def _answer_tokens(tokenizer: Tokenizer, logged: LoggedRequest) -> int:
@@ -224,12 +274,28 @@ def _tokenize(tokenizer: Tokenizer, body: Mapping[str, Any]) -> list[int]:
     return tokens
 
 
-def _first_line(path: Path) -> bytes:
+def _first_object(path: Path) -> dict[str, Any]:
+    """Return the first line that is a JSON object.
+
+    Raises:
+        BrokenTrace: The file cannot be read, or there is none among its first lines.
+    """
     try:
         with path.open("rb") as file:
-            return next((line for line in file if line.strip()), b"").replace(b'": ', b'":')
+            first = None
+            for line in islice((line for line in file if line.strip()), _LINES_TRIED):
+                try:
+                    return _object(line)
+                except (BrokenTrace, RecursionError) as error:
+                    first = first or error
     except OSError as error:
         raise BrokenTrace(f"{path}: {error.strerror or error}") from error
+    if first is None:
+        raise BrokenTrace(f"{path.name}: it is empty")
+    raise BrokenTrace(
+        f"{path.name} is neither a trace nor a log of requests: in none of its first lines is a "
+        f"JSON object ({first})"
+    )
 
 
 def _object(line: bytes) -> dict[str, Any]:
@@ -245,7 +311,8 @@ def _object(line: bytes) -> dict[str, Any]:
 def _count(fields: dict[str, Any], name: str) -> int:
     value: Any = fields.get(name)
     if not _is_number(value) or not 0 <= value < 2**53:
-        raise BrokenTrace(f"{name}={value!r}: must be a number of at least 0")
+        shown = repr(value)[:_SHOWN_LETTERS]
+        raise BrokenTrace(f"{name}={shown}: must be a number of at least 0")
     return int(value)
 
 

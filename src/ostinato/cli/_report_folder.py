@@ -1,0 +1,39 @@
+"""Where does a report go?"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+
+from ostinato.core.errors import ConfigError
+
+
+def open_folder(out: Path | None) -> None:
+    """Make the folder of a report, before the work whose outcome goes there.
+
+    Raises:
+        ConfigError: Nothing can be written there.
+    """
+    if out is None:
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / "report.html"
+        is_new = not probe.exists()
+        probe.open("ab").close()
+        if is_new:
+            probe.unlink()
+    except OSError as error:
+        raise unwritable(out, error) from error
+
+
+def unwritable(out: Path, error: OSError) -> ConfigError:
+    """Return the error of a folder that takes no report."""
+    reason = "is no folder" if isinstance(error, FileExistsError) else error.strerror or error
+    return ConfigError(f"out={str(out)!r}: {reason}; choose another folder")
+
+
+def say_written(out: Path, paths: Iterable[Path]) -> None:
+    """Name on stderr what was written."""
+    names = ", ".join(path.name for path in paths)
+    Console(stderr=True).print(f"Written to {out}: {names}", style="dim", markup=False)
