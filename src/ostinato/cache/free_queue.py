@@ -7,7 +7,7 @@ An intrusive doubly linked list: the links live in the entries, a sentinel close
 Source: the free block queue of vLLM's automatic prefix caching design.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
 from ostinato.core.identity import Identity
@@ -50,6 +50,18 @@ class FreeQueue:
         last.next = sentinel.prev = entry
         self._length += 1
 
+    def extend(self, entries: Sequence[CacheEntry]) -> None:
+        """Put entries at the tail, one behind the other."""
+        sentinel = self._sentinel
+        last = sentinel.prev
+        assert last is not None
+        for entry in entries:
+            assert entry.next is None, "an entry is in at most one queue"
+            last.next, entry.prev = entry, last
+            last = entry
+        last.next, sentinel.prev = sentinel, last
+        self._length += len(entries)
+
     def insert_after(self, left: CacheEntry, entry: CacheEntry) -> None:
         """Put an entry right behind another one."""
         assert entry.next is None, "an entry is in at most one queue"
@@ -66,6 +78,15 @@ class FreeQueue:
         left.next, right.prev = right, left
         entry.prev = entry.next = None
         self._length -= 1
+
+    def remove_all(self, entries: Sequence[CacheEntry]) -> None:
+        """Take entries out, wherever each of them stands."""
+        for entry in entries:
+            left, right = entry.prev, entry.next
+            assert left is not None and right is not None, "the entry is in no queue"
+            left.next, right.prev = right, left
+            entry.prev = entry.next = None
+        self._length -= len(entries)
 
     def check(self) -> None:
         """Walk the ring and assert that both directions agree."""

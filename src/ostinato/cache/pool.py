@@ -171,13 +171,13 @@ class BlockPool:
                 self.idle(entry, turn)
             return
         now_s, moment, num_blocks = self._clock(), self.num_allocated, 0
-        add, tick = self._only.policy.add, self._tick
+        tick = self._tick
         for entry in entries:
             tick += 1
             entry.idle_tick, entry.idle_since_s, entry.idle_allocated = tick, now_s, moment
-            add(entry, turn)
             num_blocks += entry.num_blocks
         self._tick = tick
+        self._only.policy.add_all(entries, turn)
         self._only.num_evictable += num_blocks
 
     def hold(self, entry: CacheEntry) -> None:
@@ -195,9 +195,9 @@ class BlockPool:
             for entry in entries:
                 self.hold(entry)
             return
-        remove, moment, num_blocks, held = self._only.policy.remove, -1, 0, 0
+        self._only.policy.remove_all(entries)
+        moment, num_blocks, held = -1, 0, 0
         for entry in entries:
-            remove(entry)
             entry.uses += 1
             if entry.idle_allocated != moment:  # most of a path was let go of at once
                 if num_blocks:

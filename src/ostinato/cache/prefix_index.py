@@ -5,6 +5,9 @@ walks a tree and compares tokens, ``hash_index`` looks up chained digests. One m
 either, one suite of tests holds both to this page, and on the same content they give the
 same answers.
 
+What is made for every request is not frozen, since making a frozen value takes three times as
+long; nobody changes one that was handed out.
+
 A *path* is an index's own note of what one request holds, from the root on. Holding a block
 means holding all before it (law 8).
 """
@@ -22,7 +25,7 @@ from ostinato.core.ids import BlockDigest, BlockId
 PathT = TypeVar("PathT")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TailMatch:
     """A cached block that a prompt leaves in its middle.
 
@@ -39,7 +42,7 @@ class TailMatch:
     place: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PrefixMatch:
     """The longest cached prefix of a prompt.
 
@@ -74,7 +77,7 @@ class PrefixMatch:
         return self.num_shared_tokens + self.num_copied_tokens
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Publication:
     """What became of blocks that were published.
 

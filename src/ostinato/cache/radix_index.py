@@ -32,10 +32,12 @@ from ostinato.cache.prefix_index import (
     Publication,
     TailMatch,
 )
+from ostinato.cache.radix_match import longest_prefix
 from ostinato.cache.radix_node import RadixNode
+from ostinato.cache.radix_walk import cached_blocks, cached_runs, check
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockDigest, BlockId
-from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
+from ostinato.core.tokens import TOKEN_BYTES
 
 
 class RadixIndex:
@@ -53,53 +55,8 @@ class RadixIndex:
 
         Cost: O(num_tokens) compared bytes, O(depth) steps in Python.
         """
-        size = self._block_size
-        node = self._roots.get(key.identity.root)
-        if node is None:
-            return PrefixMatch(size)
-        most, used, done, blocks = num_tokens // size, 0, 0, array("i")
-        width, has_extras = size * TOKEN_BYTES, key.has_extras
-        with memoryview(key.tokens).cast("B") as packed:
-            while done < most and used == len(node.blocks):
-                if has_extras:
-                    name = block_bytes(key, done, size)
-                else:
-                    name = bytes(packed[done * width : (done + 1) * width])
-                child = node.children.get(name)
-                if child is None:
-                    break
-                node, used = child, len(child.blocks)
-                theirs = packed[done * width : (done + used) * width]
-                whole = done + used <= most and not (has_extras or child.extras)
-                if whole and child.tokens.startswith(theirs):  # so it is nearly always
-                    blocks.extend(child.blocks)
-                else:
-                    used = node.num_common_blocks(key, packed, most - done, size)
-                    blocks.extend(node.blocks[:used])
-                done += used
-        tail = self._match_tail(key, num_tokens, node, used)
-        return PrefixMatch(size, blocks, tail, cursor=(node, used))
-
-    def _match_tail(
-        self, key: PrefixKey, num_tokens: int, node: RadixNode, used: int
-    ) -> TailMatch | None:
-        """Find the block behind a match that begins most like the sequence goes on."""
-        size = self._block_size
-        if size == 1:
-            return None  # no prompt leaves a token in its middle
-        start = (node.start + used) * size
-        stop = start + key.num_text_tokens(start, min(num_tokens, start + size))
-        if stop <= start:
-            return None
-        text = key.packed_range(start, stop)
-        if used < len(node.blocks):
-            common = num_common_tokens(node.text_of(used, size), text)
-            return TailMatch(BlockId(node.blocks[used]), common, node, used) if common else None
-        best = node.children.most_alike(text)
-        if best is None:
-            return None
-        child, common = best
-        return TailMatch(BlockId(child.blocks[0]), common, child)
+        root = self._roots.get(key.identity.root)
+        return longest_prefix(root, key, num_tokens, self._block_size)
 
     def tail_name(self, tail: TailMatch) -> bytes:
         """Return the packed tokens and extras of a tail's block."""
@@ -221,16 +178,17 @@ class RadixIndex:
     def release(self, path: RadixNode, turn: Turn | None = None) -> None:
         """Let go of a path, tail first, in O(depth)."""
         node, idle = path, []
-        while True:
-            assert node.ref_count > 0, "released more often than acquired"
-            node.ref_count -= 1
-            if node.parent is None:
-                break
-            if not node.ref_count:
+        while (parent := node.parent) is not None:
+            count = node.ref_count = node.ref_count - 1
+            assert count >= 0, "released more often than acquired"
+            if not count:
                 idle.append(node)
-            node = node.parent
-        self._pool.idle_all(idle, turn)
-        self._drop_empty_root(node)
+            node = parent
+        node.ref_count -= 1
+        if idle:
+            self._pool.idle_all(idle, turn)
+        if not node.ref_count:
+            self._drop_empty_root(node)
 
     def evict(self, entry: CacheEntry, most: int) -> Forgotten:
         """Cut blocks off an idle leaf, deepest first."""
@@ -252,65 +210,16 @@ class RadixIndex:
 
     def contents(self) -> Iterator[CachedBlock]:
         """Walk every published block."""
-        size = self._block_size * TOKEN_BYTES
-        for node, before in self._walk():
-            for index, block in enumerate(node.blocks):
-                tokens = bytes(node.tokens[index * size : (index + 1) * size])
-                known = node.extras.get(node.start + index)
-                extra = b"" if known is None else known.encoded
-                yield CachedBlock(BlockId(block), tokens, node.ref_count, before, extra)
-                before += tokens + extra
+        return cached_blocks(self._roots, self._block_size)
 
     def runs(self) -> Iterator[CachedRun]:
-        """Walk everything published: a node is one run, cut where hits ended in it.
-
-        Cost: O(nodes) steps in Python, and one copy of all tokens.
-        """
-        size, number = self._block_size * TOKEN_BYTES, 0
-        stack: list[tuple[RadixNode, int | None]] = [
-            (child, None) for root in self._roots.values() for child in root.children
-        ]
-        while stack:
-            node, parent = stack.pop()
-            start = 0
-            for end in sorted({*(end - node.start for end in node.hits), node.num_blocks}):
-                blocks = node.blocks[start:end]
-                none = array("i")
-                held, idle = (blocks, none) if node.ref_count else (none, blocks)
-                hits = node.hits.get(node.start + end, 0)
-                tokens = bytes(node.tokens[start * size : end * size])
-                yield CachedRun(
-                    number, parent, node.identity, tokens, held, idle,
-                    node.ref_count, hits, node.born_s,
-                )  # fmt: skip
-                start, parent, number = end, number, number + 1
-            stack += [(child, parent) for child in node.children]
+        """Walk everything published: a node is one run, cut where hits ended in it."""
+        return cached_runs(self._roots, self._block_size)
 
     def check(self, paths: "list[RadixNode]", tails: "Sequence[RadixNode]" = ()) -> None:
         """Assert rules 1 to 5 and that the tree's links agree."""
-        counted: dict[int, int] = {}
-        for tail in tails:
-            counted[id(tail)] = counted.get(id(tail), 0) + 1
-        for path in paths:
-            for node in path.up():
-                counted[id(node)] = counted.get(id(node), 0) + 1
         idle = {id(entry) for entry in self._pool.entries()}
-        nodes = [node for node, _ in self._walk()]
-        for node in nodes:
-            assert node.ref_count == counted.pop(id(node), 0), "a node's references are miscounted"
-            assert node.blocks and node.tokens, "a node has no blocks"
-            assert node.parent is not None and node.start == node.parent.end
-            assert (id(node) in idle) == (node.ref_count == 0), "idle nodes alone are evictable"
-            assert all(node.start < end <= node.end for end in node.hits), "a hit ended elsewhere"
-            parted = node.identity != node.parent.identity and not node.parent.is_root
-            assert not parted or node.parent.ref_count, "content behind a public head that may go"
-            sealed = node.is_sealed_tail(self._block_size)
-            assert not sealed or (node.num_blocks == 1 and not node.children)
-        assert len(idle) == sum(node.ref_count == 0 for node in nodes), "a lost node is evictable"
-        for root in self._roots.values():
-            assert root.ref_count == counted.pop(id(root), 0), "a root's references"
-            assert root.ref_count or root.children, "an empty root was left behind"
-        assert not counted, "a path leads to a node outside the tree"
+        check(self._roots, self._block_size, idle, paths, tails)
 
     def _root(self, identity: Identity) -> RadixNode:
         root = self._roots.get(identity)
@@ -329,13 +238,12 @@ class RadixIndex:
 
     def _hold_path(self, path: RadixNode) -> RadixNode:
         node, idle = path, []
-        while True:
-            if not node.ref_count and node.parent is not None:
+        while (parent := node.parent) is not None:
+            if not node.ref_count:
                 idle.append(node)
             node.ref_count += 1
-            if node.parent is None:
-                break
-            node = node.parent
+            node = parent
+        node.ref_count += 1
         if idle:
             self._pool.hold_all(idle)
         return path
@@ -389,17 +297,3 @@ class RadixIndex:
         head.children.add(*node.names(size), node)
         self._pool.split(node, head)
         return head
-
-    def _walk(self) -> Iterator[tuple[RadixNode, bytes]]:
-        """Walk all nodes but the roots, each with the packed blocks before it."""
-        stack = [(child, root.identity.encoded)
-                 for root in self._roots.values() for child in root.children]  # fmt: skip
-        while stack:
-            node, before = stack.pop()
-            yield node, before
-            size = self._block_size * TOKEN_BYTES
-            for index in range(node.num_blocks):
-                extra = node.extras.get(node.start + index)
-                before += bytes(node.tokens[index * size : (index + 1) * size])
-                before += b"" if extra is None else extra.encoded
-            stack += [(child, before) for child in node.children]

@@ -135,14 +135,15 @@ class RadixNode(CacheEntry):
         else:
             most = min(most, len(self.blocks))
             size = most * block_size * TOKEN_BYTES
-            common = num_common_tokens(bytes(whole[:size]), bytes(theirs[:size])) // block_size
+            mine = memoryview(whole)[:size]
+            common = num_common_tokens(mine, theirs[:size]) // block_size
         if key.has_extras or self.extras:
             theirs_too = key.blocks_with_extras(self.start, self.start + common, block_size)
             for index in sorted({*self.extras, *theirs_too}):
                 if index >= self.start + common:
                     break
-                mine = self.extras.get(index)
-                if mine != key.extra(index * block_size, (index + 1) * block_size):
+                extra = self.extras.get(index)
+                if extra != key.extra(index * block_size, (index + 1) * block_size):
                     return index - self.start
         return common
 

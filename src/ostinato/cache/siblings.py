@@ -105,11 +105,13 @@ class Siblings(Generic[ChildT]):
 
         Cost: O(log n) comparisons, and as a rule O(sqrt(n)) where many share that beginning.
         """
-        if not self._texts:
+        texts = self._texts
+        if not texts:
             return None
-        place = bisect_left(self._texts, text)
-        neighbours = self._texts[max(0, place - 1) : place + 1]
-        most = max((num_common_tokens(other, text) for other in neighbours), default=0)
+        place = bisect_left(texts, text)
+        most = num_common_tokens(texts[place], text) if place < len(texts) else 0
+        if place:
+            most = max(most, num_common_tokens(texts[place - 1], text))
         if not most:
             return None
         return self._by_text[self._newest(text[: most * TOKEN_BYTES])][0], most

@@ -146,9 +146,12 @@ class PrefixKey:
 
     Tokens are appended as they are sampled; what is there never changes. ``digests`` is a
     memo that block hashers fill: one digest per full block, by hasher.
+
+    A packed prompt (``array("I")``) is not copied: it is the key's and the caller's until the
+    first token is appended, and the caller changes nothing in it while the key is in use.
     """
 
-    __slots__ = ("_packed", "digests", "identity", "images", "tokens")
+    __slots__ = ("_is_shared", "_packed", "digests", "identity", "images", "tokens")
 
     def __init__(
         self, identity: Identity, tokens: Iterable[int], images: Iterable[ImageSpan] = ()
@@ -160,7 +163,9 @@ class PrefixKey:
             RequestError: Images overlap or lie outside the prompt.
         """
         self.identity = identity
-        self.tokens: array[int] = pack_tokens(tokens)
+        self._is_shared = isinstance(tokens, array) and tokens.typecode == "I"
+        # A copy would cost as much as comparing it: an array is copied when it has to grow.
+        self.tokens: array[int] = tokens if self._is_shared else pack_tokens(tokens)  # type: ignore[assignment]
         self.images = tuple(sorted(images, key=lambda image: image.start)) if images else ()
         self.digests: dict[object, list[BlockDigest]] = {}
         self._packed: bytes | None = None
@@ -173,11 +178,14 @@ class PrefixKey:
 
     def append(self, token: int) -> None:
         """Add one sampled token."""
+        if self._is_shared:
+            self.tokens, self._is_shared = self.tokens[:], False
         self.tokens.append(token)
         self._packed = None
 
     def copy(self) -> "PrefixKey":
         """Return an independent key of the same content."""
+        self._is_shared = True
         twin = PrefixKey(self.identity, self.tokens, self.images)
         twin.digests = {hasher: memo[:] for hasher, memo in self.digests.items()}
         return twin

@@ -40,21 +40,26 @@ def pack_tokens(tokens: Iterable[int]) -> "array[int]":
         return tokens[:]
     if isinstance(tokens, np.ndarray):
         return _pack_numpy(tokens)
-    if not isinstance(tokens, (list, tuple)):
-        tokens = list(tokens)
+    packed = array("I")
+    tokens = tokens if isinstance(tokens, list) else list(tokens)
     try:
-        return array("I", tokens)
+        packed.fromlist(tokens)  # a third less than array("I", tokens): no reference per id
+        return packed
     except (OverflowError, TypeError) as error:
         raise TokenOutOfRange(_blame(tokens)) from error
 
 
-def check_vocabulary(tokens: Sequence[int], vocab_size: int) -> None:
+def check_vocabulary(tokens: "array[int]", vocab_size: int) -> None:
     """Refuse ids that the model has no embedding for.
+
+    Args:
+        tokens: Packed, shape (num_tokens,).
+        vocab_size: One more than the largest id.
 
     Raises:
         TokenOutOfRange: An id is ``>= vocab_size``.
     """
-    if len(tokens) and max(tokens) >= vocab_size:
+    if len(tokens) and np.frombuffer(tokens, "<u4").max() >= vocab_size:
         position = next(i for i, token in enumerate(tokens) if token >= vocab_size)
         raise TokenOutOfRange(
             f"token id {tokens[position]} at position {position} is outside the vocabulary: "
@@ -63,19 +68,21 @@ def check_vocabulary(tokens: Sequence[int], vocab_size: int) -> None:
         )
 
 
-def num_common_tokens(left: bytes, right: bytes) -> int:
+def num_common_tokens(left: bytes | memoryview, right: bytes | memoryview) -> int:
     """Count the tokens that two packed runs begin with alike.
 
     Args:
-        left: Little-endian ``uint32``, shape (num_left * 4,).
+        left: Little-endian ``uint32``, shape (num_left * 4,); bytes or a view of some.
         right: The same, shape (num_right * 4,).
 
     Cost: O(common bytes) in C, one step in Python per doubling.
     """
+    if left[:TOKEN_BYTES] != right[:TOKEN_BYTES]:
+        return 0  # so it is among most siblings
     least = min(len(left), len(right))
     start, width = 0, 256
     while start < least:
-        a, b = left[start : start + width], right[start : start + width]
+        a, b = bytes(left[start : start + width]), bytes(right[start : start + width])
         if a != b:
             stop = min(len(a), len(b))
             differing = int.from_bytes(a[:stop], "little") ^ int.from_bytes(b[:stop], "little")

@@ -12,7 +12,7 @@ tells it what comes and goes, and asks it for a victim when scratch blocks have 
 Only policies that set ``remembers`` are asked to ``recall``; the others pay nothing for it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,7 +37,7 @@ class Turn:
     num_output_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Recall:
     """What a policy remembers of content that is published.
 
@@ -69,6 +69,16 @@ class EvictionPolicy(Protocol):
 
     def remove(self, entry: CacheEntry) -> None:
         """Let go of an entry that is held again."""
+
+    def add_all(self, entries: Sequence[CacheEntry], turn: Turn | None) -> None:
+        """Take all entries of one request, tail first; one by one unless it knows better."""
+        for entry in entries:
+            self.add(entry, turn)
+
+    def remove_all(self, entries: Sequence[CacheEntry]) -> None:
+        """Let go of entries that are held again; one by one unless it knows better."""
+        for entry in entries:
+            self.remove(entry)
 
     def evict(self, entry: CacheEntry, num_blocks: int) -> None:
         """Note that an entry is about to lose its last blocks; if all, let go of it."""

@@ -11,13 +11,13 @@ from typing import Any
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.free_queue import FreeQueue
-from ostinato.cache.policies.contract import Recall, Turn
+from ostinato.cache.policies.contract import EvictionPolicy, Recall, Turn
 from ostinato.core.identity import PrefixKey
 
 Rank = tuple[float, ...]
 
 
-class LeafHeap:
+class LeafHeap(EvictionPolicy):
     """A policy that ranks leaves; who derives from it says how.
 
     Policies with segments have a heap for each. What is noted of an entry are ``facts``; one of

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.free_queue import FreeQueue
-from ostinato.cache.policies.contract import Recall, Turn
+from ostinato.cache.policies.contract import EvictionPolicy, Recall, Turn
 from ostinato.cache.policies.hazard_table import NUM_BINS, HazardTable
 from ostinato.cache.policies.lives import Cohort, Lives
 from ostinato.cache.policies.memory import EvictedMemory, EvictedRun
@@ -49,7 +49,7 @@ _MEMORY = 8
 """Evicted blocks that are remembered, in pools."""
 
 
-class ReuseHazard:
+class ReuseHazard(EvictionPolicy):
     """Evict the leaf with the fewest expected hits per block-second."""
 
     remembers = True
