@@ -1,5 +1,7 @@
 """What must be equal before KV may be shared (law 3)."""
 
+from array import array
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,3 +99,21 @@ def test_the_packed_view_keeps_up_with_appended_tokens():
     key.append(2)
     assert len(key.packed) == 8
     assert key.packed_range(1, 2) == key.packed[4:]
+
+
+def test_a_packed_prompt_is_shared_until_the_first_token_comes():
+    prompt = array("I", [1, 2, 3])
+    key = PrefixKey(Identity(), prompt)
+    assert key.tokens is prompt
+    key.append(4)
+    key.append(5)
+    assert (prompt.tolist(), key.tokens.tolist()) == ([1, 2, 3], [1, 2, 3, 4, 5])
+
+
+def test_copies_of_a_key_go_on_apart():
+    one = PrefixKey(Identity(), [1, 2])
+    one.append(3)
+    other = one.copy()
+    for key, token in ((one, 4), (other, 5), (one, 6)):
+        key.append(token)
+    assert (one.tokens.tolist(), other.tokens.tolist()) == ([1, 2, 3, 4, 6], [1, 2, 3, 5])

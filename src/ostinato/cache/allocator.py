@@ -85,10 +85,13 @@ class Allocator:
         return count
 
     def _forget(self, entry: CacheEntry) -> int:
-        evicted = self._index.evict(entry, entry.num_blocks)
-        self._journal.forgotten(self.pool, entry, evicted, self._group)
-        self._scrap(evicted.blocks, entry)
-        return len(evicted.blocks)
+        count, num_blocks = 0, entry.num_blocks
+        while count < num_blocks:
+            evicted = self._index.evict(entry, num_blocks - count)
+            self._journal.forgotten(self.pool, entry, evicted, self._group)
+            self._scrap(evicted.blocks, entry)
+            count += len(evicted.blocks)
+        return count
 
     def _evict(self, victim: CacheEntry, most: int) -> "array[int]":
         evicted = self._index.evict(victim, most)

@@ -34,6 +34,7 @@ class BlockPool:
     Attributes:
         num_blocks: All blocks.
         accounts: Whose blocks they are.
+        joins: Whether entries that were let go of together may become one.
         num_scratch: Blocks that are free and without content.
         num_allocated: Blocks given away so far; the clock of ``reuse_distances``.
         reuse_distances: For each evictable block that was held again, the blocks given away
@@ -51,6 +52,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.accounts = accounts
         self._only = None if accounts.are_several else accounts.common
+        self.joins = accounts.common.policy.joins
         self.num_scratch = num_blocks
         self.num_allocated = 0
         self.reuse_distances = Histogram()
@@ -211,7 +213,6 @@ class BlockPool:
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
         """Note that an entry became two; block counts stay."""
-        head.born_s = tail.born_s
         head.idle_tick, head.idle_since_s = tail.idle_tick, tail.idle_since_s
         head.idle_allocated = tail.idle_allocated
         head.uses = tail.uses

@@ -32,12 +32,12 @@ from ostinato.cache.prefix_index import (
     Publication,
     TailMatch,
 )
+from ostinato.cache.radix_join import join_all, split
 from ostinato.cache.radix_match import longest_prefix
 from ostinato.cache.radix_node import RadixNode
 from ostinato.cache.radix_walk import cached_blocks, cached_runs, check
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockDigest, BlockId
-from ostinato.core.tokens import TOKEN_BYTES
 
 
 class RadixIndex:
@@ -141,13 +141,13 @@ class RadixIndex:
         while node.end > num_blocks:
             if node.start < num_blocks:
                 self._split(node, num_blocks - node.start)
-            assert node.ref_count == 1 and not node.children, "somebody builds on it"
+            assert node.ref_count == 1 and node.is_leaf, "somebody builds on it"
             parent = node.parent
             assert parent is not None
             dropped.extend(node.blocks[::-1])
             digests += reversed(node.digests)
             node.leave_hits(parent)
-            parent.children.remove(*node.names(self._block_size), node)
+            parent.disown(node, self._block_size)
             node = parent
         return node, Forgotten(dropped, tuple(digests))
 
@@ -186,22 +186,25 @@ class RadixIndex:
             node = parent
         node.ref_count -= 1
         if idle:
+            if len(idle) > 1 and self._pool.joins:
+                idle = join_all(idle, self._block_size)
             self._pool.idle_all(idle, turn)
         if not node.ref_count:
             self._drop_empty_root(node)
 
     def evict(self, entry: CacheEntry, most: int) -> Forgotten:
-        """Cut blocks off an idle leaf, deepest first."""
-        assert isinstance(entry, RadixNode) and not entry.ref_count and not entry.children
+        """Cut blocks off an idle leaf, deepest first; at once only what was published at once."""
+        assert isinstance(entry, RadixNode) and not entry.ref_count and entry.is_leaf
         parent = entry.parent
         assert parent is not None
-        kept = max(0, entry.num_blocks - most)
-        names, digests = entry.names(self._block_size), entry.digests[kept:]
+        kept = entry.num_blocks - min(most, entry.num_of_one_birth())
+        digests = entry.digests[kept:]
+        if not kept:
+            parent.disown(entry, self._block_size)
         self._pool.shrink(entry, entry.num_blocks - kept)
         dropped = entry.cut(kept, self._block_size)
         if not kept:
             entry.leave_hits(parent)
-            parent.children.remove(*names, entry)
             if parent.is_root:
                 self._drop_empty_root(parent)
             elif parent.is_leaf:
@@ -274,26 +277,7 @@ class RadixIndex:
             node.digests += self._hasher.digests(key, node.end)[node.end - len(blocks) : node.end]
 
     def _split(self, node: RadixNode, num_blocks: int) -> RadixNode:
-        """Make the first blocks of a node a node of their own, which is returned.
-
-        The old node keeps the rest, so that paths that end in it stay true.
-        """
-        size, parent = self._block_size, node.parent
-        assert parent is not None and 0 < num_blocks < node.num_blocks
-        block_name, text = node.names(size)
-        assert block_name is not None, "a sealed tail is never split"
-        head = RadixNode(parent, node.identity)
-        head.tokens += node.tokens[: num_blocks * size * TOKEN_BYTES]
-        head.blocks.extend(node.blocks[:num_blocks])
-        head.ref_count = node.ref_count
-        head.digests, node.digests = node.digests[:num_blocks], node.digests[num_blocks:]
-        head.extras = {i: extra for i, extra in node.extras.items() if i < head.end}
-        parent.children.replace(block_name, text, node, head)
-        del node.tokens[: num_blocks * size * TOKEN_BYTES]
-        del node.blocks[:num_blocks]
-        node.extras = {i: extra for i, extra in node.extras.items() if i >= head.end}
-        node.parent, node.start = head, head.end
-        node.give_hits(head)
-        head.children.add(*node.names(size), node)
+        """Make the first blocks of a node a node of their own, which is returned."""
+        head = split(node, num_blocks, self._block_size)
         self._pool.split(node, head)
         return head

@@ -37,9 +37,25 @@ class RadixNode(CacheEntry):
         hits: Requests whose hit ended within it or at its end, by distance of that end from the
             root in blocks; those that ended behind it in what is forgotten count for its end.
         digests: One per block if outsiders are told of them; empty otherwise.
+        births: Ends, from the root in blocks, and times of publication of the runs that were
+            joined into it; ``born_s`` is that of the last one, which ends with it.
+        asides: Sealed tails that the run has overtaken, by the place where they begin.
+        is_parted: Whether it was split off what is before it, since somebody went another way.
     """
 
-    __slots__ = ("blocks", "children", "digests", "extras", "hits", "parent", "start", "tokens")
+    __slots__ = (
+        "asides",
+        "births",
+        "blocks",
+        "children",
+        "digests",
+        "extras",
+        "hits",
+        "is_parted",
+        "parent",
+        "start",
+        "tokens",
+    )
 
     def __init__(self, parent: "RadixNode | None", identity: Identity) -> None:
         """Make an empty node behind a parent, which does not know it yet; or a root."""
@@ -52,6 +68,9 @@ class RadixNode(CacheEntry):
         self.digests: list[BlockDigest] = []
         self.children: Siblings[RadixNode] = Siblings()
         self.hits: dict[int, int] = {}
+        self.births: list[tuple[int, float]] = []
+        self.asides: dict[int, list[RadixNode]] = {}
+        self.is_parted = False
 
     @property
     def num_blocks(self) -> int:
@@ -71,7 +90,7 @@ class RadixNode(CacheEntry):
     @property
     def is_leaf(self) -> bool:
         """Whether no cached content builds on it."""
-        return not self.children
+        return not self.children and not self.asides
 
     @property
     def blocks_tail_first(self) -> list[BlockId]:
@@ -160,6 +179,26 @@ class RadixNode(CacheEntry):
         extra = self.extras.get(self.start + index)
         text_tokens = block_size if extra is None else extra.num_text_tokens
         return bytes(self.tokens[index * size : index * size + text_tokens * TOKEN_BYTES])
+
+    def birth_of(self, end: int) -> float:
+        """Return when the block was published that ends so many blocks behind the root."""
+        return next((born_s for last, born_s in self.births if last >= end), self.born_s)
+
+    def num_of_one_birth(self) -> int:
+        """Count the last blocks that were published at one time; what was cut off is forgotten."""
+        while self.births and self.births[-1][0] >= self.end:
+            self.born_s = self.births.pop()[1]
+        return self.end - self.births[-1][0] if self.births else len(self.blocks)
+
+    def disown(self, child: "RadixNode", block_size: int) -> None:
+        """Know nothing more of a child, or of a sealed tail aside."""
+        if child.start == self.end:
+            self.children.remove(*child.names(block_size), child)
+            return
+        asides = self.asides[child.start]
+        asides.remove(child)
+        if not asides:
+            del self.asides[child.start]
 
     def cut(self, num_blocks: int, block_size: int) -> "array[int]":
         """Drop all blocks but the first ``num_blocks``; return the dropped ids."""

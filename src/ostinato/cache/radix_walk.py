@@ -23,6 +23,8 @@ def walk(roots: Roots, block_size: int) -> Iterator[tuple[RadixNode, bytes]]:
         node, before = stack.pop()
         yield node, before
         for index in range(node.num_blocks):
+            for aside in node.asides.get(node.start + index, ()):
+                yield aside, before
             extra = node.extras.get(node.start + index)
             before += bytes(node.tokens[index * size : (index + 1) * size])
             before += b"" if extra is None else extra.encoded
@@ -42,7 +44,7 @@ def cached_blocks(roots: Roots, block_size: int) -> Iterator[CachedBlock]:
 
 
 def cached_runs(roots: Roots, block_size: int) -> Iterator[CachedRun]:
-    """Walk everything published: a node is one run, cut where hits ended in it.
+    """Walk everything published: a node is one run, cut where hits ended or it was joined.
 
     Cost: O(nodes) steps in Python, and one copy of all tokens.
     """
@@ -52,8 +54,9 @@ def cached_runs(roots: Roots, block_size: int) -> Iterator[CachedRun]:
     ]
     while stack:
         node, parent = stack.pop()
-        start = 0
-        for end in sorted({*(end - node.start for end in node.hits), node.num_blocks}):
+        start, ends = 0, {*node.hits, *(end for end, _ in node.births), node.end}
+        for end in sorted(end - node.start for end in ends):
+            stack += [(aside, parent) for aside in node.asides.get(node.start + start, ())]
             blocks = node.blocks[start:end]
             none = array("i")
             held, idle = (blocks, none) if node.ref_count else (none, blocks)
@@ -61,7 +64,7 @@ def cached_runs(roots: Roots, block_size: int) -> Iterator[CachedRun]:
             tokens = bytes(node.tokens[start * size : end * size])
             yield CachedRun(
                 number, parent, node.identity, tokens, held, idle,
-                node.ref_count, hits, node.born_s,
+                node.ref_count, hits, node.birth_of(node.start + end),
             )  # fmt: skip
             start, parent, number = end, number, number + 1
         stack += [(child, parent) for child in node.children]
@@ -89,7 +92,13 @@ def check(
     for node in nodes:
         assert node.ref_count == counted.pop(id(node), 0), "a node's references are miscounted"
         assert node.blocks and node.tokens, "a node has no blocks"
-        assert node.parent is not None and node.start == node.parent.end
+        assert node.parent is not None
+        is_aside = node in node.parent.asides.get(node.start, ())
+        assert is_aside or node.start == node.parent.end
+        assert not is_aside or node.is_sealed_tail(block_size), "more than a sealed tail is aside"
+        joints = [end for end, _ in node.births]
+        assert joints == sorted(set(joints)) and all(node.start < end <= node.end for end in joints)
+        assert all(place in joints and place < node.end for place in node.asides), "a lost aside"
         assert (id(node) in idle) == (node.ref_count == 0), "idle nodes alone are evictable"
         assert all(node.start < end <= node.end for end in node.hits), "a hit ended elsewhere"
         parted = node.identity != node.parent.identity and not node.parent.is_root

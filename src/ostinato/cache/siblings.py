@@ -50,6 +50,16 @@ class Siblings(Generic[ChildT]):
         """Number of children, sealed tails included."""
         return sum(map(len, self._by_text.values()))
 
+    @property
+    def num_full(self) -> int:
+        """Children that are found by a whole block."""
+        return len(self._by_block)
+
+    @property
+    def num_texts(self) -> int:
+        """Beginnings of children that differ."""
+        return len(self._texts)
+
     def __bool__(self) -> bool:
         """Whether there is any child."""
         return bool(self._by_text)

@@ -60,9 +60,12 @@ class EvictionPolicy(Protocol):
 
     Attributes:
         remembers: Whether it wants to be asked about what is published.
+        joins: Whether entries of one path that were let go of together may become one entry, since
+            it goes by that moment alone.
     """
 
     remembers: bool
+    joins: bool
 
     def add(self, entry: CacheEntry, turn: Turn | None) -> None:
         """Take an entry that nobody holds any more, and what is known of its last holder."""

@@ -25,6 +25,7 @@ class LeafHeap(EvictionPolicy):
     """
 
     remembers = False
+    joins = False
 
     def __init__(self, num_segments: int = 1) -> None:
         """Make an empty policy."""

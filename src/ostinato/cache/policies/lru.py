@@ -16,6 +16,7 @@ class LeastRecentlyUsed:
     """
 
     remembers = False
+    joins = True
 
     def __init__(self) -> None:
         """Make an empty policy."""

@@ -53,6 +53,7 @@ class ReuseHazard(EvictionPolicy):
     """Evict the leaf with the fewest expected hits per block-second."""
 
     remembers = True
+    joins = False
 
     def __init__(self, num_blocks: int, clock: Callable[[], float]) -> None:
         """Start without experience: as LRU, until it has seen what comes back.

@@ -1,0 +1,86 @@
+"""Nodes of one conversation become one, and nobody can tell that they were many."""
+
+from ostinato.cache.radix_walk import walk
+from tests.support.tiny_cache import TinyCache, tiny_cache
+
+
+def nodes(cache: TinyCache, name: str) -> list[tuple[int, int]]:
+    """Blocks and reference count of each node of a sequence, from the root on."""
+    path = list(cache.sequences[name].table.path.up())
+    return [(node.num_blocks, node.ref_count) for node in reversed(path)][1:]
+
+
+def tree(cache: TinyCache) -> list[str]:
+    """Every node but the roots as its blocks, parents first."""
+    return [str(node.blocks.tolist()) for node, _ in walk(cache.manager.index._roots, 4)]
+
+
+def test_turns_of_one_conversation_become_one_node():
+    cache = tiny_cache(32, 4)
+    for text in ("ABCDEFGH", "ABCDEFGHIJKLMNOP", "ABCDEFGHIJKLMNOPQRSTUVWX"):
+        cache.serve(text)
+    cache.admit("next", "ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    assert nodes(cache, "next") == [(6, 1)]
+
+
+def test_a_sealed_tail_that_a_turn_has_overtaken_goes_aside_and_is_evicted_first():
+    cache = tiny_cache(8, 4)
+    cache.serve("ABCDEFG")  # seals EFG
+    cache.serve("ABCDEFGHIJKL")
+    assert tree(cache) == ["[0, 2, 3]", "[1]"]
+    assert cache.free_queue() == "4 5 6 7 1 3 2 0"
+    assert cache.match("ABCDEFG?").num_tokens == 7  # out of block 2, which goes on
+    cache.manager.check()
+    cache.admit("other", "abcdefghijklmnopqrst")  # takes five: what is scratch, then the aside
+    assert "[0, 2, 3]" in tree(cache) and "[1]" not in tree(cache)
+
+
+def test_a_run_that_is_cut_where_it_was_joined_has_its_sealed_tail_again():
+    cache = tiny_cache(16, 4)
+    cache.serve("ABCDEFG")
+    cache.serve("ABCDEFGHIJKL")
+    cache.admit("another", "ABCDEFxyzwvu")
+    path = list(cache.sequences["another"].table.path.up())
+    assert [node.num_blocks for node in reversed(path)][1:] == [1, 2]
+    assert sorted(node.blocks.tolist() for node in path[1].children)[0] == [1]
+    cache.manager.check()
+
+
+def test_what_was_split_is_not_joined_again():
+    """A prompt of whole blocks hits all but its last block each time: one split is enough."""
+    cache = tiny_cache(8, 4)
+    for _ in range(3):
+        cache.serve("ABCDEFGHIJKL")
+        cache.manager.check()
+    assert tree(cache) == ["[0, 1]", "[2]"]
+
+
+def test_nodes_that_others_hold_or_that_branch_stay_two():
+    cache = tiny_cache(16, 4)
+    cache.serve("ABCD")
+    cache.admit("long", "ABCDEFGH")
+    cache.admit("short", "ABCDx")
+    cache.finish("long")
+    assert sorted(tree(cache)) == ["[0]", "[1]"]
+    cache.finish("short")
+    assert sorted(tree(cache)) == ["[0]", "[1]", "[2]"]  # x is sealed, and nothing overtook it
+
+
+def test_policies_that_go_by_use_see_every_turn_as_it_is():
+    cache = tiny_cache(32, 4, policy="lfu")
+    for text in ("ABCDEFGH", "ABCDEFGHIJKLMNOP"):
+        cache.serve(text)
+    assert tree(cache) == ["[0, 1]", "[2, 3]"]
+
+
+def test_blocks_that_were_joined_are_lost_with_the_time_since_their_own_publication():
+    cache = tiny_cache(4, 4)
+    cache.serve("ABCD")
+    cache.num_steps += 1000
+    cache.serve("ABCDEFGH")
+    first, second = cache.manager.index.runs()
+    assert (first.idle.tolist(), second.idle.tolist()) == ([0], [1])
+    assert second.born_s - first.born_s >= 1000
+    cache.admit("other", "0123456789ab")  # evicts EFGH
+    residencies = cache.manager.stats.residencies_s
+    assert residencies.num_values == 1 and residencies.total < 1000
