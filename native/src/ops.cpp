@@ -1,17 +1,15 @@
 // Who computes which rows of an operation, and with which instructions?
-#include <atomic>
-
 #include "ops_kernels.h"
-#include "parallel.h"
+#include "work.h"
 
 namespace ost {
 
 namespace {
 
-// Numbers below which waking another thread costs more than it saves: some 10 microseconds' work.
+// Numbers that a thread takes at a time: some microseconds' work.
+constexpr int64_t kNumbersPerPiece = 4096;
+// Numbers below which waking another thread costs more than it saves.
 constexpr int64_t kNumbersPerThread = 16384;
-// Pieces per thread, so that one that started late leaves its share to the others.
-constexpr int64_t kPiecesPerThread = 4;
 
 const OpsKernels &kernels_in_use() {
 #if defined(__x86_64__)
@@ -23,50 +21,47 @@ const OpsKernels &kernels_in_use() {
   return ops_generic();
 }
 
-template <class Op>
-struct Rows {
-  const Op &op;
-  void (*kernel)(const Op &, int64_t, int64_t);
-  int64_t num_rows_per_piece;
-  std::atomic<int64_t> next{0};
-
-  static void run(void *context) {
-    Rows &rows = *static_cast<Rows *>(context);
-    for (;;) {
-      const int64_t first = rows.next.fetch_add(rows.num_rows_per_piece);
-      if (first >= rows.op.num_rows) return;
-      const int64_t last = first + rows.num_rows_per_piece;
-      rows.kernel(rows.op, first, last < rows.op.num_rows ? last : rows.op.num_rows);
-    }
-  }
-};
+template <class Op, void (*OpsKernels::*kKernel)(const Op &, int64_t, int64_t)>
+Work over_rows(const Op &op, int64_t row_width) {
+  const auto compute = [](const void *record, int64_t first, int64_t last) {
+    (kernels_in_use().*kKernel)(*static_cast<const Op *>(record), first, last);
+  };
+  const int64_t per_piece = kNumbersPerPiece / row_width;
+  return {&op, compute, op.num_rows, per_piece < 1 ? 1 : per_piece};
+}
 
 template <class Op>
-void over_rows(const Op &op, void (*kernel)(const Op &, int64_t, int64_t), int64_t row_width) {
-  int64_t num_threads = op.num_rows * row_width / kNumbersPerThread;
-  if (num_threads > op.num_threads) num_threads = op.num_threads;
-  if (num_threads <= 1) return kernel(op, 0, op.num_rows);
-  const int64_t num_pieces = num_threads * kPiecesPerThread;
-  Rows<Op> rows{op, kernel, (op.num_rows + num_pieces - 1) / num_pieces};
-  run_on_threads(Rows<Op>::run, &rows, static_cast<int32_t>(num_threads));
+void run(const Op &op, int64_t row_width) {
+  const int64_t num_threads = op.num_rows * row_width / kNumbersPerThread;
+  run_work(work_of(op), num_threads < op.num_threads ? static_cast<int32_t>(num_threads)
+                                                     : op.num_threads);
+}
+
+int64_t width_of(const ost_heads &op) {
+  return (op.num_heads + 2 * int64_t{op.num_kv_heads}) * op.head_dim;
 }
 
 }  // namespace
+
+Work work_of(const ost_add_norm &op) {
+  return over_rows<ost_add_norm, &OpsKernels::add_norm>(op, op.width);
+}
+
+Work work_of(const ost_heads &op) {
+  return over_rows<ost_heads, &OpsKernels::heads>(op, width_of(op));
+}
+
+Work work_of(const ost_gated &op) {
+  return over_rows<ost_gated, &OpsKernels::gated>(op, 2 * int64_t{op.width});
+}
 
 }  // namespace ost
 
 extern "C" {
 
-void ost_ops_add_norm(const ost_add_norm *op) {
-  ost::over_rows(*op, ost::kernels_in_use().add_norm, op->width);
-}
+void ost_ops_add_norm(const ost_add_norm *op) { ost::run(*op, op->width); }
 
-void ost_ops_heads(const ost_heads *op) {
-  const int64_t num_heads = op->num_heads + 2 * int64_t{op->num_kv_heads};
-  ost::over_rows(*op, ost::kernels_in_use().heads, num_heads * op->head_dim);
-}
+void ost_ops_heads(const ost_heads *op) { ost::run(*op, ost::width_of(*op)); }
 
-void ost_ops_gated(const ost_gated *op) {
-  ost::over_rows(*op, ost::kernels_in_use().gated, 2 * int64_t{op->width});
-}
+void ost_ops_gated(const ost_gated *op) { ost::run(*op, 2 * int64_t{op->width}); }
 }

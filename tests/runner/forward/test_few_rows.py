@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.runner.forward.few_rows import FewRows, _Product, for_tiles
+from ostinato.runner.forward.few_rows import FewRows, Product, for_tiles
 from ostinato.runner.forward.packed import PackedWeight
 from ostinato.runner.native.library import Isa, best_isa, current_isa, library, use_isa
 
@@ -111,4 +111,4 @@ def test_new_numbers_in_a_packed_weight_are_multiplied_with() -> None:
 
 
 def test_the_record_is_as_large_as_the_headers() -> None:
-    assert ctypes.sizeof(_Product) == 64
+    assert ctypes.sizeof(Product) == 64

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from ostinato.runner.forward.ops import Heads, HeadShape, NativeOps, Norm, Turns
+from ostinato.runner.forward.ops import NativeOps
+from ostinato.runner.forward.parts import Heads, HeadShape, Norm, Turns
 from ostinato.runner.native.library import Isa, best_isa, current_isa, library, use_isa
 
 NATIVE = library()

@@ -53,6 +53,10 @@ def test_what_lies_between_products_is_what_the_definition_says(built: Path) -> 
     assert "60 cases" in run(built / "test_ops", "60")
 
 
+def test_a_program_computes_what_its_operations_compute(built: Path) -> None:
+    assert "30 cases" in run(built / "test_program", "30")
+
+
 @pytest.mark.nightly
 def test_attention_is_right_for_many_steps(built: Path) -> None:
     assert "400 cases" in run(built / "test_attention", "400", "1000")

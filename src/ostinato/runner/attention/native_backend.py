@@ -19,7 +19,7 @@ from ostinato.runner.attention.native_plan import NativeLimits, NativePlan, Plan
 from ostinato.runner.attention.native_windows import fill_in
 from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
-from ostinato.runner.native.checks import fill_rows
+from ostinato.runner.native.checks import Slots, fill_rows
 from ostinato.runner.native.face import Attention
 from ostinato.runner.native.library import current_isa
 from ostinato.runner.native.store import NativeKVStore
@@ -113,12 +113,8 @@ class NativeStep(AttentionStep):
         """Let each query attend to its sequence up to itself; see ``AttentionStep``."""
         num_tokens, num_heads, _ = queries.shape
         kept = self.store.spec.layers[layer]
-        kind = (style.window, num_heads, kept)
-        call = self._calls.get(kind)
-        if call is None:
-            call = self._calls[kind] = self._planned(num_heads, kept, style.window)
+        attention = self.of_kind(layer, num_heads, style.window)
         output = queries.new_empty(num_tokens, num_heads, kept.value_dim)
-        attention = call.attention
         queries = fill_rows(attention.queries, queries, self._num_tokens, num_heads, kept.key_dim)
         fill_rows(attention.output, output, self._num_tokens, num_heads, kept.value_dim)
         attention.kv = self.store.of_layer(layer)
@@ -130,6 +126,30 @@ class NativeStep(AttentionStep):
         attention.sinks = None if sinks is None else sinks.data_ptr()
         self._backend.compute(attention)
         return output
+
+    @property
+    def slots(self) -> Slots:
+        """Where the step's tokens go."""
+        return self._slots
+
+    @property
+    def copies(self) -> bool:
+        """Whether slots are copied in each layer before it is read."""
+        return len(self._targets) > 0
+
+    def of_kind(self, layer: int, num_heads: int, window: int | None) -> Attention:
+        """Return what a layer's attention shares with all layers of its kind in this step.
+
+        Returns:
+            Filled in but for the layer's own: keys and values, queries, output, sinks, scale and
+            soft cap. Valid as long as the step is.
+        """
+        kept = self.store.spec.layers[layer]
+        kind = (window, num_heads, kept)
+        call = self._calls.get(kind)
+        if call is None:
+            call = self._calls[kind] = self._planned(num_heads, kept, window)
+        return call.attention
 
     def plan(self, num_heads: int, kept: LayerKV, window: int | None) -> NativePlan:
         """Work out, and check, how layers of a kind are read."""

@@ -5,9 +5,13 @@ Files in reading order:
 * ``packed``: how does a weight lie so that products with it are fast?
 * ``few_rows``: how are a few rows multiplied with it as fast as it can be read?
 * ``packing``: which layers of a model get packed weights?
+* ``parts``: what is an operation between products told, besides rows of numbers?
+* ``records``: how does the native library see what an operation works on?
 * ``ops``: how does Python call what lies between products?
 * ``workspace``: where do the numbers of a step lie while it runs?
 * ``decoder``: is a model a decoder that the fused forward knows?
+* ``program``: how are the operations of all layers run by one call?
+* ``small_steps``: how is a step of a few rows computed without Python between its operations?
 * ``fused``: how is a step computed with as few passes over memory as possible?
 * ``places``: which weights does a model have, packed or plain?
 * ``choose``: which forward does a model get?

@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 from ostinato.core.config import ForwardName
 from ostinato.runner.forward.decoder import take_apart, unlike
 from ostinato.runner.forward.fused import FusedForward
-from ostinato.runner.forward.ops import DTYPES, NativeOps
+from ostinato.runner.forward.ops import NativeOps
 from ostinato.runner.forward.packing import can_pack, pack_linears, unpack_linears
+from ostinato.runner.forward.records import DTYPES
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.library import library
 from ostinato.runner.probe import Probed, StepCall, through_blocks

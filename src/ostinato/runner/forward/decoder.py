@@ -23,9 +23,9 @@ from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
 from ostinato.runner.attention.backend import AttentionStyle
-from ostinato.runner.forward.ops import HeadShape, Norm
 from ostinato.runner.forward.packed import PackedLinear, PackedWeight
 from ostinato.runner.forward.packing import stack
+from ostinato.runner.forward.parts import HeadShape, Norm
 
 _NORMS = frozenset({"q_norm", "k_norm"})
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.runner.forward.ops import Matrix
+from ostinato.runner.forward.records import Matrix
 from ostinato.runner.native.library import library
 
 _OUTPUTS = 32
@@ -23,7 +23,9 @@ _PLACES = 4096
 """How many numbers of a weight are looked up among its tiles."""
 
 
-class _Product(ctypes.Structure):
+class Product(ctypes.Structure):
+    """``ost_product``: multiply a few rows with a weight."""
+
     _fields_ = (
         ("inputs", Matrix),
         ("outputs", Matrix),
@@ -60,18 +62,34 @@ class FewRows:
             rows: As many as it ``takes``, shape (num_rows, num_inputs), bfloat16.
             bias: Shape (num_outputs,), bfloat16.
         """
-        num_rows = rows.shape[0]
-        assert self.takes(num_rows) and rows.shape[1] == self._num_inputs, rows.shape
-        assert rows.dtype == torch.bfloat16 and rows.device.type == "cpu", rows.dtype
+        assert self.takes(rows.shape[0]), rows.shape
         if rows.stride(1) != 1:
             rows = rows.contiguous()
+        outputs = rows.new_empty(rows.shape[0], self._num_outputs)
+        bias = None if bias is None else bias.contiguous()
+        self._multiply(ctypes.byref(self.record(rows, bias, outputs)))
+        return outputs
+
+    def record(self, rows: Tensor, bias: Tensor | None, outputs: Tensor) -> Product:
+        """Check and describe a product, which points into the tensors and into this weight.
+
+        Args:
+            rows: Shape (num_rows, num_inputs), bfloat16, each row's numbers side by side.
+            bias: Shape (num_outputs,), contiguous, bfloat16.
+            outputs: Gets it, shape (num_rows, num_outputs); like ``rows``.
+        """
+        num_rows = rows.shape[0]
+        assert rows.shape == (num_rows, self._num_inputs), rows.shape
+        assert outputs.shape == (num_rows, self._num_outputs), outputs.shape
+        for tensor in (rows, outputs):
+            assert tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu", tensor.dtype
+            assert tensor.stride(1) == 1, "rows side by side"
         if bias is not None:
             assert bias.shape == (self._num_outputs,) and bias.dtype == rows.dtype, bias.shape
-            bias = bias.contiguous()
-        outputs = rows.new_empty(num_rows, self._num_outputs)
-        product = _Product(
-            Matrix(rows.data_ptr(), rows.stride(0)),
-            Matrix(outputs.data_ptr(), self._num_outputs),
+            assert bias.is_contiguous() and bias.device.type == "cpu", "a plain vector"
+        return Product(
+            Matrix.of(rows),
+            Matrix.of(outputs),
             self._address,
             None if bias is None else bias.data_ptr(),
             num_rows,
@@ -79,8 +97,6 @@ class FewRows:
             self._num_outputs,
             torch.get_num_threads(),
         )
-        self._multiply(ctypes.byref(product))
-        return outputs
 
 
 def for_tiles(tiles: Tensor, plain: Tensor) -> FewRows | None:

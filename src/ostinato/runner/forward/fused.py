@@ -10,7 +10,8 @@ processor's cache when the next needs it; attention alone sees all rows at once:
                                 │        │ project, turn │ attend │ ...
                                 │        │ ── layer 1 ── │
 
-Behind the last attention, only rows whose logits are wanted go on.
+Behind the last attention, only rows whose logits are wanted go on. A step of a few rows is one call
+instead, where it can be; see ``small_steps``.
 """
 
 from collections.abc import Iterator
@@ -20,8 +21,10 @@ from torch import Tensor
 
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.decoder import Decoder, DecoderLayer, Projection
-from ostinato.runner.forward.ops import Heads, NativeOps, Norm, Turns
+from ostinato.runner.forward.ops import NativeOps
 from ostinato.runner.forward.packed import padded
+from ostinato.runner.forward.parts import Heads, Norm, Turns
+from ostinato.runner.forward.small_steps import SmallSteps
 from ostinato.runner.forward.workspace import Workspace
 from ostinato.runner.heap import LARGEST_KEPT_BYTES
 
@@ -39,6 +42,7 @@ class FusedForward:
         """Take over a decoder whose weights are packed."""
         self._decoder = decoder
         self._ops = ops
+        self._small = SmallSteps(decoder, ops.library)
         self._workspace = Workspace(decoder.head.weight.dtype)
         self._chunk_rows = _chunk_rows(decoder)
 
@@ -65,6 +69,10 @@ class FusedForward:
         cosines, sines = decoder.rotary(embedded, position_ids)
         turns = Turns(cosines[0].contiguous(), sines[0].contiguous())
         stream = embedded[0]  # (num_tokens, width): the residual stream, added to in place
+        small = self._small.run(stream, turns, step)
+        if small is not None:
+            small = small if rows is None else small.index_select(0, rows)
+            return decoder.head.weight.multiply(small, decoder.head.bias())
         normed = self._workspace.rows("normed", *stream.shape)
         for first, last in self._chunks(len(stream)):
             into = normed[first:last]

@@ -15,6 +15,7 @@ oneDNN compiles a kernel for each number of rows that it meets, 0.4 to 10 ms on 
 machine; so rows are padded to 16 sizes per octave, at most a sixteenth more than are there.
 """
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,6 +44,7 @@ class PackedWeight:
         num_rows: Outputs.
         num_columns: Inputs.
         dtype: Format.
+        few: Who multiplies a few rows with it; None leaves all to oneDNN.
     """
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
@@ -51,15 +53,11 @@ class PackedWeight:
         Raises:
             RuntimeError: oneDNN does not take them.
         """
-        self._pack(torch.cat(list(parts)) if len(parts) > 1 else parts[0])
-
-    def _pack(self, plain: Tensor) -> None:
+        plain = (torch.cat(list(parts)) if len(parts) > 1 else parts[0]).detach().contiguous()
         self.num_rows, self.num_columns = plain.shape
         self.dtype = plain.dtype
-        # Without a number of rows, oneDNN picks tiles that do for one row and for thousands.
-        plain = plain.detach().contiguous()
-        self._tiles = torch.ops.mkldnn._reorder_linear_weight(plain, None)
-        self._few = for_tiles(self._tiles, plain)
+        self._tiles = _in_tiles(plain)
+        self.few = for_tiles(self._tiles, plain)
 
     def multiply(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return ``rows @ weight.T + bias``, a fresh tensor.
@@ -74,8 +72,8 @@ class PackedWeight:
         num_tokens = rows.shape[0]
         if num_tokens == 0:
             return rows.new_empty(0, self.num_rows)
-        if self._few is not None and self._few.takes(num_tokens):
-            return self._few.multiply(rows, bias)
+        if self.few is not None and self.few.takes(num_tokens):
+            return self.few.multiply(rows, bias)
         missing = padded(num_tokens) - num_tokens
         if missing:
             rows = functional.pad(rows, (0, 0, 0, missing))
@@ -92,11 +90,22 @@ class PackedWeight:
     def replace(self, first: int, rows: Tensor) -> None:
         """Put other numbers into some rows, from ``first`` on.
 
+        Effects: overwrites the tiles where they lie, since programs point to them.
         Cost: unpacks and packs all of it.
         """
         plain = self.plain()
         plain[first : first + rows.shape[0]].copy_(rows)
-        self._pack(plain)
+        fresh = _in_tiles(plain)
+        memory = torch.ops.mkldnn
+        assert memory._nbytes(fresh) == memory._nbytes(self._tiles), "one shape has one order"
+        ctypes.memmove(memory.data_ptr(self._tiles), memory.data_ptr(fresh), memory._nbytes(fresh))
+
+
+def _in_tiles(plain: Tensor) -> Tensor:
+    """Return a weight in oneDNN's order, shape (num_rows, num_columns), contiguous."""
+    # Without a number of rows, oneDNN picks tiles that do for one row and for thousands.
+    tiles: Tensor = torch.ops.mkldnn._reorder_linear_weight(plain, None)
+    return tiles
 
 
 class PackedLinear(nn.Module):

@@ -8,6 +8,7 @@ is missing, everything runs in plain torch. Files in reading order:
 * ``checks``: what is checked before the library sees a pointer?
 * ``store``: where do keys and values live, if the library is to read them?
 
-Rules: no bound is checked in C++, so every one is checked here, before the call; nothing keeps a
-pointer longer than the call that it was passed to.
+Rules: no bound is checked in C++, so every one is checked here, before the call; C++ keeps no
+pointer longer than the call that it was passed to, and whoever lays pointers down for later calls,
+as a program of the forward does, holds what they point to.
 """

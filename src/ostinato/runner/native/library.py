@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 PATH = Path(__file__).with_name("libostinato_native.so")
 """Where the build puts the library."""
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 """The version of the header that these files were written for."""
 
 

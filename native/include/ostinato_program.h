@@ -1,0 +1,54 @@
+/* How is a whole step of a model run by one call?
+ *
+ * A program is the operations of all layers in order, laid down once: each names a record that says
+ * where its numbers lie. From step to step only the number of rows changes, and what the records
+ * of attention point to. As in ostinato_native.h, whoever calls has checked every bound
+ * (src/ostinato/runner/forward/program.py).
+ */
+#ifndef OSTINATO_PROGRAM_H
+#define OSTINATO_PROGRAM_H
+
+#include "ostinato_ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What an operation does, and of which type its record is. */
+enum ost_operation_kind {
+  OST_ADD_NORM = 0, /* ost_add_norm */
+  OST_HEADS = 1,    /* ost_heads */
+  OST_GATED = 2,    /* ost_gated */
+  OST_PRODUCT = 3,  /* ost_product */
+  OST_WRITE = 4,    /* ost_write */
+  OST_ATTEND = 5    /* ost_layer_attention */
+};
+
+typedef struct ost_operation {
+  void *record; /* its number of rows is written when the program is run */
+  int64_t kind;
+} ost_operation;
+
+/* Store keys and values of the step's tokens, as ost_kv_write does. */
+typedef struct ost_write {
+  ost_kv kv;
+  ost_rows keys;
+  ost_rows values;
+  const int64_t *slots; /* (num_rows,), all different */
+  int64_t num_rows;
+} ost_write;
+
+/* One layer's attention: what it shares with other layers of its kind is looked up in each step. */
+typedef struct ost_layer_attention {
+  ost_attention layer;       /* kv, queries, output, sinks, scale and soft cap are the layer's own */
+  const ost_attention *step; /* all the rest is this one's */
+} ost_layer_attention;
+
+/* Run operations one after the other on num_rows rows, each on all threads. */
+OST_EXPORT void ost_run_program(const ost_operation *operations, int64_t num_operations,
+                                int64_t num_rows, int32_t num_threads);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,163 @@
+// Does a program compute what its operations compute one by one, on any number of threads?
+#include <functional>
+
+#include "ostinato_program.h"
+#include "scene.h"
+
+namespace {
+
+// Rows of bfloat16 that end where nobody may read.
+struct Matrix {
+  Matrix(int64_t num_rows, int64_t width) : numbers(num_rows * width), view{numbers.data(), width} {
+    std::memset(numbers.data(), 0xff, numbers.size() * 2);
+  }
+  void fill(Random &random) {
+    for (int64_t i = 0; i < numbers.size(); ++i)
+      ost::store_element(numbers.data(), OST_BFLOAT16, i, random.normal());
+  }
+  void copy(Matrix &other) { std::memcpy(numbers.data(), other.numbers.data(), numbers.size() * 2); }
+  bool equals(Matrix &other) {
+    return std::memcmp(numbers.data(), other.numbers.data(), numbers.size() * 2) == 0;
+  }
+
+  Guarded<uint16_t> numbers;
+  ost_matrix view;
+};
+
+// Norm, gate and up, gate, down, add: what is between two attentions, on buffers of its own.
+struct FeedForward {
+  FeedForward(Random &random, int32_t num_rows, int32_t width_, int32_t inner_)
+      : rows(num_rows), width(width_), inner(inner_), stream(rows, width), normed(rows, width),
+        gate_up(rows, 2 * inner), gated(rows, inner), down(rows, width), norm_weight(1, width),
+        up_tiles(2 * inner, width), down_tiles(width, inner), bias(1, width) {
+    for (Matrix *matrix : {&stream, &norm_weight, &up_tiles, &down_tiles, &bias})
+      matrix->fill(random);
+    // What the number of rows is when a record is laid down is of no account.
+    add = {stream.view, {nullptr, 0}, normed.view, norm_weight.view.data, 77, width, OST_BFLOAT16,
+           1e-5f, 1};
+    up = {normed.view, gate_up.view, up_tiles.view.data, nullptr, 77, width, 2 * inner, 1};
+    gate = {gate_up.view, gated.view, 77, inner, OST_BFLOAT16, 1};
+    back = {gated.view, down.view, down_tiles.view.data, bias.view.data, 77, inner, width, 1};
+    add_back = add;
+    add_back.addend = down.view;
+  }
+  std::vector<ost_operation> operations() {
+    return {{&add, OST_ADD_NORM},
+            {&up, OST_PRODUCT},
+            {&gate, OST_GATED},
+            {&back, OST_PRODUCT},
+            {&add_back, OST_ADD_NORM}};
+  }
+  void one_by_one() {
+    add.num_rows = gate.num_rows = add_back.num_rows = rows;
+    up.num_rows = back.num_rows = rows;
+    ost_ops_add_norm(&add);
+    ost_ops_product(&up);
+    ost_ops_gated(&gate);
+    ost_ops_product(&back);
+    ost_ops_add_norm(&add_back);
+  }
+
+  int32_t rows, width, inner;
+  Matrix stream, normed, gate_up, gated, down, norm_weight, up_tiles, down_tiles, bias;
+  ost_add_norm add, add_back;
+  ost_product up, back;
+  ost_gated gate;
+};
+
+void check_feed_forward(uint32_t seed) {
+  Random random(seed);
+  const int32_t rows = random.between(1, ost_ops_product_rows());
+  FeedForward f(random, rows, 32 * random.between(1, 5), 32 * random.between(1, 9));
+  Matrix before(rows, f.width), stream(rows, f.width), normed(rows, f.width);
+  before.copy(f.stream);
+  f.one_by_one();
+  stream.copy(f.stream);
+  normed.copy(f.normed);
+  f.stream.copy(before);
+  std::vector<ost_operation> operations = f.operations();
+  ost_run_program(operations.data(), static_cast<int64_t>(operations.size()), rows,
+                  random.between(1, 4));
+  if (!f.stream.equals(stream) || !f.normed.equals(normed)) fail(seed, "a program differs");
+}
+
+// The scene's rows as keys and values of a layer, and its attention.
+void check_attention(uint32_t seed) {
+  Scene s(seed);
+  const int32_t rows = s.num_rows();
+  const auto make = [&] { return Tensor(rows, s.num_heads(), s.value_dim, s.out_dtype, 0); };
+  Tensor expected = make(), found = make();
+  Guarded<float> partials(int64_t{s.num_partials} * s.num_heads() * (s.value_dim + 2));
+  ost_attention step{};
+  step.tokens = s.tokens.data();
+  step.positions = s.positions.data();
+  step.blocks = s.blocks.data();
+  step.segments = s.segments.data();
+  step.items = s.items.data();
+  step.merge_rows = s.merge_rows.data();
+  step.merge_starts = s.merge_starts.data();
+  step.merge_partials = s.merge_partials.data();
+  step.partials = partials.data();
+  step.num_heads = s.num_heads();
+  step.num_items = static_cast<int32_t>(s.items.size());
+  step.num_merges = static_cast<int32_t>(s.merge_rows.size());
+  step.window = s.window;
+  step.num_threads = 1;
+  ost_layer_attention layer{};
+  layer.layer.kv = s.store->kv;
+  layer.layer.queries = s.queries->rows;
+  layer.layer.sinks = s.has_sinks ? s.sinks.data() : nullptr;
+  layer.layer.scale = s.scale;
+  layer.layer.soft_cap = s.soft_cap;
+  layer.layer.output = found.rows;
+  layer.step = &step;
+  const ost_operation operation{&layer, OST_ATTEND};
+  ost_run_program(&operation, 1, rows, s.random.between(1, 4));
+  ost_attention alone = layer.layer;
+  alone.output = expected.rows;
+  ost_attend(&alone);
+  for (int32_t row = 0; row < rows; ++row)
+    for (int32_t head = 0; head < s.num_heads(); ++head)
+      for (int32_t d = 0; d < s.value_dim; ++d)
+        if (found.at(row, head, d) != expected.at(row, head, d)) fail(seed, "attention differs");
+}
+
+void check_write(uint32_t seed) {
+  Random random(seed);
+  const int32_t rows = random.between(1, 32), heads = random.between(1, 4), size = 32;
+  Tensor keys(rows, heads, size, OST_BFLOAT16, 0), values(rows, heads, size, OST_BFLOAT16, 0);
+  for (int32_t row = 0; row < rows; ++row)
+    for (int32_t head = 0; head < heads; ++head)
+      for (int32_t d = 0; d < size; ++d) {
+        keys.set(row, head, d, random.normal());
+        values.set(row, head, d, random.normal());
+      }
+  std::vector<int64_t> slots(64);
+  for (size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<int64_t>(i);
+  random.shuffle(slots);
+  Store store(4, OST_BFLOAT16, heads, size, size, 16);
+  ost_write write{store.kv, keys.rows, values.rows, slots.data(), 77};
+  const ost_operation operation{&write, OST_WRITE};
+  ost_run_program(&operation, 1, rows, random.between(1, 4));
+  for (int32_t row = 0; row < rows; ++row)
+    for (int32_t head = 0; head < heads; ++head)
+      for (int32_t d = 0; d < size; ++d)
+        if (store.key(slots[row], head, d) != keys.at(row, head, d) ||
+            store.value(slots[row], head, d) != values.at(row, head, d))
+          fail(seed, "a slot differs");
+}
+
+}  // namespace
+
+int main(int argc, char **argv) {
+  const uint32_t num_cases = argc > 1 ? std::atoi(argv[1]) : 40;
+  for (int32_t isa = 0; isa <= ost_best_isa(); ++isa) {
+    ost_use_isa(isa);
+    for (uint32_t seed = 0; seed < num_cases; ++seed) {
+      if (ost_ops_product_rows() > 0) check_feed_forward(seed);
+      check_attention(seed);
+      check_write(seed);
+    }
+    std::printf("%s: %u cases\n", name_of_isa(isa), num_cases);
+  }
+}

@@ -1,0 +1,96 @@
+"""How are the operations of all layers run by one call?
+
+``native/include/ostinato_program.h`` is the other side. A program is laid down once, on buffers
+that stay: operation after operation, each with a record that says where its numbers lie. To run it
+takes one call, whatever it is made of; the library's threads go through it together and wait for
+nothing but each other's results. What a step brings of its own, its number of rows and how its
+attention is read, is filled in before the call.
+"""
+
+import ctypes
+import enum
+from typing import Any
+
+from ostinato.runner.forward.few_rows import Product
+from ostinato.runner.forward.records import AddNorm, Gated, TakeApart
+from ostinato.runner.native.face import Attention, Kv, Rows
+
+
+class Kind(enum.IntEnum):
+    """``ost_operation_kind``."""
+
+    ADD_NORM = 0
+    HEADS = 1
+    GATED = 2
+    PRODUCT = 3
+    WRITE = 4
+    ATTEND = 5
+
+
+class Write(ctypes.Structure):
+    """``ost_write``: store one layer's keys and values of the step's tokens."""
+
+    _fields_ = (
+        ("kv", Kv),
+        ("keys", Rows),
+        ("values", Rows),
+        ("slots", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int64),
+    )
+
+
+class Attend(ctypes.Structure):
+    """``ost_layer_attention``: what is the layer's own, and where what is the step's is found."""
+
+    _fields_ = (("layer", Attention), ("step", ctypes.c_void_p))
+
+
+Record = AddNorm | TakeApart | Gated | Product | Write | Attend
+
+_KINDS: dict[type[Any], Kind] = {
+    AddNorm: Kind.ADD_NORM,
+    TakeApart: Kind.HEADS,
+    Gated: Kind.GATED,
+    Product: Kind.PRODUCT,
+    Write: Kind.WRITE,
+    Attend: Kind.ATTEND,
+}
+
+
+class _Operation(ctypes.Structure):
+    _fields_ = (("record", ctypes.c_void_p), ("kind", ctypes.c_int64))
+
+
+class Program:
+    """Operations in the order in which they are run."""
+
+    def __init__(self, library: ctypes.CDLL, records: list[Record], most_rows: int) -> None:
+        """Lay operations down.
+
+        Args:
+            library: Runs them.
+            records: Each has room for ``most_rows`` rows, and was checked when it was made; whoever
+                runs the program keeps what they point to.
+            most_rows: Of a run.
+        """
+        self._run = library.ost_run_program
+        self._run.restype = None
+        self._run.argtypes = (
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_int64,
+            ctypes.c_int32,
+        )
+        self._records = records
+        self._operations = (_Operation * len(records))(
+            *(_Operation(ctypes.addressof(r), _KINDS[type(r)]) for r in records)
+        )
+        self._most_rows = most_rows
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def run(self, num_rows: int, num_threads: int) -> None:
+        """Run all operations on some rows."""
+        assert 0 < num_rows <= self._most_rows, num_rows
+        self._run(self._operations, len(self._records), num_rows, num_threads)

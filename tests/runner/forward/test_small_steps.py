@@ -1,0 +1,200 @@
+"""A step of a few rows is one program: the same numbers as operation by operation."""
+
+import ctypes
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ostinato import LLM, SamplingParams
+from ostinato.core.plan import CopyRun
+from ostinato.runner.attention.native_backend import NativeAttention
+from ostinato.runner.forward.fused import FusedForward
+from ostinato.runner.forward.places import replace_weights
+from ostinato.runner.forward.program import Attend, Program, Write
+from ostinato.runner.forward.small_steps import SmallSteps
+from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.native.face import Attention
+from ostinato.runner.native.library import Isa, best_isa, current_isa, library, use_isa
+from tests.runner.bench import Bench, own_logits, random_prompt
+from tests.support.checkpoints import Checkpoints
+
+NATIVE = library()
+pytestmark = pytest.mark.skipif(
+    NATIVE is None or best_isa(NATIVE) < Isa.AVX512_BF16,
+    reason="needs the native library, and a processor that multiplies bfloat16",
+)
+
+TILED: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+"""Sizes that tiles divide."""
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "qwen3": ("qwen3", {}),
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "windows": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _isa_as_before() -> Iterator[None]:
+    before = current_isa(NATIVE)
+    yield
+    use_isa(NATIVE, before)
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows each program that is run has."""
+    seen: list[int] = []
+    run = Program.run
+
+    def note(self: Program, num_rows: int, num_threads: int) -> None:
+        seen.append(num_rows)
+        run(self, num_rows, num_threads)
+
+    monkeypatch.setattr(Program, "run", note)
+    return seen
+
+
+def bench_of(loaded: LoadedModel) -> Bench:
+    assert NATIVE is not None
+    return Bench(loaded, block_size=16, attention=NativeAttention(NATIVE))
+
+
+def small_steps(loaded: LoadedModel) -> Tensor:
+    """All logits of a prompt that is computed in small steps, beside a stranger."""
+    bench = bench_of(loaded)
+    ours, stranger = (bench.sequence(random_prompt(seed, 31)) for seed in (1, 2))
+    rows = []
+    for length in (7, 1, 15, 1, 7):
+        steps = [sequence.next(length) for sequence in (stranger, ours)]
+        targets = [array("I", [0] * length)] * 2
+        both = [replace(s, prompt_targets=t) for s, t in zip(steps, targets, strict=True)]
+        rows.append(bench.logits(*both)[length:].clone())
+    return torch.cat(rows)
+
+
+def operation_by_operation(monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel) -> Tensor:
+    with monkeypatch.context() as patch:
+        patch.setattr(SmallSteps, "run", lambda *_: None)
+        return small_steps(loaded)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_program_gives_the_very_logits_of_its_operations_one_by_one(
+    checkpoints: Checkpoints,
+    monkeypatch: pytest.MonkeyPatch,
+    programs: list[int],
+    kind: str,
+    threads: int,
+) -> None:
+    family, changes = KINDS[kind]
+    loaded = load_model(checkpoints.path(family, **TILED, **changes), "bfloat16")
+    assert isinstance(loaded.fused, FusedForward)
+    assert programs, "the probe's steps went through it"
+    programs.clear()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = small_steps(loaded)
+        assert programs == [14, 2, 30, 2, 14]
+        expected = operation_by_operation(monkeypatch, loaded)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found, expected)
+
+
+def test_new_weights_and_biases_are_computed_with(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, programs: list[int]
+) -> None:
+    """A program points to weights, which are overwritten where they lie."""
+    loaded = load_model(checkpoints.path("llama", attention_bias=True, **TILED), "bfloat16")
+    old = small_steps(loaded)
+    weights = loaded.model.state_dict()
+    projections = ("k_proj", "down_proj", "norm")
+    new = {n: -w for n, w in weights.items() if any(name in n for name in projections)}
+    assert any(name.endswith("k_proj.bias") for name in new)
+
+    replace_weights(loaded.model, new)
+
+    programs.clear()
+    found = small_steps(loaded)
+    assert programs
+    assert not torch.equal(found, old)
+    assert torch.equal(found, operation_by_operation(monkeypatch, loaded))
+
+
+def test_runners_take_turns(checkpoints: Checkpoints) -> None:
+    """A program is laid down on one store; the next step may be on another."""
+    loaded = load_model(checkpoints.path("qwen3", **TILED), "bfloat16")
+    prompt = random_prompt(3, 20)
+    expected = own_logits(loaded, prompt)[-1]
+    benches = [bench_of(loaded) for _ in range(2)]
+    sequences = [bench.sequence(prompt) for bench in benches]
+    for bench, sequence in zip(benches, sequences, strict=True):
+        bench.logits(sequence.next(19))
+    for bench, sequence in zip(benches, sequences, strict=True):
+        (found,) = bench.logits(sequence.rest())
+        assert (found - expected).abs().max() <= 0.05 * expected.std()
+
+
+def test_layers_of_several_groups_have_stores_and_slots_of_their_own(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, programs: list[int]
+) -> None:
+    family, changes = KINDS["windows"]
+    path = str(checkpoints.path(family, **TILED, **changes))
+    params = SamplingParams(max_tokens=24, temperature=0.0, detokenize=False, ignore_eos=True)
+    answers = []
+    for patched in (False, True):
+        if patched:
+            monkeypatch.setattr(SmallSteps, "run", lambda *_: None)
+        llm = LLM(path, dtype="bfloat16", num_blocks=32, block_size=16)
+        assert llm.engine.runner.groups.num_groups == 2
+        programs.clear()
+        [output] = llm.generate(random_prompt(5, 24), params, use_tqdm=False)
+        answers.append(output.outputs[0].token_ids)
+        assert bool(programs) != patched
+        llm.close()
+    assert answers[0] == answers[1]
+
+
+def test_what_is_no_small_step_goes_operation_by_operation(
+    checkpoints: Checkpoints, programs: list[int]
+) -> None:
+    """Too many rows, copies of slots, and an instruction set without products of a few rows."""
+    assert NATIVE is not None
+    loaded = load_model(checkpoints.path("llama", **TILED), "bfloat16")
+    bench = bench_of(loaded)
+    sequence = bench.sequence(random_prompt(4, 60))
+    programs.clear()
+    bench.step(sequence.next(33))
+    copy = CopyRun(bench.slot(sequence, 0), bench.slot(bench.sequence([1]), 0), 1, 0)
+    bench.step(sequence.next(1), copies=[copy])
+    use_isa(NATIVE, Isa.AVX2)
+    bench.step(sequence.next(1))
+    assert programs == []
+    use_isa(NATIVE, best_isa(NATIVE))
+    bench.step(sequence.next(1))
+    assert programs == [1]
+
+
+def test_weights_that_tiles_do_not_divide_have_no_program(
+    checkpoints: Checkpoints, programs: list[int]
+) -> None:
+    loaded = load_model(checkpoints.path("llama", **TILED | {"intermediate_size": 80}), "bfloat16")
+    small_steps(loaded)
+    assert loaded.fused is not None and programs == []
+
+
+def test_records_are_as_large_as_the_headers() -> None:
+    assert ctypes.sizeof(Write) == 128
+    assert ctypes.sizeof(Attend) == ctypes.sizeof(Attention) + 8
