@@ -175,6 +175,13 @@ def tools_list(app: Application, number: int, faulty: bool) -> dict[str, Any]:
     return chat(app, app.head, tools=tools)
 
 
+def tools_text(app: Application, number: int, faulty: bool) -> dict[str, Any]:
+    tools = app.tools()
+    if faulty:
+        tools[0]["function"]["description"] += f" It is {at(number):%H:%M:%S}."
+    return chat(app, app.head, tools=tools)
+
+
 def few_shot_order(app: Application, number: int, faulty: bool) -> dict[str, Any]:
     examples = app.examples()
     pairs = [examples[i : i + 2] for i in range(0, 8, 2)]
@@ -221,6 +228,7 @@ FAULTS: dict[str, Plant] = {
     "json_keys": json_keys,
     "tools_order": tools_order,
     "tools_list": tools_list,
+    "tools_text": tools_text,
     "few_shot_order": few_shot_order,
     "reasoning": reasoning,
     "seam": seam,

@@ -32,7 +32,7 @@ def tokenizer() -> Tokenizer:
 
 @cache
 def report_of_all() -> LintReport:
-    """Fourteen applications, a fault in each."""
+    """Fifteen applications, a fault in each."""
     return lint(log(set(FAULTS)), tokenizer())
 
 
@@ -104,6 +104,82 @@ def test_a_log_without_times_counts_as_an_hour():
     requests = [parse_request(json.dumps(chat(Application("a"), f"Now {n}")), n) for n in range(3)]
     report = lint(requests, tokenizer())
     assert (report.hours, report.has_times) == (1.0, False)
+
+
+def test_keys_in_varying_order_are_found_in_tools_as_well():
+    """To Python, objects with their keys in another order are equal; to a tokenizer they differ."""
+    app = Application("typed")
+    bodies = []
+    for _ in range(12):
+        tools = app.tools()
+        for tool in tools:
+            items = list(tool["function"].items())
+            app.random.shuffle(items)
+            tool["function"] = dict(items)
+        bodies.append(chat(app, app.head, tools=tools))
+    [finding] = lint(requests_of(bodies), tokenizer()).findings
+    assert finding.kind == "json_keys" and finding.after > 0.8
+
+
+def test_tools_that_come_and_go_in_one_order_are_not_told_to_keep_it():
+    """Whatever came first: an order that no list contradicts is one order."""
+    app = Application("seasonal")
+    tools = app.tools()
+    chosen = [[1, 3, 5], [0, 1, 2], [2, 4, 5], [0, 3], [1, 2, 3, 4], [0, 5]] * 3
+    bodies = [chat(app, app.head, tools=[tools[i] for i in places]) for places in chosen]
+    [finding] = lint(requests_of(bodies), tokenizer()).findings
+    assert finding.kind == "tools_list"
+
+
+def test_findings_say_what_is_mended_before_them():
+    """Ranked by what they save, they do not stand in the order in which they were mended."""
+    app = Application("crowd")
+    bodies = []
+    for number in range(16):
+        tools = app.tools()
+        app.random.shuffle(tools)
+        bodies.append(chat(app, f"Case #{number}. {app.head}", tools=tools))
+    found = {f.kind: f for f in lint(requests_of(bodies), tokenizer()).findings}
+    assert found["tools_order"].behind == () and found["counter"].behind == ("tools_order",)
+    assert found["counter"].before == found["tools_order"].after
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        ("<time>{epoch}</time>", "timestamp"),
+        ("<now>{clock}</now># Role: ", "timestamp"),
+        ("現在時刻は{clock}です。", "timestamp"),
+        ("trace={nonce};", "nonce"),
+        ('<ticket no="{count}"/>', "counter"),
+    ],
+)
+def test_what_changes_is_known_among_tags_and_where_no_blanks_are_written(head, kind):
+    app = Application(kind)
+    rules = "あなたは親切な助手です。質問に短く答え、資料を引用してください。" * 9
+    bodies = [
+        chat(
+            app,
+            head.format(
+                epoch=int(at(number).timestamp()),
+                clock=f"{at(number):%H:%M:%S}",
+                nonce=f"{app.random.getrandbits(64):016x}",
+                count=number + 7,
+            )
+            + (rules if "現" in head else app.head),
+        )
+        for number in range(12)
+    ]
+    report = lint(requests_of(bodies), word_tokenizer())
+    assert [finding.kind for finding in report.findings] == [kind]
+    assert report.num_groups == 1
+
+
+def test_progress_is_told_of_each_request_twice():
+    told: list[int] = []
+    lint(requests_of([chat(Application("a"), f"Now {n}") for n in range(5)]), tokenizer(),
+         progress=told.append)  # fmt: skip
+    assert sum(told) == 10
 
 
 def test_requests_are_grouped_by_template():

@@ -11,6 +11,7 @@ from rich.text import Text
 from ostinato.cli import _engine_options as options
 from ostinato.cli._quantities import count
 from ostinato.cli._tokenizer import ModelOfTokens, load_tokenizer
+from ostinato.cli._trace_source import progress_bar
 from ostinato.lab.lines import BrokenLine
 from ostinato.lab.lint import Finding, LintReport, lint
 from ostinato.lab.request_log import read_request_log
@@ -42,8 +43,8 @@ def run(
     """
     log = read_request_log(requests, "skip" if skip_broken else "refuse")
     tokenizer = load_tokenizer(model)
-    with Console(stderr=True).status(f"Replaying {len(log.requests):,} requests ..."):
-        report = lint(log.requests, tokenizer, block_size)
+    with progress_bar("Requests, grouped and mended", 2 * len(log.requests)) as advance:
+        report = lint(log.requests, tokenizer, block_size, advance)
     if as_json:
         typer.echo(json.dumps(report.as_dict(), indent=2, ensure_ascii=False))
     else:
@@ -87,8 +88,10 @@ def _lines(place: int, finding: Finding, report: LintReport) -> list[Text]:
         shown = ", ".join(repr(example[:40]) for example in finding.examples)
         behind = f"behind {finding.where[-40:]!r}: " if finding.where else "at the beginning: "
         lines.append(Text(f"   {behind}{shown}"))
+    behind = f", with {' and '.join(finding.behind)} mended" if finding.behind else ""
+    ratios = f"{finding.before:.1%} -> {finding.after:.1%}"
     lines += [
-        Text(f"   hit ratio {finding.before:.1%} -> {finding.after:.1%}", style="green"),
+        Text(f"   hit ratio {ratios}{behind}", style="green"),
         Text(f"   {finding.advice}", style="cyan"),
     ]
     return lines

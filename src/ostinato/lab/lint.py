@@ -9,7 +9,8 @@ first, each on top of those before it; what saves nothing is not reported::
                + white space mended: 8,100    nothing saved: no finding
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -40,6 +41,7 @@ class Finding:
         saved_tokens_per_hour: The same by the log's time.
         before: Hit ratio without it, and with the findings before it mended.
         after: Hit ratio with it.
+        behind: Kinds of the findings of the same template that are mended before.
     """
 
     kind: str
@@ -52,6 +54,7 @@ class Finding:
     saved_tokens_per_hour: float
     before: float
     after: float
+    behind: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,10 @@ class _Trial:
 
 
 def lint(
-    requests: Sequence[LoggedRequest], tokenizer: Tokenizer, block_size: int = 16
+    requests: Sequence[LoggedRequest],
+    tokenizer: Tokenizer,
+    block_size: int = 16,
+    progress: Callable[[int], None] | None = None,
 ) -> LintReport:
     """Find what breaks prefixes early.
 
@@ -100,19 +106,23 @@ def lint(
         requests: In the order in which they came.
         tokenizer: Of the model that they were sent to.
         block_size: Of the cache.
+        progress: Is told of requests: some at a time when they were put into a group, and once
+            more when all remedies of their group were tried.
 
     Cost: for each group at most a replay per pair of remedies that change something.
     """
     hours, has_times = _hours(requests)
     findings: list[Finding] = []
     prompts = computed = mended = 0
-    groups = group_requests(requests)
+    tell = progress or (lambda _count: None)
+    groups = group_requests(requests, tell)
     for group in groups:
         trials = _mend(group, tokenizer, block_size)
         findings += _findings(group, trials, hours)
         prompts += trials[0].result.prompt_tokens
         computed += trials[0].result.computed_tokens
         mended += trials[-1].result.computed_tokens
+        tell(len(group.requests))
     findings.sort(key=lambda finding: -finding.saved_tokens)
     return LintReport(
         tuple(findings), len(requests), len(groups), hours, has_times, prompts, computed, mended
@@ -151,14 +161,22 @@ def _changes(remedy: Remedy, group: Group, known: Sequence[Remedy]) -> bool:
     if remedy.rewrite is None:
         return True
     requests = list(group.requests)
-    if remedy.rewrite(requests) != requests:
+    if not _are_same(remedy.rewrite(requests), requests):
         return True
     for other in known:
         if other is remedy:
-            return remedy.rewrite(requests) != requests
+            return not _are_same(remedy.rewrite(requests), requests)
         if other.rewrite is not None:
             requests = other.rewrite(requests)
     return False
+
+
+def _are_same(mine: Sequence[LoggedRequest], theirs: Sequence[LoggedRequest]) -> bool:
+    """Whether bodies are written alike; equal objects may have their keys in another order."""
+    return all(
+        a.body is b.body or json.dumps(a.body) == json.dumps(b.body)
+        for a, b in zip(mine, theirs, strict=True)
+    )
 
 
 def _findings(group: Group, trials: Sequence[_Trial], hours: float) -> list[Finding]:
@@ -178,6 +196,7 @@ def _findings(group: Group, trials: Sequence[_Trial], hours: float) -> list[Find
                 saved / hours,
                 before.result.hit_ratio,
                 after.result.hit_ratio,
+                tuple(remedy.kind for remedy in before.remedies),
             )
         )
     return findings

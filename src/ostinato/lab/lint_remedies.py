@@ -65,6 +65,8 @@ def remedies_for(group: Group) -> list[Remedy]:
         Remedy("tools_order", "list the tools in one order", sort_tools),
         Remedy("tools_list", "send one list of tools always, and say which may be called "
                "(tool_choice)", unite_tools),
+        Remedy("tools_text", "write each tool in the same words always; what changes goes to the "
+               "end of the last message", settle_tools),
         Remedy("few_shot_order", "keep the examples in one order", sort_examples),
         *_slot_remedies(group),
         Remedy("seam", "tokenize earlier text as it was: tokens merge where new text is put "
@@ -89,11 +91,8 @@ def sort_keys(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
 
 
 def sort_tools(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
-    """List tools in the order in which they came first."""
-    places: dict[str, int] = {}
-    for request in requests:
-        for tool in _tools(request):
-            places.setdefault(_tool_name(tool), len(places))
+    """List tools in one order; lists that never contradict each other stay."""
+    places = {name: place for place, name in enumerate(_tool_order(requests))}
     return [
         _with_tools(r, sorted(_tools(r), key=lambda tool: places[_tool_name(tool)]))
         for r in requests
@@ -101,11 +100,12 @@ def sort_tools(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
 
 
 def unite_tools(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
-    """Send every tool that any request of the group has, in the order in which they came."""
-    every: dict[str, Any] = {}
+    """Send every tool that any request of the group has, in one order if they came in one."""
+    known: dict[str, Any] = {}
     for request in requests:
         for tool in _tools(request):
-            every.setdefault(_tool_name(tool), tool)
+            known.setdefault(_tool_name(tool), tool)
+    every = {name: known[name] for name in _tool_order(requests)}
 
     def united(request: LoggedRequest) -> list[Any]:
         mine = {_tool_name(tool): tool for tool in _tools(request)}
@@ -115,6 +115,42 @@ def unite_tools(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
         return [*mine.values(), *rest]  # their order is another remedy's
 
     return [_with_tools(r, united(r)) if _tools(r) else r for r in requests]
+
+
+def settle_tools(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
+    """Send each tool as it came first; what it says now goes behind the last message."""
+    first: dict[str, Any] = {}
+    mended = []
+    for request in requests:
+        settled, changed = [], []
+        for tool in _tools(request):
+            known = first.setdefault(_tool_name(tool), tool)
+            settled.append(known)
+            if known != tool:
+                changed.append(json.dumps(tool, ensure_ascii=False))
+        mended.append(_with_tail(_with_tools(request, settled), changed) if changed else request)
+    return mended
+
+
+def _tool_order(requests: Sequence[LoggedRequest]) -> list[str]:
+    """Return all tools in an order that no list of them contradicts, or else few do.
+
+    Of those that nothing has to stand before, the one that came first goes next; where lists
+    contradict each other, the one that came first of all.
+    """
+    before: dict[str, set[str]] = {}
+    for request in requests:
+        names = list(dict.fromkeys(map(_tool_name, _tools(request))))
+        for place, name in enumerate(names):
+            before.setdefault(name, set()).update(names[:place][-1:])
+    order: list[str] = []
+    while before:
+        ready = next((name for name, others in before.items() if not others), next(iter(before)))
+        del before[ready]
+        for others in before.values():
+            others.discard(ready)
+        order.append(ready)
+    return order
 
 
 def sort_examples(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
@@ -180,21 +216,25 @@ def _move_to_tail(
     text, values = TemplateText(head_of(request.body), pattern).without(slots)
     if not values:
         return request
-    tail = "\n" + " ".join(values)
     if isinstance(request.body.get("prompt"), str):
-        return replace(request, body={**request.body, "prompt": text + tail})
+        return _with_tail(replace(request, body={**request.body, "prompt": text}), values)
     messages = _messages(request)
     num_leading = next(
         (i for i, m in enumerate(messages) if m["role"] not in ("system", "developer")),
         len(messages),
     )
-    head = [{**messages[0], "content": text}]
-    rest = list(messages[num_leading:])
-    if rest:
-        rest[-1] = {**rest[-1], "content": text_of(rest[-1]) + tail}
-    else:
-        head[0]["content"] = text + tail
-    return _with_messages(request, [*head, *rest])
+    head = {**messages[0], "content": text}
+    return _with_tail(_with_messages(request, [head, *messages[num_leading:]]), values)
+
+
+def _with_tail(request: LoggedRequest, values: Sequence[str]) -> LoggedRequest:
+    """Put texts behind a request's prompt, or behind its last message."""
+    tail = "\n" + " ".join(values)
+    if isinstance(request.body.get("prompt"), str):
+        return replace(request, body={**request.body, "prompt": request.body["prompt"] + tail})
+    messages = list(_messages(request))
+    messages[-1:] = [{**last, "content": text_of(last) + tail} for last in messages[-1:]]
+    return _with_messages(request, messages)
 
 
 def _map_earlier(request: LoggedRequest, change: Callable[[str], str]) -> LoggedRequest:

@@ -7,7 +7,6 @@ misses for its content.
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from ostinato.cache.manager import CacheManager
 from ostinato.core.config import CacheConfig
@@ -66,9 +65,20 @@ class Seams:
             candidate = self._texts[place - 1] if place else ""
             if text.startswith(candidate):
                 return candidate
-            pairs = zip(candidate, query, strict=False)
-            query = query[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))]
+            query = query[: _num_alike(candidate, query)]
         return ""
+
+
+def _num_alike(mine: str, theirs: str) -> int:
+    """Return how many letters two texts begin with alike, by comparing halves."""
+    alike, most = 0, min(len(mine), len(theirs))
+    while alike < most:
+        middle = (alike + most + 1) // 2
+        if mine[alike:middle] == theirs[alike:middle]:
+            alike = middle
+        else:
+            most = middle - 1
+    return alike
 
 
 def replay(

@@ -16,7 +16,7 @@ Source: log parsing by alignment, as in Drain (He et al., ICWS 2017).
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import cached_property
@@ -36,9 +36,17 @@ MOST_PAIRS = 250_000
 """Pairs of words that are aligned word by word; of longer texts, runs of three words are."""
 
 _SLOT = "\0"
+_WORDS = re.compile(
+    r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\s\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+"
+)
+"""Words between blanks; where none are written, in Chinese, Japanese and Korean, letters."""
+
+_PIECES = re.compile(r"[\w.:+%-]+")
+"""What may be a time or an id by itself: ``<at>10:42</at>`` has two pieces, one of them twice."""
+
 _PUNCTUATION = " .,;:!?()[]\"'`<>"
 _TIME = re.compile(r"\d{1,2}:\d{2}")
-_EPOCH = re.compile(r"1[5-9]\d{8}(\d{3})?(\.\d+)?")
+_EPOCH = re.compile(r"(?<![0-9a-z])1[5-9]\d{8}(\d{3})?(\.\d+)?(?![0-9a-z])", re.IGNORECASE)
 _MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
 _DATE = re.compile(
     rf"\d{{4}}-\d\d-\d\d|\d\d?[./]\d\d?[./]\d{{2,4}}|\b({_MONTHS})[a-z]*\.? \d|"
@@ -127,15 +135,18 @@ class Group:
         return slots
 
 
-def group_requests(requests: Sequence[LoggedRequest]) -> list[Group]:
-    """Part a log by template."""
+def group_requests(
+    requests: Sequence[LoggedRequest], progress: Callable[[int], None] = lambda _count: None
+) -> list[Group]:
+    """Part a log by template; ``progress`` is told of each request."""
     groups: list[Group] = []
     for request in requests:
-        words = canonical(head_of(request.body)).split()[:MOST_WORDS]
+        words = _WORDS.findall(canonical(head_of(request.body)))[:MOST_WORDS]
         group = _find(groups, words)
         if words != group.words:
             group.words = _generalised(group.words, words)
         group.requests.append(request)
+        progress(1)
     return groups
 
 
@@ -228,13 +239,12 @@ def sort_json(text: str) -> str:
 
 def _kind(slot: Slot, requests: Sequence[LoggedRequest]) -> SlotKind:
     """Say what a slot holds."""
-    values = [value.strip(_PUNCTUATION) for value in slot.values.values()]
-    values = [value for value in values if value]
+    values = _what_varies([value for value in slot.values.values() if value])
     if not values:
         return "wording"
     if _mostly(_UUID.search(value) for value in values):
         return "id"
-    if _mostly(_EPOCH.fullmatch(v) or _touches(_TIME, slot, v) for v in values):
+    if _mostly(_EPOCH.search(v) or _touches(_TIME, slot, v) for v in values):
         return "timestamp"
     if _mostly(_touches(_DATE, slot, value) for value in values):
         return "date"
@@ -253,6 +263,16 @@ def _kind(slot: Slot, requests: Sequence[LoggedRequest]) -> SlotKind:
     ):
         return "nonce"
     return "wording"
+
+
+def _what_varies(values: Sequence[str]) -> list[str]:
+    """Return the pieces of each value that not all values have; all of it if they have none."""
+    pieces = [_PIECES.findall(value) for value in values]
+    always = set.intersection(*map(set, pieces)) if pieces else set()
+    varying = [" ".join(p for p in mine if p not in always) for mine in pieces]
+    shown = [v or value for v, value in zip(varying, values, strict=True)]
+    stripped = [value.strip(_PUNCTUATION) for value in shown]
+    return [value for value in stripped if value]
 
 
 def _touches(pattern: re.Pattern[str], slot: Slot, value: str) -> bool:

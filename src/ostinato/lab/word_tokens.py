@@ -13,27 +13,32 @@ from ostinato.lab.request_log import render_plainly
 _PIECES = re.compile(r" ?[^\W\d_]{1,6}|\d{1,3}|\s+|.", re.DOTALL)
 
 
+class _Numbers(dict[str, int]):
+    """Numbers keys in the order in which they are first asked for."""
+
+    def __missing__(self, key: str) -> int:
+        """Give the next number."""
+        number = self[key] = len(self)
+        return number
+
+
 class WordTokens:
     """Numbers pieces of text in the order in which they come."""
 
     def __init__(self) -> None:
         """Know no piece."""
-        self._ids: dict[str, int] = {}
+        self._ids = _Numbers()
         self._pieces: list[str] = []
 
     def encode(self, text: str) -> list[int]:
         """Return the numbers of a text's pieces."""
-        ids, known = [], self._ids
-        for piece in _PIECES.findall(text):
-            number = known.get(piece)
-            if number is None:
-                number = known[piece] = len(self._pieces)
-                self._pieces.append(piece)
-            ids.append(number)
-        return ids
+        ids = self._ids
+        return [ids[piece] for piece in _PIECES.findall(text)]
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of pieces."""
+        if len(self._pieces) < len(self._ids):
+            self._pieces = list(self._ids)
         return "".join(self._pieces[number] for number in ids)
 
 
