@@ -21,9 +21,20 @@ struct Work {
 void take_items(void *context) {
   Work &work = *static_cast<Work *>(context);
   const ost_attention &a = work.attention;
-  for (int64_t task; (task = work.next++) < work.num_tasks;)
-    work.kernels.attend(a, a.items[task / a.kv.num_kv_heads],
-                        static_cast<int32_t>(task % a.kv.num_kv_heads));
+  const int64_t heads = a.kv.num_kv_heads;
+  bool is_asked = false;
+  for (int64_t task = work.next++; task < work.num_tasks;) {
+    const bool is_early = work.next + a.num_threads <= work.num_tasks;
+    const int64_t next = is_early ? work.next++ : work.num_tasks;
+    Task taken{a.items + task / heads, static_cast<int32_t>(task % heads), nullptr, 0, is_asked};
+    is_asked = next < work.num_tasks;
+    if (is_asked) {
+      taken.next_item = a.items + next / heads;
+      taken.next_head = static_cast<int32_t>(next % heads);
+    }
+    work.kernels.attend(a, taken);
+    task = is_early ? next : work.next++;
+  }
 }
 
 void take_merges(void *context) {

@@ -2,7 +2,7 @@
 //
 // Eight tiles: 2 x 2 of sums, two of queries or weights, two of keys or values. Keys of two groups,
 // 32 dimensions at a time, are tiles as they lie, and so are 32 values that lie side by side; where
-// blocks are of 16 they do not, and are copied once per chunk, for all rows. Scores become weights
+// blocks of 16 are not neighbours they do not, and are copied once per chunk, for all rows. Scores become weights
 // by vectors, as everywhere.
 //
 // Included after attention_tile.h.
@@ -15,7 +15,7 @@ constexpr int kTileRows = 16;
 
 // Bfloat16 keys and queries of a size that is whole tiles.
 struct TileMath : BrainMath {
-  static constexpr int kFewRows = 8;  // up to here vectors are as fast
+  static constexpr int kFewRows = 2;  // up to here vectors are as fast
 };
 
 // All eight tiles are of 16 rows of 64 bytes.
@@ -75,23 +75,14 @@ inline void multiply_tiles(const uint16_t *rows, int64_t row_stride, const uint1
   }
 }
 
-inline void prefetch_lines(const uint16_t *from, int32_t lines) {
-  for (int32_t i = 0; i < lines; ++i) prefetch(from + i * 32);
-}
-
 // Scores of two groups. The group behind the last one is the last one again.
 template <bool kTall>
 inline void score_tiles(const Chunk<uint16_t> &chunk, const Rows<uint16_t> &rows,
-                        const Setting &setting, int32_t group, float *scores, bool ask) {
+                        const Setting &setting, int32_t group, float *scores, int32_t lines) {
   const int32_t other = group + 1 < chunk.num_groups ? group + 1 : group;
-  const int32_t lines = setting.value_dim * 16 / setting.key_dim;
   zero_sums<kTall>();
   for (int32_t d = 0; d < setting.key_dim; d += 32) {
-    if (ask) {
-      const int64_t place = int64_t{d} / 32 * lines * 32;
-      prefetch_lines(chunk.values[group] + place, lines);
-      prefetch_lines(chunk.values[other] + place, lines);
-    }
+    chunk.ahead->ask(lines);
     multiply_tiles<kTall>(rows.queries + d, setting.key_dim, chunk.keys[group] + d * kGroup,
                           chunk.keys[other] + d * kGroup, 32);
   }
@@ -117,12 +108,13 @@ inline const uint16_t *join_values(const Chunk<uint16_t> &chunk, int32_t group, 
 template <bool kTall>
 inline void gather_tiles(const uint16_t *const *joined, Span span, const uint16_t *weights,
                          int32_t dim, const Setting &setting,
-                         float *weighted, int32_t num_rows) {
+                         float *weighted, int32_t num_rows, Ahead *ahead, int32_t lines) {
   const bool narrow = dim + 32 > setting.value_dim;  // the right tile is the left one again
   const int32_t right = narrow ? 0 : 32, stride = setting.value_stride;
   load_sums<kTall>(weighted + dim, stride);
   for (int32_t g = span.begin; g < span.end; g += 2) {
     const uint16_t *values = joined[g / 2] + 2 * dim;
+    ahead->ask(lines);
     multiply_tiles<kTall>(weights + (g - span.begin) * kGroup, kScoreStride, values, values + right,
                           2 * setting.value_dim);
   }
@@ -148,13 +140,18 @@ void attend_tiles(const Chunk<uint16_t> &chunk, const Rows<uint16_t> &rows, int3
   alignas(64) uint16_t weights[2 * kTileRows * kScoreStride];
   const int32_t groups = (span.end - span.begin + 1) / 2 * 2;
   const int32_t start = chunk.first + span.begin * kGroup;
+  const int32_t steps = groups / 2 * (setting.key_dim / 32 + (setting.value_dim + 31) / 32);
+  const int32_t lines = ask ? groups * (setting.key_dim + setting.value_dim) / 2 : 0;  // of the chunk
+  const int32_t lines_per_row = lines / 4 / num_rows, lines_per_step = lines * 3 / 4 / steps;
 
   settle_memory();
   for (int32_t g = span.begin; g < span.end; g += 2)
-    score_tiles<kTall>(chunk, rows, setting, g, scores + (g - span.begin) * kGroup, ask);
+    score_tiles<kTall>(chunk, rows, setting, g, scores + (g - span.begin) * kGroup,
+                       lines_per_step);
   settle_memory();
   const int32_t end = chunk.first + chunk.num_groups * kGroup - start;
   for (int32_t i = 0; i < num_rows; ++i) {
+    chunk.ahead->ask(lines_per_row);
     const int32_t last = rows.last[i] - start < end ? rows.last[i] - start : end;
     weigh_row<BrainMath, 3>(scores + i * kScoreStride, weights + i * kScoreStride, groups,
                             rows.first[i] - start, last, setting, rows.max + i, rows.sum + i,
@@ -164,7 +161,8 @@ void attend_tiles(const Chunk<uint16_t> &chunk, const Rows<uint16_t> &rows, int3
     if (joined[g / 2] == nullptr) joined[g / 2] = join_values(chunk, g, setting.value_dim);
   settle_memory();
   for (int32_t dim = 0; dim < setting.value_dim; dim += 32)
-    gather_tiles<kTall>(joined, span, weights, dim, setting, rows.weighted, num_rows);
+    gather_tiles<kTall>(joined, span, weights, dim, setting, rows.weighted, num_rows,
+                        chunk.ahead, lines_per_step);
   settle_memory();
 }
 

@@ -6,13 +6,11 @@
 // Included after attention_tile.h.
 #pragma once
 
-#include "kernels.h"
 #include "scratch.h"
 
 namespace ost {
 namespace {
 
-constexpr int32_t kMaxRows = 512;  // rows at once: their queries and sums stay in a level 2 cache
 constexpr float kLog2E = 1.44269504088896340736f;
 
 // What a task holds of its rows; places within its thread's scratch.
@@ -103,30 +101,23 @@ inline void finish_row(const ost_attention &a, int32_t row, int32_t head, const 
 // Keys first_key..last_key - 1 of a segment as groups; first_key is a multiple of 16.
 template <class Math>
 void fill_chunk(const ost_attention &a, const ost_segment &s, int32_t kv_head, int32_t first_key,
-                int32_t last_key, typename Math::Stored *ragged,
+                int32_t num_groups, typename Math::Stored *ragged,
                 Chunk<typename Math::Stored> &chunk) {
   using Stored = typename Math::Stored;
   const ost_kv &kv = a.kv;
   const Stored *keys = static_cast<const Stored *>(kv.keys);
   const Stored *values = static_cast<const Stored *>(kv.values);
   const int32_t *blocks = a.blocks + s.first_entry;
-  const int32_t end = first_key + kChunkGroups * kGroup;
   chunk.first = first_key;
-  chunk.num_groups = ((end < last_key ? end : last_key) - first_key + kGroup - 1) / kGroup;
+  chunk.num_groups = num_groups;
   for (int32_t g = 0; g < chunk.num_groups; ++g) {
     const int32_t key = first_key + g * kGroup, offset = key % kv.block_size;
     const int64_t block = blocks[key / kv.block_size];
     chunk.keys[g] = keys + key_base(kv, block, kv_head) + int64_t{offset} * kv.key_dim;
     chunk.values[g] = values + value_base(kv, block, kv_head) + int64_t{offset} * kv.value_dim;
-    const int32_t next = key + kChunkGroups * kGroup;
-    chunk.ahead[g] = nullptr;
-    if (next >= last_key) continue;
-    chunk.ahead[g] = reinterpret_cast<const char *>(
-        keys + key_base(kv, blocks[next / kv.block_size], kv_head) +
-        int64_t{next % kv.block_size} * kv.key_dim);
   }
   // Slots that nobody has written may hold anything, and 0 times that need not be 0.
-  const int32_t full = s.num_keys - (end - kChunkGroups * kGroup), rest = full % kGroup;
+  const int32_t full = s.num_keys - first_key, rest = full % kGroup;
   if (rest == 0 || full / kGroup >= chunk.num_groups) return;
   const Stored *from = chunk.values[full / kGroup];
   std::memset(ragged, 0, kGroup * kv.value_dim * sizeof(Stored));
@@ -140,13 +131,16 @@ void fill_chunk(const ost_attention &a, const ost_segment &s, int32_t kv_head, i
 
 // Rows first_row..last_row - 1 of an item.
 template <class Math>
-void attend_rows(const ost_attention &a, const ost_item &item, int32_t kv_head, int32_t first_row,
-                 int32_t last_row) {
+void attend_rows(const ost_attention &a, const Task &task, int32_t first_row, int32_t last_row) {
+  const ost_item &item = *task.item;
+  const int32_t kv_head = task.kv_head;
+  Ahead ahead(a, task);
   const int32_t per_token = a.num_heads / a.kv.num_kv_heads, first_head = kv_head * per_token;
   const int32_t value_stride = (a.kv.value_dim + 15) / 16 * 16;
   const Setting setting{a.kv.key_dim, a.kv.value_dim, value_stride,
                         a.scale * kLog2E, a.soft_cap};
   const int32_t num_rows = (last_row - first_row) * per_token;
+  const int32_t most_groups = chunk_groups(num_rows);
   const Held<Math> held(setting, num_rows);
   for (int32_t i = 0; i < num_rows; ++i) {
     const int64_t token = a.tokens[first_row + i / per_token], head = first_head + i % per_token;
@@ -177,8 +171,11 @@ void attend_rows(const ost_attention &a, const ost_item &item, int32_t kv_head, 
                                             held.sum,     held.first,    held.last};
     Chunk<typename Math::Stored> chunk;
     chunk.joined = held.joined;
-    for (int32_t key = low / kGroup * kGroup; key < high; key += kChunkGroups * kGroup) {
-      fill_chunk<Math>(a, s, kv_head, key, high, held.ragged, chunk);
+    chunk.ahead = &ahead;
+    for (int32_t key = low / kGroup * kGroup; key < high; key += chunk.num_groups * kGroup) {
+      const int32_t left = (high - key + kGroup - 1) / kGroup;
+      fill_chunk<Math>(a, s, kv_head, key, left < most_groups ? left : most_groups, held.ragged,
+                       chunk);
       attend_chunk<Math>(chunk, rows.from(skip, setting), (to - from) * per_token, setting);
     }
   }
@@ -197,22 +194,23 @@ void attend_rows(const ost_attention &a, const ost_item &item, int32_t kv_head, 
   }
 }
 
+// An item's rows, as many at once as stay in the cache.
 template <class Math>
-void attend_item(const ost_attention &a, const ost_item &item, int32_t kv_head) {
-  const int32_t per_token = a.num_heads / a.kv.num_kv_heads;
+void attend_item(const ost_attention &a, const Task &task) {
+  const int32_t per_token = a.num_heads / a.kv.num_kv_heads, end = task.item->last_row;
   const int32_t step = per_token < kMaxRows ? kMaxRows / per_token : 1;
-  for (int32_t row = item.first_row; row < item.last_row; row += step)
-    attend_rows<Math>(a, item, kv_head, row, row + step < item.last_row ? row + step : item.last_row);
+  for (int32_t row = task.item->first_row; row < end; row += step)
+    attend_rows<Math>(a, task, row, row + step < end ? row + step : end);
 }
 
 // Whatever is stored and asked, in float32.
-inline void attend_in_float(const ost_attention &a, const ost_item &item, int32_t kv_head) {
+inline void attend_in_float(const ost_attention &a, const Task &task) {
   if (a.kv.dtype == OST_FLOAT32)
-    attend_item<FloatMath<Float32>>(a, item, kv_head);
+    attend_item<FloatMath<Float32>>(a, task);
   else if (a.kv.dtype == OST_FLOAT16)
-    attend_item<FloatMath<Float16>>(a, item, kv_head);
+    attend_item<FloatMath<Float16>>(a, task);
   else
-    attend_item<FloatMath<Bfloat16>>(a, item, kv_head);
+    attend_item<FloatMath<Bfloat16>>(a, task);
 }
 
 // Partials of a row have maxima of their own.

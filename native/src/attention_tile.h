@@ -5,27 +5,20 @@
 // FlashAttention), so that chunks and segments follow one another and nothing is merged. Scores are
 // to base 2: the scale takes in log2(e).
 //
-// Included after one simd_*.h and attention_math.h.
+// Included after one simd_*.h, attention_math.h and attention_ahead.h.
 #pragma once
 
 namespace ost {
 namespace {
 
-constexpr int kChunkGroups = 32;  // 512 keys: with their values they stay in a level 2 cache
 constexpr int kScoreStride = kChunkGroups * kGroup + 16;  // rows do not fall on the same lines
 constexpr float kUnseen = -1e36f;  // score of a key that a row does not see
 constexpr float kLowest = -1e29f;  // maximum over nothing: above kUnseen, so that weights are 0
 
-inline void prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
 
-// What comes next is asked for while something is read: a chunk's values while the first tile of rows
-// reads its keys, and the next chunk's keys while several tiles read its values, in turns. A single
-// tile goes as fast as memory does, and asking for more than the values is then only in the way.
-struct Asking {
-  int32_t tile, num_tiles;
-  bool for_values() const { return tile == 0; }
-  bool for_next(int32_t group) const { return num_tiles > 1 && group % num_tiles == tile; }
-};
+// Lines of 64 bytes that one step of a Math takes.
+template <class Math>
+constexpr int kLinesPerTake = sizeof(typename Math::Stored) == 4 ? 2 : 1;
 
 // What is the same for all rows of a call.
 struct Setting {
@@ -38,7 +31,7 @@ struct Setting {
 template <class Stored>
 struct Chunk {
   const Stored *keys[kChunkGroups], *values[kChunkGroups];
-  const char *ahead[kChunkGroups];  // keys of the next chunk, or null
+  Ahead *ahead;
   Stored *joined;  // room for a copy of the values
   int32_t first, num_groups;
 };
@@ -77,20 +70,18 @@ inline Span groups_seen(const int32_t *first, const int32_t *last, int rows, int
   return {low, high < num_groups ? high : num_groups};
 }
 
-// scores[row][group * 16 ..] for kWide groups. Each line of keys that is read asks for one of ahead's.
+// scores[row][group * 16 ..] for kWide groups; asks ahead for a line for each one that is read.
 template <class Math, int kRows, int kWide>
 inline void score(const typename Math::Operand *queries, int32_t key_dim,
                   const typename Math::Stored *const *keys, float *scores,
-                  const typename Math::Stored *const *ahead) {
+                  Ahead *ahead) {
   Vec sums[kRows][kWide];
   for (int i = 0; i < kRows; ++i)
     for (int g = 0; g < kWide; ++g) sums[i][g] = fill(0.0f);
   for (int32_t d = 0; d < key_dim; d += 2) {
     typename Math::Two stored[kWide];
-    for (int g = 0; g < kWide; ++g) {
-      stored[g] = Math::take(keys[g] + d * kGroup, kGroup);
-      if (ahead != nullptr) prefetch(ahead[g] + d * kGroup);
-    }
+    for (int g = 0; g < kWide; ++g) stored[g] = Math::take(keys[g] + d * kGroup, kGroup);
+    if (ahead != nullptr) ahead->ask(kWide * kLinesPerTake<Math>);
     for (int i = 0; i < kRows; ++i) {
       const auto query = Math::spread(queries + i * key_dim + d);
       for (int g = 0; g < kWide; ++g) sums[i][g] = Math::add_product(sums[i][g], query, stored[g]);
@@ -176,22 +167,19 @@ inline void weigh_row(float *scores, typename Math::Operand *weights, int32_t gr
 template <class Math, int kRows, int kWide>
 inline void gather(const typename Math::Operand *weights, const typename Math::Stored *const *values,
                    int32_t groups, int32_t dim, const Setting &setting, float *weighted,
-                   const char *const *ahead, Asking asking) {
+                   Ahead *ahead) {
   constexpr int kStep = Math::kPairs ? 2 : 1;  // elements per dimension of what is taken at once
   Vec sums[kRows][kWide];
   for (int i = 0; i < kRows; ++i)
     for (int v = 0; v < kWide; ++v)
       sums[i][v] = load(weighted + i * setting.value_stride + dim + v * 16);
   for (int32_t g = 0; g < groups; ++g) {
-    const char *next = asking.for_next(g) ? ahead[g] : nullptr;
     for (int32_t pair = 0; pair < kGroup / 2; ++pair) {
       const int64_t place = int64_t{2} * pair * setting.value_dim + dim * kStep;
       typename Math::Two stored[kWide];
-      for (int v = 0; v < kWide; ++v) {
+      for (int v = 0; v < kWide; ++v)
         stored[v] = Math::take(values[g] + place + v * 16 * kStep, setting.value_dim);
-        if (next != nullptr)
-          prefetch(next + (place + v * 16 * kStep) * sizeof(typename Math::Stored));
-      }
+      if (ahead != nullptr) ahead->ask(kWide * kLinesPerTake<Math>);
       for (int i = 0; i < kRows; ++i) {
         const auto weight = Math::spread(weights + i * kScoreStride + g * kGroup + 2 * pair);
         for (int v = 0; v < kWide; ++v) sums[i][v] = Math::add_product(sums[i][v], weight, stored[v]);
@@ -233,22 +221,23 @@ inline void gather_tail(const typename Math::Operand *weights,
 // kRows rows over one chunk.
 template <class Math, int kRows>
 void attend_tile(const Chunk<typename Math::Stored> &chunk, const Rows<typename Math::Operand> &rows,
-                 const Setting &setting, Asking asking) {
+                 const Setting &setting, bool asks) {
   const Span span = groups_seen(rows.first, rows.last, kRows, chunk.first, chunk.num_groups);
   const int32_t groups = span.end - span.begin, start = chunk.first + span.begin * kGroup;
   if (groups <= 0) return;
   alignas(64) float scores[kRows * kScoreStride];
   alignas(64) typename Math::Operand weights[kRows * kScoreStride];
 
+  Ahead *const ahead = asks ? chunk.ahead : nullptr;
   const auto *keys = chunk.keys + span.begin, *values = chunk.values + span.begin;
   constexpr int kWide = kRows <= 2 && Math::kWide == 1 ? 2 : Math::kWide;
   int32_t g = 0;
   for (; g + kWide <= groups; g += kWide)
     score<Math, kRows, kWide>(rows.queries, setting.key_dim, keys + g, scores + g * kGroup,
-                              asking.for_values() ? values + g : nullptr);
+                              ahead);
   for (; g < groups; ++g)
     score<Math, kRows, 1>(rows.queries, setting.key_dim, keys + g, scores + g * kGroup,
-                          asking.for_values() ? values + g : nullptr);
+                          ahead);
 
   for (int i = 0; i < kRows; ++i)
     weigh_row<Math, sizeof(typename Math::Operand) == 2 ? 3 : 5>(
@@ -256,14 +245,11 @@ void attend_tile(const Chunk<typename Math::Stored> &chunk, const Rows<typename 
         rows.last[i] - start, setting, rows.max + i, rows.sum + i,
         rows.weighted + i * setting.value_stride);
 
-  const char *const *ahead = chunk.ahead + span.begin;
   int32_t dim = 0;
   for (; dim + 16 * kWide <= setting.value_dim; dim += 16 * kWide)
-    gather<Math, kRows, kWide>(weights, values, groups, dim, setting, rows.weighted, ahead,
-                               asking);
+    gather<Math, kRows, kWide>(weights, values, groups, dim, setting, rows.weighted, ahead);
   for (; dim + 16 <= setting.value_dim; dim += 16)
-    gather<Math, kRows, 1>(weights, values, groups, dim, setting, rows.weighted, ahead,
-                               asking);
+    gather<Math, kRows, 1>(weights, values, groups, dim, setting, rows.weighted, ahead);
   if (dim < setting.value_dim)
     gather_tail<Math, kRows>(weights, values, groups, setting, rows.weighted);
 }
@@ -272,11 +258,11 @@ void attend_tile(const Chunk<typename Math::Stored> &chunk, const Rows<typename 
 template <class Math, int kRows = Math::kRows>
 inline void attend_few(int32_t num_rows, const Chunk<typename Math::Stored> &chunk,
                        const Rows<typename Math::Operand> &rows, const Setting &setting,
-                       Asking asking) {
+                       bool asks) {
   if (num_rows == kRows) {
-    attend_tile<Math, kRows>(chunk, rows, setting, asking);
+    attend_tile<Math, kRows>(chunk, rows, setting, asks);
   } else if constexpr (kRows > 1) {
-    attend_few<Math, kRows - 1>(num_rows, chunk, rows, setting, asking);
+    attend_few<Math, kRows - 1>(num_rows, chunk, rows, setting, asks);
   }
 }
 
@@ -288,7 +274,7 @@ void attend_chunk(const Chunk<typename Math::Stored> &chunk, const Rows<typename
   int32_t row = 0;
   for (int32_t tile = 0; tile < num_tiles; ++tile) {
     const int32_t left = num_tiles - tile, take = (num_rows - row + left - 1) / left;
-    attend_few<Math>(take, chunk, rows.from(row, setting), setting, {tile, num_tiles});
+    attend_few<Math>(take, chunk, rows.from(row, setting), setting, tile == 0);
     row += take;
   }
 }

@@ -8,9 +8,18 @@
 
 namespace ost {
 
+// An item's rows, for the query heads of one head of keys; and what its thread takes next, if it is
+// known, so that memory can be asked for the beginning of that.
+struct Task {
+  const ost_item *item;
+  int32_t kv_head;
+  const ost_item *next_item;
+  int32_t next_head;
+  bool is_asked;  // whether it was a next_item
+};
+
 struct Kernels {
-  // An item's rows, for the query heads of one head of keys.
-  void (*attend)(const ost_attention &attention, const ost_item &item, int32_t kv_head);
+  void (*attend)(const ost_attention &attention, const Task &task);
   // A row's partials become its output, for one query head.
   void (*merge)(const ost_attention &attention, int32_t index, int32_t head);
   // Tokens first..last - 1 of a write, for one head.

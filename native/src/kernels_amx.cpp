@@ -6,6 +6,8 @@
 #include "simd_avx512.h"
 // after it
 #include "attention_math.h"
+#include "attention_ahead.h"
+// after it
 #include "attention_tile.h"
 // after them
 #include "attention_amx.h"
@@ -16,15 +18,15 @@ namespace ost {
 namespace {
 
 // Sizes that tiles do not divide are for vectors, and so is what is not bfloat16.
-void attend(const ost_attention &a, const ost_item &item, int32_t kv_head) {
+void attend(const ost_attention &a, const Task &task) {
   const bool brain = a.kv.dtype == OST_BFLOAT16 && a.queries.dtype == OST_BFLOAT16;
   if (!brain || a.kv.key_dim % 32 != 0 || a.kv.value_dim % 16 != 0) {
-    kAvx512Bf16Kernels.attend(a, item, kv_head);
+    kAvx512Bf16Kernels.attend(a, task);
     return;
   }
   static const TileShapes shapes;
   _tile_loadconfig(&shapes);
-  attend_item<TileMath>(a, item, kv_head);
+  attend_item<TileMath>(a, task);
   _tile_release();
 }
 

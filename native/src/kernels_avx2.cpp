@@ -6,6 +6,8 @@
 #include "simd_avx2.h"
 // after it
 #include "attention_math.h"
+#include "attention_ahead.h"
+// after it
 #include "attention_tile.h"
 // after them
 #include "attention_item.h"

@@ -6,6 +6,8 @@
 #include "simd_avx512.h"
 // after it
 #include "attention_math.h"
+#include "attention_ahead.h"
+// after it
 #include "attention_tile.h"
 // after them
 #include "attention_item.h"
@@ -13,11 +15,11 @@
 namespace ost {
 namespace {
 
-void attend(const ost_attention &a, const ost_item &item, int32_t kv_head) {
+void attend(const ost_attention &a, const Task &task) {
   if (a.kv.dtype == OST_BFLOAT16 && a.queries.dtype == OST_BFLOAT16)
-    attend_item<BrainMath>(a, item, kv_head);
+    attend_item<BrainMath>(a, task);
   else
-    kAvx512Kernels.attend(a, item, kv_head);
+    kAvx512Kernels.attend(a, task);
 }
 
 void write_as_before(const ost_kv &kv, const ost_rows &keys, const ost_rows &values,

@@ -4,10 +4,10 @@ As many bytes as in a plain store, in the order in which kernels read them: sixt
 side for each element of a key, and for bfloat16 two elements of a key, or two tokens of a value,
 beside each other, since that is what VDPBF16PS and TDPBF16PS multiply::
 
-    bfloat16       keys    [block][kv head][token / 16][key_dim / 2][16][2]
-                   values  [block][kv head][token / 2][value_dim][2]
-    float16, 32    keys    [block][kv head][token / 16][key_dim][16]
-                   values  [block][kv head][token][value_dim]
+    bfloat16       keys    [kv head][block][token / 16][key_dim / 2][16][2]
+                   values  [kv head][block][token / 2][value_dim][2]
+    float16, 32    keys    [kv head][block][token / 16][key_dim][16]
+                   values  [kv head][block][token][value_dim]
 
 Nobody in Python knows that order.
 """
