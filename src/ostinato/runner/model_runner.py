@@ -102,7 +102,10 @@ class ModelRunner:
     def _result(self, plan: StepPlan, inputs: StepInputs, logits: Tensor) -> StepResult:
         """Sample where asked to, and give prompt tokens their log-probs."""
         tasks = [s.sample for s in plan.sequences if s.sample is not None]
-        sampled = iter(self._sampler.sample(logits.index_select(0, inputs.sample_rows), tasks))
+        rows = logits  # nearly always all of them: only prompt log-probs want others
+        if len(tasks) < len(logits):
+            rows = logits.index_select(0, inputs.sample_rows)
+        sampled = iter(self._sampler.sample(rows, tasks))
         return StepResult(
             tuple(
                 SequenceResult(

@@ -21,6 +21,7 @@ A token that was banned or truncated has weight zero exactly and cannot be drawn
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -101,9 +102,20 @@ def _select(scores: Tensor, rows: list[int]) -> Tensor:
 
 
 def _argmax(scores: Tensor) -> list[int]:
-    """Return each row's most likely id; ``torch.argmax`` gives the lowest of several."""
+    """Return each row's most likely id, the lowest of several; ``_NONE`` if it is not finite."""
+    if scores.device.type == "cpu":
+        return _argmax_by_numpy(scores)
     best = scores.argmax(-1, keepdim=True)
     return torch.where(scores.gather(1, best).isfinite(), best, _NONE)[:, 0].tolist()
+
+
+def _argmax_by_numpy(scores: Tensor) -> list[int]:
+    """Do the same on a CPU, where ``torch.argmax`` looks at one number at a time."""
+    wide = scores.to(torch.promote_types(scores.dtype, torch.float32)).numpy()
+    best = wide.argmax(-1)  # of a NaN, if there is one, as with torch
+    found = np.take_along_axis(wide, best[:, None], -1)[:, 0]
+    ids: list[int] = np.where(np.isfinite(found), best, _NONE).tolist()
+    return ids
 
 
 def _draw(scores: Tensor, tasks: Sequence[SampleTask]) -> list[list[int]]:
