@@ -53,8 +53,8 @@ void add_attention(Works &works, void *record) {
   const auto attend = [](const void *of, int64_t first, int64_t last) {
     const auto &a = *static_cast<const ost_attention *>(of);
     for (int64_t task = first; task < last; ++task)
-      kernels().attend(a, a.items[task / a.kv.num_kv_heads],
-                       static_cast<int32_t>(task % a.kv.num_kv_heads));
+      kernels().attend(a, {a.items + task / a.kv.num_kv_heads,
+                           static_cast<int32_t>(task % a.kv.num_kv_heads), nullptr, 0, false});
   };
   const auto merge = [](const void *of, int64_t first, int64_t last) {
     const auto &a = *static_cast<const ost_attention *>(of);
