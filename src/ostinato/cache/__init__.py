@@ -10,7 +10,7 @@ Files in reading order, the plain path first:
 * ``siblings``: which cached blocks may follow a prefix?
 * ``block_hash``: when are two prefixes the same?
 * ``prefix_index``: the contract every index keeps
-* ``radix_node``, ``radix_match``, ``radix_join``, ``radix_walk``, ``radix_index``: how are
+* ``radix_node``, ``radix_match``, ``radix_growth``, ``radix_walk``, ``radix_index``: how are
   prefixes found by walking a tree?
 * ``hash_content``, ``hash_walk``, ``hash_index``: how are prefixes found by chained digest?
 * ``window_group``: what do layers with a sliding window keep?

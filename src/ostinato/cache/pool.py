@@ -34,7 +34,7 @@ class BlockPool:
     Attributes:
         num_blocks: All blocks.
         accounts: Whose blocks they are.
-        joins: Whether entries that were let go of together may become one.
+        joins: Whether the policy lets an entry grow that was there before.
         num_scratch: Blocks that are free and without content.
         num_allocated: Blocks given away so far; the clock of ``reuse_distances``.
         reuse_distances: For each evictable block that was held again, the blocks given away

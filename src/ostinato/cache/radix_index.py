@@ -32,7 +32,7 @@ from ostinato.cache.prefix_index import (
     Publication,
     TailMatch,
 )
-from ostinato.cache.radix_join import join_all, split
+from ostinato.cache.radix_growth import go_on, may_go_on, split
 from ostinato.cache.radix_match import longest_prefix
 from ostinato.cache.radix_node import RadixNode
 from ostinato.cache.radix_walk import cached_blocks, cached_runs, check
@@ -95,6 +95,7 @@ class RadixIndex:
         """Let go of the source block."""
         tail.ref_count -= 1
         if not tail.ref_count:
+            tail.is_growing = False
             self._pool.idle(tail)
 
     def count_hit(self, path: RadixNode) -> None:
@@ -170,7 +171,7 @@ class RadixIndex:
         tail = RadixNode(path, key.identity)
         tail.tokens += text
         tail.blocks.append(block)
-        path.children.add(None, text, tail)
+        path.add_child(None, text, tail)
         self._pool.adopt(tail)
         self._pool.idle(tail, turn)
         return True
@@ -183,11 +184,10 @@ class RadixIndex:
             assert count >= 0, "released more often than acquired"
             if not count:
                 idle.append(node)
+                node.is_growing = False
             node = parent
         node.ref_count -= 1
         if idle:
-            if len(idle) > 1 and self._pool.joins:
-                idle = join_all(idle, self._block_size)
             self._pool.idle_all(idle, turn)
         if not node.ref_count:
             self._drop_empty_root(node)
@@ -256,25 +256,37 @@ class RadixIndex:
     ) -> RadixNode:
         """Put new content behind a held node: in place if it is one request's own leaf.
 
-        What was cached before is a node of its own: it is worth more than what follows it.
+        What was cached before is a node of its own if the policy goes by use: it is worth more
+        than what follows it.
         """
-        is_own = not node.is_root and node.identity == key.identity
-        is_own = is_own and node.uses == known.uses + 1
-        if is_own and node.ref_count == 1 and not node.children:
+        if self._goes_on(node, key, known):
             self._append(node, key, blocks)
             return node
         child = RadixNode(node, key.identity)
         self._append(child, key, blocks)
-        child.ref_count, child.uses = 1, known.uses + 1
+        child.ref_count, child.uses, child.is_growing = 1, known.uses + 1, True
         self._pool.adopt(child)
-        node.children.add(*child.names(self._block_size), child)
+        node.add_child(*child.names(self._block_size), child)
         return child
+
+    def _goes_on(self, node: RadixNode, key: PrefixKey, known: Recall) -> bool:
+        """Whether new content goes into the node that it continues."""
+        if not self._pool.joins:
+            is_own = not node.is_root and node.identity == key.identity
+            return is_own and node.uses == known.uses + 1 and node.ref_count == 1 and node.is_leaf
+        start, size = node.end * self._block_size, self._block_size
+        text = key.packed_range(start, start + key.num_text_tokens(start, start + size))
+        if not may_go_on(node, key.identity, text):
+            return False
+        go_on(node, self._pool.now())
+        return True
 
     def _append(self, node: RadixNode, key: PrefixKey, blocks: "array[int]") -> None:
         """Put blocks behind a node's own, with their digests if anybody wants them."""
         node.append(key, blocks, self._block_size)
         if self._hasher is not None:
-            node.digests += self._hasher.digests(key, node.end)[node.end - len(blocks) : node.end]
+            digests = self._hasher.digests(key, node.end)
+            node.add_digests(digests[node.end - len(blocks) : node.end])
 
     def _split(self, node: RadixNode, num_blocks: int) -> RadixNode:
         """Make the first blocks of a node a node of their own, which is returned."""

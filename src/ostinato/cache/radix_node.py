@@ -15,13 +15,21 @@ Source: the radix tree of RadixAttention, arXiv 2312.07104, section 3.
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.siblings import Siblings
 from ostinato.core.identity import BlockExtra, Identity, PrefixKey
 from ostinato.core.ids import BlockDigest, BlockId
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
+
+_NONE: Any = MappingProxyType({})
+_NO_ROW: Any = ()
+_NOBODY: "Siblings[Any]" = Siblings()
+"""Most nodes have neither images nor sealed tails aside, and leaves have no children: what nobody
+has is one object, so that making a node and walking past it touches little memory."""
 
 
 class RadixNode(CacheEntry):
@@ -37,10 +45,10 @@ class RadixNode(CacheEntry):
         hits: Requests whose hit ended within it or at its end, by distance of that end from the
             root in blocks; those that ended behind it in what is forgotten count for its end.
         digests: One per block if outsiders are told of them; empty otherwise.
-        births: Ends, from the root in blocks, and times of publication of the runs that were
-            joined into it; ``born_s`` is that of the last one, which ends with it.
+        births: Ends, from the root in blocks, and times of publication of the runs before its
+            last one, which ends with it and was born at ``born_s``.
         asides: Sealed tails that the run has overtaken, by the place where they begin.
-        is_parted: Whether it was split off what is before it, since somebody went another way.
+        is_growing: Whether somebody who holds it has published the end of it.
     """
 
     __slots__ = (
@@ -51,7 +59,7 @@ class RadixNode(CacheEntry):
         "digests",
         "extras",
         "hits",
-        "is_parted",
+        "is_growing",
         "parent",
         "start",
         "tokens",
@@ -64,13 +72,13 @@ class RadixNode(CacheEntry):
         self.start = 0 if parent is None else parent.end
         self.tokens = bytearray()
         self.blocks: array[int] = array("i")
-        self.extras: dict[int, BlockExtra] = {}
-        self.digests: list[BlockDigest] = []
-        self.children: Siblings[RadixNode] = Siblings()
-        self.hits: dict[int, int] = {}
-        self.births: list[tuple[int, float]] = []
-        self.asides: dict[int, list[RadixNode]] = {}
-        self.is_parted = False
+        self.extras: dict[int, BlockExtra] = _NONE
+        self.digests: list[BlockDigest] = _NO_ROW
+        self.children: Siblings[RadixNode] = _NOBODY
+        self.hits: dict[int, int] = _NONE
+        self.births: list[tuple[int, float]] = _NO_ROW
+        self.asides: dict[int, list[RadixNode]] = _NONE
+        self.is_growing = False
 
     @property
     def num_blocks(self) -> int:
@@ -127,10 +135,13 @@ class RadixNode(CacheEntry):
     def append(self, key: PrefixKey, blocks: "array[int]", block_size: int) -> None:
         """Take over blocks of a sequence that continue this node."""
         first, last = self.end, self.end + len(blocks)
-        for index in key.blocks_with_extras(first, last, block_size):
-            extra = key.extra(index * block_size, (index + 1) * block_size)
-            if extra is not None:
-                self.extras[index] = extra
+        if key.has_extras:
+            found = {
+                index: key.extra(index * block_size, (index + 1) * block_size)
+                for index in key.blocks_with_extras(first, last, block_size)
+            }
+            more = {index: extra for index, extra in found.items() if extra is not None}
+            self.extras = {**self.extras, **more}
         size = block_size * TOKEN_BYTES
         with memoryview(key.tokens).cast("B") as packed:
             self.tokens += packed[first * size : last * size]
@@ -180,6 +191,35 @@ class RadixNode(CacheEntry):
         text_tokens = block_size if extra is None else extra.num_text_tokens
         return bytes(self.tokens[index * size : index * size + text_tokens * TOKEN_BYTES])
 
+    def add_child(self, block: bytes | None, text: bytes, child: "RadixNode") -> None:
+        """Know of a child, as ``Siblings.add`` does."""
+        if self.children is _NOBODY:
+            self.children = Siblings()
+        self.children.add(block, text, child)
+
+    def add_digests(self, digests: Sequence[BlockDigest]) -> None:
+        """Name the last blocks to outsiders."""
+        if self.digests:
+            self.digests += digests
+        else:
+            self.digests = list(digests)
+
+    def end_birth(self, now_s: float) -> None:
+        """Note that what comes next is published now."""
+        self.num_of_one_birth()  # forgets the births of what was cut off
+        birth = (self.end, self.born_s)
+        if self.births:
+            self.births.append(birth)
+        else:
+            self.births = [birth]
+        self.born_s = now_s
+
+    def put_aside(self) -> None:
+        """Let the children hang where they are when the node goes on."""
+        if self.asides is _NONE:
+            self.asides = {}
+        self.asides[self.end] = self.children.take_all()
+
     def birth_of(self, end: int) -> float:
         """Return when the block was published that ends so many blocks behind the root."""
         return next((born_s for last, born_s in self.births if last >= end), self.born_s)
@@ -204,18 +244,24 @@ class RadixNode(CacheEntry):
         """Drop all blocks but the first ``num_blocks``; return the dropped ids."""
         dropped = self.blocks[num_blocks:]
         del self.blocks[num_blocks:]
-        del self.digests[num_blocks:]
+        if self.digests:
+            del self.digests[num_blocks:]
         del self.tokens[num_blocks * block_size * TOKEN_BYTES :]
-        for index in [index for index in self.extras if index >= self.end]:
-            del self.extras[index]
-        lost = [self.hits.pop(end) for end in list(self.hits) if end > self.end]
+        end = self.end
+        if self.extras:
+            self.extras = {index: extra for index, extra in self.extras.items() if index < end}
+        lost = sum(count for last, count in self.hits.items() if last > end)
         if lost:
-            self.count_hits(sum(lost))
+            self.hits = {last: count for last, count in self.hits.items() if last <= end}
+            self.count_hits(lost)
         return dropped
 
     def count_hits(self, count: int) -> None:
         """Note hits that ended at this node's end."""
-        self.hits[self.end] = self.hits.get(self.end, 0) + count
+        end = self.end
+        if self.hits is _NONE:
+            self.hits = {}
+        self.hits[end] = self.hits.get(end, 0) + count
 
     def leave_hits(self, parent: "RadixNode") -> None:
         """Leave a node that stays all hits of this one, which goes; a root keeps none."""
@@ -224,5 +270,7 @@ class RadixNode(CacheEntry):
 
     def give_hits(self, head: "RadixNode") -> None:
         """Leave a node that was split off before this one the hits that ended in it."""
-        for end in [end for end in self.hits if end <= head.end]:
-            head.hits[end] = self.hits.pop(end)
+        if self.hits:
+            end = head.end
+            head.hits = {last: count for last, count in self.hits.items() if last <= end}
+            self.hits = {last: count for last, count in self.hits.items() if last > end}

@@ -44,7 +44,7 @@ def cached_blocks(roots: Roots, block_size: int) -> Iterator[CachedBlock]:
 
 
 def cached_runs(roots: Roots, block_size: int) -> Iterator[CachedRun]:
-    """Walk everything published: a node is one run, cut where hits ended or it was joined.
+    """Walk everything published: a node is one run, cut where hits or births ended.
 
     Cost: O(nodes) steps in Python, and one copy of all tokens.
     """
@@ -96,9 +96,10 @@ def check(
         is_aside = node in node.parent.asides.get(node.start, ())
         assert is_aside or node.start == node.parent.end
         assert not is_aside or node.is_sealed_tail(block_size), "more than a sealed tail is aside"
-        joints = [end for end, _ in node.births]
-        assert joints == sorted(set(joints)) and all(node.start < end <= node.end for end in joints)
-        assert all(place in joints and place < node.end for place in node.asides), "a lost aside"
+        ends = [end for end, _ in node.births]
+        assert ends == sorted(set(ends)) and all(node.start < end <= node.end for end in ends)
+        assert all(place in ends and place < node.end for place in node.asides), "a lost aside"
+        assert not node.is_growing or node.ref_count, "nobody is there who could have grown it"
         assert (id(node) in idle) == (node.ref_count == 0), "idle nodes alone are evictable"
         assert all(node.start < end <= node.end for end in node.hits), "a hit ended elsewhere"
         parted = node.identity != node.parent.identity and not node.parent.is_root

@@ -100,6 +100,14 @@ class Siblings(Generic[ChildT]):
             del self._by_text[text]
             del self._texts[bisect_left(self._texts, text)]
 
+    def take_all(self) -> list[ChildT]:
+        """Take all children out; returns them in the order in which their texts came."""
+        taken = list(self)
+        self._by_block.clear()
+        self._by_text.clear()
+        self._texts.clear()
+        return taken
+
     def replace(self, block: bytes, text: bytes, old: ChildT, new: ChildT) -> None:
         """Put one child in another's place."""
         self._by_block[block] = new
@@ -118,6 +126,10 @@ class Siblings(Generic[ChildT]):
         texts = self._texts
         if not texts:
             return None
+        if len(texts) == 1:  # as behind most prompts: one tail, or one turn
+            only = texts[0]
+            most = num_common_tokens(only, text)
+            return (self._by_text[only][0], most) if most else None
         place = bisect_left(texts, text)
         most = num_common_tokens(texts[place], text) if place < len(texts) else 0
         if place:

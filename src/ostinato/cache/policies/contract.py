@@ -60,8 +60,8 @@ class EvictionPolicy(Protocol):
 
     Attributes:
         remembers: Whether it wants to be asked about what is published.
-        joins: Whether entries of one path that were let go of together may become one entry, since
-            it goes by that moment alone.
+        joins: Whether what a request adds to an entry that it alone holds may become part of it:
+            it goes by the moment alone at which they are let go of.
     """
 
     remembers: bool

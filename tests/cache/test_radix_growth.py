@@ -1,4 +1,4 @@
-"""Nodes of one conversation become one, and nobody can tell that they were many."""
+"""Turns of one conversation become one node, and nobody can tell that they were many."""
 
 from ostinato.cache.radix_walk import walk
 from tests.support.tiny_cache import TinyCache, tiny_cache
@@ -35,7 +35,7 @@ def test_a_sealed_tail_that_a_turn_has_overtaken_goes_aside_and_is_evicted_first
     assert "[0, 2, 3]" in tree(cache) and "[1]" not in tree(cache)
 
 
-def test_a_run_that_is_cut_where_it_was_joined_has_its_sealed_tail_again():
+def test_a_run_that_is_split_where_it_went_on_has_its_sealed_tail_again():
     cache = tiny_cache(16, 4)
     cache.serve("ABCDEFG")
     cache.serve("ABCDEFGHIJKL")
@@ -46,7 +46,7 @@ def test_a_run_that_is_cut_where_it_was_joined_has_its_sealed_tail_again():
     cache.manager.check()
 
 
-def test_what_was_split_is_not_joined_again():
+def test_what_was_split_stays_split():
     """A prompt of whole blocks hits all but its last block each time: one split is enough."""
     cache = tiny_cache(8, 4)
     for _ in range(3):
@@ -55,7 +55,7 @@ def test_what_was_split_is_not_joined_again():
     assert tree(cache) == ["[0, 1]", "[2]"]
 
 
-def test_nodes_that_others_hold_or_that_branch_stay_two():
+def test_a_node_that_others_hold_is_not_gone_on_with():
     cache = tiny_cache(16, 4)
     cache.serve("ABCD")
     cache.admit("long", "ABCDEFGH")
@@ -73,7 +73,7 @@ def test_policies_that_go_by_use_see_every_turn_as_it_is():
     assert tree(cache) == ["[0, 1]", "[2, 3]"]
 
 
-def test_blocks_that_were_joined_are_lost_with_the_time_since_their_own_publication():
+def test_blocks_of_one_node_are_lost_with_the_time_since_their_own_publication():
     cache = tiny_cache(4, 4)
     cache.serve("ABCD")
     cache.num_steps += 1000

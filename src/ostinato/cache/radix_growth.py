@@ -1,0 +1,100 @@
+"""How does a node grow, and how is it split?
+
+A conversation's next turn would hang a node behind that of the last one, and every turn more
+would have to be walked, held and let go of one by one. So where the policy cannot tell, a run
+goes on in the node that it continues::
+
+    system ─┬─ turn 1 ── turn 2 ── turn 3              system ─┬─ turns 1, 2 and 3
+            │       └ sealed tail             instead:         │        └ aside
+            └─ somebody else's                                 └─ somebody else's
+
+Rules:
+
+1. Nothing that can be seen depends on it: neither what is cached, nor since when, nor who is
+   evicted next. So whoever lets a node grow is its only holder, and the policy goes by the moment
+   alone at which an entry was let go of.
+2. A sealed tail goes aside when the run goes on with all of its tokens: no look-up would name it,
+   and it is let go of before the run that it hangs at, so it is evicted before.
+3. A node that is split is as if it had always been two.
+"""
+
+from itertools import chain
+
+from ostinato.cache.radix_node import RadixNode
+from ostinato.core.identity import Identity
+from ostinato.core.tokens import TOKEN_BYTES
+
+_FEW = 4
+"""Sealed tails that are looked at: where more begin, prompts part, and it is no run."""
+
+
+def may_go_on(node: RadixNode, identity: Identity, text: bytes) -> bool:
+    """Whether new content can be put into the node that it continues.
+
+    Args:
+        node: Held by whoever publishes.
+        identity: Of the content.
+        text: Packed tokens of its first block, before the first image.
+    """
+    if node.ref_count != 1 or node.parent is None or node.identity != identity:
+        return False
+    children = node.children
+    if not children:
+        return True
+    if children.num_full or children.num_texts > _FEW:
+        return False
+    return all(text.startswith(tail.tokens) for tail in children)
+
+
+def go_on(node: RadixNode, now_s: float) -> None:
+    """Prepare a node for content that is published now, behind what it has."""
+    if node.is_growing and not node.children:
+        return
+    node.end_birth(now_s)
+    node.is_growing = True
+    if node.children:
+        node.put_aside()
+
+
+def split(node: RadixNode, num_blocks: int, block_size: int) -> RadixNode:
+    """Make the first blocks of a node a node of their own, which is returned.
+
+    The old node keeps the rest, so that paths that end in it stay true.
+    """
+    parent = node.parent
+    assert parent is not None and 0 < num_blocks < node.num_blocks
+    block_name, text = node.names(block_size)
+    assert block_name is not None, "a sealed tail is never split"
+    size, end = num_blocks * block_size * TOKEN_BYTES, node.start + num_blocks
+    head = RadixNode(parent, node.identity)
+    head.tokens += memoryview(node.tokens)[:size]
+    head.blocks.extend(node.blocks[:num_blocks])
+    head.ref_count = node.ref_count
+    head.digests, node.digests = node.digests[:num_blocks], node.digests[num_blocks:]
+    if node.extras:
+        head.extras = {i: extra for i, extra in node.extras.items() if i < end}
+        node.extras = {i: extra for i, extra in node.extras.items() if i >= end}
+    parent.children.replace(block_name, text, node, head)
+    del node.tokens[:size]
+    del node.blocks[:num_blocks]
+    node.parent, node.start = head, end
+    node.give_hits(head)
+    _give_past(node, head)
+    head.add_child(*node.names(block_size), node)
+    return head
+
+
+def _give_past(node: RadixNode, head: RadixNode) -> None:
+    """Leave a node that was split off what came before the rest: births and asides."""
+    head.born_s = node.birth_of(head.end)
+    head.births = [birth for birth in node.births if birth[0] < head.end]
+    node.births = [birth for birth in node.births if birth[0] > head.end]
+    if not node.asides:
+        return
+    head.asides = {place: some for place, some in node.asides.items() if place < head.end}
+    between = node.asides.get(head.end, ())
+    node.asides = {place: some for place, some in node.asides.items() if place > head.end}
+    for aside in between:
+        head.add_child(None, bytes(aside.tokens), aside)
+    for aside in chain(between, *head.asides.values()):
+        aside.parent = head
