@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from ostinato import LLM, SamplingParams
+from tests.server.keyed import keyed_server
 
 from .terminal import Terminal
 
@@ -56,12 +59,64 @@ def test_a_recorded_trace_tells_where_and_shows_no_text(terminal: Terminal, tmp_
         live = [llm.explain(output) for output in outputs]
         llm.stop_recording()
     page = terminal.show("explain", "--all", str(path))
-    assert "differs at token 36 from 0, the nearest prompt" in page
+    assert "differs at token 36 from request 0, the nearest prompt" in page
     assert "pseudonyms instead of tokens" in page
     assert "helpful" not in page
     told = map(json.loads, terminal.show("explain", "--all", "--json", str(path)).splitlines())
     for replayed, explanation in zip(told, live, strict=True):
         assert [s["stop"] for s in replayed["stretches"]] == [s.stop for s in explanation.stretches]
+
+
+def test_two_short_prompts_that_agree_in_most_of_their_letters_are_compared(terminal: Terminal):
+    """What was copied from the other prompt cannot be called never seen."""
+    page = terminal.show("explain", "-p", "Enter ROMEO. He waits.", "-p", "Enter ROMEO. She waits.")
+    assert "13..22  computed  differs at token 13 from request-0" in page
+    assert "never seen" not in page
+    page = terminal.show("explain", "-p", "Enter ROMEO.", "-p", "Exeunt all but ten of them.")
+    assert "never seen: no prompt that is remembered goes on like this" in page
+
+
+def test_one_request_of_a_log_or_a_recording_is_chosen_by_its_number(
+    terminal: Terminal, tmp_path: Path
+):
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join(json.dumps({"prompt": p}) for p in (FIRST, SECOND, FIRST)))
+    page = terminal.show("explain", str(log), "--request", "2", "-r", "line 3")
+    assert [line for line in page.splitlines() if line.endswith("were cached")] == [
+        "line 2: 2 of 8 prompt tokens were cached",
+        "line 3: 7 of 8 prompt tokens were cached",
+    ]
+    assert "log.jsonl has line 1 to line 3" in terminal.refuse("explain", str(log), "-r", "4")
+    log.write_text(log.read_text() + "\n{torn")
+    assert "log.jsonl, line 4" in terminal.refuse("explain", str(log))
+    result = terminal.run("explain", str(log), "--skip-broken")
+    assert "line 4 left out" in result.stderr and result.stdout.startswith("line 3:")
+    with LLM(num_blocks=64, record_trace=tmp_path / "run.jsonl") as llm:
+        llm.generate([FIRST * 2, FIRST + SECOND], SamplingParams(max_tokens=2), use_tqdm=False)
+    page = terminal.show("explain", str(tmp_path / "run.jsonl"), "-r", "1")
+    assert page.startswith("request 1: ") and "from request 0" in page
+
+
+def test_a_request_of_a_running_server_is_explained_to_whoever_sent_it(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    long = "You are a helpful assistant, and a patient one. Answer at once."
+    with keyed_server(tmp_path) as keyed:
+        names = [keyed.complete("ann", text)["id"] for text in (long, "y" + long[1:])]
+        monkeypatch.setenv("OSTINATO_URL", keyed.url)
+        mine = ("explain", "--key", keyed.keys["ann"], "--request")
+        page = terminal.show(*mine, names[1])
+        assert f"differs at token 0 from {names[0]}-0, the nearest prompt" in page
+        assert "the nearest  You are a helpful" in page
+        assert "             ^ token 0 in" in page
+        [told] = map(json.loads, terminal.show(*mine, names[1], "--json").splitlines())
+        answer = keyed.ask("ann", f"/v1/explain/{names[1]}", method="GET").json()
+        assert told == {name: answer[name] for name in told}
+        theirs = ("explain", "--key", keyed.keys["bob"], "-r", names[1])
+        assert f"request '{names[1]}' is not remembered" in terminal.refuse(*theirs)
+        assert "give --key" in terminal.refuse("explain", "-r", names[1])
+    assert "no server answers there" in terminal.refuse("explain", "-r", names[1])
+    assert "leave prompts out" in terminal.refuse("explain", "-r", names[1], "-p", "One")
 
 
 def test_what_cannot_be_explained_is_refused(terminal: Terminal, tmp_path: Path):

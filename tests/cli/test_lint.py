@@ -48,4 +48,6 @@ def test_a_broken_line_is_named_and_may_be_left_out(terminal: Terminal, tmp_path
     log = write(path, [SYSTEM] * 4)
     path.write_text(path.read_text() + "\n{torn")
     assert "line 5" in terminal.refuse("lint", log)
-    assert "line 5 left out" in terminal.show("lint", "--skip-broken", log)
+    for how in ((), ("--json",)):
+        result = terminal.run("lint", "--skip-broken", log, *how)
+        assert result.exit_code == 0 and "line 5 left out" in result.stderr

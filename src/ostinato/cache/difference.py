@@ -28,7 +28,8 @@ LETTERS_OF_A_NAME = 16
 """Letters by which a field is found again if not all of it comes back from its tokens."""
 
 LEAST_SIMILARITY = 0.5
-"""Share of equal tokens from which on two prompts without a common block are versions of one."""
+"""Share of tokens that agree, before a difference and behind it, from which on two prompts without
+a common block are versions of one."""
 
 _DRAWN = {"\n": "↵", "\t": "⇥", "\r": "␍"}
 
@@ -67,13 +68,19 @@ def num_alike_behind(mine: bytes, theirs: bytes, start: int) -> int:
 
 
 def similarity(mine: bytes, theirs: bytes, start: int) -> float:
-    """Return the share of tokens behind a difference that agree again, from 0 to 1."""
-    least = min(len(mine), len(theirs)) // TOKEN_BYTES - start
-    return num_alike_behind(mine, theirs, start) / least if least > 0 else 0.0
+    """Return the share of the shorter prompt's tokens that both have, from 0 to 1.
+
+    Args:
+        mine: Packed tokens of a prompt.
+        theirs: Of another, without its answer.
+        start: Tokens in common before the first that differs.
+    """
+    least = min(len(mine), len(theirs)) // TOKEN_BYTES
+    return min(1.0, (start + num_alike_behind(mine, theirs, start)) / least) if least else 0.0
 
 
 def is_alike(mine: bytes, theirs: bytes, start: int, block_size: int) -> bool:
-    """Whether two prompts are versions of one: they share a block, or most of what follows."""
+    """Whether two prompts are versions of one: they share a block, or most of their tokens."""
     return start >= block_size or similarity(mine, theirs, start) >= LEAST_SIMILARITY
 
 
@@ -101,8 +108,7 @@ def show_difference(nearest: Visit, visit: Visit, prompt: bytes, start: int,
     first = 0 if is_same else common
     before = decode(mine[max(0, start - TOKENS_BEFORE) : start]) + texts[0][:first]
     shown_before = _cut_left(before)
-    length = nearest.num_prompt_tokens * TOKEN_BYTES
-    behind = num_alike_behind(prompt, nearest.tokens[:length], start)
+    behind = num_alike_behind(prompt, nearest.prompt, start)
     difference = Difference(
         token=start,
         request=nearest.name,

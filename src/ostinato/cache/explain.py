@@ -148,7 +148,7 @@ class _Inquiry:
         most = max(common, default=0)
         best = [v for v, count in zip(mine, common, strict=True) if count == most]
         if not most and best:
-            best.sort(key=lambda v: -similarity(v.tokens, self.prompt, 0))
+            best.sort(key=lambda v: -similarity(v.prompt, self.prompt, 0))
         return (best[0], most) if best else (None, 0)
 
     def _known(self, owner: Visit | None, start: int, stop: int) -> Iterator[Stretch]:
@@ -260,7 +260,7 @@ class _Inquiry:
             return never, None
         if len(nearest.tokens) // TOKEN_BYTES <= start:
             return replace(never, request=nearest.name), None
-        if not is_alike(nearest.tokens, self.prompt, start, self.chronicle.block_size):
+        if not is_alike(nearest.prompt, self.prompt, start, self.chronicle.block_size):
             return never, None
         shown = show_difference(nearest, self.visit, self.prompt, start, self.asker.decode)
         cause = Cause.SAME_TEXT if shown is not None and shown.is_same_text else Cause.DIFFERS

@@ -13,7 +13,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
-from ostinato.core.tokens import num_common_tokens
+from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +80,11 @@ class Visit:
         if self.unpacked is not None:
             self.kept, self.unpacked = self.unpacked[: self.num_kept].tobytes(), None
         return self.kept
+
+    @property
+    def prompt(self) -> bytes:
+        """Packed tokens of its prompt; empty if none are kept."""
+        return self.tokens[: self.num_prompt_tokens * TOKEN_BYTES]
 
     @property
     def num_hits(self) -> int:

@@ -25,7 +25,8 @@ class AdminClient:
 
     Attributes:
         url: Of the server, such as ``http://127.0.0.1:8000``.
-        key: Of an administrator; None where the server has no keys.
+        key: Of an administrator, or of whoever sent what is asked about; None where the server
+            has no keys.
     """
 
     url: str
@@ -37,11 +38,19 @@ class AdminClient:
         Raises:
             AdministrationFailed: The server refused, saying why, or could not be reached.
         """
+        return self.ask(method, f"admin/{path}", body)
+
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Ask for something that is not only for administrators, and return the answer.
+
+        Raises:
+            AdministrationFailed: The server refused, saying why, or could not be reached.
+        """
         headers = {"Content-Type": "application/json"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
         data = None if body is None else json.dumps(body).encode()
-        url = f"{self.url.rstrip('/')}/admin/{path}"
+        url = f"{self.url.rstrip('/')}/{path}"
         try:
             asked = urllib.request.Request(url, data, headers, method=method)
             with urllib.request.urlopen(asked, timeout=_PATIENCE_S) as answer:

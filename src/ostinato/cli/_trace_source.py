@@ -1,6 +1,6 @@
 """How does a command read a trace, and what does it say of it?"""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from ostinato.cli._durations import write_span
 from ostinato.cli._quantities import count
 from ostinato.core.config import at_least
 from ostinato.lab.block_trace import BlockTrace
+from ostinato.lab.lines import BrokenLine
 from ostinato.lab.traces import ReadOptions, Tokenizer, read_trace
 
 _SHOWN_BROKEN = 5
@@ -67,11 +68,17 @@ def open_trace(
     console = Console(stderr=True)
     with console.status(f"Reading {path.name} ..."):
         trace = read_trace(path, options)
-    for line in trace.broken[:_SHOWN_BROKEN]:
-        console.print(f"line {line.number} left out: {line.reason}", style="yellow", markup=False)
-    if len(trace.broken) > _SHOWN_BROKEN:
-        console.print(f"{count(len(trace.broken), 'line')} left out in all", style="yellow")
+    name_broken(trace.broken)
     return trace
+
+
+def name_broken(broken: Sequence[BrokenLine]) -> None:
+    """Name the lines that were left out on stderr; of many, the first."""
+    console = Console(stderr=True)
+    for line in broken[:_SHOWN_BROKEN]:
+        console.print(f"line {line.number} left out: {line.reason}", style="yellow", markup=False)
+    if len(broken) > _SHOWN_BROKEN:
+        console.print(f"{count(len(broken), 'line')} left out in all", style="yellow")
 
 
 def describe(trace: BlockTrace) -> str:

@@ -3,22 +3,29 @@
 import json
 from pathlib import Path
 from typing import Annotated, cast
+from urllib.parse import quote
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from ostinato.cli import _engine_options as options
+from ostinato.cli._admin_client import AdminClient, AdministrationFailed
 from ostinato.cli._tokenizer import ModelOfTokens, load_tokenizer
+from ostinato.cli._trace_source import SkipBroken, name_broken
 from ostinato.core.config import CacheConfig, IndexName
 from ostinato.core.errors import ConfigError, RequestError
 from ostinato.core.explanation import Explanation, Fate
 from ostinato.engine.config import DEFAULT_MODEL
+from ostinato.lab.lines import OnBroken
 
 _COLOURS = {Fate.HIT: "green", Fate.WAITED: "green", Fate.COPIED: "cyan", Fate.COMPUTED: "red"}
 
 _BLOCKS_OF_A_LOG = 65_536
 """Blocks of the cache that a log is put to, unless another number is given: a million tokens."""
+
+_URL = "http://127.0.0.1:8000"
+_SERVER = "A running server"
 
 _PSEUDONYMS = (
     "A recorded trace holds pseudonyms instead of tokens: it tells where prompts part, and there "
@@ -38,6 +45,15 @@ def run(
     prompt: Annotated[
         list[str] | None, typer.Option("--prompt", "-p", help="A prompt; may be repeated.")
     ] = None,
+    request: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--request",
+            "-r",
+            help="Explain this request: of a .jsonl by its line or number, else of a running "
+            "server by the id of its answer; may be repeated.",
+        ),
+    ] = None,
     every: Annotated[
         bool, typer.Option("--all", "-a", help="Explain every prompt, not the last alone.")
     ] = False,
@@ -48,32 +64,53 @@ def run(
     index: options.Index = "radix",
     block_size: options.BlockSize = 16,
     num_blocks: options.NumBlocks = None,
+    skip_broken: SkipBroken = False,
+    url: Annotated[
+        str, typer.Option(envvar="OSTINATO_URL", help="Of the server.", rich_help_panel=_SERVER)
+    ] = _URL,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            envvar=["OSTINATO_KEY", "OSTINATO_ADMIN_KEY"],
+            help="Of whoever sent the request.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
 ) -> None:
     """Say why a prompt hit and missed what it did.
 
     Prompts are run one after the other, and the last is explained. Of a .jsonl no model is
-    run: its requests are put to the cache alone, and without --model a token is a word.
+    run: its requests are put to the cache alone, and without --model a token is a word. Of a
+    running server, its own requests are explained.
 
     Try: ostinato explain -p "One two three" -p "One too three"
     """
-    files, texts = files or [], prompt or []
+    files, texts, names, note = files or [], prompt or [], request or [], ""
     logs = [path for path in files if path.suffix == ".jsonl"]
-    if not files and not texts:
-        raise ConfigError("nothing to explain: give files, or --prompt with a text")
+    if not files and not texts and not names:
+        raise ConfigError(
+            "nothing to explain: give files, --prompt with a text, or --request with the id of a "
+            "server's answer"
+        )
     if logs and (len(files) > 1 or texts):
         raise ConfigError(f"{logs[0]} is a log: explain it without other files and prompts")
+    if names and not logs and (files or texts):
+        raise ConfigError(f"request={names[0]!r}: is of a log or a server; leave prompts out")
     if logs:
         cache = CacheConfig(
             num_blocks or _BLOCKS_OF_A_LOG, block_size, index=cast(IndexName, index)
         )
-        explanations, note = _explain_log(logs[0], model, cache)
+        explanations, note = _explain_log(logs[0], model, cache, skip_broken)
+        if names:
+            every, explanations = True, [_named(name, explanations, logs[0]) for name in names]
+    elif names:
+        every, explanations = True, [_ask(name, AdminClient(url, key)) for name in names]
     else:
         model = model or DEFAULT_MODEL
         settings = options.engine_settings(
             model, None, index=index, block_size=block_size, num_blocks=num_blocks
         )
         explanations = _explain_prompts([*map(_read, files), *texts], model, settings)
-        note = ""
     _print(explanations if every else explanations[-1:], as_json, note)
 
 
@@ -101,31 +138,52 @@ def _explain_prompts(
         return [llm.explain(output, administrator=True) for output in outputs]
 
 
+def _ask(name: str, server: AdminClient) -> Explanation:
+    """Ask a running server.
+
+    Raises:
+        AdministrationFailed: It does not remember the request, or it is somebody else's.
+    """
+    answer = server.ask("GET", f"v1/explain/{quote(name, safe='')}")
+    try:
+        return Explanation.from_dict(answer)
+    except (KeyError, TypeError, ValueError) as error:
+        raise AdministrationFailed(f"{server.url} answered no explanation: {error!r}") from error
+
+
+def _named(name: str, explanations: list[Explanation], path: Path) -> Explanation:
+    """Choose by a line's or a request's number.
+
+    Raises:
+        RequestError: There is no such request.
+    """
+    for explanation in explanations:
+        if explanation.request_id in (name, f"line {name}", f"request {name}"):
+            return explanation
+    first, last = explanations[0].request_id, explanations[-1].request_id
+    raise RequestError(f"request={name!r}: {path.name} has {first} to {last}")
+
+
 def _explain_log(
-    path: Path, model: str | None, cache: CacheConfig
+    path: Path, model: str | None, cache: CacheConfig, skip_broken: bool
 ) -> tuple[list[Explanation], str]:
     """Put a log to the cache, or replay a recording; returns also what is to be said of it."""
     from ostinato.lab.explain_log import explain_log, explain_recording
     from ostinato.lab.recording import read_recording
     from ostinato.lab.request_log import read_request_log
+    from ostinato.lab.traces import is_recording
 
-    if _is_recording(path):
-        explanations = explain_recording(read_recording(path))
+    on_broken: OnBroken = "skip" if skip_broken else "refuse"
+    if is_recording(path):
+        recording = read_recording(path, on_broken)
+        name_broken(recording.broken)
+        explanations = explain_recording(recording)
         if not explanations:
             raise RequestError(f"{path}: no request of it was admitted")
         return explanations, _PSEUDONYMS
-    log = read_request_log(path)
+    log = read_request_log(path, on_broken)
+    name_broken(log.broken)
     return list(explain_log(log.requests, load_tokenizer(model), cache)), ""
-
-
-def _is_recording(path: Path) -> bool:
-    """Whether a file begins as a recorded trace does."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            first = json.loads(file.readline() or "null")
-    except (OSError, ValueError):
-        return False  # whoever reads it as a log says what is wrong
-    return isinstance(first, dict) and first.get("event") == "header"
 
 
 def _print(explanations: list[Explanation], as_json: bool, note: str) -> None:

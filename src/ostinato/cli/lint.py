@@ -11,8 +11,7 @@ from rich.text import Text
 from ostinato.cli import _engine_options as options
 from ostinato.cli._quantities import count
 from ostinato.cli._tokenizer import ModelOfTokens, load_tokenizer
-from ostinato.cli._trace_source import progress_bar
-from ostinato.lab.lines import BrokenLine
+from ostinato.cli._trace_source import SkipBroken, name_broken, progress_bar
 from ostinato.lab.lint import Finding, LintReport, lint
 from ostinato.lab.request_log import read_request_log
 
@@ -27,9 +26,7 @@ def run(
     ],
     model: ModelOfTokens = None,
     block_size: options.BlockSize = 16,
-    skip_broken: Annotated[
-        bool, typer.Option("--skip-broken", help="Leave out lines that cannot be read.")
-    ] = False,
+    skip_broken: SkipBroken = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Leave with exit code 1 if there is a finding.")
@@ -42,21 +39,20 @@ def run(
     a token is a word or a piece of one.
     """
     log = read_request_log(requests, "skip" if skip_broken else "refuse")
+    name_broken(log.broken)
     tokenizer = load_tokenizer(model)
     with progress_bar("Requests, grouped and mended", 2 * len(log.requests)) as advance:
         report = lint(log.requests, tokenizer, block_size, advance)
     if as_json:
         typer.echo(json.dumps(report.as_dict(), indent=2, ensure_ascii=False))
     else:
-        _print(report, model, log.broken)
+        _print(report, model)
     if strict and report.findings:
         raise typer.Exit(1)
 
 
-def _print(report: LintReport, model: str | None, broken: tuple[BrokenLine, ...]) -> None:
+def _print(report: LintReport, model: str | None) -> None:
     console = Console(highlight=False)
-    for line in broken:
-        console.print(Text(f"line {line.number} left out: {line.reason}", style="yellow"))
     console.print(Text(_title(report), style="bold"))
     for place, finding in enumerate(report.findings, 1):
         console.print()

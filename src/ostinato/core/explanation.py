@@ -9,9 +9,13 @@ was waited for, was copied, or was computed, and what was computed has a cause (
 ``str(explanation)`` is the page for people, ``as_dict()`` the same for programs.
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
+
+_WIDEST_LABEL = 16
+"""Letters of a request's name that leave room for both sides; ids of servers are longer."""
 
 
 class Fate(StrEnum):
@@ -94,6 +98,8 @@ class Stretch:
         match self.cause:
             case Cause.NEVER_SEEN if self.request:
                 return f"never seen: the nearest prompt, that of {whose}, ends before"
+            case Cause.NEVER_SEEN if self.start:
+                return "never seen: no prompt that is remembered goes on like this"
             case Cause.NEVER_SEEN:
                 return "never seen: no prompt that is remembered begins like this"
             case Cause.DIFFERS:
@@ -165,11 +171,12 @@ class Difference:
     @property
     def lines(self) -> tuple[str, ...]:
         """Both sides, and a caret under the difference."""
-        label = max(len("this prompt"), len(self.request))
+        theirs = self.request if len(self.request) <= _WIDEST_LABEL else "the nearest"
+        label = max(len("this prompt"), len(theirs))
         behind = "" if not self.place else f" in {self.place}"
         carets = "^" * self.width
         return (
-            f"{self.request:>{label}}  {self.theirs}",
+            f"{theirs:>{label}}  {self.theirs}",
             f"{'this prompt':>{label}}  {self.mine}",
             f"{'':>{label}}  {'':>{self.caret}}{carets} token {self.token}{behind}",
         )
@@ -232,6 +239,22 @@ class Explanation:
             "num_forgotten": self.num_forgotten,
         }
 
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> "Explanation":
+        """Return what ``as_dict`` wrote; what it does not know is left out.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is no explanation.
+        """
+        difference = plain["difference"]
+        return cls(
+            str(plain["request_id"]),
+            tuple(_stretch(stretch) for stretch in plain["stretches"]),
+            None if difference is None else Difference(**_known(Difference, difference)),
+            int(plain["num_remembered"]),
+            int(plain["num_forgotten"]),
+        )
+
     @property
     def title(self) -> str:
         """What it is of, and how much was cached."""
@@ -268,6 +291,19 @@ class Explanation:
         if self.notes:
             lines += ["", *self.notes]
         return "\n".join(lines)
+
+
+def _stretch(plain: Mapping[str, Any]) -> Stretch:
+    known = _known(Stretch, plain)
+    cause = known.get("cause")
+    return Stretch(
+        **known | {"fate": Fate(known["fate"]), "cause": None if cause is None else Cause(cause)}
+    )
+
+
+def _known(kind: type[Stretch] | type[Difference], plain: Mapping[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in plain.items() if name in names}
 
 
 def seconds(amount: float) -> str:

@@ -89,4 +89,18 @@ def explain_recording(recording: Recording) -> list[Explanation]:
     chronicle, asker = replay.cache.chronicle, Asker(administrator=True)
     names = [str(request.number) for request in done if request.replayed is not None]
     known = [name for name in names if chronicle.visit_of(name) is not None]
-    return [explain(chronicle, name, asker) for name in known]
+    return [_named(explain(chronicle, name, asker)) for name in known]
+
+
+def _named(explanation: Explanation) -> Explanation:
+    """Call requests by more than their number."""
+
+    def name(number: str | None) -> str | None:
+        return f"request {number}" if number is not None and number.isdigit() else number
+
+    stretches = tuple(
+        replace(stretch, request=name(stretch.request), by=name(stretch.by))
+        for stretch in explanation.stretches
+    )
+    whose = name(explanation.request_id) or ""
+    return replace(explanation, request_id=whose, stretches=stretches)

@@ -41,12 +41,13 @@ async def _explanation(state: ServerState, caller: Caller, name: str) -> Explana
         return await state.llm.explain(name, administrator=caller.may_administer, cache_salt=salt)
     except RequestError as error:
         first = f"{name}-0"  # completions may have several prompts: -0, -1, ...
+        unknown = _not_found(error)
         if not name.startswith("cmpl-"):
-            raise _not_found(error) from error
+            raise unknown from error
     try:
         return await state.llm.explain(first, administrator=caller.may_administer, cache_salt=salt)
     except RequestError as error:
-        raise _not_found(error) from error
+        raise unknown from error
 
 
 def _not_found(error: RequestError) -> ApiError:
