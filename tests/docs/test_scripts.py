@@ -2,7 +2,9 @@
 
 import os
 import re
+import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -50,6 +52,42 @@ def test_check_refuses_a_gate_that_it_does_not_know():
     assert refused.returncode == 2
     assert "typos" in refused.stderr
     assert ", ".join(GATES) in refused.stderr.replace(" ", ", ").replace(",,", ",")
+
+
+@pytest.fixture
+def small_copy(tmp_path: Path) -> Path:
+    """A repository in which everything is installed already."""
+    root = tmp_path.resolve() / "a copy"
+    for name in ("scripts", "native"):
+        (root / name).mkdir(parents=True)
+    for name in ("pyproject.toml", "constraints.txt", "scripts/setup"):
+        shutil.copy(ROOT / name, root / name)
+    base = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
+    subprocess.run([base, "-m", "venv", "--without-pip", root / ".venv"], check=True)
+    hashed = "find pyproject.toml constraints.txt native -type f -print0 | sort -z"
+    installed = subprocess.run(
+        ["bash", "-c", f"{hashed} | xargs -0 sha256sum | sha256sum"],
+        cwd=root, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    (root / ".venv/setup.installed").write_text(installed)
+    (root / ".venv/setup.origin").write_text(f"{base} {root}\n")
+    (root / ".venv/kept").touch()
+    return root
+
+
+@pytest.mark.parametrize("first", [".venv/bin", ""])
+def test_setup_keeps_an_environment_that_is_on_the_path(small_copy: Path, first: str):
+    """Whoever activated it has its Python first on the path, and it is made by another."""
+    path = [str(small_copy / first), *os.environ["PATH"].split(os.pathsep)]
+    base = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
+    environment = {**os.environ, "PATH": os.pathsep.join(path)}
+    environment |= {} if first else {"PYTHON": base}
+    done = subprocess.run(
+        [small_copy / "scripts/setup"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (small_copy / ".venv/kept").exists(), "it was made anew"
+    assert not done.stderr
 
 
 def requirements() -> list[Requirement]:

@@ -15,6 +15,9 @@ FreeOrder = Literal["scratch_first", "classic"]
 DigestName = Literal["sha256", "xxh3_128"]
 PolicyName = Literal["lru", "lfu", "slru", "s3fifo", "arc", "cost_aware", "reuse_hazard"]
 AttentionName = Literal["auto", "native", "torch"]
+NATIVE_BLOCK = 16
+"""Tokens of which a block must have a multiple for the native library."""
+
 ReadOnce = Literal["auto", "always", "never"]
 ForwardName = Literal["auto", "packed", "plain"]
 WaitingOrder = Literal["fcfs", "longest_prefix", "depth_first", "fair_share"]

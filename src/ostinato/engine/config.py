@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ostinato.core.config import (
+    NATIVE_BLOCK,
     AttentionName,
     CacheConfig,
     DigestName,
@@ -133,6 +134,7 @@ class EngineConfig:
         one_of("forward", self.forward, get_args(ForwardName))
         one_of("read_once", self.read_once, get_args(ReadOnce))
         at_least("seed", self.seed, 0)
+        self._check_attention()
         for name in ("enable_prefix_caching", "seal_tails"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be True or False")
@@ -225,6 +227,27 @@ class EngineConfig:
             order=self.order,
             max_overtakes=self.max_overtakes,
         )
+
+    def _check_attention(self) -> None:
+        """Refuse to ask for the native library by name where it could never compute."""
+        if self.attention != "native":
+            return
+        at_least("block_size", self.block_size, 1)
+        hindrances = {
+            f"block_size={self.block_size} must be a multiple of {NATIVE_BLOCK}: set block_size": (
+                self.block_size % NATIVE_BLOCK
+            ),
+            f"device={self.device!r}, and it computes on a CPU": self.device != "cpu",
+            "dtype='float64', and it knows 32 bits and 16": self.dtype == "float64",
+            "kv_cache_dtype='float64', and it knows 32 bits and 16": (
+                self.kv_cache_dtype == "float64"
+            ),
+        }
+        for hindrance, holds in hindrances.items():
+            if holds:
+                raise ConfigError(
+                    f"attention='native' cannot be had: {hindrance}; or set attention='auto'"
+                )
 
     def _check_allotments(self) -> None:
         if not isinstance(self.allotments, Mapping):

@@ -46,7 +46,7 @@ from ostinato.engine.sizing import size_pools
 from ostinato.engine.token_table import TokenTable
 from ostinato.engine.weights import WeightUpdate
 from ostinato.runner.attention.backend import AttentionBackend
-from ostinato.runner.attention.choice import AttentionCase, choose_attention
+from ostinato.runner.attention.choice import AttentionCase, check_asked_for, choose_attention
 from ostinato.runner.heap import keep_large_blocks
 from ostinato.runner.layer_groups import group_layers
 from ostinato.runner.model_loader import LoadedModel, load_model
@@ -83,6 +83,7 @@ class Engine:
             ModelError: The model cannot be served.
         """
         self.config = config
+        check_asked_for(config.attention)
         self.loaded: LoadedModel = load_model(
             config.model, config.dtype, config.device, config.attention, config.forward
         )

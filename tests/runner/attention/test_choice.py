@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from ostinato.core.config import NATIVE_BLOCK
 from ostinato.core.errors import ConfigError
+from ostinato.engine import engine as engine_file
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.engine import Engine
 from ostinato.runner.attention import choice
 from ostinato.runner.attention.choice import AttentionCase, choose_attention
 from ostinato.runner.attention.native_backend import NativeAttention
@@ -16,6 +20,7 @@ from ostinato.runner.attention.torch_backend import TorchAttention
 from ostinato.runner.kv_store import KVSpec, LayerKV
 from ostinato.runner.native import library as library_file
 from ostinato.runner.native.library import library
+from ostinato.runner.native.store import TOKEN_GROUP
 from tests.runner.attention.native_scenes import needs_library
 
 ORDINARY = AttentionCase(
@@ -93,6 +98,32 @@ def test_a_library_that_cannot_is_refused_if_it_is_asked_for(reason: str, change
         choose_attention("native", replace(ORDINARY, **changed))
 
     assert reason in str(refusal.value) and "attention='auto'" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"block_size": 8}, {"device": "cuda:0"}, {"dtype": "float64"}, {"kv_cache_dtype": "float64"}],
+)
+def test_what_the_library_can_never_do_is_refused_before_anything_is_loaded(
+    settings: dict[str, Any],
+):
+    """Not even the model has to be there."""
+    [name] = settings
+    with pytest.raises(ConfigError, match=f"attention='native' cannot be had: {name}"):
+        EngineConfig.of("nowhere", {"attention": "native", **settings})
+    EngineConfig.of("nowhere", {"attention": "auto", **settings})
+    assert NATIVE_BLOCK == TOKEN_GROUP
+
+
+def test_without_a_library_it_is_refused_before_the_weights_are_read(
+    no_library: None, monkeypatch: pytest.MonkeyPatch
+):
+    def read(*_args: object, **_settings: object) -> None:
+        raise AssertionError("the weights were read")
+
+    monkeypatch.setattr(engine_file, "load_model", read)
+    with pytest.raises(ConfigError, match="installed without its native library"):
+        Engine(EngineConfig.of("tiny-shakespeare", {"attention": "native"}))
 
 
 def test_without_a_library_torch_computes_and_it_is_said_once(

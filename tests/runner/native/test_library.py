@@ -2,9 +2,11 @@
 
 import ctypes
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -49,7 +51,35 @@ def test_a_library_of_another_version_is_not_used_and_it_is_said(
 
     assert library() is None
     [said] = caplog.messages
-    assert "but 1000000 is needed" in said and "install the package anew" in said
+    assert "but 1000000 is needed" in said and "run `python native/compile.py`" in said
+    library.cache_clear()
+    monkeypatch.setattr(library_file, "_COMPILER", library_file.PATH / "nowhere")
+    assert library() is None and "install the package anew" in caplog.messages[1]
+
+
+@pytest.mark.parametrize(
+    "source", ["int ost_abi_version(void) { return VERSION; }", "int other(void) { return 1; }"]
+)
+def test_a_library_that_lacks_a_symbol_is_not_used_and_it_is_said_once(
+    source: str,
+    loaded_anew: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    """As it stands after a pull, before it is compiled again."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    (tmp_path / "old.c").write_text(source.replace("VERSION", str(library_file.ABI_VERSION)))
+    old = tmp_path / "libostinato_native.so"
+    command = [compiler, "-shared", "-fPIC", "-o", str(old), str(tmp_path / "old.c")]
+    subprocess.run(command, check=True)
+    monkeypatch.setattr(library_file, "PATH", old)
+
+    assert library() is None and library() is None
+    [said] = caplog.messages
+    assert "older than the Python around it" in said and "python native/compile.py" in said
 
 
 @needs_library

@@ -44,6 +44,18 @@ class AttentionCase:
     device: torch.device
 
 
+def check_asked_for(name: AttentionName) -> None:
+    """Refuse to ask for a library that is not there, before a model is loaded for it.
+
+    Raises:
+        ConfigError: The library was asked for by name, and there is none.
+    """
+    if name == "native" and library() is None:
+        raise ConfigError(
+            f"attention='native' cannot be had: {NO_LIBRARY}; or set attention='auto'"
+        )
+
+
 def choose_attention(
     name: AttentionName, case: AttentionCase, read_once: ReadOnce = "auto"
 ) -> AttentionBackend:

@@ -16,6 +16,9 @@ logger = logging.getLogger(__name__)
 PATH = Path(__file__).with_name("libostinato_native.so")
 """Where the build puts the library."""
 
+_COMPILER = Path(__file__).parents[4] / "native/compile.py"
+"""Compiles it, in a copy of the repository."""
+
 ABI_VERSION = 3
 """The version of the header that these files were written for."""
 
@@ -45,17 +48,24 @@ def library() -> ctypes.CDLL | None:
         reason = "it was built without a C++ compiler" if not PATH.exists() else str(error)
         logger.warning("no native library (%s): attention runs in plain torch, slower", reason)
         return None
-    found = loaded.ost_abi_version()
-    if found != ABI_VERSION:
-        logger.warning(
-            "the native library is of version %d, but %d is needed: attention runs in plain "
-            "torch, slower; install the package anew",
-            found,
-            ABI_VERSION,
-        )
+    try:
+        found = loaded.ost_abi_version()
+        if found != ABI_VERSION:
+            _say_stale(f"of version {found}, but {ABI_VERSION} is needed")
+            return None
+        declare(loaded)
+    except AttributeError as error:  # a version that grew since it was compiled
+        _say_stale(f"older than the Python around it ({error})")
         return None
-    declare(loaded)
     return loaded
+
+
+def _say_stale(reason: str) -> None:
+    """Say what is wrong with the library, and what to run."""
+    again = "run `python native/compile.py`" if _COMPILER.exists() else "install the package anew"
+    logger.warning(
+        "the native library is %s: attention runs in plain torch, slower; %s", reason, again
+    )
 
 
 def best_isa(native: ctypes.CDLL) -> Isa:
