@@ -238,11 +238,12 @@ class EngineConfig:
                 self.block_size % NATIVE_BLOCK
             ),
             f"device={self.device!r}, and it computes on a CPU": self.device != "cpu",
-            "dtype='float64', and it knows 32 bits and 16": self.dtype == "float64",
-            "kv_cache_dtype='float64', and it knows 32 bits and 16": (
-                self.kv_cache_dtype == "float64"
-            ),
         }
+        for name in ("dtype", "kv_cache_dtype"):
+            known = "it knows float32, bfloat16, float16"
+            hindrances[f"{name} is float64, and {known}: set {name}"] = (
+                getattr(self, name) == "float64"
+            )
         for hindrance, holds in hindrances.items():
             if holds:
                 raise ConfigError(
