@@ -10,12 +10,25 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from benchmarks.peers.measures import Goal, Measure
 from benchmarks.peers.session import Found, Plan
 
 BUSY = 0.1
 """Cores that others took during a sample, above which it stands with a mark."""
+
+_ENGINE = 16
+_COLUMNS = {
+    "median": 7,
+    "range": 15,
+    "n": 2,
+    "CPU s": 6,
+    "cached": 7,
+    "others": 6,
+    "ratio": 5,
+}
+"""Columns of a table of figures, and the letters that they take."""
 
 FoundJson = dict[str, Any]
 Row = dict[str, Any]
@@ -134,32 +147,42 @@ def _common(one: list[int], other: list[int]) -> int:
 
 
 def show(found: FoundJson, console: Console) -> None:
-    """Print the stamp, a line for every engine and measure, and what was left out."""
-    console.print(stamp_line(found))
-    table = Table(title="medians; ratio: how many times as fast ours is")
-    for name in ("measure", "engine"):
-        table.add_column(name)
-    for name in ("median", "lowest", "highest", "n", "CPU s", "cached", "others", "ratio"):
-        table.add_column(name, justify="right")
+    """Print the stamp, a table for every measure, no wider than 80 columns, and what was left out.
+
+    A ratio says how many times as fast ours is; ``others`` are the cores that other programs took.
+    """
+    console.print(stamp_line(found), highlight=False)
     for row in found["measures"]:
-        for place, (name, figure) in enumerate(row["figures"].items()):
-            cells = [f"{row['title']} [{row['unit']}]" if place == 0 else "", name]
-            cells += [number(figure[key]) for key in ("median", "lowest", "highest")]
-            cells += [str(figure["samples"]), number(figure["cpu_s"])]
-            cells += ["" if figure["cached"] is None else f"{figure['cached']:,}"]
-            cells += [f"{figure['others']:.2f}"]
-            ratio = row["ratios"].get(name)
-            table.add_row(*cells, "" if ratio is None else number(ratio))
+        title = Text(f"\n{row['title']}, {row['unit']}", style="bold")
+        console.print(title, _row_table(row), sep="\n")
         for goal in row["goals"]:
             word = {True: "met", False: "missed", None: "not comparable"}[goal["met"]]
-            table.add_row(*[""] * 9, f"{goal['text']}: {word}")
-        table.add_section()
-    console.print(table)
-    for row in found["measures"]:
+            console.print(f"goal {goal['text']}: {word}", highlight=False)
         for name, reason in row["left_out"].items():
-            console.print(f"{row['name']}, {name}: {reason}")
+            console.print(f"without {name}: {reason}", highlight=False)
     shares = ", ".join(f"{name} {share:.0%}" for name, share in found["agreement"].items())
-    console.print(f"greedy tokens in common with the yardstick: {shares}")
+    console.print(f"\nGreedy tokens in common with the yardstick: {shares}", highlight=False)
+
+
+def _row_table(row: Row) -> Table:
+    """Draw an engine per line; tables below one another have the same columns."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+    table.add_column("", min_width=_ENGINE, max_width=_ENGINE, overflow="fold")
+    for name, width in _COLUMNS.items():
+        table.add_column(name, justify="right", min_width=width, no_wrap=True)
+    for name, figure in row["figures"].items():
+        ratio = row["ratios"].get(name)
+        table.add_row(
+            name,
+            number(figure["median"]),
+            f"{number(figure['lowest'])} .. {number(figure['highest'])}",
+            str(figure["samples"]),
+            number(figure["cpu_s"]),
+            "" if figure["cached"] is None else f"{figure['cached']:,}",
+            f"{figure['others']:.2f}",
+            "" if ratio is None else number(ratio),
+        )
+    return table
 
 
 def number(value: float) -> str:

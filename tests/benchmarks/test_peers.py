@@ -1,11 +1,13 @@
 """Engines are measured by turns, on equal terms, and what could not be measured is said."""
 
+import io
 import json
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from benchmarks.peers import command, engines, machine, measures, report, samples, table
 from benchmarks.peers.processes import NotSupported, WorkerFailed, WorkerProcess
@@ -268,3 +270,22 @@ def test_what_does_not_exist_is_refused_before_anything_runs(arguments, tmp_path
     with pytest.raises(SystemExit):
         command.main(None, ["--quick", "--out", str(tmp_path), *arguments])
     assert "warp" in capsys.readouterr().err
+
+
+def test_figures_fit_a_terminal_of_eighty_columns():
+    """Whoever watches a run reads them there; a cell that is cut says nothing."""
+    figure = {"median": 123_456.0, "lowest": 98_765.0, "highest": 234_567.0, "samples": 10}
+    figure |= {"cpu_s": 1234.5, "cached": 123_456, "others": 12.34}
+    row = {"title": "cold prefill", "unit": "tokens/s", "left_out": {"vllm": "too slow"}}
+    row |= {"figures": {"sglang-manager": figure, "ours:never": {**figure, "cached": None}}}
+    row |= {"ratios": {"sglang-manager": 123.4}, "goals": [{"text": "≥ 2 × vllm", "met": None}]}
+    stamp = dict.fromkeys(
+        ("processor", "cores", "memory_gib", "system", "threads", "bandwidth_gb_s", "commit",
+         "date", "command"), "x",
+    ) | {"flags": []}  # fmt: skip
+    found = {"stamp": stamp, "measures": [row], "agreement": {"vllm": 1.0}}
+    out = io.StringIO()
+    report.show(found, Console(file=out, width=300))
+    lines = out.getvalue().splitlines()
+    assert all(len(line.rstrip()) <= 80 for line in lines[1:])
+    assert "98,765 .. 234,567" in out.getvalue() and "not comparable" in out.getvalue()
