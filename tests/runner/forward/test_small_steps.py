@@ -174,9 +174,9 @@ def test_what_is_no_small_step_goes_operation_by_operation(
     assert NATIVE is not None
     loaded = load_model(checkpoints.path("llama", **TILED), "bfloat16")
     bench = bench_of(loaded)
-    sequence = bench.sequence(random_prompt(4, 60))
+    sequence = bench.sequence(random_prompt(4, 140))
     programs.clear()
-    bench.step(sequence.next(33))
+    bench.step(sequence.next(129))
     copy = CopyRun(bench.slot(sequence, 0), bench.slot(bench.sequence([1]), 0), 1, 0)
     bench.step(sequence.next(1), copies=[copy])
     use_isa(NATIVE, Isa.AVX2)

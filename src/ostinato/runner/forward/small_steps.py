@@ -28,7 +28,7 @@ from ostinato.runner.forward.records import AddNorm, Gated, TakeApart
 from ostinato.runner.native.checks import fill_rows
 from ostinato.runner.native.face import Attention, Rows
 
-MOST_ROWS = 32
+MOST_ROWS = 128
 """Rows that a program's buffers have room for."""
 
 
