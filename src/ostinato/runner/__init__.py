@@ -20,6 +20,7 @@ Files in reading order:
 * ``probe``: does this one agree with its own attention?
 * ``memory``: how many blocks fit?
 * ``heap``: who keeps the memory of large temporaries?
+* ``huge_pages``: how does memory that every step reads lie in large pages?
 
 Rules:
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ostinato.runner.forward.few_rows import for_tiles
+from ostinato.runner.huge_pages import expect_block, into_huge_pages
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 """What oneDNN packs; float64, in which exactness is shown, stays plain."""
@@ -56,7 +57,10 @@ class PackedWeight:
         plain = (torch.cat(list(parts)) if len(parts) > 1 else parts[0]).detach().contiguous()
         self.num_rows, self.num_columns = plain.shape
         self.dtype = plain.dtype
+        expect_block(plain.nbytes)
         self._tiles = _in_tiles(plain)
+        memory = torch.ops.mkldnn
+        into_huge_pages(memory.data_ptr(self._tiles), memory._nbytes(self._tiles))
         self.few = for_tiles(self._tiles, plain)
 
     def multiply(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
