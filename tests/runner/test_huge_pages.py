@@ -29,7 +29,7 @@ print(next(line.split()[1] for line in found.splitlines() if line.startswith("An
 
 @has_pages
 def test_packed_weights_lie_in_large_pages() -> None:
-    """In a process of its own: 24 MiB of weights, of which the first page may lack its beginning."""
+    """In a process of its own: 24 MiB of weights, whose first page may be another's as well."""
     done = subprocess.run([sys.executable, "-c", HUGE], capture_output=True, text=True, check=True)
     assert int(done.stdout) >= 20 * 1024
 
