@@ -20,6 +20,8 @@ from ostinato.core.errors import (
     RequestError,
     TokenOutOfRange,
 )
+from ostinato.core.plan import StepPlan, StepResult
+from ostinato.engine import engine_thread
 from ostinato.engine.engine import EngineRequest
 from tests.engine.faults import Sabotage
 from tests.engine.stepping import StepByStep, async_llm, last
@@ -121,6 +123,60 @@ def test_a_conversation_is_streamed(bard: LLM) -> None:
 
     assert output.prompt_token_ids == offline.prompt_token_ids
     assert output.outputs[0].text == offline.outputs[0].text
+
+
+# --- turns ---
+
+
+def test_the_next_turn_of_who_was_just_answered_misses_no_step(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two talk: while one goes on, the other is answered and asks again, three times."""
+    monkeypatch.setattr(engine_thread, "PATIENCE", 1e6)  # a test's steps take no time
+
+    async def talk(llm: AsyncLLM, prompt: list[int], lengths: Sequence[int]) -> None:
+        for length in lengths:
+            params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
+            prompt = prompt + tokens_of(await last(llm.generate(prompt, params)))
+            await asyncio.sleep(0.02)  # without patience, steps would go by
+        llm.abort("nobody")  # any command ends the wait for a turn that does not come
+
+    async def story(llm: AsyncLLM) -> None:
+        await asyncio.gather(talk(llm, [9, 8, 7], [40]), talk(llm, [1, 2, 3], [5, 5, 5]))
+
+    with async_llm(checkpoints) as llm:
+        plans = record_plans(llm)
+        run(story(llm))
+        sizes = [len(plan.sequences) for plan in plans]
+
+    together = [size == 2 for size in sizes]
+    assert sum(together) == 15, sizes
+    assert "".join("12"[both] for both in together).strip("1") == "2" * 15, sizes
+
+
+def test_callers_who_never_ask_again_are_seldom_waited_for(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with async_llm(checkpoints, num_blocks=128, max_num_seqs=2) as llm:
+        waits: list[int] = []
+        commands = llm._thread.commands
+        monkeypatch.setattr(commands, "obey_until", lambda most, _: waits.append(most) or 0)
+        run(ends(*(llm.generate([n + 1], GREEDY) for n in range(40))))
+
+    assert 8 <= len(waits) <= 8 + 40 // 8, waits
+
+
+def record_plans(llm: AsyncLLM) -> list[StepPlan]:
+    """Write down every plan from now on."""
+    plans: list[StepPlan] = []
+    execute = llm._engine.runner.execute
+
+    def recorded(plan: StepPlan) -> StepResult:
+        plans.append(plan)
+        return execute(plan)
+
+    llm._engine.runner.execute = recorded
+    return plans
 
 
 # --- leaving early ---

@@ -204,7 +204,7 @@ def test_running_requests_end_and_publish_nothing_and_who_waits_gets_the_new_wei
 
 def updating_is_loaded(llm) -> bool:
     """Whether the new weights wait for the step to end."""
-    return not llm._commands._commands.empty()
+    return not llm._thread.commands._commands.empty()
 
 
 async def until_running(llm) -> None:

@@ -93,7 +93,7 @@ async def at_once(state: ServerState, *texts: str) -> None:
     holding = asyncio.create_task(state.llm.look(lambda engine: goes_on.wait(30)))
     await asyncio.sleep(0)
     asking = [asyncio.create_task(ask(state, ANN, text)) for text in texts]
-    commands = state.llm._commands._commands
+    commands = state.llm._thread.commands._commands
     while commands.qsize() < len(texts):
         await asyncio.sleep(0.002)
     goes_on.set()

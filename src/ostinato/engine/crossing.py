@@ -12,7 +12,8 @@ is either refused to whoever gives it, or run. Nobody waits for a thread that is
 import asyncio
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import TypeVar, cast
 
 from ostinato.core.errors import EngineStopped, OstinatoError
@@ -32,14 +33,17 @@ class Mailbox:
         self._arrived = asyncio.Event()
         self._newest: RequestOutput | OstinatoError | None = None
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of the reader."""
+        return self._loop
+
     def post(self, content: RequestOutput | OstinatoError) -> None:
         """Replace what is inside; called from any thread."""
-        try:
-            self._loop.call_soon_threadsafe(self._put, content)
-        except RuntimeError:  # the reader's loop is closed, and the reader with it
-            logger.debug("nobody reads the output of a request any more")
+        post_all([(self, content)])
 
-    def _put(self, content: RequestOutput | OstinatoError) -> None:
+    def put(self, content: RequestOutput | OstinatoError) -> None:
+        """Replace what is inside; called from the reader's loop."""
         self._newest = content
         self._arrived.set()
 
@@ -56,6 +60,27 @@ class Mailbox:
             raise content
         assert content is not None
         return content
+
+
+def post_all(letters: Iterable[tuple[Mailbox, RequestOutput | OstinatoError]]) -> None:
+    """Replace what is inside of several mailboxes; called from any thread.
+
+    Effects: each event loop is woken once, however many of its readers get something.
+    """
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, RequestOutput | OstinatoError]]]
+    by_loop = {}
+    for mailbox, content in letters:
+        by_loop.setdefault(mailbox.loop, []).append((mailbox, content))
+    for loop, its_letters in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_put_all, its_letters)
+        except RuntimeError:  # the readers' loop is closed, and the readers with it
+            logger.debug("nobody reads the output of %d requests any more", len(its_letters))
+
+
+def _put_all(letters: list[tuple[Mailbox, RequestOutput | OstinatoError]]) -> None:
+    for mailbox, content in letters:
+        mailbox.put(content)
 
 
 class CommandQueue:
@@ -141,6 +166,21 @@ class CommandQueue:
                 self._commands.get_nowait()()
         except queue.Empty:
             return
+
+    def obey_until(self, most: int, deadline_s: float) -> int:
+        """Run up to so many commands as they come; returns how many came.
+
+        Args:
+            most: With this many, it is over.
+            deadline_s: Or at this moment of ``time.monotonic``.
+        """
+        for number in range(most):
+            try:
+                command = self._commands.get(timeout=max(0.0, deadline_s - time.monotonic()))
+            except queue.Empty:
+                return number
+            command()
+        return most
 
     def obey_the_last(self) -> None:
         """Run what came before the queue was closed, each whatever the others raise."""

@@ -106,7 +106,7 @@ class RequestOutput:
     Attributes:
         request_id: Name of the request.
         prompt: Its text; None if it was given as token ids.
-        prompt_token_ids: Its ids.
+        prompt_token_ids: Its ids; outputs of one request share the list.
         outputs: Its continuations in order, ``n`` of them.
         finished: Whether all of them have ended.
         timings: When things happened.

@@ -81,6 +81,7 @@ class RequestState:
         self.request = request
         self.error: str | None = None
         self._prompt = prompt
+        self._prompt_token_ids = request.prompt_token_ids.tolist()  # one list for all outputs
         self._tokens = tokens
         self._arrival_s = arrival_s
         self._first_token_s: float | None = None
@@ -132,7 +133,7 @@ class RequestState:
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self._prompt,
-            prompt_token_ids=self.request.prompt_token_ids.tolist(),
+            prompt_token_ids=self._prompt_token_ids,
             prompt_logprobs=self._prompt_logprobs(prompt_logprobs),
             outputs=[self._completion(completion) for completion in self._completions],
             finished=self.finished,

@@ -1,0 +1,167 @@
+"""What does the engine's thread do all day?
+
+It obeys what event loops want done, runs a step, and hands out what the step brought::
+
+    commands ──► obey ─► step ─► post, one call per event loop ─┐
+                  ▲                                             │
+                  └──── a moment for the next turns ◄───────────┘
+
+Whoever was answered often asks again at once: the next turn of a conversation, the next call of an
+agent. Where a request ended and others go on, the thread therefore waits a moment before it plans
+the next step, lest the new request miss it by a hair and wait for a whole step more.
+"""
+
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import suppress
+
+from ostinato.core.errors import EngineStopped, OstinatoError
+from ostinato.engine.crossing import AnswerT, CommandQueue, Mailbox, post_all
+from ostinato.engine.engine import Engine, logger
+from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.request_state import RequestState
+from ostinato.engine.requests import EngineRequest
+
+PATIENCE = 1 / 32
+"""How much of the last step's time is waited for next turns; each that comes gains a whole step."""
+
+MOST_IN_VAIN = 8
+"""After so many waits in vain, only one in so many is tried: callers are of another kind then."""
+
+
+class EngineThread:
+    """One engine, the thread that steps it, and the mailboxes of those who read.
+
+    Attributes:
+        engine: While the thread runs, it is for reading counters alone.
+        commands: What is done between steps.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        """Start the thread."""
+        self.engine = engine
+        self.commands = CommandQueue()
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._is_broken = False
+        self._in_vain = 0  # how often somebody was answered and nobody came, one after another
+        self._thread = threading.Thread(target=self._serve, name="ostinato-engine", daemon=True)
+        self._thread.start()
+
+    async def stream(self, made: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
+        """Have a request served, and yield everything so far whenever there is more.
+
+        Raises:
+            EngineStopped: No requests are taken any more.
+            RequestError: It was refused.
+
+        Effects: leaving the iteration early cancels the request.
+        """
+        mailbox = Mailbox()
+        self.commands.put(lambda: self._add(made, mailbox))
+        finished = False
+        try:
+            while not finished:
+                output = await mailbox.take()
+                finished = output.finished
+                yield output
+        except OstinatoError:
+            finished = True
+            raise
+        finally:
+            if not finished:
+                self.tell(lambda: self._leave(made.request.request_id, mailbox))
+
+    async def call(self, question: Callable[[], AnswerT]) -> AnswerT:
+        """Run something in the engine's thread, between steps, and wait for it."""
+        return await self.commands.ask(question)
+
+    def tell(self, command: Callable[[], None]) -> None:
+        """Have something tidied up; an engine that has stopped has nothing to tidy."""
+        with suppress(EngineStopped):
+            self.commands.put(command)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request, in the engine's thread; its reader gets what there is."""
+        if self._is_broken:  # and all its readers know
+            return
+        output = self.engine.cancel(request_id)
+        mailbox = self._mailboxes.pop(request_id, None)
+        if output is not None and mailbox is not None:
+            mailbox.post(output)
+
+    def cancel_all(self, salt: str | bytes) -> int:
+        """End a tenant's requests, in the engine's thread; returns how many."""
+        names = self.engine.requests_of(salt)
+        for name in names:
+            self.cancel(name)
+        return len(names)
+
+    def shutdown(self) -> None:
+        """End all requests and the thread; a second call does nothing."""
+        self.commands.close("the engine was shut down: make another AsyncLLM")
+        self._thread.join()
+
+    def _serve(self) -> None:
+        """The thread. A fault of ours ends the engine, and every reader learns of it."""
+        try:
+            while self.commands.is_open:
+                self._go_round()
+            for live in list(self._mailboxes):
+                self.cancel(live)
+        except Exception as fault:
+            logger.exception("the engine's loop broke; all its requests end")
+            self._break(f"the engine's loop broke: {fault!r}")
+        self.commands.obey_the_last()
+        self.engine.close()
+
+    def _go_round(self) -> None:
+        """Obey what has come, or wait for it if there is nothing else to do; then step."""
+        self.commands.obey(wait=not self.engine.has_work and not self.engine.rest())
+        begun_s = time.monotonic()
+        num_ended = self._post(self.engine.step())
+        if num_ended and self.engine.has_work:
+            self._wait_for_turns(num_ended, time.monotonic() - begun_s)
+
+    def _wait_for_turns(self, num_ended: int, step_s: float) -> None:
+        """Give those who were answered a moment to ask again, unless they never do."""
+        self._in_vain += 1
+        if self._in_vain > MOST_IN_VAIN and self._in_vain % MOST_IN_VAIN:
+            return
+        if self.commands.obey_until(num_ended, time.monotonic() + step_s * PATIENCE):
+            self._in_vain = 0
+
+    def _post(self, states: Iterable[RequestState]) -> int:
+        """Hand out what a step brought; returns how many requests have ended with it."""
+        letters, num_ended = [], 0
+        for state in states:
+            name = state.request.request_id
+            mailbox = self._mailboxes[name]
+            if state.finished:
+                del self._mailboxes[name]
+                num_ended += 1
+            letters.append((mailbox, state.output()))
+        post_all(letters)
+        return num_ended
+
+    def _break(self, reason: str) -> None:
+        """Take no more requests, and tell everybody why."""
+        self._is_broken = True
+        self.commands.close(reason)
+        post_all((mailbox, EngineStopped(reason)) for mailbox in self._mailboxes.values())
+        self._mailboxes.clear()
+
+    def _add(self, made: EngineRequest, mailbox: Mailbox) -> None:
+        """Take a request; a refusal goes to its reader."""
+        try:
+            self.commands.check()
+            self.engine.add(made)
+        except OstinatoError as error:
+            mailbox.post(error)
+        else:
+            self._mailboxes[made.request.request_id] = mailbox
+
+    def _leave(self, request_id: str, mailbox: Mailbox) -> None:
+        """End a request that nobody reads any more; another of its name goes on."""
+        if self._mailboxes.get(request_id) is mailbox:
+            self.cancel(request_id)
