@@ -226,9 +226,10 @@ class Groups:
         if not self.index.seal(table.path, table.key, block, num_tokens, table.turn):
             return False
         del table.blocks[full]
-        text = table.key.packed_range(full * self.block_size, num_tokens)
-        for window, held in zip(self.windows, table.windows, strict=True):
-            window.seal(held, table.key, full, text)
+        if self.windows:
+            text = table.key.packed_range(full * self.block_size, num_tokens)
+            for window, held in zip(self.windows, table.windows, strict=True):
+                window.seal(held, table.key, full, text)
         return True
 
     def release_tails(self, table: BlockTable) -> None:
@@ -248,8 +249,9 @@ class Groups:
             self._full.give_back(table.tenant, private)
         if table.path is not None:
             self.index.release(table.path, table.turn)
-        for window, held in zip(self.windows, table.windows, strict=True):
-            window.release(held)
+        if self.windows:
+            for window, held in zip(self.windows, table.windows, strict=True):
+                window.release(held)
         if self.config.allotments:
             for allocator in self._allocators:
                 allocator.trim(table.tenant)

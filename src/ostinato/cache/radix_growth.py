@@ -21,28 +21,45 @@ Rules:
 from itertools import chain
 
 from ostinato.cache.radix_node import RadixNode
-from ostinato.core.identity import Identity
+from ostinato.core.identity import PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES
 
 _FEW = 4
 """Sealed tails that are looked at: where more begin, prompts part, and it is no run."""
 
 
-def may_go_on(node: RadixNode, identity: Identity, text: bytes) -> bool:
+def first_text(key: PrefixKey, place: int, name: bytes, block_size: int) -> bytes:
+    """Return the packed tokens of a block before its first image.
+
+    Args:
+        key: The sequence.
+        place: Of the block in it.
+        name: The block's packed tokens and extras.
+        block_size: Tokens per block.
+    """
+    if not key.has_extras:
+        return name
+    start = place * block_size
+    return name[: key.num_text_tokens(start, start + block_size) * TOKEN_BYTES]
+
+
+def may_go_on(node: RadixNode, key: PrefixKey, name: bytes, block_size: int) -> bool:
     """Whether new content can be put into the node that it continues.
 
     Args:
         node: Held by whoever publishes.
-        identity: Of the content.
-        text: Packed tokens of its first block, before the first image.
+        key: The sequence.
+        name: Packed tokens and extras of the first new block.
+        block_size: Tokens per block.
     """
-    if node.ref_count != 1 or node.parent is None or node.identity != identity:
+    if node.ref_count != 1 or node.parent is None or node.identity != key.identity:
         return False
     children = node.children
     if not children:
         return True
     if children.num_full or children.num_texts > _FEW:
         return False
+    text = first_text(key, node.end, name, block_size)
     return all(text.startswith(tail.tokens) for tail in children)
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_hash import BlockHasher, block_bytes
-from ostinato.cache.policies.contract import Recall, Turn
+from ostinato.cache.policies.contract import Turn
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import (
     CachedBlock,
@@ -32,7 +32,7 @@ from ostinato.cache.prefix_index import (
     Publication,
     TailMatch,
 )
-from ostinato.cache.radix_growth import go_on, may_go_on, split
+from ostinato.cache.radix_growth import first_text, go_on, may_go_on, split
 from ostinato.cache.radix_match import longest_prefix
 from ostinato.cache.radix_node import RadixNode
 from ostinato.cache.radix_walk import cached_blocks, cached_runs, check
@@ -118,12 +118,11 @@ class RadixIndex:
         node, size, done = path, self._block_size, 0
         duplicates: list[tuple[int, BlockId]] = []
         while done < len(blocks):
-            child = node.children.get(block_bytes(key, node.end, size))
+            name = block_bytes(key, node.start + len(node.blocks), size)
+            child = node.children.get(name)
             if child is None:
-                most = len(blocks) - done
-                known = self._pool.recall(key, node.end, most, size, turn)
-                node = self._grow(node, key, blocks[done : done + known.num_blocks], known)
-                done += known.num_blocks
+                node, count = self._add(node, key, blocks[done:], name, turn)
+                done += count
                 continue
             with memoryview(key.tokens).cast("B") as packed:
                 used = child.num_common_blocks(key, packed, len(blocks) - done, size)
@@ -162,7 +161,7 @@ class RadixIndex:
     ) -> bool:
         """Add an idle leaf with fewer tokens than a block."""
         start = path.end * self._block_size
-        if key.num_text_tokens(start, num_tokens) < num_tokens - start:
+        if key.has_extras and key.num_text_tokens(start, num_tokens) < num_tokens - start:
             return False  # only text is shared token by token
         text = key.packed_range(start, num_tokens)
         best = path.children.most_alike(text)
@@ -251,42 +250,48 @@ class RadixIndex:
             self._pool.hold_all(idle)
         return path
 
-    def _grow(
-        self, node: RadixNode, key: PrefixKey, blocks: "array[int]", known: Recall
-    ) -> RadixNode:
-        """Put new content behind a held node: in place if it is one request's own leaf.
+    def _add(
+        self, node: RadixNode, key: PrefixKey, blocks: "array[int]", name: bytes, turn: Turn | None
+    ) -> tuple[RadixNode, int]:
+        """Put new content behind a held node.
 
-        What was cached before is a node of its own if the policy goes by use: it is worth more
+        Where the policy goes by use, what was cached before is a node of its own: it is worth more
         than what follows it.
+
+        Args:
+            node: What it continues.
+            key: The sequence.
+            blocks: Those of its blocks that are new.
+            name: Packed tokens and extras of the first of them.
+            turn: Learns what is remembered of them.
+
+        Returns:
+            The node that has them now, and how many it took.
         """
-        if self._goes_on(node, key, known):
-            self._append(node, key, blocks)
-            return node
-        child = RadixNode(node, key.identity)
-        self._append(child, key, blocks)
-        child.ref_count, child.uses, child.is_growing = 1, known.uses + 1, True
-        self._pool.adopt(child)
-        node.add_child(*child.names(self._block_size), child)
-        return child
-
-    def _goes_on(self, node: RadixNode, key: PrefixKey, known: Recall) -> bool:
-        """Whether new content goes into the node that it continues."""
-        if not self._pool.joins:
-            is_own = not node.is_root and node.identity == key.identity
-            return is_own and node.uses == known.uses + 1 and node.ref_count == 1 and node.is_leaf
-        start, size = node.end * self._block_size, self._block_size
-        text = key.packed_range(start, start + key.num_text_tokens(start, start + size))
-        if not may_go_on(node, key.identity, text):
-            return False
-        go_on(node, self._pool.now())
-        return True
-
-    def _append(self, node: RadixNode, key: PrefixKey, blocks: "array[int]") -> None:
-        """Put blocks behind a node's own, with their digests if anybody wants them."""
+        if self._pool.joins:
+            uses, goes_on = 1, may_go_on(node, key, name, self._block_size)
+            if goes_on:
+                go_on(node, self._pool.now())
+        else:
+            known = self._pool.recall(key, node.end, len(blocks), self._block_size, turn)
+            blocks, uses = blocks[: known.num_blocks], known.uses + 1
+            is_own = node.parent is not None and node.identity == key.identity
+            goes_on = is_own and node.uses == uses and node.ref_count == 1 and node.is_leaf
+        if not goes_on:
+            node = self._add_child(node, key, name, uses)
         node.append(key, blocks, self._block_size)
         if self._hasher is not None:
             digests = self._hasher.digests(key, node.end)
             node.add_digests(digests[node.end - len(blocks) : node.end])
+        return node, len(blocks)
+
+    def _add_child(self, node: RadixNode, key: PrefixKey, name: bytes, uses: int) -> RadixNode:
+        """Hang an empty node behind another, of one request's own."""
+        child = RadixNode(node, key.identity)
+        child.ref_count, child.uses, child.is_growing = 1, uses, True
+        self._pool.adopt(child)
+        node.add_child(name, first_text(key, child.start, name, self._block_size), child)
+        return child
 
     def _split(self, node: RadixNode, num_blocks: int) -> RadixNode:
         """Make the first blocks of a node a node of their own, which is returned."""

@@ -69,7 +69,7 @@ class RadixNode(CacheEntry):
         """Make an empty node behind a parent, which does not know it yet; or a root."""
         super().__init__(identity)
         self.parent = parent
-        self.start = 0 if parent is None else parent.end
+        self.start: int = 0 if parent is None else parent.start + len(parent.blocks)
         self.tokens = bytearray()
         self.blocks: array[int] = array("i")
         self.extras: dict[int, BlockExtra] = _NONE
@@ -134,7 +134,8 @@ class RadixNode(CacheEntry):
 
     def append(self, key: PrefixKey, blocks: "array[int]", block_size: int) -> None:
         """Take over blocks of a sequence that continue this node."""
-        first, last = self.end, self.end + len(blocks)
+        first = self.start + len(self.blocks)
+        last = first + len(blocks)
         if key.has_extras:
             found = {
                 index: key.extra(index * block_size, (index + 1) * block_size)
@@ -143,8 +144,7 @@ class RadixNode(CacheEntry):
             more = {index: extra for index, extra in found.items() if extra is not None}
             self.extras = {**self.extras, **more}
         size = block_size * TOKEN_BYTES
-        with memoryview(key.tokens).cast("B") as packed:
-            self.tokens += packed[first * size : last * size]
+        self.tokens += memoryview(key.tokens).cast("B")[first * size : last * size]
         self.blocks.extend(blocks)
 
     def num_common_blocks(
