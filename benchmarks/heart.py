@@ -5,12 +5,16 @@
     python benchmarks/heart.py                           # this source tree
     python benchmarks/heart.py --against OTHER/src       # two trees, measured by turns
 
-Four scenes, in both indexes, in blocks of 16 tokens:
+Six scenes, in both indexes, in blocks of 16 tokens:
 
 * ``chats``: 64 conversations of 20 turns of 500 tokens behind one system prompt of 4,096;
 * ``hit``: a prompt of 32,768 tokens of which all that may be cached is, as a list or packed;
 * ``miss``: 32,768 tokens that nobody has seen, packed, published;
-* ``decode``: a step in which 64 sequences get a token each (here the figure is per step).
+* ``decode``: a step in which 64 sequences get a token each (here the figure is per step);
+* ``request``: 2,048 tokens that are cached and 32 that are not, from ``Scheduler.add`` to the end
+  of a request that is answered with one token: a look-up when it comes, another when it is
+  admitted, admission, publication, the plan for the runner and the release;
+* ``steps``: a step of 64 decodes again, through the scheduler, plan and commit.
 
 Times are CPU time of the process, with the garbage collector off. Each round is a process of its
 own; with ``--against`` the rounds of both trees alternate. Other programs on the machine can only
@@ -43,7 +47,9 @@ REPEATS = 15
 
 DECODES, STEPS = 64, 200
 
-OPERATIONS = ("key", "match", "admit", "grow", "publish", "commit", "release")
+PREFIX, QUESTION, REQUESTS = 2_048, 32, 200
+
+OPERATIONS = ("key", "match", "admit", "grow", "publish", "commit", "release", "add", "plan", "end")
 Costs = dict[str, list[int]]
 """Nanoseconds by operation, one number per request."""
 
@@ -151,12 +157,52 @@ def decode(index: str) -> Costs:
     return costs
 
 
+def request(index: str) -> Costs:
+    """Take requests that share a prefix through a scheduler, one at a time."""
+    rng, costs = random.Random(5), Costs()
+    blocks = (PREFIX + REQUESTS * (QUESTION + BLOCK_SIZE)) // BLOCK_SIZE
+    scheduler, prefix = make_scheduler(index, blocks), draw(rng, PREFIX)
+    for number in range(REQUESTS):
+        asked = make_request(number, prefix + draw(rng, QUESTION), 1)
+        times = [process_time_ns()]
+        scheduler.add(asked, (0,))
+        times.append(process_time_ns())
+        plan = scheduler.plan()
+        times.append(process_time_ns())
+        scheduler.commit(answers(plan))
+        times.append(process_time_ns())
+        if number:  # the first one computes the prefix
+            note(costs, ("add", "plan", "end"), times)
+    return costs
+
+
+def steps(index: str) -> Costs:
+    """Let a scheduler's sequences of 512 tokens grow by a token each, step by step."""
+    rng, costs = random.Random(6), Costs()
+    scheduler = make_scheduler(index, DECODES * (512 + STEPS) // BLOCK_SIZE + 2 * DECODES)
+    for number in range(DECODES):
+        scheduler.add(make_request(number, draw(rng, 512), STEPS + 2), (0,))
+    scheduler.commit(answers(scheduler.plan()))
+    for _ in range(STEPS):
+        times = [process_time_ns()]
+        plan = scheduler.plan()
+        times.append(process_time_ns())
+        result = answers(plan)
+        between = process_time_ns()
+        scheduler.commit(result)
+        times.append(times[-1] + process_time_ns() - between)
+        note(costs, ("plan", "end"), times)
+    return costs
+
+
 SCENES: dict[str, Callable[[str], Costs]] = {
     "chats": chats,
     "hit (list)": lambda index: hit(index, list),
     "hit (packed)": lambda index: hit(index, lambda prompt: prompt),
     "miss": miss,
     "decode": decode,
+    "request": request,
+    "steps": steps,
 }
 
 
@@ -166,6 +212,31 @@ def make_cache(index: str, num_blocks: int) -> object:
     from ostinato.core.config import CacheConfig
 
     return CacheManager(CacheConfig(num_blocks, BLOCK_SIZE, index=index))
+
+
+def make_scheduler(index: str, num_blocks: int) -> object:
+    """Return a scheduler over an empty cache, with room in a step for all."""
+    from ostinato.core.config import SchedulerConfig
+    from ostinato.sched.scheduler import Scheduler
+
+    room = max(PREFIX + QUESTION, DECODES * 512)
+    settings = {"max_num_batched_tokens": room, "max_num_seqs": DECODES, "max_model_len": 65_536}
+    return Scheduler(SchedulerConfig(**settings), make_cache(index, num_blocks))
+
+
+def make_request(number: int, prompt: array, max_tokens: int) -> object:
+    """Return a request for so many tokens."""
+    from ostinato.core.request import Request
+    from ostinato.core.sampling_params import SamplingParams
+
+    return Request(str(number), prompt, SamplingParams(max_tokens=max_tokens))
+
+
+def answers(plan) -> object:
+    """Answer a plan as a runner would: a token for everybody."""
+    from ostinato.core.plan import SampledToken, SequenceResult, StepResult
+
+    return StepResult(tuple(SequenceResult((SampledToken(7),)) for _ in plan.sequences))
 
 
 def grow(cache, table, num_tokens: int) -> None:
@@ -254,7 +325,7 @@ def show(trees: list[Path], quickest: list[dict[str, float]]) -> None:
             if len(trees) == 2:
                 old, new = (figures[f"{index} {scene} all"] for figures in quickest)
                 table.add_row("", "", *([""] * len(OPERATIONS)), f"{100 * (new / old - 1):+.1f} %")
-    Console(width=110).print(table)
+    Console(width=130).print(table)
 
 
 def _which(tree: Path) -> str:

@@ -36,7 +36,7 @@ def held_while_running(llm: LLM, prompt: list[int]) -> list[tuple[int, int, int]
 
     def watched(result: Any) -> Any:
         updates = commit(result)
-        for sequence in scheduler._running:
+        for sequence in scheduler.roster.running:
             full, window = sequence.table.groups
             null = llm.engine.cache.groups.windows[0].null_block
             held = sum(block != null for block in window)

@@ -55,7 +55,7 @@ class Watch:
 
     def live(self) -> list[Sequence]:
         """Return every live sequence, by rank."""
-        members = self._scheduler._live.values()
+        members = self._scheduler.roster.live.values()
         return sorted((s for family in members for s in family), key=lambda s: s.rank)
 
     # --- one step ---
@@ -159,7 +159,7 @@ class Watch:
 
     def _siblings_without_room(self, parent: Sequence) -> list[Sequence]:
         """Return who was forked off in this step, wanted room and found none."""
-        family = self._scheduler._live[parent.request.request_id]
+        family = self._scheduler.roster.live[parent.request.request_id]
         new = [s for s in family if s not in self._tables and s.table is None]
         return new if parent.index == 0 and parent.request.params.max_tokens != 1 else []
 

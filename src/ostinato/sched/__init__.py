@@ -10,6 +10,7 @@ Files in reading order:
 * ``fair_share``: which tenant has been served least so far?
 * ``waiting``: who is next?
 * ``flight``: whose prefix is being computed right now?
+* ``roster``: who is live, and who of them holds blocks?
 * ``share``: what does one sequence get of a step, and what does the step bring it?
 * ``scheduler``: who runs, who waits for whom, who is preempted?
 * ``stats``: what did the scheduler do so far?

@@ -34,14 +34,21 @@ from ostinato.core.request import FinishReason, Request
 from ostinato.sched.admission import check_prompt, finish_reason, max_sequence_tokens
 from ostinato.sched.budget import TokenBudget
 from ostinato.sched.flight import Flight
+from ostinato.sched.roster import Roster
 from ostinato.sched.sequence import Sequence
 from ostinato.sched.share import SequenceUpdate, Share, tables_of
 from ostinato.sched.stats import SchedulerStats
-from ostinato.sched.waiting import WaitingQueue
 
 
 class Scheduler:
-    """Decides what each step computes; owns every live sequence."""
+    """Decides what each step computes.
+
+    Attributes:
+        config: As given.
+        cache: As given.
+        stats: Counters since the start.
+        roster: Every live sequence.
+    """
 
     def __init__(
         self,
@@ -54,9 +61,8 @@ class Scheduler:
         self.cache = cache
         self.stats = SchedulerStats()
         self._clock = clock
-        self._waiting = WaitingQueue(config, self._num_cached_tokens)
-        self._running: list[Sequence] = []
-        self._live: dict[RequestId, list[Sequence]] = {}
+        self.roster = Roster(config, cache, self.stats, self._num_cached_tokens)
+        self._longest = max_sequence_tokens(config, cache.config)
         self._next_id = 0
         self._shares: list[Share] = []
         self._copies: list[CopyRun] = []
@@ -65,17 +71,17 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Sequences that hold no blocks."""
-        return len(self._waiting)
+        return len(self.roster.waiting)
 
     @property
     def num_running(self) -> int:
         """Sequences that hold blocks."""
-        return len(self._running)
+        return len(self.roster.running)
 
     @property
     def has_work(self) -> bool:
         """Whether any request is live."""
-        return bool(self._live)
+        return bool(self.roster)
 
     def check(self, request: Request) -> None:
         """Refuse a request that could never be served; no effects.
@@ -86,7 +92,7 @@ class Scheduler:
             DuplicateRequest: Its id is in use.
         """
         check_prompt(len(request.prompt_token_ids), self.config, self.cache.config)
-        if request.request_id in self._live:
+        if request.request_id in self.roster:
             raise DuplicateRequest(
                 f"request id {request.request_id!r} is in use: wait until that request has "
                 "ended, or choose another id"
@@ -113,8 +119,7 @@ class Scheduler:
         sequence = Sequence(number, request, 0, key, seeds[0], seeds[1:], form=form)
         if sequence.reads_cache:
             sequence.num_known_tokens = self.cache.match(key).num_shared_tokens
-        self._live[request.request_id] = [sequence]
-        self._waiting.add(sequence)
+        self.roster.enter(sequence)
 
     def plan(self) -> StepPlan:
         """Decide what the next forward pass computes.
@@ -158,18 +163,14 @@ class Scheduler:
         self.cache.fail(tables_of(shares))
         ended = [member for share in shares for member in share.family]
         for sequence in ended:
-            if sequence.table is not None:
-                sequence.table = None
-                self._running.remove(sequence)
-            self._end(sequence, FinishReason.ERROR)
+            self.roster.lose(sequence, FinishReason.ERROR)
         return [SequenceUpdate(sequence) for sequence in ended]
 
     def finish(self, sequence: Sequence, reason: FinishReason, stop: str | None = None) -> None:
         """End a live sequence between steps, such as at a stop string."""
         assert not self._shares, "a step is under way"
         sequence.stop_reason = stop
-        self._leave(sequence)
-        self._end(sequence, reason)
+        self.roster.leave(sequence, reason)
 
     def cancel(self, request_id: RequestId) -> list[Sequence]:
         """End all sequences of a request between steps; an unknown id has none.
@@ -179,7 +180,7 @@ class Scheduler:
 
         Effects: their blocks are given back at once; what was computed stays findable.
         """
-        ended = list(self._live.get(request_id, ()))
+        ended = self.roster.of(request_id)
         for sequence in ended:
             self.finish(sequence, FinishReason.ABORT)
         return ended
@@ -187,12 +188,13 @@ class Scheduler:
     def preempt_all(self) -> None:
         """Send every running sequence back to the queue, between steps."""
         assert not self._shares, "a step is under way"
-        for sequence in self._running[:]:
-            self._preempt(sequence)
+        for sequence in self.roster.running[:]:
+            self.roster.preempt(sequence)
 
     def _plan_running(self, budget: TokenBudget) -> None:
         """Give decodes a token each and prefills under way what is left."""
-        decodes_first = sorted(self._running, key=lambda s: (s.num_uncomputed > 1, s.rank))
+        running = self.roster.running
+        decodes_first = sorted(running, key=lambda s: (s.num_uncomputed > 1, s.rank))
         for sequence in decodes_first:
             if sequence.table is not None and budget.left:
                 num_tokens = self._make_room(sequence, budget)
@@ -212,24 +214,17 @@ class Scheduler:
                 self.cache.grow(sequence.table, room)
                 return room - sequence.num_computed
             self._is_short_of_blocks = True
-            victim = max(self._running, key=lambda s: s.rank)
+            victim = max(self.roster.running, key=lambda s: s.rank)
             for share in [share for share in self._shares if share.sequence is victim]:
                 budget.give_back(share.num_tokens)
                 self._shares.remove(share)
-            self._preempt(victim)
+            self.roster.preempt(victim)
         return 0
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Take a running sequence's blocks back; what is computed stays findable."""
-        self._release(sequence)
-        sequence.num_preemptions += 1
-        self.stats.num_preemptions += 1
-        self._waiting.add(sequence)
 
     def _publish_running(self, flight: Flight) -> None:
         """Make findable what the running will have computed, and note who goes on."""
         planned = {share.sequence.sequence_id: share.end for share in self._shares}
-        for sequence in self._running:
+        for sequence in self.roster.running:
             flight.add(sequence, planned.get(sequence.sequence_id, sequence.num_computed))
         for share in self._shares:
             self._publish(share)
@@ -237,14 +232,14 @@ class Scheduler:
     def _publish(self, share: Share) -> None:
         """Make findable what a share computes; a prompt that is complete brings its siblings."""
         assert share.sequence.table is not None
-        self._waiting.planned(share.sequence, share.num_tokens)
+        self.roster.waiting.planned(share.sequence, share.num_tokens)
         self.cache.publish(share.sequence.table, share.end)
         if share.samples and share.sequence.sibling_seeds:
             self._fork(share)
 
     def _admit_waiting(self, budget: TokenBudget, flight: Flight) -> None:
         """Admit in order while there is a seat, budget and room."""
-        order = self._waiting.in_order()
+        order = self.roster.waiting.in_order()
         while self._has_seat(budget):  # asked first: who is next may cost a look at all
             sequence = next(order, None)
             if sequence is None or not self._try(sequence, budget, flight):
@@ -252,7 +247,7 @@ class Scheduler:
 
     def _has_seat(self, budget: TokenBudget) -> bool:
         """Whether another sequence may run in this step, if there are blocks for it."""
-        is_free = len(self._running) < self.config.max_num_seqs
+        is_free = len(self.roster.running) < self.config.max_num_seqs
         return is_free and budget.left > 0 and not self._is_short_of_blocks
 
     def _try(self, sequence: Sequence, budget: TokenBudget, flight: Flight) -> bool:
@@ -269,18 +264,16 @@ class Scheduler:
         admitted = self.cache.admit(sequence.key, match, writes, again, budget.most)
         if admitted is None:
             return False
-        sequence.table, copies = admitted
+        table, copies = admitted
         self._copies += copies
-        self._start(sequence, budget, flight)
+        self.roster.admit(sequence, table)
+        self._start(sequence, table, budget, flight)
         return True
 
-    def _start(self, sequence: Sequence, budget: TokenBudget, flight: Flight) -> None:
-        """Move an admitted sequence to the running, with its first share."""
-        table = sequence.table
-        assert table is not None
-        self._waiting.admit(sequence)
-        self._running.append(sequence)
-        sequence.num_computed = table.num_cached_tokens
+    def _start(
+        self, sequence: Sequence, table: BlockTable, budget: TokenBudget, flight: Flight
+    ) -> None:
+        """Give an admitted sequence its first share."""
         if sequence.first_planned_s is None:
             sequence.first_planned_s = self._clock()
             sequence.num_shared_tokens = table.num_shared_tokens
@@ -312,11 +305,11 @@ class Scheduler:
         """
         parent = share.sequence
         share.children, parent.sibling_seeds = parent.siblings(), ()
-        self._live[parent.request.request_id] += share.children
+        self.roster.join(share.children)
         if parent.request.params.max_tokens == 1:
             return
         for child in share.children:
-            if len(self._running) < self.config.max_num_seqs:
+            if len(self.roster.running) < self.config.max_num_seqs:
                 self._fork_blocks(share, child)
 
     def _fork_blocks(self, share: Share, child: Sequence) -> None:
@@ -326,10 +319,10 @@ class Scheduler:
         if forked is None:
             self._is_short_of_blocks = True
             return
-        child.table, copies = forked
-        child.key = child.table.key
+        table, copies = forked
+        child.key = table.key
         self._copies += copies
-        self._running.append(child)
+        self.roster.run(child, table)
 
     def _commit_share(self, share: Share, outcome: SequenceResult) -> list[SequenceUpdate]:
         """Take one sequence's result; append its token and those of its children."""
@@ -347,43 +340,17 @@ class Scheduler:
     def _append(self, sequence: Sequence, token: SampledToken) -> SequenceUpdate:
         """Append a sampled token, and end or requeue the sequence if need be."""
         if token.error:
-            self._leave(sequence)
-            self._end(sequence, FinishReason.ERROR)
+            self.roster.leave(sequence, FinishReason.ERROR)
             return SequenceUpdate(sequence, token)
         sequence.key.append(token.token_id)
         if sequence.form is not None:
             sequence.form.advance(token.token_id)
-        longest = max_sequence_tokens(self.config, self.cache.config)
-        reason = finish_reason(sequence, longest)
+        reason = finish_reason(sequence, self._longest)
         if reason is not None:
-            self._leave(sequence)
-            self._end(sequence, reason)
+            self.roster.leave(sequence, reason)
         elif sequence.table is None:  # a sibling that found no room
-            sequence.num_preemptions += 1
-            self._waiting.add(sequence)
+            self.roster.wait_again(sequence)
         return SequenceUpdate(sequence, token)
-
-    def _leave(self, sequence: Sequence) -> None:
-        """Take a sequence out of the running or the waiting, if it is there."""
-        if sequence.table is not None:
-            self._release(sequence)
-        elif sequence in self._waiting:
-            self._waiting.remove(sequence)
-
-    def _release(self, sequence: Sequence) -> None:
-        """Give a running sequence's blocks back."""
-        assert sequence.table is not None
-        self.cache.release(sequence.table, sequence.num_computed, sequence.num_output_tokens)
-        sequence.table, sequence.num_computed = None, 0
-        self._running.remove(sequence)
-
-    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Forget a sequence; its request is live while it has another."""
-        sequence.finish_reason = reason
-        live = self._live[sequence.request.request_id]
-        live.remove(sequence)
-        if not live:
-            del self._live[sequence.request.request_id]
 
     def _end_step(self) -> list[Share]:
         """Close the step: its shares are handed over once."""

@@ -43,6 +43,8 @@ class Sequence:
         prompt_logprobs: One tuple per prompt token from the second on, if asked for.
         finish_reason: Why it ended; None while it lives.
         stop_reason: The id or string that ended it, if one did.
+        num_prompt_tokens: Tokens of the prompt.
+        rank: Its place among others: lower goes first, and is preempted last.
     """
 
     sequence_id: SequenceId
@@ -64,16 +66,18 @@ class Sequence:
     prompt_logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    num_prompt_tokens: int = field(init=False)
+    rank: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Note what never changes; every step asks for it."""
+        self.num_prompt_tokens = len(self.request.prompt_token_ids)
+        self.rank = self.request.priority, self.sequence_id
 
     @property
     def num_tokens(self) -> int:
         """Prompt and output tokens so far."""
         return len(self.key)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.prompt_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
@@ -94,11 +98,6 @@ class Sequence:
     def output(self) -> "array[int]":
         """Tokens sampled so far, shape (num_output_tokens,)."""
         return self.key.tokens[self.num_prompt_tokens :]
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Its place among others: lower goes first, and is preempted last."""
-        return self.request.priority, self.sequence_id
 
     @property
     def wants_prompt_logprobs(self) -> bool:

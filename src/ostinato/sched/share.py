@@ -16,21 +16,20 @@ class Share:
         sequence: Who computes.
         num_tokens: New tokens, at least 1.
         children: Continuations that are forked off at the end of this share.
+        end: Tokens of the sequence that are computed after the step.
+        samples: Whether a token follows: all tokens so far are computed after the step.
     """
 
     sequence: Sequence
     num_tokens: int
     children: list[Sequence] = field(default_factory=list)
+    end: int = field(init=False)
+    samples: bool = field(init=False)
 
-    @property
-    def end(self) -> int:
-        """Tokens of the sequence that are computed after the step."""
-        return self.sequence.num_computed + self.num_tokens
-
-    @property
-    def samples(self) -> bool:
-        """Whether a token follows: all tokens so far are computed after the step."""
-        return self.end == self.sequence.num_tokens
+    def __post_init__(self) -> None:
+        """Note what stays true until the step is over; every decode is asked for it often."""
+        self.end = self.sequence.num_computed + self.num_tokens
+        self.samples = self.end == len(self.sequence.key)
 
     @property
     def family(self) -> list[Sequence]:
@@ -41,7 +40,7 @@ class Share:
         """Write the share down for the runner."""
         sequence, start = self.sequence, self.sequence.num_computed
         assert sequence.table is not None
-        seeds = tuple(member.seed for member in self.family)
+        seeds = (sequence.seed, *(child.seed for child in self.children))
         return ScheduledSequence(
             sequence.sequence_id,
             sequence.key.tokens[start : self.end],
