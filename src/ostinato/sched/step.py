@@ -1,0 +1,190 @@
+"""What does one step compute?
+
+Decodes take a token of the budget each, then prefills under way take chunks; who is short of
+blocks preempts the last of the running; then the waiting are admitted, unless a running prefill
+computes their prefix (``flight``).
+"""
+
+from collections.abc import Callable
+
+from ostinato.cache.block_table import BlockTable
+from ostinato.cache.manager import CacheManager
+from ostinato.core.config import SchedulerConfig
+from ostinato.core.plan import CopyRun, StepPlan
+from ostinato.sched.budget import TokenBudget
+from ostinato.sched.flight import Flight
+from ostinato.sched.roster import Roster
+from ostinato.sched.sequence import Sequence
+from ostinato.sched.share import Share
+from ostinato.sched.stats import SchedulerStats
+
+
+class Step:
+    """One step, while it is planned.
+
+    Attributes:
+        shares: What the sequences get of it, publishers before those who share their blocks.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CacheManager,
+        roster: Roster,
+        stats: SchedulerStats,
+        clock: Callable[[], float],
+    ) -> None:
+        """Begin with nobody planned; ``stats`` counts what was waited for."""
+        self.shares: list[Share] = []
+        self._config = config
+        self._cache = cache
+        self._roster = roster
+        self._stats = stats
+        self._clock = clock
+        self._budget = TokenBudget(config.max_num_batched_tokens, config.max_chunk_tokens)
+        self._flight = Flight(cache.block_size)
+        self._copies: list[CopyRun] = []
+        self._is_short_of_blocks = False  # somebody found too few
+
+    def plan(self) -> StepPlan:
+        """Decide; blocks are allocated and published on the way."""
+        self._plan_running()
+        self._publish_running()
+        self._admit_waiting()
+        return StepPlan(tuple(s.schedule() for s in self.shares), tuple(self._copies))
+
+    def _plan_running(self) -> None:
+        """Give decodes a token each and prefills under way what is left."""
+        running = self._roster.running
+        decodes_first = sorted(running, key=lambda s: (s.num_uncomputed > 1, s.rank))
+        for sequence in decodes_first:
+            if sequence.table is not None and self._budget.left:
+                num_tokens = self._make_room(sequence)
+                if num_tokens:
+                    self.shares.append(Share(sequence, self._budget.take(num_tokens)))
+
+    def _make_room(self, sequence: Sequence) -> int:
+        """Give a running sequence slots for its next tokens; the last in rank pays for one.
+
+        Returns:
+            New tokens that have slots; 0 if the sequence itself was preempted.
+        """
+        wanted = sequence.num_computed + min(sequence.num_uncomputed, self._budget.most)
+        while sequence.table is not None:
+            room = self._cache.growable(sequence.table, wanted)
+            if room > sequence.num_computed:
+                self._cache.grow(sequence.table, room)
+                return room - sequence.num_computed
+            self._is_short_of_blocks = True
+            victim = max(self._roster.running, key=lambda s: s.rank)
+            for share in [share for share in self.shares if share.sequence is victim]:
+                self._budget.give_back(share.num_tokens)
+                self.shares.remove(share)
+            self._roster.preempt(victim)
+        return 0
+
+    def _publish_running(self) -> None:
+        """Make findable what the running will have computed, and note who goes on."""
+        planned = {share.sequence.sequence_id: share.end for share in self.shares}
+        for sequence in self._roster.running:
+            self._flight.add(sequence, planned.get(sequence.sequence_id, sequence.num_computed))
+        for share in self.shares:
+            self._publish(share)
+
+    def _publish(self, share: Share) -> None:
+        """Make findable what a share computes; a prompt that is complete brings its siblings."""
+        assert share.sequence.table is not None
+        self._roster.waiting.planned(share.sequence, share.num_tokens)
+        self._cache.publish(share.sequence.table, share.end)
+        if share.samples and share.sequence.sibling_seeds:
+            self._fork(share)
+
+    def _admit_waiting(self) -> None:
+        """Admit in order while there is a seat, budget and room."""
+        order = self._roster.waiting.in_order()
+        while self._has_seat():  # asked first: who is next may cost a look at all
+            sequence = next(order, None)
+            if sequence is None or not self._try(sequence):
+                break
+
+    def _has_seat(self) -> bool:
+        """Whether another sequence may run in this step, if there are blocks for it."""
+        is_free = len(self._roster.running) < self._config.max_num_seqs
+        return is_free and self._budget.left > 0 and not self._is_short_of_blocks
+
+    def _try(self, sequence: Sequence) -> bool:
+        """Admit a waiting sequence, unless it waits for a prefill; False if it does not fit."""
+        self._renew(sequence)
+        match = self._cache.match(sequence.key) if sequence.reads_cache else self._cache.no_match()
+        leader = self._flight.leader(sequence, match)
+        if leader is not None:
+            is_mine = leader.key.identity.tenant == sequence.key.identity.tenant
+            sequence.waits_for = leader.request.request_id if is_mine else ""
+            return True
+        again = sequence.num_preemptions > 0
+        writes = sequence.request.cache_write
+        admitted = self._cache.admit(sequence.key, match, writes, again, self._budget.most)
+        if admitted is None:
+            return False
+        table, copies = admitted
+        self._copies += copies
+        self._roster.admit(sequence, table)
+        self._start(sequence, table)
+        return True
+
+    def _start(self, sequence: Sequence, table: BlockTable) -> None:
+        """Give an admitted sequence its first share."""
+        if sequence.first_planned_s is None:
+            sequence.first_planned_s = self._clock()
+            sequence.num_shared_tokens = table.num_shared_tokens
+            sequence.num_copied_tokens = table.num_copied_tokens
+            self._stats.waited_prompt_tokens += sequence.num_waited_tokens
+        self._describe(sequence, table)
+        slots = self._cache.num_slots(table) - sequence.num_computed
+        share = Share(sequence, self._budget.take(min(sequence.num_uncomputed, slots)))
+        self.shares.append(share)
+        self._flight.add(sequence, share.end)
+        self._publish(share)
+
+    def _describe(self, sequence: Sequence, table: BlockTable) -> None:
+        """Tell the chronicle whose table it is, for explanations."""
+        visit, request = table.visit, sequence.request
+        if visit is None:
+            return
+        chronicle, off = self._cache.chronicle, sequence.reading_is_off
+        if not self._cache.config.enable_prefix_caching:
+            off = "enable_prefix_caching=False"
+        chronicle.describe(visit, request.request_id, off, request.fields)
+        chronicle.waited(visit, sequence.num_known_tokens, sequence.waits_for)
+
+    def _fork(self, share: Share) -> None:
+        """Make the siblings of a prompt that is computed in this step (``n > 1``).
+
+        A sibling that finds no room waits like a preempted sequence, first token in hand;
+        one whose first token is its last needs no room.
+        """
+        parent = share.sequence
+        share.children, parent.sibling_seeds = parent.siblings(), ()
+        self._roster.join(share.children)
+        if parent.request.params.max_tokens == 1:
+            return
+        for child in share.children:
+            if len(self._roster.running) < self._config.max_num_seqs:
+                self._fork_blocks(share, child)
+
+    def _fork_blocks(self, share: Share, child: Sequence) -> None:
+        """Move a sibling to the running, if there are blocks for what it cannot share."""
+        assert share.sequence.table is not None
+        forked = self._cache.fork(share.sequence.table, share.end)
+        if forked is None:
+            self._is_short_of_blocks = True
+            return
+        table, copies = forked
+        child.key = table.key
+        self._copies += copies
+        self._roster.run(child, table)
+
+    def _renew(self, sequence: Sequence) -> None:
+        """Look a waiting sequence up under the weights of now, not of when it came."""
+        if sequence.key.identity.epoch != self._cache.custody.epoch:
+            sequence.key = self._cache.custody.renew(sequence.key)
