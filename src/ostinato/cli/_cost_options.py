@@ -1,6 +1,10 @@
 """What does a step cost: given, measured here, or assumed?"""
 
-import time
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,7 +12,9 @@ from rich.console import Console
 
 from ostinato.core.config import at_least
 from ostinato.core.errors import ConfigError
-from ostinato.lab.cost_model import ASSUMED, CostModel, Work, error_of, fit, prefill_work
+from ostinato.lab.cost_model import ASSUMED, CostModel, error_of, fit
+from ostinato.lab.measured_steps import Measured, cost_of, measured_steps
+from ostinato.lab.recording import Recording, read_recording
 
 if TYPE_CHECKING:
     from ostinato import LLM
@@ -16,10 +22,11 @@ if TYPE_CHECKING:
 _COST = "What a step costs"
 
 _LENGTHS = (32, 128, 512)
-_BATCHES = (1, 8)
-_NEW_TOKENS = 24
+_TAILS = (4, 16, 64, 256)
+_CROWD = 8
+_NEW_TOKENS, _FEW_TOKENS = 24, 8
 _SHORT = 16
-_REPEATS = 2
+_REPEATS = 3
 
 StepMs = Annotated[
     float | None,
@@ -50,8 +57,11 @@ def choose_cost(
     prefill_rate: float | None,
     attention_doubles: float | None,
     measure: str | None,
+    recording: Recording | None = None,
 ) -> CostModel:
     """Return the prices of a step; what is not given is assumed.
+
+    If nothing is given, a recording that is whole brings its own.
 
     Raises:
         ConfigError: A figure is not above 0, or figures are given *and* to be measured.
@@ -69,6 +79,11 @@ def choose_cost(
         if given:
             raise ConfigError(f"measure={measure!r} and {', '.join(given)}: give one of them")
         return measure_cost(measure)
+    if not given and recording is not None and recording.is_whole:
+        try:
+            return cost_of(recording)
+        except ConfigError:  # too few steps to tell
+            return ASSUMED
     if not given:
         return ASSUMED
     token_s = 1 / prefill_rate if prefill_rate else ASSUMED.token_s
@@ -78,7 +93,7 @@ def choose_cost(
 
 
 def measure_cost(model: str, **settings: int) -> CostModel:
-    """Run a few prompts of a model on this machine, and fit the prices to their times.
+    """Serve some prompts with a model on this machine, and fit the prices to the steps' times.
 
     Args:
         model: As ``LLM`` takes it.
@@ -89,46 +104,83 @@ def measure_cost(model: str, **settings: int) -> CostModel:
     """
     # Imported here: only this needs tensors.
     from ostinato import LLM
+    from ostinato.lab.measured_steps import of_repeats
 
     console = Console(stderr=True)
-    with console.status(f"Measuring {model} ..."), LLM(model, **settings) as llm:
-        measured = [_measure(llm, *run) for run in _runs(llm)]
+    with (
+        console.status(f"Measuring {model} ..."),
+        TemporaryDirectory() as folder,
+        LLM(model, **({"max_num_seqs": _CROWD} | settings)) as llm,
+    ):
+        waves = list(_waves(llm.engine.scheduler.config.max_model_len))
+        _serve(llm, waves)  # first steps are slower
+        paths = [Path(folder) / f"{number}.jsonl" for number in range(_REPEATS)]
+        measured = of_repeats([_recorded(llm, waves, path) for path in paths])
     cost = fit(measured, f"measured: {model} on this machine")
     console.print(
         f"{model}: {cost.step_s * 1000:.2f} ms per step, {cost.token_s * 1e6:.1f} us per token, "
-        f"{cost.pair_s * 1e9:.2f} ns per pair; within {error_of(cost, measured):.0%} of what was "
-        "measured",
+        f"{cost.pair_s * 1e9:.2f} ns per pair; half of the {len(measured):,} steps within "
+        f"{error_of(cost, measured):.0%} of that",
         style="dim",
     )
     return cost
 
 
-def _runs(llm: "LLM") -> list[tuple[int, int, int]]:
-    """List batch, prompt tokens and new tokens of each run."""
-    longest = llm.engine.scheduler.config.max_model_len
+@dataclass(frozen=True, slots=True)
+class _Wave:
+    """Prompts that are sent together, and with how many tokens each is answered."""
+
+    prompts: list[list[int]]
+    num_new: list[int]
+
+
+def _waves(longest: int) -> Iterator[_Wave]:
+    """List what is served.
+
+    Prompts by themselves, behind cached ones, many at once, and more than run at once, so that
+    prompts are computed beside answers.
+    """
     at_least("max_model_len", longest, _SHORT + _NEW_TOKENS)
-    lengths = [length for length in _LENGTHS if length < longest]
-    return [(1, length, 1) for length in lengths] + [(b, _SHORT, _NEW_TOKENS) for b in _BATCHES]
+    draw = random.Random(0)
+
+    def prompt(length: int) -> list[int]:
+        return draw.choices(range(1, 8), k=length)
+
+    for length in _LENGTHS:
+        if length < longest:
+            yield _Wave([prompt(length)], [1])
+    head = prompt(min(_LENGTHS[-1], (longest - _NEW_TOKENS) // 2))
+    for length in _TAILS:
+        if len(head) + length + _FEW_TOKENS <= longest:
+            yield _Wave([head + prompt(length)], [_FEW_TOKENS])
+    for batch in (1, _CROWD):
+        yield _Wave([prompt(_SHORT) for _ in range(batch)], [_NEW_TOKENS] * batch)
+        if len(head) + _SHORT + _NEW_TOKENS <= longest:
+            yield _Wave([head + prompt(_SHORT) for _ in range(batch)], [_NEW_TOKENS] * batch)
+    room = min(_TAILS[-1], longest - len(head) - _NEW_TOKENS)
+    if room > 0:
+        tails = [prompt(draw.randint(1, room)) for _ in range(4 * _CROWD)]
+        num_new = [draw.randint(2, _NEW_TOKENS) for _ in tails]
+        yield _Wave([head + tail for tail in tails], num_new)
 
 
-def _measure(llm: "LLM", batch: int, num_prompt: int, num_new: int) -> tuple[Work, float]:
-    """Time one run, the fastest of a few; nothing is read from the cache."""
+def _serve(llm: "LLM", waves: list[_Wave]) -> None:
     from ostinato import SamplingParams
     from ostinato.engine.prompts import PromptDict
 
-    params = SamplingParams(max_tokens=num_new, temperature=0, ignore_eos=True, detokenize=False)
-    prompts: list[PromptDict] = [
-        {"prompt_token_ids": [1 + number % 7] * num_prompt, "cache_read": False}
-        for number in range(batch)
-    ]
-    seconds = []
-    for _ in range(1 + _REPEATS):
-        begun = time.perf_counter()
+    for wave in waves:
+        params = [
+            SamplingParams(max_tokens=num_new, temperature=0, ignore_eos=True, detokenize=False)
+            for num_new in wave.num_new
+        ]
+        prompts: list[PromptDict] = [{"prompt_token_ids": prompt} for prompt in wave.prompts]
         llm.generate(prompts, params, use_tqdm=False)
-        seconds.append(time.perf_counter() - begun)
-    budget = llm.engine.scheduler.config.max_num_batched_tokens
-    one = prefill_work(num_prompt)
-    work = Work(-(-num_prompt * batch // budget), one.tokens * batch, one.pairs * batch)
-    for place in range(1, num_new):
-        work += Work(1, batch, batch * (num_prompt + place))
-    return work, min(seconds[1:])
+
+
+def _recorded(llm: "LLM", waves: list[_Wave], path: Path) -> Measured:
+    """Serve from a cold cache, and return what each step computed and took."""
+    llm.reset_prefix_cache()
+    llm.start_recording(path)
+    _serve(llm, waves)
+    llm.stop_recording()
+    return measured_steps(read_recording(path))

@@ -21,7 +21,8 @@ from ostinato.cli._quantities import count
 from ostinato.core.config import at_least
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.lines import BrokenLine
-from ostinato.lab.traces import ReadOptions, Tokenizer, read_trace
+from ostinato.lab.recording import Recording, read_recording
+from ostinato.lab.traces import ReadOptions, Tokenizer, is_recording, read_trace
 
 _SHOWN_BROKEN = 5
 
@@ -70,6 +71,17 @@ def open_trace(
         trace = read_trace(path, options)
     name_broken(trace.broken)
     return trace
+
+
+def open_recording(path: Path, skip_broken: bool) -> Recording | None:
+    """Read what an engine recorded, with its steps; None if a trace is of another kind.
+
+    Raises:
+        BrokenTrace: It cannot be read.
+    """
+    if not is_recording(path):
+        return None
+    return read_recording(path, "skip" if skip_broken else "refuse")
 
 
 def name_broken(broken: Sequence[BrokenLine]) -> None:

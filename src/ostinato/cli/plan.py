@@ -98,8 +98,9 @@ def run(
     """
     one_of("policy", policy, POLICIES)
     prices = Prices(compute_price, memory_price)
-    cost = costs.choose_cost(step_ms, prefill_rate, attention_doubles, measure)
     traffic = source.open_trace(trace, block_size, skip_broken, tokenizer or model)
+    recording = source.open_recording(trace, skip_broken)
+    cost = costs.choose_cost(step_ms, prefill_rate, attention_doubles, measure, recording)
     token_bytes = _token_bytes(traffic, model)
     sizes = plan_capacities(traffic, points)
     open_folder(out)

@@ -18,11 +18,9 @@ from ostinato.core.errors import ConfigError
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import CostModel
 from ostinato.lab.kv_bytes import kv_bytes
-from ostinato.lab.recording import read_recording
 from ostinato.lab.replay import Replay
 from ostinato.lab.simulation import POLICIES, Simulation, add_bounds, simulate, usual_capacities
 from ostinato.lab.timed_replay import replay_timed, slowed_to_fit
-from ostinato.lab.traces import is_recording
 
 _CACHE = "Caches"
 _TIMED = "Times"
@@ -118,8 +116,9 @@ def run(
         raise ConfigError(
             f"slowdown={slowdown}: must be above 0, from a millionth to {_MOST_SLOWDOWN:,.0f}"
         )
-    cost = costs.choose_cost(step_ms, prefill_rate, attention_doubles, measure)
     traffic = source.open_trace(trace, block_size, skip_broken, tokenizer or model)
+    recording = source.open_recording(trace, skip_broken)
+    cost = costs.choose_cost(step_ms, prefill_rate, attention_doubles, measure, recording)
     token_bytes = _token_bytes(traffic, model)
     sizes = _sizes(traffic, capacity, token_bytes)
     policies = _policies(policy)
@@ -130,8 +129,7 @@ def run(
     if bounds:
         with source.progress_bar("Bounds", 2 * len(traffic) * len(sizes)) as advance:
             add_bounds(found, advance)
-    if is_recording(trace):
-        recording = read_recording(trace, "skip" if skip_broken else "refuse")
+    if recording is not None:
         found.replayed = Replay(recording).run()
     if timed_requests:
         _add_times(found, cost, timed_requests, timed_capacity, slowdown)

@@ -17,6 +17,7 @@ Files in reading order:
 * ``traces``: how are traces of traffic read, whoever wrote them?
 * ``serial_replay``: what would a cache of a given size and policy have found of a trace?
 * ``cost_model``: how long does a step take?
+* ``measured_steps``: how long did the steps of a recorded run take?
 * ``timed_replay``: how would the load have felt: first tokens, queues, who holds the memory?
 * ``bounds``: what could a cache of this size have found, had it known the future?
 * ``simulation``: what would each policy have found, at each size of the cache?

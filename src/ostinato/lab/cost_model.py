@@ -14,6 +14,7 @@ price below zero.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
@@ -127,8 +128,8 @@ def fit(measured: Sequence[tuple[Work, float]], origin: str) -> CostModel:
 
 
 def error_of(model: CostModel, measured: Iterable[tuple[Work, float]]) -> float:
-    """Return the largest relative error of a model on measured runs."""
-    return max(abs(model.seconds(work) - s) / s for work, s in measured)
+    """Return the relative error that half of what was measured stays below."""
+    return median(abs(model.seconds(work) - s) / s for work, s in measured)
 
 
 def _pairs(sequence: ScheduledSequence) -> int:

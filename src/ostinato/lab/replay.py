@@ -107,16 +107,23 @@ class Replay:
         self._ended = recording.ended
         self._leaders: dict[int, Sequence] = {}
         self._leases: dict[int, LeaseId] = {}
+        self._watch_plan: Callable[[StepPlan], None] = lambda _plan: None
 
-    def run(self, watch: Callable[[AnyEvent], None] | None = None) -> list[ReplayedRequest]:
+    def run(
+        self,
+        watch: Callable[[AnyEvent], None] | None = None,
+        watch_plan: Callable[[StepPlan], None] | None = None,
+    ) -> list[ReplayedRequest]:
         """Do again all that was recorded.
 
         Args:
             watch: Is shown every event after it was done.
+            watch_plan: Is shown the plan of every recorded step, also if nothing is computed.
 
         Returns:
             The requests, in order.
         """
+        self._watch_plan = watch_plan or (lambda _plan: None)
         for event in self.recording.events:
             self._do(event)
             if watch is not None:
@@ -180,6 +187,7 @@ class Replay:
     def _step(self, begun_us: int, ended_us: int) -> None:
         self._at(begun_us)
         plan = self.scheduler.plan()
+        self._watch_plan(plan)
         if not plan.sequences:
             self.num_idle_steps += 1
             return
