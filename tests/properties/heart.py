@@ -40,7 +40,7 @@ class Heart:
 
     def __init__(self, setting: Setting) -> None:
         """Open for business."""
-        self.now = 0.0
+        self.setting, self.now = setting, 0.0
         config = setting.cache
         self.cache = CacheManager(config, clock=lambda: self.now)
         self.scheduler = Scheduler(setting.scheduler, self.cache, clock=lambda: self.now)

@@ -6,20 +6,15 @@ By hand, with a progress bar::
 """
 
 import random
-import sys
 from collections import Counter
 from typing import get_args
-
-from tqdm import tqdm
 
 from ostinato.core.config import PolicyName, WaitingOrder
 from ostinato.core.lease import PINNED, LeaseTerms
 from ostinato.core.tenancy import Allotment
 from tests.properties.heart import Heart
 from tests.properties.heart_setting import Setting, Wish
-
-EVENTS_PER_WORLD = 150
-"""Until another setting is drawn; a pool of 16 blocks is long under pressure by then."""
+from tests.support.random_walk import random_suffix, rarely, walk_by_hand, walk_worlds
 
 WEIGHTS = {
     "step": 62,
@@ -80,7 +75,7 @@ def random_event(heart: Heart, rng: random.Random) -> str:
     what = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     number, cut = rng.randrange(1000), rng.choice([-1, -1, rng.randrange(1000)])
     if what == "arrive":
-        suffix = "".join(rng.choices("AB", k=rng.choice([0, 1, 1, 2, 2, 3, 5, 9])))
+        suffix = random_suffix(rng)
         heart.arrive(number, cut, suffix, random_wish(rng))
     elif what == "lease":
         heart.lease(number, cut, rng.choice(TERMS), rng.random() < 0.15)
@@ -99,50 +94,25 @@ def random_event(heart: Heart, rng: random.Random) -> str:
 
 def random_wish(rng: random.Random) -> Wish:
     """Draw what somebody wants; mostly nothing special."""
-
-    def rarely(share: float) -> bool:
-        return rng.random() < share
-
     return Wish(
         n=rng.choice([1, 1, 1, 1, 2, 3]),
         max_tokens=rng.choice([1, 2, 3, 6, 12, None]),
         priority=rng.choice([0, 0, 0, 1, -1]),
         tenant=rng.choice([None, None, None, 0, 1, 2]),
-        reads=not rarely(0.07),
-        writes=not rarely(0.07),
-        prompt_logprobs=rarely(0.05),
-        eos="B" if rarely(0.2) else "",
-        image=(1, 3) if rarely(0.08) else None,
+        reads=not rarely(rng, 0.07),
+        writes=not rarely(rng, 0.07),
+        prompt_logprobs=rarely(rng, 0.05),
+        eos="B" if rarely(rng, 0.2) else "",
+        image=(1, 3) if rarely(rng, 0.08) else None,
     )
 
 
 def walk(seed: int, num_events: int, show_progress: bool = False) -> Counter[str]:
-    """Walk, checking after every step.
-
-    Returns:
-        How often each thing was met.
-
-    Raises:
-        AssertionError: With the seed, the event and the setting.
-    """
-    rng, met = random.Random(seed), Counter[str]()
-    setting = random_setting(rng)
-    heart = Heart(setting)
-    for event in tqdm(range(num_events), disable=not show_progress, unit="events"):
-        try:
-            random_event(heart, rng)
-            if event % EVENTS_PER_WORLD == EVENTS_PER_WORLD - 1:
-                heart.finish()
-                met += heart.met
-                setting = random_setting(rng)
-                heart = Heart(setting)
-        except (AssertionError, KeyError, IndexError) as error:
-            where = f"seed {seed}, event {event}, {setting}"
-            raise AssertionError(f"{where}: {error}") from error
-    heart.finish()
-    return met + heart.met
+    """Walk as ``walk_worlds`` does."""
+    return walk_worlds(
+        lambda rng: Heart(random_setting(rng)), random_event, seed, num_events, show_progress
+    )
 
 
 if __name__ == "__main__":
-    for thing, times in sorted(walk(20_240, int(sys.argv[1]), show_progress=True).items()):
-        print(f"{times:>9,} {thing}")
+    walk_by_hand(walk)

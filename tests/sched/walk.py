@@ -6,17 +6,12 @@ By hand, with a progress bar::
 """
 
 import random
-import sys
 from collections import Counter
 from typing import get_args
 
-from tqdm import tqdm
-
 from ostinato.core.config import WaitingOrder
 from tests.sched.world import Setting, Wish, World
-
-EVENTS_PER_WORLD = 150
-"""Until another setting is drawn; a pool of 14 blocks is long under pressure by then."""
+from tests.support.random_walk import random_suffix, rarely, walk_by_hand, walk_worlds
 
 WEIGHTS = {
     "step": 60,
@@ -53,7 +48,7 @@ def random_event(world: World, rng: random.Random) -> str:
     """Let something happen at random, and say what."""
     what = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     if what == "arrive":
-        suffix = "".join(rng.choices("AB", k=rng.choice([0, 1, 1, 2, 2, 3, 5, 9])))
+        suffix = random_suffix(rng)
         cut = rng.choice([-1, -1, rng.randrange(1000)])  # -1: all of it, the next turn of a chat
         world.arrive(rng.randrange(1000), cut, suffix, random_wish(rng))
     elif what in ("cancel", "stop"):
@@ -65,51 +60,28 @@ def random_event(world: World, rng: random.Random) -> str:
 
 def random_wish(rng: random.Random) -> Wish:
     """Draw what somebody wants; mostly nothing special."""
-
-    def rarely(share: float) -> bool:
-        return rng.random() < share
-
     return Wish(
         n=rng.choice([1, 1, 1, 1, 2, 3, 6]),
         max_tokens=rng.choice([1, 2, 3, 6, 12, None]),
         min_tokens=rng.choice([0, 0, 2]),
         priority=rng.choice([0, 0, 0, 1, -1]),
         tenant=rng.randrange(4),
-        reads=not rarely(0.07),
-        writes=not rarely(0.07),
-        prompt_logprobs=rarely(0.07),
-        eos="B" if rarely(0.2) else "",
-        ignore_eos=rarely(0.2),
-        stop="A" if rarely(0.1) else "",
-        image=(rng.randrange(8), rng.randint(1, 4)) if rarely(0.04) else None,
+        reads=not rarely(rng, 0.07),
+        writes=not rarely(rng, 0.07),
+        prompt_logprobs=rarely(rng, 0.07),
+        eos="B" if rarely(rng, 0.2) else "",
+        ignore_eos=rarely(rng, 0.2),
+        stop="A" if rarely(rng, 0.1) else "",
+        image=(rng.randrange(8), rng.randint(1, 4)) if rarely(rng, 0.04) else None,
     )
 
 
 def walk(seed: int, num_events: int, show_progress: bool = False) -> Counter[str]:
-    """Walk, checking after every step.
-
-    Returns:
-        How often each thing was met.
-
-    Raises:
-        AssertionError: With the seed, the event and the setting.
-    """
-    rng, met = random.Random(seed), Counter[str]()
-    world = World(random_setting(rng))
-    for event in tqdm(range(num_events), disable=not show_progress, unit="events"):
-        try:
-            random_event(world, rng)
-            if event % EVENTS_PER_WORLD == EVENTS_PER_WORLD - 1:
-                world.finish()
-                met += world.met
-                world = World(random_setting(rng))
-        except AssertionError as error:
-            where = f"seed {seed}, event {event}, {world.setting}"
-            raise AssertionError(f"{where}: {error}") from error
-    world.finish()
-    return met + world.met
+    """Walk as ``walk_worlds`` does."""
+    return walk_worlds(
+        lambda rng: World(random_setting(rng)), random_event, seed, num_events, show_progress
+    )
 
 
 if __name__ == "__main__":
-    for thing, times in sorted(walk(20_240, int(sys.argv[1]), show_progress=True).items()):
-        print(f"{times:>9,} {thing}")
+    walk_by_hand(walk)
