@@ -17,6 +17,7 @@ from ostinato import LLM, AsyncLLM, SamplingParams
 from ostinato.cache.block_hash import BlockHasher, sha256
 from ostinato.cache.events import EventBatch
 from ostinato.cache.manager import CacheManager
+from ostinato.cache.radix_walk import walk
 from ostinato.core.config import IndexName, WindowConfig
 from ostinato.core.errors import CacheInUse, ConfigError
 from ostinato.core.identity import ImageSpan
@@ -628,5 +629,6 @@ def test_without_events_nobody_is_told_and_nothing_is_counted_for_them(make_llm:
     llm.generate({"prompt_token_ids": [5] * 40}, SamplingParams(max_tokens=9), use_tqdm=False)
     assert llm.engine.kv_events is None and llm.engine.cache.events is None
     assert "ostinato-kv-events" not in {thread.name for thread in threading.enumerate()}
-    assert not any(node.digests for node, _ in llm.engine.cache.index._walk())  # type: ignore[attr-defined]
+    index = llm.engine.cache.index
+    assert not any(node.digests for node, _ in walk(index._roots, 4))  # type: ignore[attr-defined]
     assert truth(llm.engine.cache), "there were blocks to tell of"
