@@ -132,9 +132,10 @@ class Groups:
 
     def hold(self, key: PrefixKey, match: PrefixMatch) -> BlockTable:
         """Hold a match in every group, and the sources of what will be copied."""
-        table = BlockTable(key, match.blocks[:], match.num_shared_tokens, match.num_copied_tokens)
+        num_blocks, copied = len(match.blocks), match.num_copied_tokens
+        table = BlockTable(key, match.blocks[:], num_blocks * self.block_size, copied)
         table.path = self.index.acquire(key, match)
-        table.num_published = len(match.blocks)
+        table.num_published = num_blocks
         if (last := self.index.last_entry(table.path)) is not None and last.idle_tick:
             self.pool.note_gap(table.turn, last.uses, last.idle_since_s)
         if self.windows:
@@ -161,9 +162,11 @@ class Groups:
 
     def take(self, table: BlockTable, num_tokens: int, num_window_tokens: int) -> None:
         """Give a table slots; the caller knows that there is room."""
-        missing = self.blocks_for(num_tokens) - len(table.blocks)
+        missing = -(-num_tokens // self.block_size) - len(table.blocks)
         if missing > 0:
             table.blocks.extend(self._full.take(table.tenant, missing))
+        if not self.windows:
+            return
         for number, window in enumerate(self.windows):
             held = table.windows[number]
             missing = self.blocks_for(num_window_tokens) - len(held.blocks)

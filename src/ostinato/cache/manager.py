@@ -140,8 +140,8 @@ class CacheManager:
         """
         ghost = self.ghost
         began_s = 0.0 if ghost is None or ghost.num_seen < ghost.due else ghost.timer()
-        hit = match.num_tokens
-        wanted = len(key) if most_new is None else min(len(key), hit + most_new)
+        hit, num_tokens = match.num_tokens, len(key)
+        wanted = num_tokens if most_new is None else min(num_tokens, hit + most_new)
         room = self.groups.room(key, match, wanted)
         if room <= hit and match.tail is not None:
             match = self.groups.without_tail(key, match)
@@ -157,21 +157,22 @@ class CacheManager:
             table = self.groups.empty_table(key)
         if visit is not None:
             table.visit, visit.writes = visit, table.writes
-        self.groups.take(table, len(key), room)
+        self.groups.take(table, num_tokens, room)
         table.num_planned = hit
         self._tables[id(table)] = table
+        shared = table.num_shared_tokens
         self._journal.stats.count_lookup(
-            table.tenant, len(key), table.num_shared_tokens, table.num_copied_tokens, preempted
+            table.tenant, num_tokens, shared, table.num_copied_tokens, preempted
         )
-        if table.num_shared_tokens and not preempted:
+        if shared and not preempted:
             self.index.count_hit(table.path)
-        self.custody.used(key, table.num_cached_tokens)
-        copies = self._copy_tail(table, match)
+        self.custody.used(key, hit)
+        copies = self._copy_tail(table, match) if match.tail is not None else ()
         if ghost is not None and not preempted:
             ghost.num_seen += 1
             if began_s:
                 ghost.wake(began_s)
-            table.num_watched = len(key) if ghost.is_recording else 0
+            table.num_watched = num_tokens if ghost.is_recording else 0
         return table, copies
 
     def num_slots(self, table: BlockTable) -> int:
@@ -259,10 +260,12 @@ class CacheManager:
         """
         table.turn.num_output_tokens = num_output_tokens
         self.groups.release_tails(table)
-        findable, blocks = table.num_published * self.block_size, table.blocks[:]
-        if table.writes and self.config.seal_tails and self.groups.seal(table, num_tokens):
-            self._journal.stats.sealed_tails += 1
-            findable = num_tokens
+        findable, blocks = table.num_published * self.block_size, table.blocks
+        if num_tokens > findable and table.writes and self.config.seal_tails:
+            blocks = blocks[:]  # a table does not keep what is sealed
+            if self.groups.seal(table, num_tokens):
+                self._journal.stats.sealed_tails += 1
+                findable = num_tokens
         self.chronicle.leave(table.visit, table.key, blocks, num_tokens, findable)
         if table.num_watched and self.ghost is not None and table.writes:
             self.ghost.left(table, num_tokens)
@@ -324,8 +327,7 @@ class CacheManager:
 
     def _copy_tail(self, table: BlockTable, match: PrefixMatch) -> tuple[CopyRun, ...]:
         """Plan the copies of a block that the prompt leaves in its middle, in every group."""
-        if match.tail is None:
-            return ()
+        assert match.tail is not None
         place, count = len(match.blocks), match.tail.num_tokens
         runs = [*self._copy(0, match.tail.block, BlockId(table.blocks[place]), count)]
         for group, source in enumerate(match.window_tails, 1):

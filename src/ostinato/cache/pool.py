@@ -104,6 +104,23 @@ class BlockPool:
         owner = self.accounts.of(victim.identity.owner)
         return victim.num_blocks if owner is account else min(victim.num_blocks, owner.num_takeable)
 
+    def take_plainly(self, account: Account, num_blocks: int) -> "array[int] | None":
+        """Take blocks where nothing has to be evicted and nobody asked for an order of his own.
+
+        Returns:
+            Block ids, charged to the account; None if it is not that simple.
+        """
+        run = self._scratch[0][1] if self.num_scratch >= num_blocks else None
+        if run is None or self._only is None or self._classic or len(run) <= num_blocks:
+            return None
+        taken = run[-num_blocks:]
+        taken.reverse()
+        del run[-num_blocks:]
+        self.num_scratch -= num_blocks
+        account.num_charged += num_blocks
+        self.num_allocated += num_blocks
+        return taken
+
     def take_scratch(self, most: int) -> "array[int]":
         """Take up to ``most`` scratch blocks that come before every cached one, at least one.
 
