@@ -127,8 +127,9 @@ class Chronicle:
         if not self.keep:
             return None
         size = self.block_size
+        self._number += 1
         visit = self.acting = Visit(
-            self._tick(), key.identity, key.images, len(key), len(blocks) * size, num_copied,
+            self._number, key.identity, key.images, len(key), len(blocks) * size, num_copied,
             is_first=is_first, key=key, at_s=self._clock(),
         )  # fmt: skip
         if self._publishing and len(blocks) and (writer := self._writers.get(blocks[-1])):
@@ -202,7 +203,8 @@ class Chronicle:
         """
         if visit is None or visit.key is None:
             return
-        self.acting, visit.ended = visit, self._tick()
+        self._number += 1
+        self.acting, visit.ended = visit, self._number
         visit.num_computed, visit.num_findable = computed, findable
         visit.blocks = blocks[: -(-findable // self.block_size)]
         if visit.writes:
@@ -217,8 +219,11 @@ class Chronicle:
         """Note that blocks of an entry are forgotten."""
         if self.keep:
             by = self.acting if reason == "evicted" else None
-            number, at_s = self._tick(), self._clock()
-            self._losses.append(Loss(number, reason, at_s, idle_s, by, entry.identity, blocks))
+            self._number += 1
+            at_s = self._clock()
+            self._losses.append(
+                Loss(self._number, reason, at_s, idle_s, by, entry.identity, blocks)
+            )
 
     def remembers_since(self, number: int) -> bool:
         """Whether every loss since a moment is remembered."""
@@ -260,10 +265,6 @@ class Chronicle:
             self._in_step.update(dict.fromkeys(blocks, visit))
         self._num_asked = len(self._publishing)
         return self._in_step
-
-    def _tick(self) -> int:
-        self._number += 1
-        return self._number
 
     def _charge(self, visit: Visit, charge: int) -> None:
         """Say what a visit takes, and forget the oldest while that is too much."""

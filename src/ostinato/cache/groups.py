@@ -111,17 +111,17 @@ class Groups:
         Returns:
             At most ``num_tokens``; 0 if group 0 lacks blocks. Effects: none.
         """
-        tenant = key.identity.owner
         held = len(match.blocks)
-        missing = self.blocks_for(len(key)) - held
+        missing = -(-len(key) // self.block_size) - held
         if missing > self.pool.num_scratch or self.config.allotments:
-            free = self._full.num_free_for(tenant) - self.index.num_idle_blocks(match)
+            free = self._full.num_free_for(key.identity.owner) - self.index.num_idle_blocks(match)
             if match.tail is not None and not match.tail.entry.ref_count:
                 free -= 1
             if missing > free:
                 return 0
         if not self.windows:
             return num_tokens
+        tenant = key.identity.owner
         for number, window in enumerate(self.windows):
             free = self._allocators[number + 1].num_free_for(tenant)
             free -= window.num_idle_blocks(key, held)
@@ -136,8 +136,10 @@ class Groups:
         table = BlockTable(key, match.blocks[:], num_blocks * self.block_size, copied)
         table.path = self.index.acquire(key, match)
         table.num_published = num_blocks
-        if (last := self.index.last_entry(table.path)) is not None and last.idle_tick:
-            self.pool.note_gap(table.turn, last.uses, last.idle_since_s)
+        if not self.pool.joins:  # who goes by the moment of release alone learns from no gap
+            last = self.index.last_entry(table.path)
+            if last is not None and last.idle_tick:
+                self.pool.note_gap(table.turn, last.uses, last.idle_since_s)
         if self.windows:
             table.windows = [window.acquire(key, len(match.blocks)) for window in self.windows]
         if match.tail is not None:

@@ -152,7 +152,8 @@ class CacheManager:
         visit = self.chronicle.arrive(key, match.blocks, match.num_copied_tokens, not preempted)
         if self.config.enable_prefix_caching:
             table = self.groups.hold(key, match)
-            table.writes = writes and self.custody.may_continue(key, hit)
+            is_common = key.identity.head is None  # so it is with most
+            table.writes = writes and (is_common or self.custody.may_continue(key, hit))
         else:
             table = self.groups.empty_table(key)
         if visit is not None:
@@ -338,19 +339,17 @@ class CacheManager:
     def _copy(self, group: int, source: BlockId, target: BlockId, num_tokens: int) -> list[CopyRun]:
         """Plan the copy of a block's first slots, around slots that are copies themselves."""
         runs, done = [], 0
+        first, target_slot = source * self.block_size, target * self.block_size
         for earlier in self._copies.get((group, source), ()):
             size = min(earlier.num_tokens, num_tokens - done)
             if size > 0:
-                runs.append(CopyRun(earlier.source, self._slot(target, done), size, group))
+                runs.append(CopyRun(earlier.source, SlotId(target_slot + done), size, group))
                 done += size
         if done < num_tokens:
-            start = self._slot(source, done)
-            runs.append(CopyRun(start, self._slot(target, done), num_tokens - done, group))
+            slots = SlotId(first + done), SlotId(target_slot + done)
+            runs.append(CopyRun(*slots, num_tokens - done, group))
         self._copies[group, target] = runs
         return runs
-
-    def _slot(self, block: BlockId, offset: int) -> SlotId:
-        return SlotId(block * self.block_size + offset)
 
     def _drop(self, table: BlockTable) -> None:
         """Let go of all that a table holds."""

@@ -88,7 +88,9 @@ class RadixIndex:
         assert node.blocks[0] == tail.block, "acquire the match first: it splits the node there"
         if len(node.blocks) > 1:
             node = self._split(node, 1)
-        self._hold(node)  # and not what is before it: the match's path holds that
+        if not node.ref_count:  # what is before it the match's path holds
+            self._pool.hold_all((node,))
+        node.ref_count += 1
         return node
 
     def release_tail(self, tail: RadixNode) -> None:
@@ -96,11 +98,11 @@ class RadixIndex:
         tail.ref_count -= 1
         if not tail.ref_count:
             tail.is_growing = False
-            self._pool.idle(tail)
+            self._pool.idle_all((tail,))
 
     def count_hit(self, path: RadixNode) -> None:
         """Note that a request's hit ended where this path ends."""
-        if not path.is_root:
+        if path.parent is not None:
             path.count_hits(1)
 
     def last_entry(self, path: RadixNode) -> RadixNode | None:
@@ -128,7 +130,9 @@ class RadixIndex:
                 used = child.num_common_blocks(key, packed, len(blocks) - done, size)
             if used < len(child.blocks):
                 child = self._split(child, used)
-            self._hold(child)
+            if not child.ref_count:
+                self._pool.hold_all((child,))
+            child.ref_count += 1
             duplicates += [
                 (child.start + i, BlockId(block)) for i, block in enumerate(child.blocks)
             ]
@@ -172,7 +176,7 @@ class RadixIndex:
         tail.blocks.append(block)
         path.add_child(None, text, tail)
         self._pool.adopt(tail)
-        self._pool.idle(tail, turn)
+        self._pool.idle_all((tail,), turn)
         return True
 
     def release(self, path: RadixNode, turn: Turn | None = None) -> None:
@@ -232,11 +236,6 @@ class RadixIndex:
     def _drop_empty_root(self, node: RadixNode) -> None:
         if node.is_root and not node.ref_count and not node.children:
             del self._roots[node.identity]
-
-    def _hold(self, node: RadixNode) -> None:
-        if node.ref_count == 0 and not node.is_root:
-            self._pool.hold(node)
-        node.ref_count += 1
 
     def _hold_path(self, path: RadixNode) -> RadixNode:
         node, idle = path, []
