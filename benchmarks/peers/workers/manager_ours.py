@@ -13,8 +13,9 @@ class OurManager(ManagerWorker):
     def load(self, model: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Load the torch-free rooms alone."""
         import ostinato
+        from ostinato.core import identity
 
-        self.manager = self
+        self.manager, self.identity = self, identity
         return {"version": ostinato.__version__, "settings": {"block_size": BLOCK_SIZE}}
 
     def make(self, num_tokens: int) -> None:
@@ -26,9 +27,7 @@ class OurManager(ManagerWorker):
 
     def take(self, tokens: Any) -> int:
         """Key, look-up, admission, publication, commit and release."""
-        from ostinato.core.identity import Identity, PrefixKey
-
-        key = PrefixKey(Identity(), tokens)
+        key = self.identity.PrefixKey(self.identity.Identity(), tokens)
         admitted = self.cache.admit(key, self.cache.match(key))
         assert admitted is not None, "the scenes leave room for all"
         table, _ = admitted

@@ -66,9 +66,11 @@ class SGLangManager(ManagerWorker):
         sys.path.insert(0, str(Path(sys.executable).parents[1] / "unpacked"))
         sys.meta_path.insert(0, StandIns())
         import sglang.version
-        from sglang.srt.mem_cache import unified_radix_cache  # noqa: F401
+        from sglang.srt.mem_cache import base_prefix_cache, radix_cache
 
-        self.manager = self
+        # Nobody imports anything while the clock runs.
+        self.manager, self.torch = self, torch
+        self.params, self.radix = base_prefix_cache, radix_cache
         taken = {"page_size": BLOCK_SIZE, "core": "rust"}
         return {"version": sglang.version.__version__, "settings": taken}
 
@@ -93,20 +95,16 @@ class SGLangManager(ManagerWorker):
 
     def take(self, tokens: Any) -> int:
         """Look-up, lock, slots, publication behind the prefill, publication at the end, unlock."""
-        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
-        from sglang.srt.mem_cache.radix_cache import RadixKey
-
-        ids = array("q", tokens)
-        matched = self.tree.match_prefix(
-            MatchPrefixParams(key=RadixKey(ids, limit=len(tokens) - 1))
-        )
+        ids, match = array("q", tokens), self.params.MatchPrefixParams
+        wanted = self.radix.RadixKey(ids, limit=len(tokens) - 1)
+        matched = self.tree.match_prefix(match(key=wanted))
         found, lock = matched.device_prefix_len, self.tree.lock(matched.last_device_node)
         if found:
             self.row[:found] = self.tree.path_device_indices(matched.last_device_node)
         new = self.pool.alloc(len(tokens) - found)
         self.row[found : len(tokens)] = new[: len(tokens) - found]
         key, num_whole = self._insert(ids, found)
-        matched = self.tree.match_prefix(MatchPrefixParams(key=key))
+        matched = self.tree.match_prefix(match(key=key))
         indices = self.tree.path_device_indices(matched.last_device_node)
         self.row[found:num_whole] = indices[found:num_whole]
         self.tree.unlock(lock)
@@ -119,13 +117,9 @@ class SGLangManager(ManagerWorker):
 
     def _insert(self, ids: "array[int]", num_known: int) -> tuple[Any, int]:
         """Publish what fills whole pages; the tree gives back pages that it had already."""
-        import torch
-        from sglang.srt.mem_cache.base_prefix_cache import InsertParams
-        from sglang.srt.mem_cache.radix_cache import RadixKey
-
-        key = RadixKey(ids).page_aligned(BLOCK_SIZE)
-        slots = self.row[: len(key)].to(torch.int64, copy=True)
-        self.tree.insert(InsertParams(key=key, value=slots, prev_prefix_len=num_known))
+        key = self.radix.RadixKey(ids).page_aligned(BLOCK_SIZE)
+        slots = self.row[: len(key)].to(self.torch.int64, copy=True)
+        self.tree.insert(self.params.InsertParams(key=key, value=slots, prev_prefix_len=num_known))
         return key, len(key)
 
 

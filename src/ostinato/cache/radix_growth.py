@@ -43,34 +43,48 @@ def first_text(key: PrefixKey, place: int, name: bytes, block_size: int) -> byte
     return name[: key.num_text_tokens(start, start + block_size) * TOKEN_BYTES]
 
 
-def may_go_on(node: RadixNode, key: PrefixKey, name: bytes, block_size: int) -> bool:
-    """Whether new content can be put into the node that it continues.
+def overtaken(
+    node: RadixNode, key: PrefixKey, name: bytes, block_size: int
+) -> list[RadixNode] | None:
+    """List what goes aside if new content is put into the node that it continues.
 
     Args:
         node: Held by whoever publishes.
         key: The sequence.
         name: Packed tokens and extras of the first new block.
         block_size: Tokens per block.
+
+    Returns:
+        Sealed tails, seldom any but the publisher's last turn's; None if the content has to be a
+        node of its own.
     """
-    if node.ref_count != 1 or node.parent is None or node.identity != key.identity:
-        return False
-    children = node.children
-    if not children:
-        return True
-    if children.num_full or children.num_texts > _FEW:
-        return False
-    text = first_text(key, node.end, name, block_size)
-    return all(text.startswith(tail.tokens) for tail in children)
+    if node.ref_count != 1 or node.parent is None:
+        return None
+    if node.identity is not key.identity and node.identity != key.identity:
+        return None
+    tails = node.children.sealed_tails(_FEW)
+    if tails:
+        text = first_text(key, node.end, name, block_size)
+        for tail in tails:
+            if not text.startswith(tail.tokens):
+                return None
+    return tails
 
 
-def go_on(node: RadixNode, now_s: float) -> None:
-    """Prepare a node for content that is published now, behind what it has."""
-    if node.is_growing and not node.children:
+def go_on(node: RadixNode, tails: list[RadixNode], now_s: float) -> None:
+    """Prepare a node for content that is published now, behind what it has.
+
+    Args:
+        node: Whose.
+        tails: What goes aside.
+        now_s: The clock.
+    """
+    if node.is_growing and not tails:
         return
     node.end_birth(now_s)
     node.is_growing = True
-    if node.children:
-        node.put_aside()
+    if tails:
+        node.put_aside(tails)
 
 
 def split(node: RadixNode, num_blocks: int, block_size: int) -> RadixNode:

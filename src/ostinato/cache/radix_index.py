@@ -32,7 +32,7 @@ from ostinato.cache.prefix_index import (
     Publication,
     TailMatch,
 )
-from ostinato.cache.radix_growth import first_text, go_on, may_go_on, split
+from ostinato.cache.radix_growth import first_text, go_on, overtaken, split
 from ostinato.cache.radix_match import longest_prefix
 from ostinato.cache.radix_node import RadixNode
 from ostinato.cache.radix_walk import cached_blocks, cached_runs, check
@@ -56,6 +56,8 @@ class RadixIndex:
         Cost: O(num_tokens) compared bytes, O(depth) steps in Python.
         """
         root = self._roots.get(key.identity.root)
+        if root is not None and key.identity.head is None:
+            key.identity = root.identity  # the same value: nodes share it, and compare it faster
         return longest_prefix(root, key, num_tokens, self._block_size)
 
     def tail_name(self, tail: TailMatch) -> bytes:
@@ -268,9 +270,10 @@ class RadixIndex:
             The node that has them now, and how many it took.
         """
         if self._pool.joins:
-            uses, goes_on = 1, may_go_on(node, key, name, self._block_size)
-            if goes_on:
-                go_on(node, self._pool.now())
+            uses, tails = 1, overtaken(node, key, name, self._block_size)
+            goes_on = tails is not None
+            if tails is not None:
+                go_on(node, tails, self._pool.now())
         else:
             known = self._pool.recall(key, node.end, len(blocks), self._block_size, turn)
             blocks, uses = blocks[: known.num_blocks], known.uses + 1

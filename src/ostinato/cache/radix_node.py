@@ -214,11 +214,12 @@ class RadixNode(CacheEntry):
             self.births = [birth]
         self.born_s = now_s
 
-    def put_aside(self) -> None:
-        """Let the children hang where they are when the node goes on."""
+    def put_aside(self, tails: "list[RadixNode]") -> None:
+        """Let its children, all of them sealed tails, hang where they are when it goes on."""
         if self.asides is _NONE:
             self.asides = {}
-        self.asides[self.end] = self.children.take_all()
+        self.asides[self.end] = tails
+        self.children.clear()
 
     def birth_of(self, end: int) -> float:
         """Return when the block was published that ends so many blocks behind the root."""

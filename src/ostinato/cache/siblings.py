@@ -50,16 +50,6 @@ class Siblings(Generic[ChildT]):
         """Number of children, sealed tails included."""
         return sum(map(len, self._by_text.values()))
 
-    @property
-    def num_full(self) -> int:
-        """Children that are found by a whole block."""
-        return len(self._by_block)
-
-    @property
-    def num_texts(self) -> int:
-        """Beginnings of children that differ."""
-        return len(self._texts)
-
     def __bool__(self) -> bool:
         """Whether there is any child."""
         return bool(self._by_text)
@@ -100,13 +90,21 @@ class Siblings(Generic[ChildT]):
             del self._by_text[text]
             del self._texts[bisect_left(self._texts, text)]
 
-    def take_all(self) -> list[ChildT]:
-        """Take all children out; returns them in the order in which their texts came."""
-        taken = list(self)
+    def sealed_tails(self, most: int) -> list[ChildT] | None:
+        """List the sealed tails, those that came first first.
+
+        Returns:
+            None if there are other children, or tails of more than ``most`` texts.
+        """
+        if self._by_block or len(self._texts) > most:
+            return None
+        return [child for namesakes in self._by_text.values() for child in namesakes]
+
+    def clear(self) -> None:
+        """Take all children out."""
         self._by_block.clear()
         self._by_text.clear()
         self._texts.clear()
-        return taken
 
     def replace(self, block: bytes, text: bytes, old: ChildT, new: ChildT) -> None:
         """Put one child in another's place."""
