@@ -194,10 +194,15 @@ def test_a_failing_forward_pass_is_told_in_one_line(
     assert "the forward pass failed: MemoryError: no room" in terminal.refuse("generate", PROMPT)
 
 
-@pytest.mark.parametrize("command", ["demo", "generate", "chat"])
+COMMANDS = ("demo", "generate", "chat", "serve", "explain", "lint", "size", "savings")
+
+
+@pytest.mark.parametrize(
+    "command", [*COMMANDS, "simulate", "plan", "cache lease", "cache record start", "keys new"]
+)
 def test_help_fits_the_screen(terminal: Terminal, command: str):
     """80 columns, nothing cut."""
-    text = terminal.show(command, "--help")
+    text = terminal.show(*command.split(), "--help")
 
     assert f"Usage: ostinato {command}" in text
     assert max(len(line) for line in text.splitlines()) <= 80

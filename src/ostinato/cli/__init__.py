@@ -8,6 +8,7 @@ Rules:
 
 1. Starting loads no torch: what needs tensors is imported inside ``run``.
 2. Commands raise; ``_errors`` alone turns errors into a line on stderr and an exit code.
+3. Options that several commands take are groups, see ``_option_groups``: each has one home.
 """
 
 from collections.abc import Callable

@@ -52,44 +52,57 @@ Measure = Annotated[
 ]
 
 
-def choose_cost(
-    step_ms: float | None,
-    prefill_rate: float | None,
-    attention_doubles: float | None,
-    measure: str | None,
-    recording: Recording | None = None,
-) -> CostModel:
-    """Return the prices of a step; what is not given is assumed.
+@dataclass(frozen=True)
+class CostOptions:
+    """What a step costs: given, measured here, or assumed."""
 
-    If nothing is given, a recording that is whole brings its own.
+    step_ms: StepMs = None
+    prefill_rate: PrefillRate = None
+    attention_doubles: AttentionDoubles = None
+    measure: Measure = None
 
-    Raises:
-        ConfigError: A figure is not above 0, or figures are given *and* to be measured.
-    """
-    figures = {
-        "step_ms": step_ms,
-        "prefill_rate": prefill_rate,
-        "attention_doubles": attention_doubles,
-    }
-    given = {name: figure for name, figure in figures.items() if figure is not None}
-    for name, figure in given.items():
-        if not 0 < figure < float("inf"):
-            raise ConfigError(f"{name}={figure}: must be above 0")
-    if measure is not None:
-        if given:
-            raise ConfigError(f"measure={measure!r} and {', '.join(given)}: give one of them")
-        return measure_cost(measure)
-    if not given and recording is not None and recording.is_whole:
-        try:
-            return cost_of(recording)
-        except ConfigError:  # too few steps to tell
-            return ASSUMED
-    if not given:
+    def check(self) -> None:
+        """Refuse what cannot be, before anything is read.
+
+        Raises:
+            ConfigError: A figure is not above 0, or figures are given *and* to be measured.
+        """
+        given = self._given()
+        for name, figure in given.items():
+            if not 0 < figure < float("inf"):
+                raise ConfigError(f"{name}={figure}: must be above 0")
+        if self.measure is not None and given:
+            raise ConfigError(f"measure={self.measure!r} and {', '.join(given)}: give one of them")
+
+    def choose(self, recording: Recording | None = None) -> CostModel:
+        """Return the prices; what is not given is assumed.
+
+        If nothing is given, a recording that is whole brings its own.
+        """
+        if self.measure is not None:
+            return measure_cost(self.measure)
+        if self._given():
+            return self._as_given()
+        if recording is not None and recording.is_whole:
+            try:
+                return cost_of(recording)
+            except ConfigError:  # too few steps to tell
+                return ASSUMED
         return ASSUMED
-    token_s = 1 / prefill_rate if prefill_rate else ASSUMED.token_s
-    doubles = attention_doubles or ASSUMED.token_s / ASSUMED.pair_s
-    step_s = ASSUMED.step_s if step_ms is None else step_ms / 1000
-    return CostModel(step_s, token_s, token_s / doubles, "given")
+
+    def _given(self) -> dict[str, float]:
+        figures = {
+            "step_ms": self.step_ms,
+            "prefill_rate": self.prefill_rate,
+            "attention_doubles": self.attention_doubles,
+        }
+        return {name: figure for name, figure in figures.items() if figure is not None}
+
+    def _as_given(self) -> CostModel:
+        token_s = 1 / self.prefill_rate if self.prefill_rate else ASSUMED.token_s
+        doubles = self.attention_doubles or ASSUMED.token_s / ASSUMED.pair_s
+        step_s = ASSUMED.step_s if self.step_ms is None else self.step_ms / 1000
+        return CostModel(step_s, token_s, token_s / doubles, "given")
 
 
 def measure_cost(model: str, **settings: int) -> CostModel:

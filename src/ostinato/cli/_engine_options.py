@@ -1,9 +1,9 @@
-"""Which settings of an engine and of sampling do commands share?
+"""Which settings of an engine do commands share?
 
-Ranges are checked where they are known: by ``SamplingParams`` and ``EngineConfig``, before
-anything is loaded.
+Ranges are checked where they are known, by ``EngineConfig``, before anything is loaded.
 """
 
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 import typer
@@ -12,8 +12,10 @@ from ostinato.cli._quantities import read_bytes
 from ostinato.engine.config import EngineConfig
 
 _CACHE = "Model and cache"
-_SAMPLING = "Sampling"
-_ENGINE = "Engine"
+_COMPUTING = "Computing"
+_SCHEDULING = "Scheduling"
+_KEEPING = "What stays cached"
+_EVENTS = "KV events"
 
 Model = Annotated[
     str,
@@ -28,7 +30,7 @@ Dtype = Annotated[
     str,
     typer.Option(
         help="In which to compute: float32, bfloat16, float16 or float64; auto is the model's own.",
-        rich_help_panel=_CACHE,
+        rich_help_panel=_COMPUTING,
     ),
 ]
 Index = Annotated[
@@ -68,84 +70,84 @@ KVCacheDtype = Annotated[
     str,
     typer.Option(
         help="In which keys and values are kept; auto is the model's own.",
-        rich_help_panel=_ENGINE,
+        rich_help_panel=_COMPUTING,
     ),
 ]
 Device = Annotated[
     str,
     typer.Option(
         help="Where to compute, as torch names it.",
-        rich_help_panel=_ENGINE,
+        rich_help_panel=_COMPUTING,
     ),
 ]
 Attention = Annotated[
     str,
     typer.Option(
         help="Who computes attention: native, torch, or auto, the native library where it can.",
-        rich_help_panel=_ENGINE,
+        rich_help_panel=_COMPUTING,
     ),
 ]
 Forward = Annotated[
     str,
     typer.Option(
         help="How steps are computed on a CPU: auto, packed or plain.",
-        rich_help_panel=_ENGINE,
+        rich_help_panel=_COMPUTING,
     ),
 ]
 MaxNumBatchedTokens = Annotated[
     int,
     typer.Option(
         help="Most tokens that one step computes; longer prompts come in chunks.",
-        rich_help_panel=_ENGINE,
+        rich_help_panel=_SCHEDULING,
     ),
 ]
 MaxChunkTokens = Annotated[
     int | None,
     typer.Option(
         help="Most tokens of one prompt in a step; else it may take all of them.",
-        rich_help_panel=_ENGINE,
+        rich_help_panel=_SCHEDULING,
     ),
 ]
 MaxNumSeqs = Annotated[
     int,
     typer.Option(
         help="Most sequences that run at once.",
-        rich_help_panel=_ENGINE,
+        rich_help_panel=_SCHEDULING,
     ),
 ]
 Order = Annotated[
     str,
     typer.Option(
         help="Who is next: fcfs, longest_prefix, depth_first or fair_share.",
-        rich_help_panel=_ENGINE,
+        rich_help_panel=_SCHEDULING,
     ),
 ]
 MaxOvertakes = Annotated[
     int,
     typer.Option(
         help="How often a request may be overtaken, except with fcfs.",
-        rich_help_panel=_ENGINE,
+        rich_help_panel=_SCHEDULING,
     ),
 ]
 FreeOrder = Annotated[
     str,
     typer.Option(
         help="Which free block is taken first: scratch_first or classic.",
-        rich_help_panel=_ENGINE,
+        rich_help_panel=_KEEPING,
     ),
 ]
 EvictionPolicy = Annotated[
     str,
     typer.Option(
         help="Which cached block is worth least.",
-        rich_help_panel=_ENGINE,
+        rich_help_panel=_KEEPING,
     ),
 ]
 Digest = Annotated[
     str,
     typer.Option(
         help="Of the hash index: sha256 or xxh3_128.",
-        rich_help_panel=_ENGINE,
+        rich_help_panel=_KEEPING,
     ),
 ]
 SealTails = Annotated[
@@ -153,111 +155,127 @@ SealTails = Annotated[
     typer.Option(
         "--seal-tails/--no-seal-tails",
         help="Keep the last, partial block of an ended sequence.",
-        rich_help_panel=_ENGINE,
+        rich_help_panel=_KEEPING,
+    ),
+]
+ReadOnceWhen = Annotated[
+    str,
+    typer.Option(
+        "--read-once",
+        help="Whether a step reads blocks that its sequences share once for all of them: auto, "
+        "where that is cheaper, always or never.",
+        rich_help_panel=_COMPUTING,
+    ),
+]
+KeepExplanations = Annotated[
+    int,
+    typer.Option(
+        help="Sequences that are remembered so that misses can be explained; 0 is none.",
+        rich_help_panel=_KEEPING,
+    ),
+]
+GhostBlocks = Annotated[
+    int | None,
+    typer.Option(
+        help="Most blocks of the small caches that estimate other sizes and policies; 0 is none.",
+        rich_help_panel=_KEEPING,
+    ),
+]
+GhostShare = Annotated[
+    float,
+    typer.Option(
+        help="Processor time for them, as a share of what the cache takes.",
+        rich_help_panel=_KEEPING,
     ),
 ]
 KeepEventBatches = Annotated[
     int | None,
     typer.Option(
         help="Batches of KV events kept for those who missed some.",
-        rich_help_panel=_ENGINE,
+        rich_help_panel=_EVENTS,
     ),
 ]
 KVEventsEndpoint = Annotated[
     str | None,
     typer.Option(
         help="Publish KV events there, such as tcp://127.0.0.1:5557; they carry token ids.",
-        rich_help_panel=_ENGINE,
+        rich_help_panel=_EVENTS,
     ),
 ]
 KVEventsReplayEndpoint = Annotated[
     str | None,
     typer.Option(
         help="Answer there who missed some.",
-        rich_help_panel=_ENGINE,
+        rich_help_panel=_EVENTS,
     ),
 ]
 KVEventsTopic = Annotated[
     str,
     typer.Option(
         help="First frame of every message with KV events.",
-        rich_help_panel=_ENGINE,
+        rich_help_panel=_EVENTS,
     ),
 ]
 EngineSeed = Annotated[
     int,
     typer.Option(
         help="Of the seeds of requests that bring none.",
-        rich_help_panel=_ENGINE,
+        rich_help_panel=_SCHEDULING,
     ),
 ]
 
-MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.", rich_help_panel=_SAMPLING)]
-Temperature = Annotated[
-    float,
-    typer.Option(
-        "--temperature",
-        "-t",
-        help="0 always takes the likeliest token; higher is bolder.",
-        rich_help_panel=_SAMPLING,
-    ),
-]
-TopP = Annotated[
-    float,
-    typer.Option(
-        help="Draw from the likeliest tokens that together have this probability; 1 is off.",
-        rich_help_panel=_SAMPLING,
-    ),
-]
-TopK = Annotated[
-    int,
-    typer.Option(
-        help="Draw from this many of the likeliest tokens; 0 is off.", rich_help_panel=_SAMPLING
-    ),
-]
-MinP = Annotated[
-    float,
-    typer.Option(
-        help="Drop tokens less likely than this share of the likeliest; 0 is off.",
-        rich_help_panel=_SAMPLING,
-    ),
-]
-PresencePenalty = Annotated[
-    float,
-    typer.Option(
-        help="Lower the logit of every token generated so far, once.", rich_help_panel=_SAMPLING
-    ),
-]
-FrequencyPenalty = Annotated[
-    float,
-    typer.Option(help="Lower it for each time that it was generated.", rich_help_panel=_SAMPLING),
-]
-RepetitionPenalty = Annotated[
-    float,
-    typer.Option(
-        help="Divide logits of tokens seen so far, prompt included; 1 is off.",
-        rich_help_panel=_SAMPLING,
-    ),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option(help="The same seed gives the same text.", rich_help_panel=_SAMPLING),
-]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Stop before this text; may be repeated. In most shells $'\\n' is a line break.",
-        rich_help_panel=_SAMPLING,
-    ),
-]
-IgnoreEos = Annotated[
-    bool,
-    typer.Option(
-        "--ignore-eos",
-        help="Go on after the model says that the text has ended.",
-        rich_help_panel=_SAMPLING,
-    ),
-]
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Settings of any engine, as ``EngineConfig`` names them."""
+
+    dtype: Dtype = "auto"
+    kv_cache_dtype: KVCacheDtype = "auto"
+    device: Device = "cpu"
+    attention: Attention = "auto"
+    forward: Forward = "auto"
+    read_once: ReadOnceWhen = "auto"
+    index: Index = "radix"
+    block_size: BlockSize = 16
+    num_blocks: NumBlocks = None
+    kv_cache_memory: KVCacheMemory = None
+    max_model_len: MaxModelLen = None
+    enable_prefix_caching: Caching = True
+
+    def settings(self, model: str) -> dict[str, Any]:
+        """Return the keywords of ``AsyncLLM``, checked as far as that goes without the model.
+
+        Args:
+            model: For the check alone.
+
+        Raises:
+            ConfigError: A setting is out of range, or two contradict each other.
+        """
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return engine_settings(model, given.pop("kv_cache_memory"), **given)
+
+
+@dataclass(frozen=True)
+class ServedEngineOptions(EngineOptions):
+    """Settings of an engine that serves many."""
+
+    max_num_batched_tokens: MaxNumBatchedTokens = 2048
+    max_chunk_tokens: MaxChunkTokens = None
+    max_num_seqs: MaxNumSeqs = 256
+    order: Order = "fcfs"
+    max_overtakes: MaxOvertakes = 64
+    free_order: FreeOrder = "scratch_first"
+    eviction_policy: EvictionPolicy = "lru"
+    digest: Digest = "sha256"
+    seal_tails: SealTails = True
+    keep_explanations: KeepExplanations = 1000
+    ghost_blocks: GhostBlocks = None
+    ghost_share: GhostShare = 0.01
+    keep_event_batches: KeepEventBatches = None
+    kv_events_endpoint: KVEventsEndpoint = None
+    kv_events_replay_endpoint: KVEventsReplayEndpoint = None
+    kv_events_topic: KVEventsTopic = ""
+    seed: EngineSeed = 0
 
 
 def engine_settings(model: str, kv_cache_memory: str | None, **settings: Any) -> dict[str, Any]:

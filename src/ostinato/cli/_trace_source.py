@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,35 +54,44 @@ TokenizerName = Annotated[
 ]
 
 
-def open_trace(
-    path: Path, block_tokens: int | None, skip_broken: bool, tokenizer: str | None
-) -> BlockTrace:
-    """Read a trace, and name the lines that were left out on stderr.
+@dataclass(frozen=True)
+class TraceOptions:
+    """How a trace is read."""
 
-    Raises:
-        BrokenTrace: It cannot be read.
-        ConfigError: A log of requests was given without a tokenizer.
-    """
-    if block_tokens is not None:
-        at_least("block_size", block_tokens, 1)
-    read = None if tokenizer is None else _tokenizer(tokenizer)
-    options = ReadOptions(block_tokens, "skip" if skip_broken else "refuse", read)
-    console = Console(stderr=True)
-    with console.status(f"Reading {path.name} ..."):
-        trace = read_trace(path, options)
-    name_broken(trace.broken)
-    return trace
+    block_size: BlockTokens = None
+    skip_broken: SkipBroken = False
+    tokenizer: TokenizerName = None
 
+    def open(self, path: Path, model: str | None) -> BlockTrace:
+        """Read a trace, and name the lines that were left out on stderr.
 
-def open_recording(path: Path, skip_broken: bool) -> Recording | None:
-    """Read what an engine recorded, with its steps; None if a trace is of another kind.
+        Args:
+            path: The file.
+            model: Whose tokenizer reads a log, unless another one is named.
 
-    Raises:
-        BrokenTrace: It cannot be read.
-    """
-    if not is_recording(path):
-        return None
-    return read_recording(path, "skip" if skip_broken else "refuse")
+        Raises:
+            BrokenTrace: It cannot be read.
+            ConfigError: A log of requests was given without a tokenizer.
+        """
+        if self.block_size is not None:
+            at_least("block_size", self.block_size, 1)
+        name = self.tokenizer or model
+        read = None if name is None else _tokenizer(name)
+        options = ReadOptions(self.block_size, "skip" if self.skip_broken else "refuse", read)
+        with Console(stderr=True).status(f"Reading {path.name} ..."):
+            trace = read_trace(path, options)
+        name_broken(trace.broken)
+        return trace
+
+    def recording(self, path: Path) -> Recording | None:
+        """Read what an engine recorded, with its steps; None if a trace is of another kind.
+
+        Raises:
+            BrokenTrace: It cannot be read.
+        """
+        if not is_recording(path):
+            return None
+        return read_recording(path, "skip" if self.skip_broken else "refuse")
 
 
 def name_broken(broken: Sequence[BrokenLine]) -> None:

@@ -9,11 +9,12 @@ from rich.table import Table
 
 from ostinato.cli import _engine_options as options
 from ostinato.cli._conversation import Conversation
+from ostinato.cli._option_groups import grouped
 from ostinato.cli._quantities import count
+from ostinato.cli._sampling_options import SamplingOptions
 from ostinato.cli._streaming import loaded, note
 from ostinato.cli._typed_lines import is_interactive, typed_lines
 from ostinato.core.errors import ConfigError
-from ostinato.core.sampling_params import SamplingParams
 from ostinato.engine.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _SPEECH_ENDS: dict[str, tuple[str, ...]] = {DEFAULT_MODEL: ("\n\n",)}
 """Stop strings of models that do not end their answers themselves."""
 
 
+@grouped
 def run(
     model: options.Model = DEFAULT_MODEL,
     system: Annotated[
@@ -39,23 +41,9 @@ def run(
         Path | None,
         typer.Option(help="A file with a Jinja chat template, for models that have none."),
     ] = None,
-    max_tokens: options.MaxTokens = 200,
-    temperature: options.Temperature = 0.8,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    min_p: options.MinP = 0.0,
-    presence_penalty: options.PresencePenalty = 0.0,
-    frequency_penalty: options.FrequencyPenalty = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    dtype: options.Dtype = "auto",
-    index: options.Index = "radix",
-    block_size: options.BlockSize = 16,
-    num_blocks: options.NumBlocks = None,
-    kv_cache_memory: options.KVCacheMemory = None,
-    max_model_len: options.MaxModelLen = None,
-    cache: options.Caching = True,
+    *,
+    sampling: SamplingOptions,
+    engine: options.EngineOptions,
 ) -> None:
     """Talk to a model; every turn says what it reused.
 
@@ -63,28 +51,8 @@ def run(
     cache. Ctrl-C stops an answer and keeps the conversation, Ctrl-D leaves, /help lists commands.
     Lines may also be piped in, one per turn.
     """
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        stop=stop or _SPEECH_ENDS.get(model, ()),
-    )
-    settings = options.engine_settings(
-        model,
-        kv_cache_memory,
-        dtype=dtype,
-        index=index,
-        block_size=block_size,
-        num_blocks=num_blocks,
-        max_model_len=max_model_len,
-        enable_prefix_caching=cache,
-    )
+    params = sampling.params(_SPEECH_ENDS.get(model, ()))
+    settings = engine.settings(model)
     template = None if chat_template is None else _read(chat_template)
     with loaded(model, settings) as llm:
         _hold(Conversation(llm, params, system, template), llm, model)

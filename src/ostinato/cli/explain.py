@@ -13,6 +13,7 @@ from ostinato.cli import _engine_options as options
 from ostinato.cli._admin_client import AdminClient, AdministrationFailed
 from ostinato.cli._tokenizer import ModelOfTokens, load_tokenizer
 from ostinato.cli._trace_source import SkipBroken, name_broken
+from ostinato.cli.cache import URL
 from ostinato.core.config import CacheConfig, IndexName
 from ostinato.core.errors import ConfigError, RequestError
 from ostinato.core.explanation import Explanation, Fate
@@ -24,7 +25,6 @@ _COLOURS = {Fate.HIT: "green", Fate.WAITED: "green", Fate.COPIED: "cyan", Fate.C
 _BLOCKS_OF_A_LOG = 65_536
 """Blocks of the cache that a log is put to, unless another number is given: a million tokens."""
 
-_URL = "http://127.0.0.1:8000"
 _SERVER = "A running server"
 
 _PSEUDONYMS = (
@@ -67,7 +67,7 @@ def run(
     skip_broken: SkipBroken = False,
     url: Annotated[
         str, typer.Option(envvar="OSTINATO_URL", help="Of the server.", rich_help_panel=_SERVER)
-    ] = _URL,
+    ] = URL,
     key: Annotated[
         str | None,
         typer.Option(

@@ -9,7 +9,9 @@ import typer
 from rich.console import Console
 
 from ostinato.cli import _engine_options as options
+from ostinato.cli._option_groups import grouped
 from ostinato.cli._result_json import result_as_json
+from ostinato.cli._sampling_options import IgnoreEos, SamplingOptions
 from ostinato.cli._streaming import (
     account,
     follow,
@@ -30,29 +32,13 @@ _OUTPUT = "Output"
 _REQUEST_ID = "generate"
 
 
+@grouped
 def run(
     prompt: Annotated[
         str | None, typer.Argument(help="Text to continue; - or nothing reads standard input.")
     ] = None,
     model: options.Model = DEFAULT_MODEL,
-    max_tokens: options.MaxTokens = 200,
-    temperature: options.Temperature = 0.8,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    min_p: options.MinP = 0.0,
-    presence_penalty: options.PresencePenalty = 0.0,
-    frequency_penalty: options.FrequencyPenalty = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    ignore_eos: options.IgnoreEos = False,
-    dtype: options.Dtype = "auto",
-    index: options.Index = "radix",
-    block_size: options.BlockSize = 16,
-    num_blocks: options.NumBlocks = None,
-    kv_cache_memory: options.KVCacheMemory = None,
-    max_model_len: options.MaxModelLen = None,
-    cache: options.Caching = True,
+    ignore_eos: IgnoreEos = False,
     n: Annotated[
         int,
         typer.Option("-n", help="Continuations of the one prompt.", rich_help_panel=_OUTPUT),
@@ -84,6 +70,9 @@ def run(
         int | None,
         typer.Option(help="With --json: the same of the prompt.", rich_help_panel=_OUTPUT),
     ] = None,
+    *,
+    sampling: SamplingOptions,
+    engine: options.EngineOptions,
 ) -> None:
     """Continue a text, and say what it cost.
 
@@ -94,33 +83,11 @@ def run(
     Try: ostinato generate "ROMEO:" --seed 1
     """
     text = _read(prompt)
-    params = SamplingParams(
-        n=n,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        stop=stop or (),
-        ignore_eos=ignore_eos,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
+    params = sampling.params(
+        n=n, ignore_eos=ignore_eos, logprobs=logprobs, prompt_logprobs=prompt_logprobs
     )
     _check_shown(params, as_json)
-    settings = options.engine_settings(
-        model,
-        kv_cache_memory,
-        dtype=dtype,
-        index=index,
-        block_size=block_size,
-        num_blocks=num_blocks,
-        max_model_len=max_model_len,
-        enable_prefix_caching=cache,
-    )
+    settings = engine.settings(model)
     with loaded(model, settings) as llm:
         output = _generate(llm, text, params, _page(text, echo) if n == 1 and not as_json else None)
     if as_json:

@@ -15,6 +15,7 @@ from rich.text import Text
 from ostinato.cli import _cost_options as costs
 from ostinato.cli import _trace_source as source
 from ostinato.cli._config_source import load_config
+from ostinato.cli._option_groups import grouped
 from ostinato.cli._quantities import write_bytes
 from ostinato.cli._report_folder import open_folder, say_written, unwritable
 from ostinato.core.config import PolicyName, one_of
@@ -52,6 +53,7 @@ class Paper:
         return tuple(in_words(self.plan, write_bytes, self.currency))
 
 
+@grouped
 def run(
     trace: source.TracePath,
     model: Annotated[
@@ -67,9 +69,6 @@ def run(
         str, typer.Option("--policy", "-p", help="Which cached block is worth least.")
     ] = USUAL_POLICY,
     points: Annotated[int, typer.Option(help="Sizes of the cache to look at.")] = 14,
-    block_size: source.BlockTokens = None,
-    skip_broken: source.SkipBroken = False,
-    tokenizer: source.TokenizerName = None,
     compute_price: Annotated[
         float,
         typer.Option(help="Of an hour of the machine that computes.", rich_help_panel=_MONEY),
@@ -79,15 +78,14 @@ def run(
         typer.Option(help="Of a GiB of memory for an hour.", rich_help_panel=_MONEY),
     ] = 0.005,
     currency: Annotated[str, typer.Option(help="Of both.", rich_help_panel=_MONEY)] = "USD",
-    step_ms: costs.StepMs = None,
-    prefill_rate: costs.PrefillRate = None,
-    attention_doubles: costs.AttentionDoubles = None,
-    measure: costs.Measure = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="A directory for the plot (PNG, SVG) and report.html."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    *,
+    reading: source.TraceOptions,
+    steps: costs.CostOptions,
 ) -> None:
     """Weigh memory for the cache against hits, saved prefill and money.
 
@@ -98,9 +96,9 @@ def run(
     """
     one_of("policy", policy, POLICIES)
     prices = Prices(compute_price, memory_price)
-    traffic = source.open_trace(trace, block_size, skip_broken, tokenizer or model)
-    recording = source.open_recording(trace, skip_broken)
-    cost = costs.choose_cost(step_ms, prefill_rate, attention_doubles, measure, recording)
+    steps.check()
+    traffic, recording = reading.open(trace, model), reading.recording(trace)
+    cost = steps.choose(recording)
     token_bytes = _token_bytes(traffic, model)
     sizes = plan_capacities(traffic, points)
     open_folder(out)

@@ -7,12 +7,14 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato.cli import _engine_options as options
+from ostinato.cli._option_groups import grouped
 from ostinato.cli._quantities import read_bytes
 from ostinato.engine.config import DEFAULT_MODEL
 
 _SERVER = "Server"
 
 
+@grouped
 def run(
     model: Annotated[
         str,
@@ -47,6 +49,7 @@ def run(
     metrics_tenant_names: Annotated[
         bool,
         typer.Option(
+            "--metrics-tenant-names",
             help="Metrics and spans may name tenants; else metrics number them.",
             rich_help_panel=_SERVER,
         ),
@@ -54,6 +57,7 @@ def run(
     otel_traces: Annotated[
         bool,
         typer.Option(
+            "--otel-traces",
             help="Send a span per request to OpenTelemetry; needs ostinato[otel].",
             rich_help_panel=_SERVER,
         ),
@@ -85,31 +89,8 @@ def run(
             rich_help_panel=_SERVER,
         ),
     ] = None,
-    dtype: options.Dtype = "auto",
-    kv_cache_dtype: options.KVCacheDtype = "auto",
-    device: options.Device = "cpu",
-    attention: options.Attention = "auto",
-    forward: options.Forward = "auto",
-    index: options.Index = "radix",
-    block_size: options.BlockSize = 16,
-    num_blocks: options.NumBlocks = None,
-    kv_cache_memory: options.KVCacheMemory = None,
-    max_num_batched_tokens: options.MaxNumBatchedTokens = 2048,
-    max_chunk_tokens: options.MaxChunkTokens = None,
-    max_num_seqs: options.MaxNumSeqs = 256,
-    max_model_len: options.MaxModelLen = None,
-    cache: options.Caching = True,
-    order: options.Order = "fcfs",
-    max_overtakes: options.MaxOvertakes = 64,
-    free_order: options.FreeOrder = "scratch_first",
-    eviction_policy: options.EvictionPolicy = "lru",
-    digest: options.Digest = "sha256",
-    seal_tails: options.SealTails = True,
-    keep_event_batches: options.KeepEventBatches = None,
-    kv_events_endpoint: options.KVEventsEndpoint = None,
-    kv_events_replay_endpoint: options.KVEventsReplayEndpoint = None,
-    kv_events_topic: options.KVEventsTopic = "",
-    seed: options.EngineSeed = 0,
+    *,
+    engine: options.ServedEngineOptions,
 ) -> None:
     """Serve a model over HTTP, to clients of OpenAI's API.
 
@@ -133,34 +114,7 @@ def run(
         keys_file=keys,
         traces_folder=traces,
     )
-    settings = options.engine_settings(
-        model,
-        kv_cache_memory,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        device=device,
-        attention=attention,
-        forward=forward,
-        index=index,
-        block_size=block_size,
-        num_blocks=num_blocks,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_chunk_tokens=max_chunk_tokens,
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len,
-        enable_prefix_caching=cache,
-        order=order,
-        max_overtakes=max_overtakes,
-        free_order=free_order,
-        eviction_policy=eviction_policy,
-        digest=digest,
-        seal_tails=seal_tails,
-        keep_event_batches=keep_event_batches,
-        kv_events_endpoint=kv_events_endpoint,
-        kv_events_replay_endpoint=kv_events_replay_endpoint,
-        kv_events_topic=kv_events_topic,
-        seed=seed,
-    )
+    settings = engine.settings(model)
     from ostinato.server.admin.prewarming import read_prewarm_file
     from ostinato.server.opening import open_state, warm_up
     from ostinato.server.running import listen, run_server

@@ -11,6 +11,7 @@ from ostinato.cli import _cost_options as costs
 from ostinato.cli import _simulation_output as output
 from ostinato.cli import _trace_source as source
 from ostinato.cli._config_source import load_config
+from ostinato.cli._option_groups import grouped
 from ostinato.cli._quantities import read_bytes
 from ostinato.cli._report_folder import open_folder
 from ostinato.core.config import CacheConfig, PolicyName, SchedulerConfig, at_least, one_of
@@ -29,6 +30,7 @@ _STEP_TOKENS = 8192
 _MOST_SLOWDOWN = 1_000_000.0
 
 
+@grouped
 def run(
     trace: source.TracePath,
     capacity: Annotated[
@@ -67,9 +69,6 @@ def run(
             rich_help_panel=_CACHE,
         ),
     ] = None,
-    block_size: source.BlockTokens = None,
-    skip_broken: source.SkipBroken = False,
-    tokenizer: source.TokenizerName = None,
     timed_requests: Annotated[
         int,
         typer.Option(
@@ -92,15 +91,14 @@ def run(
             rich_help_panel=_TIMED,
         ),
     ] = None,
-    step_ms: costs.StepMs = None,
-    prefill_rate: costs.PrefillRate = None,
-    attention_doubles: costs.AttentionDoubles = None,
-    measure: costs.Measure = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="A directory for plots (PNG, SVG) and report.html."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    *,
+    reading: source.TraceOptions,
+    steps: costs.CostOptions,
 ) -> None:
     """Replay traffic on the engine's own cache and scheduler: hits, first tokens, occupancy.
 
@@ -116,9 +114,9 @@ def run(
         raise ConfigError(
             f"slowdown={slowdown}: must be above 0, from a millionth to {_MOST_SLOWDOWN:,.0f}"
         )
-    traffic = source.open_trace(trace, block_size, skip_broken, tokenizer or model)
-    recording = source.open_recording(trace, skip_broken)
-    cost = costs.choose_cost(step_ms, prefill_rate, attention_doubles, measure, recording)
+    steps.check()
+    traffic, recording = reading.open(trace, model), reading.recording(trace)
+    cost = steps.choose(recording)
     token_bytes = _token_bytes(traffic, model)
     sizes = _sizes(traffic, capacity, token_bytes)
     policies = _policies(policy)

@@ -1,0 +1,75 @@
+"""Options that several commands take have one home."""
+
+from dataclasses import dataclass, fields
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ostinato.cli._engine_options import ServedEngineOptions
+from ostinato.cli._option_groups import grouped
+from ostinato.cli._sampling_options import SamplingOptions
+from ostinato.core.sampling_params import SamplingParams
+from ostinato.engine.config import EngineConfig
+
+from .terminal import Terminal
+
+NO_OPTIONS = {"model", "allotments", "record_trace"}
+"""An argument, what the keys file says of each tenant, and what is started in a server's folder."""
+
+
+@dataclass(frozen=True)
+class Weather:
+    wind: Annotated[int, typer.Option("--wind", "-w", help="How strong.")] = 3
+    is_wet: Annotated[bool, typer.Option("--wet/--dry")] = False
+
+
+def run(*arguments: str):
+    app = typer.Typer()
+
+    @app.command()
+    @grouped
+    def sail(ship: str, crew: int = 2, *, weather: Weather) -> None:
+        """Sail."""
+        typer.echo(f"{ship} {crew} {weather.wind} {weather.is_wet}")
+
+    return CliRunner().invoke(app, arguments)
+
+
+def test_a_group_of_options_comes_to_a_command_as_one_value():
+    assert run("Bounty").stdout == "Bounty 2 3 False\n"
+    assert run("Bounty", "--wet", "-w", "9", "--crew", "4").stdout == "Bounty 4 9 True\n"
+    assert run("Bounty", "--wind", "strong").exit_code == 2
+    assert "How strong." in run("--help").stdout and "Sail." in run("--help").stdout
+
+
+def test_an_option_of_two_groups_is_a_mistake_of_ours():
+    def sail(wind: int = 1, *, weather: Weather) -> None:
+        raise AssertionError
+
+    with pytest.raises(AssertionError, match="wind stands in two groups"):
+        grouped(sail)
+
+
+def test_every_setting_of_an_engine_is_an_option_with_the_same_default():
+    settings = {s.name: s.default for s in fields(EngineConfig) if s.name not in NO_OPTIONS}
+    assert {option.name: option.default for option in fields(ServedEngineOptions)} == settings
+
+
+def test_options_of_sampling_are_named_as_its_parameters_are():
+    known = {parameter.name for parameter in fields(SamplingParams)}
+    assert {option.name for option in fields(SamplingOptions)} <= known
+    assert SamplingOptions().params(("\n\n",)).stop == ("\n\n",)
+    assert SamplingOptions(stop=["x"]).params(("\n\n",)).stop == ("x",)
+
+
+@pytest.mark.parametrize("command", [["generate", "To be"], ["chat"], ["serve"]])
+def test_how_a_step_is_computed_may_be_said_to_each_command_with_an_engine(
+    terminal: Terminal, command: list[str]
+):
+    for option in ("--attention", "--forward", "--read-once", "--kv-cache-dtype"):
+        said = terminal.refuse(*command, option, "sometimes")
+        assert f"{option.strip('-').replace('-', '_')}='sometimes': must be one of" in said
+    result = terminal.run("generate", "To be", "--read-once", "never", "--max-tokens", "2")
+    assert result.exit_code == 0 and "To be" in result.stdout
