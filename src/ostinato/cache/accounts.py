@@ -97,10 +97,10 @@ class Accounts:
         """Name what an account at its quota has to give first; None if it may go on."""
         return account.policy.victim() if account.at_quota else None
 
-    def victim(self, account: Account) -> CacheEntry | None:
+    def victim(self, account: Account, num_wanted: int) -> CacheEntry | None:
         """Name the entry to evict for an account: from those above quota, else the oldest."""
         if not self._own:
-            return account.policy.victim()
+            return account.policy.victim(num_wanted)
         takeable = [a for a in self._all if a is account or a.num_takeable]
         greedy = [a for a in takeable if a.num_over_quota] or takeable
         victims = [entry for a in greedy if (entry := a.policy.victim()) is not None]

@@ -47,7 +47,7 @@ class Allocator:
         blocks = array("i")
         while len(blocks) < num_blocks:
             most = num_blocks - len(blocks)
-            victim = self.pool.next_victim(account)
+            victim = self.pool.next_victim(account, most)
             if victim is None:
                 taken = self.pool.take_scratch(most)
             else:

@@ -148,6 +148,13 @@ class Groups:
                 self.windows[number].hold_tail(table.windows[number], copy)
         return table
 
+    def look_up(self, table: BlockTable) -> None:
+        """Tell the eviction policy what a request asks for and did not find."""
+        num_asked = (len(table.key) - 1) // self.block_size
+        if table.writes and num_asked:
+            num_found = table.num_published
+            self.pool.look_up(table.key, num_found, num_asked, self.block_size, table.turn)
+
     def empty_table(self, key: PrefixKey) -> BlockTable:
         """Return the table of a sequence that neither reads nor writes the cache."""
         table = BlockTable(key, array("i"), writes=False)

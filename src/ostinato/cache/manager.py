@@ -158,6 +158,8 @@ class CacheManager:
             table = self.groups.empty_table(key)
         if visit is not None:
             table.visit, visit.writes = visit, table.writes
+        if not preempted:
+            self.groups.look_up(table)
         self.groups.take(table, num_tokens, room)
         table.num_planned = hit
         self._tables[id(table)] = table

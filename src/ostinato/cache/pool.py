@@ -83,8 +83,8 @@ class BlockPool:
         """Scratch blocks in the order in which they would be given away."""
         return [BlockId(block) for _, run in self._scratch for block in reversed(run)]
 
-    def next_victim(self, account: Account) -> CacheEntry | None:
-        """Name the entry to evict for an account's next block; None if scratch comes first."""
+    def next_victim(self, account: Account, num_wanted: int) -> CacheEntry | None:
+        """Name the entry to evict for an account's next blocks; None if scratch comes first."""
         if self._only is not None and self.num_scratch and not self._classic:
             return None
         own = self.accounts.own_victim(account)
@@ -92,7 +92,7 @@ class BlockPool:
             return own
         if self.num_scratch and not self._classic:
             return None
-        victim = self.accounts.victim(account)
+        victim = self.accounts.victim(account, num_wanted)
         if not self.num_scratch:
             assert victim is not None, "the caller takes no more than num_free_for tells"
             return victim
@@ -102,7 +102,8 @@ class BlockPool:
     def num_takeable(self, victim: CacheEntry, account: Account) -> int:
         """Blocks of a victim that an account may take."""
         owner = self.accounts.of(victim.identity.owner)
-        return victim.num_blocks if owner is account else min(victim.num_blocks, owner.num_takeable)
+        most = owner.policy.takeable(victim)
+        return most if owner is account else min(most, owner.num_takeable)
 
     def take_plainly(self, account: Account, num_blocks: int) -> "array[int] | None":
         """Take blocks where nothing has to be evicted and nobody asked for an order of his own.
@@ -251,6 +252,14 @@ class BlockPool:
         if not entry.ref_count:
             self.accounts.of(entry.identity.owner).policy.expose(entry)
 
+    def look_up(
+        self, key: PrefixKey, num_found: int, num_asked: int, block_size: int, turn: Turn
+    ) -> None:
+        """Note what a request asks for, when it holds what it found; counts are in blocks."""
+        policy = self.accounts.of(key.identity.owner).policy
+        if policy.remembers:
+            policy.look_up(key, num_found, num_asked, block_size, turn)
+
     def recall(
         self, key: PrefixKey, first: int, most: int, block_size: int, turn: Turn | None
     ) -> Recall:
@@ -269,7 +278,7 @@ class BlockPool:
         policy = self.accounts.of(key.identity.owner).policy
         if not policy.remembers:
             return Recall(most)
-        recalled = policy.recall(key, first, most, block_size)
+        recalled = policy.recall(key, first, most, block_size, turn)
         if turn is not None:
             if recalled.idle_since_s is None:
                 turn.num_new_blocks += recalled.num_blocks

@@ -137,6 +137,7 @@ class SmallCache:
         self._now_s = turn.at_s
         path, note = self._hold(turn.key.tokens), Turn(num_output_tokens=turn.num_output_tokens)
         num_found = len(path)
+        self._policy.look_up(turn.key, num_found, turn.num_asked, 1, note)
         if path and path[-1].uses < MANY_USES:
             note.gap_s = turn.at_s - path[-1].idle_since_s
         self._insert(turn, path, note)
@@ -172,14 +173,15 @@ class SmallCache:
         names, uses, known = turn.key.tokens, 0, 0
         for index in range(len(path), len(names)):
             if self._policy.remembers and not known:
-                recalled = self._policy.recall(turn.key, index, len(names) - index, 1)
+                recalled = self._policy.recall(turn.key, index, len(names) - index, 1, note)
                 known, uses = recalled.num_blocks, recalled.uses
                 if recalled.idle_since_s is None:
                     note.num_new_blocks += known
                 elif uses < MANY_USES:
                     note.gap_s = turn.at_s - recalled.idle_since_s
             known -= 1
-            if len(self._blocks) >= self._num_blocks and not self._evict():
+            missing = len(names) - index
+            if len(self._blocks) >= self._num_blocks and not self._evict(missing):
                 return
             parent = path[-1] if path else None
             block = _Block(names[index], index, turn.places[index], parent)
@@ -189,9 +191,9 @@ class SmallCache:
             self._blocks[block.name] = block
             path.append(block)
 
-    def _evict(self) -> bool:
+    def _evict(self, num_wanted: int) -> bool:
         """Evict one block; False if all are held."""
-        victim = self._policy.victim()
+        victim = self._policy.victim(num_wanted)
         if victim is None:
             return False
         assert isinstance(victim, _Block)

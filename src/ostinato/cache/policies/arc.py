@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.policies.contract import Recall
+from ostinato.cache.policies.contract import Recall, Turn
 from ostinato.cache.policies.leaf_heap import LeafHeap, facts
 from ostinato.cache.policies.memory import EvictedMemory
 from ostinato.core.identity import PrefixKey
@@ -49,7 +49,9 @@ class AdaptiveReplacement(LeafHeap):
         if segment == 0 and num_blocks < entry.num_blocks:
             self._num_once -= num_blocks
 
-    def recall(self, key: PrefixKey, first: int, most: int, block_size: int) -> Recall:
+    def recall(
+        self, key: PrefixKey, first: int, most: int, block_size: int, turn: Turn | None
+    ) -> Recall:
         """Move the border towards the list that lost what returns."""
         once, again = (max(1, memory.num_blocks) for memory in self._memories)
         for segment, step in ((0, max(1.0, again / once)), (1, -max(1.0, once / again))):
@@ -65,7 +67,7 @@ class AdaptiveReplacement(LeafHeap):
         for memory in self._memories:
             memory.forget(belongs)
 
-    def victim(self) -> CacheEntry | None:
+    def victim(self, num_wanted: int = 0) -> CacheEntry | None:
         """Name the oldest leaf of the list that is beyond the border."""
         first = 0 if self._num_once > self._target else 1
         entry = self.least(first)

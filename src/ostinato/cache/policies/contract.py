@@ -13,8 +13,8 @@ Only policies that set ``remembers`` are asked to ``recall``; the others pay not
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from ostinato.cache.block import CacheEntry
 from ostinato.core.identity import PrefixKey
@@ -30,11 +30,13 @@ class Turn:
             one that many share.
         num_new_blocks: Blocks it published that were never cached before, as far as is known.
         num_output_tokens: Tokens that were generated for it.
+        recalled: What the policy remembers of what it asked for and did not find; its own.
     """
 
     gap_s: float | None = None
     num_new_blocks: int = 0
     num_output_tokens: int = 0
+    recalled: list[Any] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -92,14 +94,29 @@ class EvictionPolicy(Protocol):
     def expose(self, entry: CacheEntry) -> None:
         """Note that nothing builds on an entry any more: it is a leaf from now on."""
 
-    def recall(self, key: PrefixKey, first: int, most: int, block_size: int) -> Recall:
+    def look_up(self, key: PrefixKey, first: int, last: int, block_size: int, turn: Turn) -> None:
+        """Note that a request asks for ``last`` blocks, and those from ``first`` on are missing.
+
+        Called once per request, when it holds what it found and before anything is evicted.
+        """
+
+    def recall(
+        self, key: PrefixKey, first: int, most: int, block_size: int, turn: Turn | None
+    ) -> Recall:
         """Say what is remembered of blocks ``first ..`` of a sequence, now published anew."""
 
     def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
         """Remember nothing of evicted entries that belong to something."""
 
-    def victim(self) -> CacheEntry | None:
-        """Name the leaf to evict next; None if there is no entry."""
+    def victim(self, num_wanted: int = 0) -> CacheEntry | None:
+        """Name the leaf to evict next; None if there is no entry.
+
+        Args:
+            num_wanted: Blocks that will be evicted in a row, if that is known.
+        """
+
+    def takeable(self, victim: CacheEntry) -> int:
+        """Say how many of its victim's blocks may go before it names another."""
 
     def __iter__(self) -> Iterator[CacheEntry]:
         """Walk all entries, those released longest ago first."""

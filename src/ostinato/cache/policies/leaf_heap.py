@@ -101,20 +101,29 @@ class LeafHeap(EvictionPolicy):
             heapq.heappop(heap)
         return None
 
-    def recall(self, key: PrefixKey, first: int, most: int, block_size: int) -> Recall:
+    def look_up(self, key: PrefixKey, first: int, last: int, block_size: int, turn: Turn) -> None:
+        """Learn nothing."""
+
+    def recall(
+        self, key: PrefixKey, first: int, most: int, block_size: int, turn: Turn | None
+    ) -> Recall:
         """Remember nothing."""
         return Recall(most)
 
     def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
         """Have nothing to forget."""
 
-    def victim(self) -> CacheEntry | None:
+    def victim(self, num_wanted: int = 0) -> CacheEntry | None:
         """Name the leaf of the least rank in the first segment that has one."""
         for segment in range(len(self._heaps)):
             entry = self.least(segment)
             if entry is not None:
                 return entry
         return None
+
+    def takeable(self, victim: CacheEntry) -> int:
+        """Let all of it go."""
+        return victim.num_blocks
 
     def __iter__(self) -> Iterator[CacheEntry]:
         """Walk in order of release."""

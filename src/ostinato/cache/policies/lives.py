@@ -65,26 +65,22 @@ class Cohort:
     Attributes:
         kind: The class.
         moment: When they began.
+        cell: Class and running age bin as one number.
         num_begun: Lives that began.
         num_open: Lives that have not ended.
         num_reused: Lives that ended in the running bin.
-        bin: The running bin.
         leaves: Evictable leaves among the entries, in the order in which they became leaves.
     """
 
-    __slots__ = ("bin", "kind", "leaves", "moment", "num_begun", "num_open", "num_reused")
+    __slots__ = ("cell", "kind", "leaves", "moment", "num_begun", "num_open", "num_reused")
 
     def __init__(self, kind: int, moment: Moment) -> None:
         """Begin without a life."""
         self.kind = kind
         self.moment = moment
-        self.num_begun = self.num_open = self.num_reused = self.bin = 0
+        self.cell = kind * NUM_BINS
+        self.num_begun = self.num_open = self.num_reused = 0
         self.leaves: OrderedDict[CacheEntry, None] = OrderedDict()
-
-    @property
-    def cell(self) -> int:
-        """Class and bin as one number."""
-        return self.kind * NUM_BINS + self.bin
 
 
 class Lives:
@@ -93,6 +89,7 @@ class Lives:
     Attributes:
         table: Hazards by class and bin.
         newest: The last moment; None before the first.
+        due_s: When the next cohort grows into another bin.
         moved: Cohorts with leaves that grew into another bin, with the cell they left; whoever
             keeps cells takes them from here.
     """
@@ -103,7 +100,7 @@ class Lives:
         self.newest: Moment | None = None
         self.moved: list[tuple[Cohort, int]] = []
         self._by_bin: list[deque[Cohort]] = [deque() for _ in range(NUM_BINS)]
-        self._due_s = inf
+        self.due_s = inf
         self._turn = 0
 
     def begin(self, kind: int, now_s: float, turn: int = 0) -> Cohort:
@@ -116,29 +113,32 @@ class Lives:
         if cohort is None:
             cohort = moment.cohorts[kind] = Cohort(kind, moment)
             self._by_bin[0].append(cohort)
-            self._due_s = min(self._due_s, moment.born_s + EDGES_S[1])
+            self.due_s = min(self.due_s, moment.born_s + EDGES_S[1])
         return cohort
 
     def advance(self, now_s: float) -> None:
         """Let cohorts grow older; O(1) amortised per cohort and bin."""
-        if now_s < self._due_s:
+        if now_s < self.due_s:
             return
-        self._due_s = inf
+        self.due_s = inf
         for place in range(NUM_BINS - 1):
             queue, age_s = self._by_bin[place], EDGES_S[place + 1]
-            while queue and queue[0].moment.born_s + age_s <= now_s:
-                self._outlive(queue.popleft(), place)
-            if queue:
-                self._due_s = min(self._due_s, queue[0].moment.born_s + age_s)
+            while queue and (due_s := queue[0].moment.born_s + age_s) <= now_s:
+                self._outlive(queue.popleft(), self._by_bin[place + 1])
+            if queue and due_s < self.due_s:
+                self.due_s = due_s
 
-    def _outlive(self, cohort: Cohort, place: int) -> None:
+    def _outlive(self, cohort: Cohort, older: "deque[Cohort]") -> None:
         """Count a bin that a cohort has come to the end of."""
-        left = cohort.cell
-        reached, begun = cohort.num_open + cohort.num_reused, max(1, cohort.num_begun)
-        self.table.count(left, reached / begun, cohort.num_reused / begun)
-        cohort.num_reused = 0
-        cohort.bin = place + 1
-        if cohort.leaves:
-            self.moved.append((cohort, left))
-        if cohort.num_open and cohort.bin < NUM_BINS - 1:
-            self._by_bin[cohort.bin].append(cohort)
+        left, num_open, begun = cohort.cell, cohort.num_open, cohort.num_begun or 1
+        if cohort.num_reused:
+            self.table.lives[left] += (num_open + cohort.num_reused) / begun
+            self.table.reused[left] += cohort.num_reused / begun
+            cohort.num_reused = 0
+        else:
+            self.table.lives[left] += num_open / begun
+        cohort.cell = left + 1
+        if num_open:
+            older.append(cohort)
+            if cohort.leaves:
+                self.moved.append((cohort, left))

@@ -50,16 +50,25 @@ class LeastRecentlyUsed:
     def expose(self, entry: CacheEntry) -> None:
         """Do nothing: the order says it already."""
 
-    def recall(self, key: PrefixKey, first: int, most: int, block_size: int) -> Recall:
+    def look_up(self, key: PrefixKey, first: int, last: int, block_size: int, turn: Turn) -> None:
+        """Learn nothing."""
+
+    def recall(
+        self, key: PrefixKey, first: int, most: int, block_size: int, turn: Turn | None
+    ) -> Recall:
         """Remember nothing."""
         return Recall(most)
 
     def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
         """Have nothing to forget."""
 
-    def victim(self) -> CacheEntry | None:
+    def victim(self, num_wanted: int = 0) -> CacheEntry | None:
         """Name the head of the queue in O(1)."""
         return self._queue.head
+
+    def takeable(self, victim: CacheEntry) -> int:
+        """Let all of it go."""
+        return victim.num_blocks
 
     def __iter__(self) -> Iterator[CacheEntry]:
         """Walk in order of eviction."""

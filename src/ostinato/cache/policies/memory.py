@@ -38,6 +38,19 @@ class EvictedRun:
     idle_since_s: float
     note: Any
 
+    def part(self, first: int, last: int) -> "EvictedRun":
+        """Return its blocks ``first .. last``."""
+        size = len(self.tokens) // self.num_blocks
+        return EvictedRun(
+            self.entry,
+            self.start + first,
+            self.tokens[first * size : last * size],
+            last - first,
+            self.uses,
+            self.idle_since_s,
+            self.note,
+        )
+
 
 class EvictedMemory:
     """The runs that were evicted last, as many as fit."""
@@ -84,8 +97,8 @@ class EvictedMemory:
         theirs = key.packed_range(start, start + stop * block_size)
         common = num_common_tokens(run.tokens[: len(theirs)], theirs) // block_size
         if common < run.num_blocks:
-            self._insert(_part(run, common, run.num_blocks), block_size * TOKEN_BYTES)
-        return _part(run, 0, common)
+            self._insert(run.part(common, run.num_blocks), block_size * TOKEN_BYTES)
+        return run.part(0, common)
 
     def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
         """Drop every run whose entry belongs to something."""
@@ -112,13 +125,3 @@ class EvictedMemory:
         run = self._runs.pop(name)
         self.num_blocks -= run.num_blocks
         return run
-
-
-def _part(run: EvictedRun, first: int, last: int) -> EvictedRun:
-    """Return blocks ``first .. last`` of a run."""
-    size = len(run.tokens) // run.num_blocks
-    tokens = run.tokens[first * size : last * size]
-    num_blocks = last - first
-    return EvictedRun(
-        run.entry, run.start + first, tokens, num_blocks, run.uses, run.idle_since_s, run.note
-    )

@@ -8,29 +8,30 @@ Every entry that is let go of gets a class, made of what is known at that moment
 * how much of the prompt was new, compared to other requests.
 
 ``Lives`` learns for each class at which ages blocks are used again, also from blocks that were
-evicted too early, and ``HazardTable`` makes an index of it. The leaf with the least index is
-evicted. ``Shadow`` knows what LRU would have hit, and says how far to part from it.
+evicted too early, and ``HazardTable`` makes an index of it. ``Shadow`` knows what LRU would hold
+and says how many blocks may be staked against it. While any may, the leaf with the least index
+goes; otherwise the one with the least index among those that LRU has let go of.
 
 ::
 
-    cell = class x age bin      cells with evictable leaves, in a heap by index
-    └── cohorts, oldest first   let go of at one moment
-        └── leaves              newest first: a conversation is evicted from its tail on
+    recent, old         held by LRU, and not
+    └── cell            class x age bin, in a heap by index
+        └── cohorts     let go of at one moment, oldest first
+            └── leaves  newest first: a conversation is evicted from its tail on
 
 Nothing is to be tuned: times are those of people and tools, all else is relative to what the
 cache sees. Cost: O(log cells) per eviction, and a fit every 50 requests.
 """
 
-import heapq
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.free_queue import FreeQueue
+from ostinato.cache.policies.cells import Cells
 from ostinato.cache.policies.contract import EvictionPolicy, Recall, Turn
-from ostinato.cache.policies.hazard_table import NUM_BINS, HazardTable
-from ostinato.cache.policies.lives import Cohort, Lives
+from ostinato.cache.policies.hazard_table import HazardTable
+from ostinato.cache.policies.lives import Cohort, Lives, Moment
 from ostinato.cache.policies.memory import EvictedMemory, EvictedRun
 from ostinato.cache.policies.shadow import Shadow
 from ostinato.core.identity import PrefixKey
@@ -65,27 +66,21 @@ class ReuseHazard(EvictionPolicy):
         self._clock = clock
         self._table = HazardTable(_SHAPE)
         self._lives = Lives(self._table)
-        self._shadow = Shadow(num_blocks, self._lives)
+        self.shadow = Shadow(self._lives, self._aged)
         self._memory = EvictedMemory(_MEMORY * num_blocks, self._dropped)
         self._queue = FreeQueue()
-        num_cells = self._table.num_classes * NUM_BINS
-        self._cells: list[OrderedDict[Cohort, None] | None] = [None] * num_cells
-        self._heap: list[tuple[float, int]] = []
+        self._num_idle = 0
+        self._old, self._recent = Cells(self._table.index), Cells(self._table.index)
+        self._most_taken = 0
         self._turn: Turn | None = None
         self._kinds = 0  # the running turn's class, uses left out
         self._num_turns = 0
-        self._num_turn_blocks = 0
-        self._blocks_per_turn, self._new_per_turn = _Mean(), _Mean()
+        self._new_per_turn = _Mean()
 
     @property
     def num_remembered_blocks(self) -> int:
         """Evicted blocks whose return would be noticed."""
         return self._memory.num_blocks
-
-    @property
-    def follows_lru(self) -> bool:
-        """Whether LRU names the victims for now."""
-        return self._shadow.follows_lru
 
     # --- what comes and goes ---
 
@@ -94,7 +89,6 @@ class ReuseHazard(EvictionPolicy):
         if turn is not None and turn is not self._turn:
             self._next_turn(turn)
         now_s = entry.idle_since_s
-        self._advance(now_s)
         if turn is not None:
             kind = bisect_left(_USES, entry.uses) * _CLASSES_PER_USES + self._kinds
         else:
@@ -103,8 +97,8 @@ class ReuseHazard(EvictionPolicy):
         num_blocks = entry.num_blocks
         cohort.num_begun += num_blocks
         cohort.num_open += num_blocks
-        self._shadow.open(cohort.moment, num_blocks)
-        self._num_turn_blocks += num_blocks
+        self.shadow.open(cohort.moment, num_blocks)
+        self._num_idle += num_blocks
         entry.note = cohort
         self._queue.append(entry)
         if entry.is_leaf:
@@ -112,10 +106,13 @@ class ReuseHazard(EvictionPolicy):
 
     def remove(self, entry: CacheEntry) -> None:
         """End a life: the entry is used again."""
-        self._advance(self._clock())
+        self._advance()
         cohort: Cohort = entry.note
-        self._shadow.reused(cohort.moment, entry.num_blocks, cached=True)
-        self._end(cohort, entry.num_blocks, cached=True)
+        num_blocks = entry.num_blocks
+        self.shadow.settle(self._num_idle)
+        self.shadow.reused(cohort.moment, num_blocks, cached=True)
+        self._end(cohort, num_blocks, cached=True)
+        self._num_idle -= num_blocks
         self._withdraw(entry)
         self._queue.remove(entry)
 
@@ -124,7 +121,8 @@ class ReuseHazard(EvictionPolicy):
         if num_blocks == entry.num_blocks:
             self._withdraw(entry)
             self._queue.remove(entry)
-        self._shadow.evicted(entry.note.moment, num_blocks)
+        self._num_idle -= num_blocks
+        self.shadow.evicted(entry.note.moment, num_blocks)
         self._memory.put(entry, num_blocks, entry.note)
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
@@ -136,15 +134,31 @@ class ReuseHazard(EvictionPolicy):
         """Take an entry among the leaves."""
         self._offer(entry)
 
-    def recall(self, key: PrefixKey, first: int, most: int, block_size: int) -> Recall:
-        """End lives of blocks that were evicted and are published anew."""
-        run = self._memory.take(key, first, most, block_size)
+    def look_up(self, key: PrefixKey, first: int, last: int, block_size: int, turn: Turn) -> None:
+        """End lives of blocks that were evicted and are asked for."""
+        self._advance()
+        self.shadow.settle(self._num_idle)
+        self.shadow.num_looked_up += last
+        while first < last:
+            run = self._memory.take(key, first, last - first, block_size)
+            if run is None:
+                return
+            self.shadow.reused(run.note.moment, run.num_blocks, cached=False)
+            self._end(run.note, run.num_blocks, cached=False)
+            turn.recalled.append(run)
+            first += run.num_blocks
+
+    def recall(
+        self, key: PrefixKey, first: int, most: int, block_size: int, turn: Turn | None
+    ) -> Recall:
+        """Tell of blocks that were evicted and are published anew."""
+        run = _looked_up(turn, first, most)
         if run is None:
-            return Recall(most)
-        self._advance(self._clock())
-        cohort: Cohort = run.note
-        self._shadow.reused(cohort.moment, run.num_blocks, cached=False)
-        self._end(cohort, run.num_blocks, cached=False)
+            run = self._memory.take(key, first, most, block_size)
+            if run is None:
+                return Recall(most)
+            self._advance()
+            self._end(run.note, run.num_blocks, cached=False)
         return Recall(run.num_blocks, run.uses, run.idle_since_s)
 
     def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
@@ -153,21 +167,31 @@ class ReuseHazard(EvictionPolicy):
 
     # --- who goes next ---
 
-    def victim(self) -> CacheEntry | None:
-        """Name the leaf with the least index, or LRU's while that does better."""
-        if self._queue.head is None or self._shadow.follows_lru:
-            return self._queue.head
-        self._advance(self._clock())
-        while self._heap:
-            cohorts = self._cells[self._heap[0][1]]
-            if not cohorts:
-                self._cells[heapq.heappop(self._heap)[1]] = None
-                continue
-            entry = next(reversed(next(iter(cohorts)).leaves))
-            if entry.is_leaf:
-                return entry
-            self._withdraw(entry)  # it was one while another copy of it was cached
-        return self._queue.head
+    def victim(self, num_wanted: int = 0) -> CacheEntry | None:
+        """Name the leaf with the least index of those that may go; LRU's if there is none."""
+        oldest = self._queue.head
+        if oldest is None:
+            return None
+        self._advance()
+        shadow = self.shadow
+        shadow.trim(self._num_idle - num_wanted)
+        free, worst = self._least(self._old), None
+        stake = shadow.stake()
+        if stake > 0 or free is None:
+            worst = self._least(self._recent)
+        if worst is not None and (free is None or worst[0] < free[0]):
+            self._most_taken = max(0, stake) + shadow.num_free(worst[1].note.moment)
+            if self._most_taken > 0:
+                return worst[1]
+        self._most_taken = self._num_idle
+        if free is not None:
+            return free[1]
+        self._most_taken = max(1, shadow.num_free(oldest.note.moment))
+        return oldest
+
+    def takeable(self, victim: CacheEntry) -> int:
+        """Let go of no more blocks that LRU holds than may be staked."""
+        return min(victim.num_blocks, self._most_taken)
 
     def __iter__(self) -> Iterator[CacheEntry]:
         """Walk in order of release."""
@@ -177,16 +201,19 @@ class ReuseHazard(EvictionPolicy):
         """Assert that every evictable leaf is offered, and recount lives."""
         self._queue.check()
         self._memory.check()
-        self._shadow.check()
+        self.shadow.check()
+        self._old.check()
+        self._recent.check()
+        assert not any(cohort.moment.is_recent for cohort in self._old), "LRU holds it"
+        assert all(cohort.moment.is_recent for cohort in self._recent), "LRU does not hold it"
+        assert self._num_idle == sum(entry.num_blocks for entry in self._queue)
         offered = 0
         for entry in self._queue:
             cohort: Cohort = entry.note
             offered += entry in cohort.leaves
             assert not entry.is_leaf or entry in cohort.leaves, "a leaf is not offered"
-        listed = sum(len(cohort.leaves) for cell in self._cells for cohort in cell or ())
+        listed = sum(len(cohort.leaves) for cells in (self._old, self._recent) for cohort in cells)
         assert offered == listed, "leaves of nobody's"
-        heaped = {cell for _, cell in self._heap}
-        assert heaped == {i for i, cell in enumerate(self._cells) if cell is not None}
         open_lives: dict[Cohort, int] = {}
         lives = [(entry.note, entry.num_blocks) for entry in self._queue]
         lives += [(run.note, run.num_blocks) for run in self._memory.runs()]
@@ -198,14 +225,13 @@ class ReuseHazard(EvictionPolicy):
 
     def _next_turn(self, turn: Turn) -> None:
         """Begin with the entries that another request lets go of."""
-        self._shadow.judge(self._blocks_per_turn.value)
-        if self._turn is not None:
-            self._blocks_per_turn.add(self._num_turn_blocks)
-            self._num_turns += 1
-            if self._num_turns % _TURNS_PER_FIT == 0:
-                self._table.fit()
-                self._reorder()
-        self._turn, self._num_turn_blocks = turn, 0
+        self._advance()
+        self._num_turns += 1
+        if self._num_turns % _TURNS_PER_FIT == 0:
+            self._table.fit()
+            self._old.reorder()
+            self._recent.reorder()
+        self._turn = turn
         self._new_per_turn.add(turn.num_new_blocks)
         share = turn.num_new_blocks / max(1e-9, self._new_per_turn.value)
         kinds = 0 if turn.gap_s is None else bisect_right(_GAPS_S, turn.gap_s)
@@ -215,50 +241,69 @@ class ReuseHazard(EvictionPolicy):
     def _end(self, cohort: Cohort, num_blocks: int, *, cached: bool) -> None:
         cohort.num_open -= num_blocks
         cohort.num_reused += num_blocks
-        self._shadow.close(cohort.moment, num_blocks, cached=cached)
+        self.shadow.close(cohort.moment, num_blocks, cached=cached)
 
     def _dropped(self, run: EvictedRun) -> None:
         """Stop waiting for a life's end; it counts for as long as it was watched."""
         cohort: Cohort = run.note
         cohort.num_open -= run.num_blocks
-        self._shadow.close(cohort.moment, run.num_blocks, cached=False)
+        self.shadow.close(cohort.moment, run.num_blocks, cached=False)
 
-    def _advance(self, now_s: float) -> None:
-        self._lives.advance(now_s)
-        for cohort, left in self._lives.moved:
-            cell = self._cells[left]
-            if cell is not None and cohort in cell:
-                del cell[cohort]
-                self._list(cohort)
-        self._lives.moved.clear()
+    def _advance(self) -> None:
+        """Let cohorts grow older, and move into other cells."""
+        lives, now_s = self._lives, self._clock()
+        if now_s < lives.due_s:
+            return
+        lives.advance(now_s)
+        for cohort, left in lives.moved:
+            cells = self._recent if cohort.moment.is_recent else self._old
+            cells.discard(cohort, left)
+            cells.add(cohort)
+        lives.moved.clear()
+
+    def _aged(self, moment: Moment) -> None:
+        """Take leaves among those that LRU does not hold."""
+        for cohort in moment.cohorts.values():
+            if cohort.leaves:
+                self._recent.discard(cohort, cohort.cell)
+                self._old.add(cohort)
+
+    def _least(self, cells: Cells) -> tuple[float, CacheEntry] | None:
+        """Name the leaf with the least index, and its index."""
+        while (least := cells.least()) is not None:
+            index, cohort = least
+            entry = next(reversed(cohort.leaves))
+            if entry.is_leaf:
+                return index, entry
+            self._withdraw(entry)  # it was one while another copy of it was cached
+        return None
 
     def _offer(self, entry: CacheEntry) -> None:
         cohort: Cohort = entry.note
         if not cohort.leaves:
-            self._list(cohort)
+            (self._recent if cohort.moment.is_recent else self._old).add(cohort)
         cohort.leaves[entry] = None
 
     def _withdraw(self, entry: CacheEntry) -> None:
         cohort: Cohort = entry.note
         if entry in cohort.leaves:
             del cohort.leaves[entry]
-            cell = self._cells[cohort.cell]
-            if not cohort.leaves and cell is not None:
-                del cell[cohort]
+            if not cohort.leaves:
+                cells = self._recent if cohort.moment.is_recent else self._old
+                cells.discard(cohort, cohort.cell)
 
-    def _list(self, cohort: Cohort) -> None:
-        """Put a cohort last in its cell, and the cell into the heap."""
-        place = cohort.cell
-        cell = self._cells[place]
-        if cell is None:
-            cell = self._cells[place] = OrderedDict()
-            heapq.heappush(self._heap, (self._table.index[place], place))
-        cell[cohort] = None
 
-    def _reorder(self) -> None:
-        """Rebuild the heap from the cells in it, for the index has changed."""
-        self._heap = [(self._table.index[place], place) for _, place in self._heap]
-        heapq.heapify(self._heap)
+def _looked_up(turn: Turn | None, first: int, most: int) -> EvictedRun | None:
+    """Take what a turn's look-up has noted of a block and those behind it."""
+    while turn is not None and turn.recalled and turn.recalled[0].start <= first:
+        run: EvictedRun = turn.recalled.pop(0)
+        if run.start < first:
+            continue  # somebody else has published it meanwhile
+        if run.num_blocks > most:
+            turn.recalled.insert(0, run.part(most, run.num_blocks))
+            run = run.part(0, most)
+        return run
+    return None
 
 
 class _Mean:

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Callable
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.policies.contract import Recall
+from ostinato.cache.policies.contract import Recall, Turn
 from ostinato.cache.policies.leaf_heap import LeafHeap, Rank, facts
 from ostinato.cache.policies.memory import EvictedMemory
 from ostinato.core.identity import PrefixKey
@@ -74,7 +74,9 @@ class S3Fifo(LeafHeap):
             if num_blocks < entry.num_blocks:
                 self._num_small -= num_blocks
 
-    def recall(self, key: PrefixKey, first: int, most: int, block_size: int) -> Recall:
+    def recall(
+        self, key: PrefixKey, first: int, most: int, block_size: int, turn: Turn | None
+    ) -> Recall:
         """Tell what was evicted of the new: it joins the main queue."""
         run = self._memory.take(key, first, most, block_size)
         return Recall(most) if run is None else Recall(run.num_blocks, 1, run.idle_since_s)
@@ -83,7 +85,7 @@ class S3Fifo(LeafHeap):
         """Remember nothing of what belongs to something."""
         self._memory.forget(belongs)
 
-    def victim(self) -> CacheEntry | None:
+    def victim(self, num_wanted: int = 0) -> CacheEntry | None:
         """Let what was in use go on, until something comes up that was not."""
         while (entry := self._head()) is not None:
             noted = facts(entry)
