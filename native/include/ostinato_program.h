@@ -21,7 +21,8 @@ enum ost_operation_kind {
   OST_GATED = 2,    /* ost_gated */
   OST_PRODUCT = 3,  /* ost_product */
   OST_WRITE = 4,    /* ost_write */
-  OST_ATTEND = 5    /* ost_layer_attention */
+  OST_ATTEND = 5,   /* ost_layer_attention */
+  OST_COPY = 6      /* ost_layer_copy */
 };
 
 typedef struct ost_operation {
@@ -37,6 +38,19 @@ typedef struct ost_write {
   const int64_t *slots; /* (num_rows,), all different */
   int64_t num_rows;
 } ost_write;
+
+/* Slots that a step copies in every layer: all are read before any is written. */
+typedef struct ost_copies {
+  const int64_t *sources; /* (num_slots,) */
+  const int64_t *targets; /* (num_slots,), all different, none of them a source */
+  int64_t num_slots;
+} ost_copies;
+
+/* Copy them within one layer, as ost_kv_copy does. */
+typedef struct ost_layer_copy {
+  ost_kv kv;
+  const ost_copies *step;
+} ost_layer_copy;
 
 /* One layer's attention: what it shares with other layers of its kind is looked up in each step. */
 typedef struct ost_layer_attention {

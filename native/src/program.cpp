@@ -32,6 +32,16 @@ void add_write(Works &works, void *record, int64_t num_rows) {
   works.push_back({record, compute, write.kv.num_kv_heads, 1});
 }
 
+// A unit is all of it: few steps copy, and those that do copy a few slots.
+void add_copy(Works &works, void *record) {
+  const auto copy = [](const void *of, int64_t, int64_t) {
+    const ost_layer_copy &c = *static_cast<const ost_layer_copy *>(of);
+    ost_kv_copy(&c.kv, c.step->sources, c.step->targets, c.step->num_slots);
+  };
+  if (static_cast<const ost_layer_copy *>(record)->step->num_slots > 0)
+    works.push_back({record, copy, 1, 1});
+}
+
 // This step's plan, for this layer.
 void take_over(ost_layer_attention &attention) {
   ost_attention &layer = attention.layer;
@@ -81,6 +91,8 @@ void add(Works &works, const ost_operation &operation, int64_t num_rows) {
       return add_write(works, operation.record, num_rows);
     case OST_ATTEND:
       return add_attention(works, operation.record);
+    case OST_COPY:
+      return add_copy(works, operation.record);
   }
 }
 

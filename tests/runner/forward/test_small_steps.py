@@ -15,10 +15,10 @@ from ostinato.core.plan import CopyRun
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.places import replace_weights
-from ostinato.runner.forward.program import Attend, Program, Write
+from ostinato.runner.forward.program import Attend, Copies, Copy, Program, Write
 from ostinato.runner.forward.small_steps import SmallSteps
 from ostinato.runner.model_loader import LoadedModel, load_model
-from ostinato.runner.native.face import Attention
+from ostinato.runner.native.face import Attention, Kv
 from ostinato.runner.native.library import Isa, best_isa, current_isa, library, use_isa
 from tests.runner.bench import Bench, own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints
@@ -167,18 +167,39 @@ def test_layers_of_several_groups_have_stores_and_slots_of_their_own(
     assert answers[0] == answers[1]
 
 
+def copying_steps(loaded: LoadedModel) -> Tensor:
+    """Logits of one who goes on in the middle of a block that is computed in the same step."""
+    bench, prompt = bench_of(loaded), random_prompt(6, 30)
+    leader = bench.sequence(prompt)
+    follower = bench.sequence([*prompt[:21], 9, 8, 7], shared=leader.blocks[:1], computed=21)
+    copy = CopyRun(bench.slot(leader, 16), bench.slot(follower, 16), 5)
+    bench.step(leader.rest(), follower.next(2), copies=[copy])
+    return bench.logits(follower.rest())[0].clone()
+
+
+def test_slots_are_copied_once_they_are_written_and_before_they_are_read(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, programs: list[int]
+) -> None:
+    loaded = load_model(checkpoints.path("qwen3", **TILED), "bfloat16")
+    programs.clear()
+    found = copying_steps(loaded)
+    assert programs == [32, 1]
+    monkeypatch.setattr(SmallSteps, "run", lambda *_: None)
+    assert torch.equal(found, copying_steps(loaded))
+    expected = own_logits(loaded, [*random_prompt(6, 30)[:21], 9, 8, 7])[-1]
+    assert (found - expected).abs().max() <= 0.1 * expected.std()
+
+
 def test_what_is_no_small_step_goes_operation_by_operation(
     checkpoints: Checkpoints, programs: list[int]
 ) -> None:
-    """Too many rows, copies of slots, and an instruction set without products of a few rows."""
+    """Too many rows, and an instruction set without products of a few rows."""
     assert NATIVE is not None
     loaded = load_model(checkpoints.path("llama", **TILED), "bfloat16")
     bench = bench_of(loaded)
     sequence = bench.sequence(random_prompt(4, 140))
     programs.clear()
     bench.step(sequence.next(129))
-    copy = CopyRun(bench.slot(sequence, 0), bench.slot(bench.sequence([1]), 0), 1, 0)
-    bench.step(sequence.next(1), copies=[copy])
     use_isa(NATIVE, Isa.AVX2)
     bench.step(sequence.next(1))
     assert programs == []
@@ -197,4 +218,6 @@ def test_weights_that_tiles_do_not_divide_have_no_program(
 
 def test_records_are_as_large_as_the_headers() -> None:
     assert ctypes.sizeof(Write) == 128
+    assert ctypes.sizeof(Copy) == ctypes.sizeof(Kv) + 8
+    assert ctypes.sizeof(Copies) == 24
     assert ctypes.sizeof(Attend) == ctypes.sizeof(Attention) + 8

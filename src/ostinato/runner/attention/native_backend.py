@@ -133,9 +133,9 @@ class NativeStep(AttentionStep):
         return self._slots
 
     @property
-    def copies(self) -> bool:
-        """Whether slots are copied in each layer before it is read."""
-        return len(self._targets) > 0
+    def copies(self) -> tuple[Slots, Slots]:
+        """What is copied in each layer before it is read: from where, and as many places to go."""
+        return self._sources, self._targets
 
     def of_kind(self, layer: int, num_heads: int, window: int | None) -> Attention:
         """Return what a layer's attention shares with all layers of its kind in this step.

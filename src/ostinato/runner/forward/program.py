@@ -25,6 +25,7 @@ class Kind(enum.IntEnum):
     PRODUCT = 3
     WRITE = 4
     ATTEND = 5
+    COPY = 6
 
 
 class Write(ctypes.Structure):
@@ -39,13 +40,29 @@ class Write(ctypes.Structure):
     )
 
 
+class Copies(ctypes.Structure):
+    """``ost_copies``: slots that a step copies in every layer."""
+
+    _fields_ = (
+        ("sources", ctypes.c_void_p),
+        ("targets", ctypes.c_void_p),
+        ("num_slots", ctypes.c_int64),
+    )
+
+
+class Copy(ctypes.Structure):
+    """``ost_layer_copy``: one layer's keys and values, and where the step's copies are found."""
+
+    _fields_ = (("kv", Kv), ("step", ctypes.c_void_p))
+
+
 class Attend(ctypes.Structure):
     """``ost_layer_attention``: what is the layer's own, and where what is the step's is found."""
 
     _fields_ = (("layer", Attention), ("step", ctypes.c_void_p))
 
 
-Record = AddNorm | TakeApart | Gated | Product | Write | Attend
+Record = AddNorm | TakeApart | Gated | Product | Write | Copy | Attend
 
 _KINDS: dict[type[Any], Kind] = {
     AddNorm: Kind.ADD_NORM,
@@ -54,6 +71,7 @@ _KINDS: dict[type[Any], Kind] = {
     Product: Kind.PRODUCT,
     Write: Kind.WRITE,
     Attend: Kind.ATTEND,
+    Copy: Kind.COPY,
 }
 
 

@@ -4,7 +4,7 @@ A decode step is over in some tens of milliseconds and has some three hundred op
 by one, Python would take an eighth of it. So they are laid down as one program, from the norm
 before the first layer to the one behind the last, with stores and attention in between::
 
-    norm ─► n × (q k v ─► turn ─► store ─► attend ─► combine ─► add + norm
+    norm ─► n × (q k v ─► turn ─► store, copy ─► attend ─► combine ─► add + norm
                  ─► gate up ─► silu * ─► down ─► add + norm)
 
 It runs where every weight multiplies a few rows by itself and the library reads every layer. A step
@@ -23,7 +23,7 @@ from ostinato.runner.attention.native_backend import NativeStep
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.decoder import Decoder, DecoderLayer, Projection
 from ostinato.runner.forward.parts import Heads, Norm, Turns
-from ostinato.runner.forward.program import Attend, Program, Record, Write
+from ostinato.runner.forward.program import Attend, Copies, Copy, Program, Record, Write
 from ostinato.runner.forward.records import AddNorm, Gated, TakeApart
 from ostinato.runner.native.checks import fill_rows
 from ostinato.runner.native.face import Attention, Rows
@@ -87,6 +87,7 @@ class _LaidDown:
         self._stores = tuple(step.store for step in steps)
         self._buffers: dict[tuple[str, int], Tensor] = {}
         self._slots = {id(s): np.zeros(MOST_ROWS, dtype=np.int64) for s in self._stores}
+        self._copies = {id(s): Copies() for s in self._stores}
         self._shared: dict[Hashable, Attention] = {}
         self._kinds: list[tuple[int, Attention]] = []
         self._joined: list[tuple[Tensor, tuple[Tensor, ...]]] = []
@@ -105,6 +106,10 @@ class _LaidDown:
         for step in {id(step): step for step in steps}.values():
             assert len(step.slots) == num_rows, "a slot for each row"
             self._slots[id(step.store)][:num_rows] = step.slots.ids
+            copies, (sources, targets) = self._copies[id(step.store)], step.copies
+            assert len(sources) == len(targets), "each has somewhere to go"
+            copies.sources, copies.targets = sources.address, targets.address
+            copies.num_slots = len(targets)
         for layer, shared in self._kinds:
             own = self._decoder.layers[layer]
             of_kind = steps[layer].of_kind(layer, own.shape.num_heads, own.style.window)
@@ -145,6 +150,7 @@ class _LaidDown:
         assert kept.num_kv_heads == shape.num_kv_heads, kept
         assert kept.key_dim == kept.value_dim == shape.dim, kept
         yield Write(store.of_layer(index), keys, values, self._slots[id(store)].ctypes.data, 0)
+        yield Copy(store.of_layer(index), ctypes.addressof(self._copies[id(store)]))
         attended = rows("attended", num_values)
         own = Attention(
             kv=store.of_layer(index),
@@ -191,11 +197,11 @@ class _LaidDown:
 
 
 def _native_steps(step: LayerAttention, num_layers: int) -> tuple[NativeStep, ...] | None:
-    """Return who answers each layer; None unless the library does, and nothing is copied."""
+    """Return who answers each layer; None unless the library does."""
     each: tuple[LayerAttention, ...] = (step,) * num_layers
     if isinstance(step, GroupedStep):
         each = tuple(step.steps[group] for group in step.of_layer)
-    native = tuple(one for one in each if isinstance(one, NativeStep) and not one.copies)
+    native = tuple(one for one in each if isinstance(one, NativeStep))
     return native if len(native) == num_layers else None
 
 
