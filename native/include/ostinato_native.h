@@ -33,6 +33,14 @@ OST_EXPORT int32_t ost_best_isa(void);
 /* The instruction set in use: the best one until ost_use_isa says otherwise. */
 OST_EXPORT int32_t ost_current_isa(void);
 
+/* The instruction set whose kernels attention uses. It is the one in use, but for one case: where the
+ * processor's best is AVX512_BF16, nobody has asked for that by ost_use_isa, and the processor is an
+ * Intel, it is AVX512. */
+OST_EXPORT int32_t ost_attention_isa(void);
+
+/* Which one that is for a best instruction set and the processor's vendor, as CPUID spells it. */
+OST_EXPORT int32_t ost_attention_isa_of(int32_t best, const char *vendor);
+
 /* Use an instruction set from now on; returns it, or -1 where the processor lacks it. */
 OST_EXPORT int32_t ost_use_isa(int32_t isa);
 

@@ -21,19 +21,15 @@ struct Work {
 void take_items(void *context) {
   Work &work = *static_cast<Work *>(context);
   const ost_attention &a = work.attention;
-  const int64_t heads = a.kv.num_kv_heads;
   bool is_asked = false;
   for (int64_t task = work.next++; task < work.num_tasks;) {
+    // Taken early, so that memory can be asked for it; not where others would wait for it.
     const bool is_early = work.next + a.num_threads <= work.num_tasks;
-    const int64_t next = is_early ? work.next++ : work.num_tasks;
-    Task taken{a.items + task / heads, static_cast<int32_t>(task % heads), nullptr, 0, is_asked};
-    is_asked = next < work.num_tasks;
-    if (is_asked) {
-      taken.next_item = a.items + next / heads;
-      taken.next_head = static_cast<int32_t>(next % heads);
-    }
-    work.kernels.attend(a, taken);
-    task = is_early ? next : work.next++;
+    int64_t next = is_early ? work.next++ : -1;
+    if (next >= work.num_tasks) next = -1;
+    work.kernels.attend(a, task_of(a, task, next, is_asked));
+    is_asked = next >= 0;
+    task = is_asked ? next : work.next++;
   }
 }
 
@@ -60,7 +56,7 @@ const Kernels &kernels() {
     case OST_AMX:
       return kAmxKernels;
     case OST_AVX512_BF16:
-      return kAvx512Bf16Kernels;
+      return ost_attention_isa() == OST_AVX512 ? kAvx512Kernels : kAvx512Bf16Kernels;
     case OST_AVX512:
       return kAvx512Kernels;
     case OST_AVX2:

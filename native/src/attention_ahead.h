@@ -16,7 +16,7 @@ namespace ost {
 namespace {
 
 constexpr int32_t kMaxRows = 512;  // rows at once: their queries and sums stay in a level 2 cache
-constexpr int kChunkGroups = 32;   // most groups of keys that are looked at in one go
+constexpr int kChunkGroups = 16;   // most groups of keys that are looked at in one go
 
 // With few rows, memory decides: what is read and what was asked for stay in a small level 2 cache. With
 // many, a row's sums are fetched and put back once per chunk, and that costs more.

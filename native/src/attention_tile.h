@@ -70,8 +70,8 @@ inline Span groups_seen(const int32_t *first, const int32_t *last, int rows, int
   return {low, high < num_groups ? high : num_groups};
 }
 
-// scores[row][group * 16 ..] for kWide groups; asks ahead for a line for each one that is read.
-template <class Math, int kRows, int kWide>
+// scores[row][group * 16 ..] for kWide groups; asks ahead for a line for each that is read, if at all.
+template <class Math, int kRows, int kWide, bool kAsks>
 inline void score(const typename Math::Operand *queries, int32_t key_dim,
                   const typename Math::Stored *const *keys, float *scores,
                   Ahead *ahead) {
@@ -81,7 +81,7 @@ inline void score(const typename Math::Operand *queries, int32_t key_dim,
   for (int32_t d = 0; d < key_dim; d += 2) {
     typename Math::Two stored[kWide];
     for (int g = 0; g < kWide; ++g) stored[g] = Math::take(keys[g] + d * kGroup, kGroup);
-    if (ahead != nullptr) ahead->ask(kWide * kLinesPerTake<Math>);
+    if constexpr (kAsks) ahead->ask(kWide * kLinesPerTake<Math>);
     for (int i = 0; i < kRows; ++i) {
       const auto query = Math::spread(queries + i * key_dim + d);
       for (int g = 0; g < kWide; ++g) sums[i][g] = Math::add_product(sums[i][g], query, stored[g]);
@@ -164,7 +164,7 @@ inline void weigh_row(float *scores, typename Math::Operand *weights, int32_t gr
 }
 
 // weighted[row][16 * kWide] += weights[row][..] * values[..][16 * kWide]
-template <class Math, int kRows, int kWide>
+template <class Math, int kRows, int kWide, bool kAsks>
 inline void gather(const typename Math::Operand *weights, const typename Math::Stored *const *values,
                    int32_t groups, int32_t dim, const Setting &setting, float *weighted,
                    Ahead *ahead) {
@@ -179,7 +179,7 @@ inline void gather(const typename Math::Operand *weights, const typename Math::S
       typename Math::Two stored[kWide];
       for (int v = 0; v < kWide; ++v)
         stored[v] = Math::take(values[g] + place + v * 16 * kStep, setting.value_dim);
-      if (ahead != nullptr) ahead->ask(kWide * kLinesPerTake<Math>);
+      if constexpr (kAsks) ahead->ask(kWide * kLinesPerTake<Math>);
       for (int i = 0; i < kRows; ++i) {
         const auto weight = Math::spread(weights + i * kScoreStride + g * kGroup + 2 * pair);
         for (int v = 0; v < kWide; ++v) sums[i][v] = Math::add_product(sums[i][v], weight, stored[v]);
@@ -219,25 +219,26 @@ inline void gather_tail(const typename Math::Operand *weights,
 }
 
 // kRows rows over one chunk.
-template <class Math, int kRows>
+template <class Math, int kRows, bool kAsks>
 void attend_tile(const Chunk<typename Math::Stored> &chunk, const Rows<typename Math::Operand> &rows,
-                 const Setting &setting, bool asks) {
+                 const Setting &setting) {
   const Span span = groups_seen(rows.first, rows.last, kRows, chunk.first, chunk.num_groups);
   const int32_t groups = span.end - span.begin, start = chunk.first + span.begin * kGroup;
   if (groups <= 0) return;
   alignas(64) float scores[kRows * kScoreStride];
   alignas(64) typename Math::Operand weights[kRows * kScoreStride];
 
-  Ahead *const ahead = asks ? chunk.ahead : nullptr;
+  Ahead *const ahead = chunk.ahead;
   const auto *keys = chunk.keys + span.begin, *values = chunk.values + span.begin;
   constexpr int kWide = kRows <= 2 && Math::kWide == 1 ? 2 : Math::kWide;
   int32_t g = 0;
   for (; g + kWide <= groups; g += kWide)
-    score<Math, kRows, kWide>(rows.queries, setting.key_dim, keys + g, scores + g * kGroup,
+    score<Math, kRows, kWide, kAsks>(rows.queries, setting.key_dim, keys + g, scores + g * kGroup,
                               ahead);
-  for (; g < groups; ++g)
-    score<Math, kRows, 1>(rows.queries, setting.key_dim, keys + g, scores + g * kGroup,
-                          ahead);
+  for (; g < groups; ++g) {
+    score<Math, kRows, 1, false>(rows.queries, setting.key_dim, keys + g, scores + g * kGroup, ahead);
+    if constexpr (kAsks) ahead->ask(setting.key_dim / 2 * kLinesPerTake<Math>);
+  }
 
   for (int i = 0; i < kRows; ++i)
     weigh_row<Math, sizeof(typename Math::Operand) == 2 ? 3 : 5>(
@@ -247,9 +248,9 @@ void attend_tile(const Chunk<typename Math::Stored> &chunk, const Rows<typename 
 
   int32_t dim = 0;
   for (; dim + 16 * kWide <= setting.value_dim; dim += 16 * kWide)
-    gather<Math, kRows, kWide>(weights, values, groups, dim, setting, rows.weighted, ahead);
+    gather<Math, kRows, kWide, kAsks>(weights, values, groups, dim, setting, rows.weighted, ahead);
   for (; dim + 16 <= setting.value_dim; dim += 16)
-    gather<Math, kRows, 1>(weights, values, groups, dim, setting, rows.weighted, ahead);
+    gather<Math, kRows, 1, false>(weights, values, groups, dim, setting, rows.weighted, ahead);
   if (dim < setting.value_dim)
     gather_tail<Math, kRows>(weights, values, groups, setting, rows.weighted);
 }
@@ -260,7 +261,10 @@ inline void attend_few(int32_t num_rows, const Chunk<typename Math::Stored> &chu
                        const Rows<typename Math::Operand> &rows, const Setting &setting,
                        bool asks) {
   if (num_rows == kRows) {
-    attend_tile<Math, kRows>(chunk, rows, setting, asks);
+    if (asks)
+      attend_tile<Math, kRows, true>(chunk, rows, setting);
+    else
+      attend_tile<Math, kRows, false>(chunk, rows, setting);
   } else if constexpr (kRows > 1) {
     attend_few<Math, kRows - 1>(num_rows, chunk, rows, setting, asks);
   }

@@ -6,6 +6,8 @@
 #endif
 
 #include <atomic>
+#include <cstring>
+#include <string>
 
 #include "ostinato_native.h"
 
@@ -36,13 +38,25 @@ int32_t find_best() {
   if (bf16 && has_tiles()) return OST_AMX;
   return bf16 ? OST_AVX512_BF16 : avx512 ? OST_AVX512 : avx2 ? OST_AVX2 : OST_GENERIC;
 }
+
+std::string find_vendor() {
+  unsigned a = 0, words[3] = {};
+  __get_cpuid(0, &a, &words[0], &words[2], &words[1]);
+  return std::string(reinterpret_cast<const char *>(words), sizeof words);
+}
 #else
 int32_t find_best() { return OST_GENERIC; }
+std::string find_vendor() { return ""; }
 #endif
 
 std::atomic<int32_t> &in_use() {
   static std::atomic<int32_t> isa{ost_best_isa()};
   return isa;
+}
+
+std::atomic<bool> &is_asked_for() {
+  static std::atomic<bool> asked{false};
+  return asked;
 }
 
 }  // namespace
@@ -58,8 +72,24 @@ int32_t ost_best_isa(void) {
 
 int32_t ost_current_isa(void) { return in_use(); }
 
+// VDPBF16PS multiplies two pairs where a multiply-add of floats multiplies one. AMD's Zen 4 and 5 start
+// one per cycle. Intel's take it apart: 95 GFLOP/s where plain AVX-512, which widens what it reads,
+// has 125 beside it (a Xeon with AMX, held to either), so an Intel without AMX, such as Cooper Lake, is
+// better off without. By vendor and not by measuring: a busy moment at the start must not decide how
+// results are rounded. Products of a few rows wait for memory, and take it wherever it is.
+int32_t ost_attention_isa_of(int32_t best, const char *vendor) {
+  const bool is_slow = best == OST_AVX512_BF16 && std::strcmp(vendor, "GenuineIntel") == 0;
+  return is_slow ? static_cast<int32_t>(OST_AVX512) : best;
+}
+
+int32_t ost_attention_isa(void) {
+  static const int32_t preferred = ost_attention_isa_of(ost_best_isa(), find_vendor().c_str());
+  return is_asked_for() ? ost_current_isa() : preferred;
+}
+
 int32_t ost_use_isa(int32_t isa) {
   if (isa < OST_GENERIC || isa > ost_best_isa()) return -1;
+  is_asked_for() = true;
   return in_use() = isa;
 }
 }

@@ -18,6 +18,17 @@ struct Task {
   bool is_asked;  // whether it was a next_item
 };
 
+// Task number n of a step, and the one that is taken after it, or -1; heads of an item are neighbours.
+inline Task task_of(const ost_attention &a, int64_t n, int64_t next, bool is_asked) {
+  const int64_t heads = a.kv.num_kv_heads;
+  Task task{a.items + n / heads, static_cast<int32_t>(n % heads), nullptr, 0, is_asked};
+  if (next >= 0) {
+    task.next_item = a.items + next / heads;
+    task.next_head = static_cast<int32_t>(next % heads);
+  }
+  return task;
+}
+
 struct Kernels {
   void (*attend)(const ost_attention &attention, const Task &task);
   // A row's partials become its output, for one query head.

@@ -62,9 +62,13 @@ void add_attention(Works &works, void *record) {
   const ost_attention &layer = attention.layer;
   const auto attend = [](const void *of, int64_t first, int64_t last) {
     const auto &a = *static_cast<const ost_attention *>(of);
-    for (int64_t task = first; task < last; ++task)
-      kernels().attend(a, {a.items + task / a.kv.num_kv_heads,
-                           static_cast<int32_t>(task % a.kv.num_kv_heads), nullptr, 0, false});
+    // Tasks are handed out one by one: the next of this thread is most likely so many further on.
+    const int64_t num_tasks = int64_t{a.num_items} * a.kv.num_kv_heads;
+    for (int64_t task = first; task < last; ++task) {
+      const int64_t next = task + a.num_threads;
+      kernels().attend(
+          a, task_of(a, task, next < num_tasks ? next : -1, task >= a.num_threads));
+    }
   };
   const auto merge = [](const void *of, int64_t first, int64_t last) {
     const auto &a = *static_cast<const ost_attention *>(of);

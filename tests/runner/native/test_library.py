@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from ostinato.runner.native import library as library_file
-from ostinato.runner.native.library import Isa, best_isa, current_isa, library, use_isa
+from ostinato.runner.native.library import (
+    Isa,
+    attention_isa,
+    best_isa,
+    current_isa,
+    library,
+    use_isa,
+)
 from tests.runner.attention.native_scenes import ISAS, isa_in_use, needs_library
 
 
@@ -105,3 +112,28 @@ def test_records_are_as_large_as_the_headers():
 
     assert (SEGMENT.itemsize, ITEM.itemsize) == (24, 20)
     assert (ctypes.sizeof(Kv), ctypes.sizeof(Rows), ctypes.sizeof(Attention)) == (48, 32, 224)
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("best", "vendor", "expected"),
+    [
+        (Isa.AVX512_BF16, b"GenuineIntel", Isa.AVX512),
+        (Isa.AVX512_BF16, b"AuthenticAMD", Isa.AVX512_BF16),
+        (Isa.AMX, b"GenuineIntel", Isa.AMX),
+        (Isa.AVX2, b"GenuineIntel", Isa.AVX2),
+    ],
+)
+def test_attention_multiplies_pairs_where_that_is_faster(best: Isa, vendor: bytes, expected: Isa):
+    native = library()
+    assert native is not None
+    assert native.ost_attention_isa_of(int(best), vendor) == expected
+
+
+@needs_library
+@pytest.mark.parametrize("isa", ISAS)
+def test_attention_uses_the_instruction_set_that_was_asked_for(isa: Isa):
+    native = library()
+    assert native is not None
+    with isa_in_use(isa):
+        assert attention_isa(native) == isa

@@ -21,7 +21,7 @@ from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.native.checks import Slots, fill_rows
 from ostinato.runner.native.face import Attention
-from ostinato.runner.native.library import current_isa
+from ostinato.runner.native.library import attention_isa
 from ostinato.runner.native.store import NativeKVStore
 
 
@@ -48,7 +48,7 @@ class NativeAttention:
             limits: Sizes and costs that plans go by; None is what was measured with the
                 instruction set in use.
         """
-        self.limits = limits or NativeLimits.of(current_isa(native))
+        self.limits = limits or NativeLimits.of(attention_isa(native))
         self.read_once = read_once
         self._native = native
 

@@ -78,6 +78,15 @@ def current_isa(native: ctypes.CDLL) -> Isa:
     return Isa(native.ost_current_isa())
 
 
+def attention_isa(native: ctypes.CDLL) -> Isa:
+    """Return the instruction set that attention uses.
+
+    It is the one in use, except that an Intel whose best is ``AVX512_BF16`` uses ``AVX512`` unless
+    told otherwise: its VDPBF16PS is slower than plain multiply-adds, unlike AMD's.
+    """
+    return Isa(native.ost_attention_isa())
+
+
 def use_isa(native: ctypes.CDLL, isa: Isa) -> None:
     """Use an instruction set from now on, in the whole process.
 
