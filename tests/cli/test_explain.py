@@ -87,6 +87,9 @@ def test_one_request_of_a_log_or_a_recording_is_chosen_by_its_number(
         "line 3: 7 of 8 prompt tokens were cached",
     ]
     assert "log.jsonl has line 1 to line 3" in terminal.refuse("explain", str(log), "-r", "4")
+    alone = terminal.show("explain", str(log))
+    assert alone.startswith("line 3: 7 of 8 prompt tokens") and "line 2:" not in alone
+    assert alone in terminal.show("explain", str(log), "--all")
     log.write_text(log.read_text() + "\n{torn")
     assert "log.jsonl, line 4" in terminal.refuse("explain", str(log))
     result = terminal.run("explain", str(log), "--skip-broken")

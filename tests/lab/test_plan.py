@@ -57,6 +57,8 @@ def test_the_words_of_a_plan_are_those_of_a_sum_by_hand():
         "work: prompts keep 0.6 machines busy instead of 1.0. No memory finds more than 44.4%, "
         "for which 1.5 GiB are enough: the other 55.6% are seen for the first time."
     )
+    cheap = planned(trace, Prices(9.0, 0.001), CostModel(0.0, 100.0, 0.0))
+    assert "4.00 EUR of compute per hour for less than 0.01 EUR of memory" in words(cheap)
     dear = planned(trace, Prices(9.0, 5.0), CostModel(0.0, 100.0, 0.0))
     assert "Memory would pay below 4 EUR for a GiB and hour." in words(dear)
     slow = planned(trace, Prices(9.0, 0.5), CostModel(0.0, 10.0, 0.0))

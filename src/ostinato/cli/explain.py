@@ -27,6 +27,9 @@ _BLOCKS_OF_A_LOG = 65_536
 
 _SERVER = "A running server"
 
+_LAST: list[str] = []
+"""Of a log's requests, the last alone."""
+
 _PSEUDONYMS = (
     "A recorded trace holds pseudonyms instead of tokens: it tells where prompts part, and there "
     "is no text to show. Explain the requests themselves to see both sides."
@@ -100,9 +103,9 @@ def run(
         cache = CacheConfig(
             num_blocks or _BLOCKS_OF_A_LOG, block_size, index=cast(IndexName, index)
         )
-        explanations, note = _explain_log(logs[0], model, cache, skip_broken)
-        if names:
-            every, explanations = True, [_named(name, explanations, logs[0]) for name in names]
+        wanted = None if every else names or _LAST
+        explanations, note = _explain_log(logs[0], model, cache, wanted, skip_broken)
+        every = True
     elif names:
         every, explanations = True, [_ask(name, AdminClient(url, key)) for name in names]
     else:
@@ -151,23 +154,21 @@ def _ask(name: str, server: AdminClient) -> Explanation:
         raise AdministrationFailed(f"{server.url} answered no explanation: {error!r}") from error
 
 
-def _named(name: str, explanations: list[Explanation], path: Path) -> Explanation:
-    """Choose by a line's or a request's number.
-
-    Raises:
-        RequestError: There is no such request.
-    """
-    for explanation in explanations:
-        if explanation.request_id in (name, f"line {name}", f"request {name}"):
-            return explanation
-    first, last = explanations[0].request_id, explanations[-1].request_id
-    raise RequestError(f"request={name!r}: {path.name} has {first} to {last}")
-
-
 def _explain_log(
-    path: Path, model: str | None, cache: CacheConfig, skip_broken: bool
+    path: Path, model: str | None, cache: CacheConfig, wanted: list[str] | None, skip_broken: bool
 ) -> tuple[list[Explanation], str]:
-    """Put a log to the cache, or replay a recording; returns also what is to be said of it."""
+    """Put a log to the cache, or replay a recording.
+
+    Args:
+        path: The log.
+        model: Whose tokens they are.
+        cache: Its settings.
+        wanted: Lines or numbers of the requests to explain; none is the last, None all.
+        skip_broken: Whether lines that cannot be read are left out.
+
+    Returns:
+        Explanations, and what is to be said of them.
+    """
     from ostinato.lab.explain_log import explain_log, explain_recording
     from ostinato.lab.recording import read_recording
     from ostinato.lab.request_log import read_request_log
@@ -177,13 +178,34 @@ def _explain_log(
     if is_recording(path):
         recording = read_recording(path, on_broken)
         name_broken(recording.broken)
-        explanations = explain_recording(recording)
-        if not explanations:
-            raise RequestError(f"{path}: no request of it was admitted")
-        return explanations, _PSEUDONYMS
+        found = {
+            explanation.request_id: explanation for explanation in explain_recording(recording)
+        }
+        return [found[name] for name in _chosen(wanted, list(found), "request", path)], _PSEUDONYMS
     log = read_request_log(path, on_broken)
     name_broken(log.broken)
-    return list(explain_log(log.requests, load_tokenizer(model), cache)), ""
+    lines = {f"line {request.line}": request.line for request in log.requests}
+    chosen = _chosen(wanted, list(lines), "line", path)
+    asked = explain_log(log.requests, load_tokenizer(model), cache, {lines[n] for n in chosen})
+    with Console(stderr=True).status(f"Serving {len(log.requests):,} requests ..."):
+        found = {explanation.request_id: explanation for explanation in asked}
+    return [found[name] for name in chosen if name in found], ""  # an empty prompt has none
+
+
+def _chosen(wanted: list[str] | None, known: list[str], kind: str, path: Path) -> list[str]:
+    """Say which requests are meant; the last if none is named.
+
+    Raises:
+        RequestError: There is no such request.
+    """
+    if not known:
+        raise RequestError(f"{path}: no request of it was admitted")
+    names, all_names = known if wanted is None else wanted or known[-1:], set(known)
+    chosen = [name if name in all_names else f"{kind} {name}" for name in names]
+    for name, whole in zip(names, chosen, strict=True):
+        if whole not in all_names:
+            raise RequestError(f"request={name!r}: {path.name} has {known[0]} to {known[-1]}")
+    return chosen
 
 
 def _print(explanations: list[Explanation], as_json: bool, note: str) -> None:

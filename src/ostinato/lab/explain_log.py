@@ -4,7 +4,7 @@ Both are put to the real cache; no model runs. A log of requests is served one a
 with its own times; a recording is replayed on the real scheduler, step by step.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -37,7 +37,10 @@ class Tokenizer:
 
 
 def explain_log(
-    requests: Sequence[LoggedRequest], tokenizer: Tokenizer, config: CacheConfig
+    requests: Sequence[LoggedRequest],
+    tokenizer: Tokenizer,
+    config: CacheConfig,
+    lines: Collection[int] | None = None,
 ) -> Iterator[Explanation]:
     """Serve a log's requests one after the other, and explain each when it was admitted.
 
@@ -45,9 +48,12 @@ def explain_log(
         requests: In order; those without a time come a second apart.
         tokenizer: Of the model that they were sent to.
         config: Of the cache.
+        lines: Of the requests that are wanted; the others are served alone. None wants all.
 
     Raises:
         PromptTooLong: A prompt does not fit the cache.
+
+    Cost: of each that is explained a comparison with all that are remembered.
     """
     now_s = 0.0
     cache = CacheManager(config, lambda: now_s)
@@ -67,12 +73,12 @@ def explain_log(
         name = f"line {request.line}"
         if table.visit is not None:
             cache.chronicle.describe(table.visit, name, "", fields_of_body(request.body))
-        asker = Asker(administrator=True, decode=tokenizer.decode)
-        explanation = explain(cache.chronicle, name, asker)
+        if lines is None or request.line in lines:
+            asker = Asker(administrator=True, decode=tokenizer.decode)
+            yield explain(cache.chronicle, name, asker)
         cache.publish(table, len(key))
         cache.commit([table])
         cache.release(table, len(key))
-        yield explanation
 
 
 def explain_recording(recording: Recording) -> list[Explanation]:

@@ -58,7 +58,7 @@ def cost_of(recording: Recording) -> CostModel:
     Raises:
         ConfigError: The recording is in part, or has too few steps.
     """
-    return fit(measured_steps(recording), "measured: those of the recording")
+    return fit(measured_steps(recording), "as measured when it was recorded")
 
 
 def of_repeats(repeats: Sequence[Measured]) -> Measured:

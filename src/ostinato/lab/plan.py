@@ -192,8 +192,8 @@ def in_words(plan: Plan, write_bytes: Callable[[int], str], currency: str) -> It
         bends = ", where the curve bends" if best is bend else ""
         yield (
             f"Give the cache {write_bytes(best.memory_bytes)}{bends}: it saves "
-            f"{money(best.saved_money)} {currency} of compute per hour for "
-            f"{money(best.memory_money)} {currency} of memory. {_finds('It', best, plan)}"
+            f"{_spoken(best.saved_money)} {currency} of compute per hour for "
+            f"{_spoken(best.memory_money)} {currency} of memory. {_finds('It', best, plan)}"
         )
     if bend is not best:
         yield _bends(bend, best, plan, write_bytes, currency)
@@ -211,6 +211,10 @@ def money(amount: float) -> str:
     if abs(amount) < 10_000:
         return f"{amount:,.2f}"
     return f"{amount:,.0f}" if abs(amount) < 1_000_000 else f"{amount:.3g}"
+
+
+def _spoken(amount: float) -> str:
+    return "less than 0.01" if 0 < amount < 0.005 else money(amount)
 
 
 def _would_pay(plan: Plan, currency: str) -> str:
