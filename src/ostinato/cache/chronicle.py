@@ -136,7 +136,10 @@ class Chronicle:
             visit.num_awaited = visit.num_shared - self.num_settled(blocks)
             visit.awaited = writer.name if writer.identity.tenant == key.identity.tenant else ""
         self._visits.append(visit)
-        self._charge(visit, len(key))
+        visit.charge = visit.num_prompt_tokens
+        self._num_tokens += visit.charge
+        if len(self._visits) > self.keep or self._num_tokens > self._most_tokens:
+            self._trim()
         return visit
 
     def describe(
@@ -267,11 +270,15 @@ class Chronicle:
         return self._in_step
 
     def _charge(self, visit: Visit, charge: int) -> None:
-        """Say what a visit takes, and forget the oldest while that is too much."""
+        """Say anew what a visit takes."""
         if visit.number < self._visits[0].number:
             return  # it was forgotten before it ended
         self._num_tokens += charge - visit.charge
         visit.charge = charge
+        self._trim()
+
+    def _trim(self) -> None:
+        """Forget the oldest visits while there are too many, or too many tokens."""
         while len(self._visits) > self.keep or (
             self._num_tokens > self._most_tokens and len(self._visits) > 1
         ):

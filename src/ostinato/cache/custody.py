@@ -175,6 +175,8 @@ class Custody:
             key: The request's sequence.
             num_tokens: Its first tokens that hit, copied ones included.
         """
+        if not self._leases.are_refreshed:
+            return
         if num_tokens and num_tokens == len(key) - 1:
             num_tokens += 1  # all that may hit did (law 4)
         self._leases.used(key, num_tokens)
@@ -230,14 +232,9 @@ class Custody:
         for table in self._live.values():
             table.writes = False
         self._end_all_leases()
-        self._forget_stale()
+        self.forget_stale()
         self._journal.commit()
         return self.epoch
-
-    def dropped(self, table: BlockTable) -> None:
-        """Note that a sequence let go of its blocks; stale ones are forgotten."""
-        if table.key.identity.epoch < self.epoch:
-            self._forget_stale()
 
     def renew(self, key: PrefixKey) -> PrefixKey:
         """Return a sequence's key under the weights of now."""
@@ -270,7 +267,8 @@ class Custody:
         if self._ghost is not None:
             self._ghost.clear()
 
-    def _forget_stale(self) -> None:
+    def forget_stale(self) -> None:
+        """Forget what was computed under old weights and is held no more."""
         self._groups.forget(lambda entry: entry.identity.epoch < self.epoch)
 
     def _hold(self, key: PrefixKey, num_blocks: int) -> BlockTable:

@@ -132,7 +132,8 @@ class Groups:
 
     def hold(self, key: PrefixKey, match: PrefixMatch) -> BlockTable:
         """Hold a match in every group, and the sources of what will be copied."""
-        num_blocks, copied = len(match.blocks), match.num_copied_tokens
+        num_blocks = len(match.blocks)
+        copied = 0 if match.tail is None else match.tail.num_tokens
         table = BlockTable(key, match.blocks[:], num_blocks * self.block_size, copied)
         table.path = self.index.acquire(key, match)
         table.num_published = num_blocks
@@ -173,7 +174,7 @@ class Groups:
         """Give a table slots; the caller knows that there is room."""
         missing = -(-num_tokens // self.block_size) - len(table.blocks)
         if missing > 0:
-            table.blocks.extend(self._full.take(table.tenant, missing))
+            table.blocks.extend(self._full.take(table.key.identity.owner, missing))
         if not self.windows:
             return
         for number, window in enumerate(self.windows):

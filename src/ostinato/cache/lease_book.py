@@ -70,6 +70,11 @@ class LeaseBook:
         """Walk all live leases."""
         return iter(list(self._leases.values()))
 
+    @property
+    def are_refreshed(self) -> bool:
+        """Whether a hit may start any lease's time anew."""
+        return bool(self._refreshing)
+
     def open(self, table: BlockTable, terms: LeaseTerms) -> Lease:
         """Note a new lease."""
         lease = Lease(LeaseId(self._next), table, terms)
@@ -92,8 +97,6 @@ class LeaseBook:
 
         Cost: one look-up per length of leased prefixes of this identity.
         """
-        if not self._refreshing:
-            return
         for length, leases in self._refreshing.get(key.identity, {}).items():
             if length <= num_tokens * TOKEN_BYTES:
                 for lease in leases.get(key.packed[:length], ()):

@@ -140,7 +140,7 @@ class CacheManager:
         """
         ghost = self.ghost
         began_s = 0.0 if ghost is None or ghost.num_seen < ghost.due else ghost.timer()
-        hit, num_tokens = match.num_tokens, len(key)
+        hit, num_tokens = match.num_tokens, len(key.tokens)
         wanted = num_tokens if most_new is None else min(num_tokens, hit + most_new)
         room = self.groups.room(key, match, wanted)
         if room <= hit and match.tail is not None:
@@ -149,7 +149,8 @@ class CacheManager:
             room = self.groups.room(key, match, wanted)
         if room <= hit:
             return None
-        visit = self.chronicle.arrive(key, match.blocks, match.num_copied_tokens, not preempted)
+        copied = 0 if match.tail is None else match.tail.num_tokens
+        visit = self.chronicle.arrive(key, match.blocks, copied, not preempted)
         if self.config.enable_prefix_caching:
             table = self.groups.hold(key, match)
             is_common = key.identity.head is None  # so it is with most
@@ -164,9 +165,8 @@ class CacheManager:
         table.num_planned = hit
         self._tables[id(table)] = table
         shared = table.num_shared_tokens
-        self._journal.stats.count_lookup(
-            table.tenant, num_tokens, shared, table.num_copied_tokens, preempted
-        )
+        tenant = key.identity.owner
+        self._journal.stats.count_lookup(tenant, num_tokens, shared, copied, preempted)
         if shared and not preempted:
             self.index.count_hit(table.path)
         self.custody.used(key, hit)
@@ -357,7 +357,8 @@ class CacheManager:
         """Let go of all that a table holds."""
         self.groups.drop(table)
         del self._tables[id(table)]
-        self.custody.dropped(table)
+        if table.key.identity.epoch < self.custody.epoch:
+            self.custody.forget_stale()
 
 
 def _haunted(config: CacheConfig) -> bool:

@@ -125,7 +125,7 @@ class RadixIndex:
             name = block_bytes(key, node.start + len(node.blocks), size)
             child = node.children.get(name)
             if child is None:
-                node, count = self._add(node, key, blocks[done:], name, turn)
+                node, count = self._add(node, key, blocks[done:] if done else blocks, name, turn)
                 done += count
                 continue
             with memoryview(key.tokens).cast("B") as packed:

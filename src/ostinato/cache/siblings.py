@@ -126,8 +126,12 @@ class Siblings(Generic[ChildT]):
             return None
         if len(texts) == 1:  # as behind most prompts: one tail, or one turn
             only = texts[0]
-            whole = text.startswith(only)
-            most = len(only) // TOKEN_BYTES if whole else num_common_tokens(only, text)
+            if only.startswith(text):
+                most = len(text) // TOKEN_BYTES
+            elif text.startswith(only):
+                most = len(only) // TOKEN_BYTES
+            else:
+                most = num_common_tokens(only, text)
             return (self._by_text[only][0], most) if most else None
         place = bisect_left(texts, text)
         most = num_common_tokens(texts[place], text) if place < len(texts) else 0
