@@ -170,9 +170,10 @@ class RadixIndex:
         if key.has_extras and key.num_text_tokens(start, num_tokens) < num_tokens - start:
             return False  # only text is shared token by token
         text = key.packed_range(start, num_tokens)
-        best = path.children.most_alike(text)
-        if best is not None and best[1] == num_tokens - start:
-            return False
+        if path.children:
+            best = path.children.most_alike(text)
+            if best is not None and best[1] == num_tokens - start:
+                return False
         tail = RadixNode(path, key.identity)
         tail.tokens += text
         tail.blocks.append(block)
