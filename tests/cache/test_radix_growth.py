@@ -56,14 +56,29 @@ def test_what_was_split_stays_split():
 
 
 def test_a_node_that_others_hold_is_not_gone_on_with():
+    """Whoever holds ABCD must not come to hold what another one goes on with."""
     cache = tiny_cache(16, 4)
     cache.serve("ABCD")
-    cache.admit("long", "ABCDEFGH")
     cache.admit("short", "ABCDx")
-    cache.finish("long")
+    cache.admit("long", "ABCDEFGH")
+    assert nodes(cache, "short") == [(1, 2)]
+    assert nodes(cache, "long") == [(1, 2), (1, 1)]
+
+
+def test_a_sealed_tail_that_goes_another_way_keeps_the_next_turn_apart():
+    cache = tiny_cache(16, 4)
+    cache.serve("ABCDx")
+    cache.serve("ABCDEFGH")
+    assert sorted(tree(cache)) == ["[0]", "[1]", "[2]"]
+
+
+def test_a_failed_step_leaves_the_node_as_long_as_it_was():
+    cache = tiny_cache(16, 4)
+    cache.serve("ABCDEFG")
+    cache.plan("next", "ABCDEFGHIJKL")
+    cache.fail()
     assert sorted(tree(cache)) == ["[0]", "[1]"]
-    cache.finish("short")
-    assert sorted(tree(cache)) == ["[0]", "[1]", "[2]"]  # x is sealed, and nothing overtook it
+    assert cache.match("ABCDEFGHIJKL").num_tokens == 7
 
 
 def test_policies_that_go_by_use_see_every_turn_as_it_is():

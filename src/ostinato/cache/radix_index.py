@@ -51,10 +51,7 @@ class RadixIndex:
         self._roots: dict[Identity, RadixNode] = {}
 
     def match(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
-        """Find the longest cached prefix among a sequence's first tokens.
-
-        Cost: O(num_tokens) compared bytes, O(depth) steps in Python.
-        """
+        """Find the longest cached prefix among a sequence's first tokens."""
         root = self._roots.get(key.identity.root)
         if root is not None and key.identity.head is None:
             key.identity = root.identity  # the same value: nodes share it, and compare it faster
