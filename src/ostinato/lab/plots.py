@@ -22,12 +22,14 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from ostinato.lab.plan import GIB, Option, Plan
+from ostinato.lab.plan import Option, Plan
 from ostinato.lab.simulation import Simulation
 from ostinato.lab.timed_replay import TimedResult
 
 NO_CACHE = "no cache"
 """Name of the run without one, which is drawn in grey."""
+
+_MEMORY_UNITS = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("bytes", 1.0))
 
 MOST_TICKS = 10
 """Sizes that have room below a plot."""
@@ -46,11 +48,13 @@ def hit_ratio_plot(simulation: Simulation, token_bytes: int | None = None) -> Fi
 
     Args:
         simulation: What was found.
-        token_bytes: KV of one token; with it, memory is in GiB, else in blocks.
+        token_bytes: KV of one token; with it, memory is in bytes, else in blocks.
     """
     figure, axes = _canvas(f"Hits against memory: {simulation.trace.name}")
-    scale = 1.0 if token_bytes is None else simulation.trace.block_tokens * token_bytes / GIB
-    sizes = [size * scale for size in simulation.capacities]
+    weight = simulation.trace.block_tokens * (token_bytes or 1)
+    unit, scale = _memory_unit(weight * simulation.capacities[-1])
+    per_block = 1.0 if token_bytes is None else weight / scale
+    sizes = [size * per_block for size in simulation.capacities]
     styles = zip(simulation.results.items(), cycle(_COLOURS), cycle(_MARKERS), strict=False)
     for (policy, results), colour, marker in styles:
         ratios = [result.hit_ratio for result in results]
@@ -73,7 +77,7 @@ def hit_ratio_plot(simulation: Simulation, token_bytes: int | None = None) -> Fi
     axes.set_xlabel(
         f"cache, in blocks of {simulation.trace.block_tokens:,} tokens"
         if token_bytes is None
-        else "memory for the cache, GiB"
+        else f"memory for the cache, {unit}"
     )
     _tick_at(axes, sizes)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -106,12 +110,13 @@ def first_token_plot(timed: Mapping[str, TimedResult], title: str) -> Figure:
 def occupancy_plot(result: TimedResult, title: str) -> Figure:
     """Draw who holds the memory over time, and how many run and wait."""
     figure, axes = _canvas(f"Who holds the memory: {title}")
-    minutes = [moment.at_s / 60 for moment in result.moments]
+    unit, scale = _time_unit(result.moments[-1].at_s)
+    times = [moment.at_s / scale for moment in result.moments]
     held = np.array([moment.held_blocks for moment in result.moments], float)
     evictable = np.array([moment.evictable_blocks for moment in result.moments], float)
     scratch = result.num_blocks - held - evictable
     axes.stackplot(
-        minutes,
+        times,
         held / result.num_blocks,
         evictable / result.num_blocks,
         scratch / result.num_blocks,
@@ -120,13 +125,13 @@ def occupancy_plot(result: TimedResult, title: str) -> Figure:
         step="post",
     )
     axes.set_ylim(0, 1)
-    axes.set_xlim(minutes[0], max(minutes[-1], minutes[0] + 1e-6))
-    axes.set_xlabel("minutes")
+    axes.set_xlim(times[0], max(times[-1], times[0] + 1e-6))
+    axes.set_xlabel(unit)
     axes.set_ylabel("share of the cache")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     queue: Axes = axes.twinx()
     queue.plot(
-        minutes,
+        times,
         [moment.num_running for moment in result.moments],
         color="#e8590c",
         linewidth=1.1,
@@ -134,7 +139,7 @@ def occupancy_plot(result: TimedResult, title: str) -> Figure:
         label="running",
     )
     queue.plot(
-        minutes,
+        times,
         [moment.num_waiting for moment in result.moments],
         color=_INK,
         linewidth=1.1,
@@ -160,7 +165,8 @@ def occupancy_plot(result: TimedResult, title: str) -> Figure:
 def plan_plot(plan: Plan, title: str, currency: str) -> Figure:
     """Draw memory against hits and saved work, with the points that matter."""
     figure, axes = _canvas(f"What memory buys: {title}")
-    memory = [option.memory_bytes / GIB for option in plan.options]
+    unit, scale = _memory_unit(plan.options[-1].memory_bytes)
+    memory = [option.memory_bytes / scale for option in plan.options]
     curves: Sequence[tuple[str, list[float], str]] = (
         ("prompt tokens that hit", [o.hit_ratio for o in plan.options], _COLOURS[0]),
         ("prefill work saved", [o.saved_share for o in plan.options], _COLOURS[1]),
@@ -170,12 +176,12 @@ def plan_plot(plan: Plan, title: str, currency: str) -> Figure:
         axes.plot(memory, values, color=colour, marker="o", markersize=4, label=label)
     if plan.best is None or plan.best == plan.knee:
         name = "the knee" if plan.best is None else "the knee and best buy"
-        _mark(axes, name, plan.knee, 0.04)
+        _mark(axes, name, plan.knee, 0.04, (unit, scale))
     else:
-        _mark(axes, "the knee", plan.knee, 0.12)
-        _mark(axes, "best buy", plan.best, 0.04)
+        _mark(axes, "the knee", plan.knee, 0.12, (unit, scale))
+        _mark(axes, "best buy", plan.best, 0.04, (unit, scale))
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("memory for the cache, GiB")
+    axes.set_xlabel(f"memory for the cache, {unit}")
     _shorten(axes)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylabel("share of all prompts")
@@ -190,9 +196,9 @@ def plan_plot(plan: Plan, title: str, currency: str) -> Figure:
     return figure
 
 
-def _mark(axes: Axes, name: str, point: Option, height: float) -> None:
+def _mark(axes: Axes, name: str, point: Option, height: float, unit: tuple[str, float]) -> None:
     """Circle a point of a plan's curve, and name it below, where a rising curve leaves room."""
-    memory = point.memory_bytes / GIB
+    memory = point.memory_bytes / unit[1]
     axes.plot(
         memory,
         point.hit_ratio,
@@ -205,7 +211,7 @@ def _mark(axes: Axes, name: str, point: Option, height: float) -> None:
     axes.plot([memory] * 2, [0, point.hit_ratio], color=_INK, linewidth=0.8, linestyle=":")
     is_right = axes.transData.transform((memory, 0))[0] > axes.transAxes.transform((0.55, 0))[0]
     axes.annotate(
-        f"{name}: {_short(memory, 0)} GiB, {point.hit_ratio:.1%}",
+        f"{name}: {_short(memory, 0)} {unit[0]}, {point.hit_ratio:.1%}",
         (memory, height),
         xycoords=("data", "axes fraction"),
         xytext=(-5 if is_right else 5, 0),
@@ -265,6 +271,17 @@ def _shorten(axes: Axes) -> None:
         axes.xaxis.set_minor_formatter(NullFormatter())
     else:
         axes.xaxis.set_minor_formatter(FuncFormatter(_short))
+
+
+def _memory_unit(most_bytes: float) -> tuple[str, float]:
+    """Return the unit that an amount of memory is read in, and its bytes."""
+    return next((name, size) for name, size in _MEMORY_UNITS if most_bytes >= size or size == 1)
+
+
+def _time_unit(longest_s: float) -> tuple[str, float]:
+    """Return the unit that a time is read in, and its seconds."""
+    units = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+    return next(((n, s) for n, s in units if longest_s >= 3 * s), ("milliseconds", 0.001))
 
 
 def _short(value: float, _place: float) -> str:
