@@ -13,10 +13,9 @@ namespace {
 // Weight that a thread takes at a time: long enough to be streamed, short enough to be shared out.
 constexpr int64_t kPieceBytes = 256 << 10;
 
-ProductKernel kernel_for([[maybe_unused]] int32_t num_rows) {
+ProductKernel kernel_in_use() {
 #if defined(__x86_64__)
-  if (num_rows > 1 && ost_current_isa() >= OST_AMX) return product_amx;
-  return product_avx512_bf16;
+  return ost_current_isa() >= OST_AMX ? product_amx : product_avx512_bf16;
 #else
   return nullptr;
 #endif
@@ -28,7 +27,7 @@ ProductKernel kernel_for([[maybe_unused]] int32_t num_rows) {
 Work work_of(const ost_product &product) {
   const auto compute = [](const void *record, int64_t first, int64_t last) {
     const auto &p = *static_cast<const ost_product *>(record);
-    kernel_for(p.num_rows)(p, first, last);
+    kernel_in_use()(p, first, last);
   };
   const int64_t per_piece = kPieceBytes / (int64_t{product.num_inputs} * kTileOutputs * 2);
   return {&product, compute, product.num_outputs / kTileOutputs, per_piece < 1 ? 1 : per_piece};

@@ -12,8 +12,11 @@ namespace {
 
 constexpr int kTileRows = 16;
 constexpr int32_t kGroupRows = 32;
-constexpr int32_t kAheadLines = 64;  // 4 KiB of the weight
-constexpr int32_t kStepLines = 32;   // of a weight's tile, read for 32 inputs
+constexpr int32_t kStepLines = 32;  // of a weight's tile, read for 32 inputs
+
+// Lines of 64 bytes after which a group alone meets what it asks for: from memory into the level 2
+// cache, and once more, when it is near, into the first. Asked once, a fifth less arrives.
+constexpr int32_t kFarLines = 256, kNearLines = 64;
 
 // Sums in tiles 0 to 3 (rows x sides), inputs in 4 and 5, the weight in 6 and 7.
 struct alignas(64) Shapes {
@@ -35,20 +38,41 @@ struct Group {
   int32_t first, num_rows;
 };
 
-// What is asked for meanwhile: so many lines in each step of 32 inputs.
-struct Ahead {
-  const uint16_t *next;
-  int32_t num_lines;
-};
+// What a group alone asks for in a step of 32 inputs: what it meets itself. From a multiple of what a
+// step reads, so that no step asks across the end of a small page: weights lie anywhere, and a sixth
+// less arrives where it does. A loop on purpose: laid out line by line it brings an eighth less.
+inline void ask_for_own(const char *step) {
+#pragma GCC unroll 1
+  for (int line = 0; line < kStepLines; ++line, step += 64) {
+    _mm_prefetch(step + kNearLines * 64, _MM_HINT_T0);
+    _mm_prefetch(step + kFarLines * 64, _MM_HINT_T1);
+  }
+}
+
+inline const char *step_of(const uint16_t *tile) {
+  const uintptr_t bytes = kStepLines * 64;
+  return reinterpret_cast<const char *>(reinterpret_cast<uintptr_t>(tile) / bytes * bytes);
+}
+
+// Several groups share the asking for the next tile, so that the memory goes on while they compute.
+template <int kLines>
+inline void ask_for_next(const char *next) {
+#pragma GCC unroll 1
+  for (int line = 0; line < kLines; ++line) _mm_prefetch(next + line * 64, _MM_HINT_T1);
+}
 
 inline __m512 widen(const uint16_t *numbers) {
   const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(numbers));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
 }
 
-template <bool kTall>
-inline void sum_tile(const ost_product &p, int32_t row, const uint16_t *tile, Ahead ahead,
-                     float *sums) {
+// A tile of the weight and a group of kGroups; part is which share of the next tile it asks for.
+template <bool kTall, int kGroups>
+inline void sum_tile(const ost_product &p, int32_t row, const uint16_t *tile, float *sums) {
+  constexpr int kLines = (kStepLines + kGroups - 1) / kGroups;
+  const uint16_t *after = tile + int64_t{kTileOutputs} * p.num_inputs;
+  const int64_t part = int64_t{row / kGroupRows} * kLines * (p.num_inputs / 32);  // lines
+  const char *ask = kGroups == 1 ? step_of(tile) : reinterpret_cast<const char *>(after) + part * 64;
   _tile_zero(0);
   _tile_zero(1);
   if constexpr (kTall) {
@@ -57,8 +81,8 @@ inline void sum_tile(const ost_product &p, int32_t row, const uint16_t *tile, Ah
   }
   const auto *inputs = static_cast<const uint16_t *>(p.inputs.data) + row * p.inputs.stride;
   for (int32_t i = 0; i < p.num_inputs; i += 32, tile += 32 * kTileOutputs) {
-    for (int line = 0; line < ahead.num_lines; ++line, ahead.next += 32)
-      _mm_prefetch(reinterpret_cast<const char *>(ahead.next), _MM_HINT_T1);
+    kGroups == 1 ? ask_for_own(ask) : ask_for_next<kLines>(ask);
+    ask += kLines * 64;
     _tile_loadd(4, inputs + i, p.inputs.stride * 2);
     _tile_loadd(6, tile, kTileOutputs * 4);
     _tile_dpbf16ps(0, 4, 6);
@@ -79,44 +103,57 @@ inline void sum_tile(const ost_product &p, int32_t row, const uint16_t *tile, Ah
   asm volatile("" ::: "memory");  // the compiler does not see what tiles write
 }
 
+// A row's 32 outputs are a line of the cache. The weight that streamed by has driven that line out,
+// and to have it back before each store would take as long as a fifth of the weight: so it is
+// written past the cache, where it is whole.
+inline void put_line(uint16_t *to, __m512 left, __m512 right, bool is_whole) {
+  const auto line = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(right, left));
+  is_whole ? _mm512_stream_si512(reinterpret_cast<__m512i *>(to), line)
+           : _mm512_storeu_si512(to, line);
+}
+
 void put(const ost_product &p, Group group, const float *sums, int64_t output) {
   const auto *bias = static_cast<const uint16_t *>(p.bias);
   auto *outputs = static_cast<uint16_t *>(p.outputs.data) + group.first * p.outputs.stride + output;
-  for (int row = 0; row < group.num_rows; ++row)
-    for (int side = 0; side < kTileOutputs; side += 16) {
-      __m512 sum = _mm512_load_ps(sums + row * kTileOutputs + side);
-      if (bias != nullptr) sum = _mm512_add_ps(sum, widen(bias + output + side));
-      auto *to = outputs + row * p.outputs.stride + side;
-      _mm256_storeu_si256(reinterpret_cast<__m256i *>(to),
-                          reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(sum)));
+  const bool is_whole = reinterpret_cast<uintptr_t>(outputs) % 64 == 0 && p.outputs.stride % 32 == 0;
+  for (int row = 0; row < group.num_rows; ++row, sums += kTileOutputs) {
+    __m512 left = _mm512_load_ps(sums), right = _mm512_load_ps(sums + 16);
+    if (bias != nullptr) {
+      left = _mm512_add_ps(left, widen(bias + output));
+      right = _mm512_add_ps(right, widen(bias + output + 16));
     }
+    put_line(outputs + row * p.outputs.stride, left, right, is_whole);
+  }
 }
 
-}  // namespace
-
-void product_amx(const ost_product &p, int64_t first, int64_t last) {
+template <int kGroups>
+void multiply(const ost_product &p, int64_t first, int64_t last) {
   alignas(64) float sums[kGroupRows * kTileOutputs];
   const Shapes all(kGroupRows), rest(p.num_rows % kGroupRows);
-  const int32_t num_groups = (p.num_rows + kGroupRows - 1) / kGroupRows;
-  const int64_t tile_size = int64_t{kTileOutputs} * p.num_inputs;
+  const bool has_both = kGroups > 1 && p.num_rows % kGroupRows != 0;
+  _tile_loadconfig(p.num_rows < kGroupRows ? &rest : &all);
   for (int64_t t = first; t < last; ++t) {
-    const auto *tile = static_cast<const uint16_t *>(p.tiles) + t * tile_size;
-    // A group alone asks for lines that it meets itself; several share the asking for the next tile,
-    // so that the memory goes on while they compute.
-    Ahead ahead{tile + kAheadLines * 32, kStepLines};
-    if (num_groups > 1) ahead = {tile + tile_size, (kStepLines + num_groups - 1) / num_groups};
+    const auto *tile = static_cast<const uint16_t *>(p.tiles) + t * kTileOutputs * p.num_inputs;
     for (int32_t row = 0; row < p.num_rows; row += kGroupRows) {
       const int32_t left = p.num_rows - row;
       const Group group{row, left < kGroupRows ? left : kGroupRows};
-      if (row == 0 || group.num_rows < kGroupRows)
-        _tile_loadconfig(group.num_rows < kGroupRows ? &rest : &all);
-      group.num_rows > kTileRows ? sum_tile<true>(p, row, tile, ahead, sums)
-                                 : sum_tile<false>(p, row, tile, ahead, sums);
-      ahead.next += int64_t{ahead.num_lines} * p.num_inputs;
+      if (has_both && (row == 0 || group.num_rows < kGroupRows))
+        _tile_loadconfig(row == 0 ? &all : &rest);
+      group.num_rows > kTileRows ? sum_tile<true, kGroups>(p, row, tile, sums)
+                                 : sum_tile<false, kGroups>(p, row, tile, sums);
       put(p, group, sums, t * kTileOutputs);
     }
   }
   _tile_release();
+  _mm_sfence();  // what went past the cache is there before anybody is told that it is
+}
+
+}  // namespace
+
+void product_amx(const ost_product &product, int64_t first, int64_t last) {
+  constexpr ProductKernel kernels[] = {multiply<1>, multiply<2>, multiply<3>, multiply<4>};
+  static_assert(kMostTileRows == 4 * kGroupRows, "a kernel for each number of groups");
+  kernels[(product.num_rows - 1) / kGroupRows](product, first, last);
 }
 
 }  // namespace ost
