@@ -1,43 +1,55 @@
-"""What does the ghost cost, and how good are its estimates? No model: the cache alone.
+"""When does the ghost tell something, how good is it, and what does it cost? No model.
 
 ::
 
-    python benchmarks/ghost.py                             # cost, in both indexes
+    python benchmarks/ghost.py                                     # cost, in both indexes
     python benchmarks/ghost.py --trace TRACE.npz --blocks 10000    # cost and estimates on a trace
+    python benchmarks/ghost.py --trace TRACE.npz --blocks 10000 --seeds 5 --errors   # no cost
 
 Two caches, with a ghost and without, are served the same requests by turns, some dozens at a
 time, and who comes first alternates; times are CPU time of the process. ``cost`` compares the
-sums of both, which is what other programs on the machine disturb; ``by its books`` is what the
-ghost itself says that it took, which is what it is held to.
+sums of both, which is what other programs on the machine disturb. ``books`` is what the ghost
+itself says that it took: ``at once`` of its start-up allowance, and ``share`` beyond that, of the
+time of the manager's calls. ``memory`` is what is allocated more with a ghost than without, beside
+what the cache's own tables take.
 
 Chats are those of ``benchmarks/heart.py``: conversations of 20 turns of 500 tokens behind one
 system prompt of 4,096, in blocks of 16; when all have ended, others begin. With a trace, each
-estimate is set beside a cache that really has that size or policy; ``--share`` says what
-estimates may take, and 1 is as much as they want.
+estimate is set beside a cache that really has that size or policy, after some numbers of requests;
+each seed samples other blocks. ``first`` is the request after which there was an estimate.
 """
 
 import argparse
 import gc
 import random
+import tracemalloc
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import process_time
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from ostinato.cache.ghost import ALLOWANCE_S, Ghost
 from ostinato.cache.manager import CacheManager
-from ostinato.core.config import CacheConfig
+from ostinato.core.config import CacheConfig, PolicyName
 from ostinato.core.identity import Identity, PrefixKey
 
 SYSTEM, CHATS, TURNS, TURN = 4_096, 64, 20, 500
 BLOCKS = 42_000
+STOPS = (1_000, 2_000, 4_000, 8_000)
+"""Requests after which estimates are set beside real caches, and at the end."""
+
 SETS = {"radix": 8, "hash": 1}
 """How often all conversations are replaced; the hash index takes ten times as long."""
+
+Settings = dict[str, Any]
+"""Of a cache."""
 
 LAST = 2**32 - 1
 """Stands behind each path of a trace: the token that is always computed."""
@@ -63,10 +75,10 @@ class Request:
 class Served:
     """A cache and what serving it took."""
 
-    def __init__(self, num_blocks: int, block_size: int = 16, **settings: object) -> None:
+    def __init__(self, num_blocks: int, block_size: int = 16, **settings: Any) -> None:
         """Make an empty one."""
         self.now_s, self.took_s, self._identity = 0.0, 0.0, Identity()
-        config = CacheConfig(num_blocks, block_size, **settings)  # type: ignore[arg-type]
+        config = CacheConfig(num_blocks, block_size, **settings)
         self.cache = CacheManager(config, clock=lambda: self.now_s)
 
     def serve(self, requests: list[Request]) -> None:
@@ -82,6 +94,12 @@ class Served:
             cache.commit([admitted[0]])
             cache.release(admitted[0], request.published, request.outputs)
         self.took_s += process_time() - began
+
+    @property
+    def ghost(self) -> Ghost:
+        """Its ghost; it has one."""
+        assert self.cache.ghost is not None
+        return self.cache.ghost
 
 
 def chats(num_sets: int) -> Iterator[list[Request]]:
@@ -124,70 +142,167 @@ def by_turns(parts: Iterator[list[Request]], total: int, caches: list[Served]) -
     gc.enable()
 
 
-def row(name: str, plain: Served, haunted: Served) -> list[str]:
-    """Lay out one scene's figures."""
-    ghost = haunted.cache.ghost
-    assert ghost is not None
-    seen = max(1, ghost.num_seen)
+def memory(parts: list[list[Request]], **settings: Any) -> int:
+    """Count the bytes that a cache has allocated when it has served all."""
+    tracemalloc.start()
+    served = Served(**settings)
+    for part in parts:
+        served.serve(part)
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return taken
+
+
+def row(name: str, plain: Served, haunted: Served, bytes_taken: tuple[int, int]) -> list[str]:
+    """Lay out what one scene cost."""
+    ghost, (without, with_it) = haunted.ghost, bytes_taken
+    seen, at_once = max(1, ghost.num_seen), min(ALLOWANCE_S, ghost.spent_s)
     return [
         name,
         f"{seen:,}",
         f"{1e6 * plain.took_s / seen:,.1f}",
         f"{1e6 * haunted.took_s / seen:,.1f}",
         f"{100 * (haunted.took_s / plain.took_s - 1):+.2f} %",
-        f"{100 * ghost.spent_s / haunted.took_s:.2f} %",
-        str(sum(estimate.num_sampled for estimate in haunted.cache.stats.ghosts)),
+        f"{1e3 * at_once:.0f} ms",
+        f"{100 * (ghost.spent_s - at_once) / haunted.took_s:.2f} %",
+        f"{(with_it - without) / 1024:,.0f} KiB of {without / 1024:,.0f}",
     ]
+
+
+def cost_table(share: float) -> Table:
+    """Make the table of costs."""
+    table = Table(title=f"microseconds of CPU time per request, at ghost_share={share}")
+    columns = ("scene", "requests", "without", "with", "cost", "at once", "share", "memory")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "scene" else "right")
+    return table
+
+
+@dataclass
+class Found:
+    """What was estimated of one size and policy, over all seeds.
+
+    Attributes:
+        first: Requests after which there was an estimate, by seed.
+        errors: Points by which estimates were wrong, by the requests before.
+        widths: Points by which they may have been, by their own account.
+    """
+
+    first: list[int] = field(default_factory=list)
+    errors: dict[int, list[float]] = field(default_factory=dict)
+    widths: dict[int, list[float]] = field(default_factory=dict)
+
+
+def watch(options: argparse.Namespace, requests: list[Request], setting: Settings) -> Table:
+    """Serve a trace once per seed, and set estimates beside caches that really are so."""
+    stops = [*(stop for stop in STOPS if stop < len(requests)), len(requests)]
+    found: dict[tuple[float, PolicyName], Found] = {}
+    really: dict[tuple[int, PolicyName], dict[int, float]] = {}
+    gc.collect()
+    gc.freeze()  # the requests
+    for seed in tqdm(range(options.seeds), unit="seed"):
+        haunted = Served(options.blocks + 1, **setting, ghost_share=options.share)
+        haunted.ghost.seed = seed
+        for number in range(0, len(requests), 50):
+            haunted.serve(requests[number : number + 50])
+            done = min(number + 50, len(requests))
+            for ghost in haunted.cache.stats.ghosts:
+                row = found.setdefault((ghost.memory, ghost.policy), Found())
+                if len(row.first) <= seed:
+                    row.first += [done] * (seed + 1 - len(row.first))
+                if done in stops:
+                    other = (ghost.num_blocks, ghost.policy)
+                    if other not in really:
+                        really[other] = ratios(requests, stops, *other, setting)
+                    error = 100 * (ghost.hit_ratio - really[other][done])
+                    row.errors.setdefault(done, []).append(error)
+                    row.widths.setdefault(done, []).append(100 * ghost.error)
+    return errors_table(options, stops, found)
+
+
+def ratios(
+    requests: list[Request],
+    stops: list[int],
+    num_blocks: int,
+    policy: PolicyName,
+    setting: Settings,
+) -> dict[int, float]:
+    """Replay all with a cache that really is so; hit ratios by the requests before."""
+    served = Served(num_blocks, **{**setting, "policy": policy}, ghost_blocks=0)
+    done, known = 0, dict[int, float]()
+    for stop in stops:
+        served.serve(requests[done:stop])
+        done, known[stop] = stop, served.cache.stats.first.hit_ratio
+    return known
+
+
+def errors_table(
+    options: argparse.Namespace, stops: list[int], found: dict[tuple[float, PolicyName], Found]
+) -> Table:
+    """Lay out mean error, greatest error and mean half width of the interval, in points."""
+    title = f"{options.trace.stem}, {options.blocks:,} blocks: points wrong, mean / most ± said"
+    table, all_errors = Table(title=title), dict[int, list[tuple[float, float]]]()
+    for column in ("memory", "policy", "first", *(f"after {stop:,}" for stop in stops)):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for (times, policy), row in sorted(found.items(), key=lambda item: (item[0][0] == 1, item[0])):
+        cells = []
+        for stop in stops:
+            errors, widths = row.errors.get(stop, []), row.widths.get(stop, [])
+            all_errors.setdefault(stop, []).extend(zip(errors, widths, strict=True))
+            cells.append(cell([abs(error) for error in errors], widths))
+        table.add_row(f"{times:g}", policy, f"{sorted(row.first)[len(row.first) // 2]:,}", *cells)
+    cells = []
+    for stop in stops:
+        pairs = all_errors.get(stop, [])
+        held = sum(abs(error) <= width for error, width in pairs) / max(1, len(pairs))
+        mean = cell([abs(error) for error, _ in pairs], [width for _, width in pairs])
+        cells.append(f"{mean}\n{held:.0%} within")
+    table.add_section()
+    table.add_row("", "all", "", *cells)
+    return table
+
+
+def cell(errors: list[float], widths: list[float]) -> str:
+    """Lay out some errors."""
+    if not errors:
+        return "not yet"
+    mean, said = sum(errors) / len(errors), sum(widths) / len(widths)
+    return f"{mean:.1f} / {max(errors):.1f} ± {said:.1f}"
 
 
 def main() -> None:
     """Read the command line, measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
     parser.add_argument("--trace", type=Path, help="replay a trace in place of chats")
+    parser.add_argument("--sets", type=int, help="of chats, in the radix index alone")
     parser.add_argument("--blocks", type=int, default=10_000, help="of the cache, for a trace")
     parser.add_argument("--share", type=float, default=0.01, help="what estimates may take")
+    parser.add_argument("--policy", default="lru", help="of the cache, for a trace")
+    parser.add_argument("--seeds", type=int, default=1, help="samples of the same traffic")
+    parser.add_argument("--errors", action="store_true", help="measure errors and no cost")
     options = parser.parse_args()
-    table = Table(title=f"microseconds of CPU time per request, at ghost_share={options.share}")
-    for column in ("scene", "requests", "without", "with", "cost", "by its books", "sampled"):
-        table.add_column(column, justify="left" if column == "scene" else "right")
+    table, console = cost_table(options.share), Console(width=130)
     if options.trace is None:
-        for index, sets in SETS.items():
-            plain = Served(BLOCKS, index=index, ghost_blocks=0)
-            haunted = Served(BLOCKS, index=index, ghost_share=options.share)
+        for index, sets in SETS.items() if options.sets is None else [("radix", options.sets)]:
+            settings: Settings = {"num_blocks": BLOCKS, "index": index}
+            haunting: Settings = {**settings, "ghost_share": options.share}
+            plain, haunted = Served(**settings, ghost_blocks=0), Served(**haunting)
             by_turns(chats(sets), sets * TURNS, [plain, haunted])
-            table.add_row(*row(f"chats, {index}", plain, haunted))
-        Console(width=110).print(table)
+            some = list(chats(1))
+            taken = memory(some, **settings, ghost_blocks=0), memory(some, **haunting)
+            table.add_row(*row(f"chats, {index}", plain, haunted, taken))
+        console.print(table)
         return
-    setting = {"block_size": 1, "seal_tails": False}
-    plain = Served(options.blocks + 1, **setting, ghost_blocks=0)
-    haunted = Served(options.blocks + 1, **setting, ghost_share=options.share)
+    setting: Settings = {"block_size": 1, "seal_tails": False, "policy": options.policy}
     parts = list(trace(options.trace, options.blocks))
-    by_turns(iter(parts), len(parts), [plain, haunted])
-    table.add_row(*row(options.trace.stem, plain, haunted))
-    Console(width=110).print(table)
-    compare(options, parts, haunted, setting)
-
-
-def compare(
-    options: argparse.Namespace,
-    parts: list[list[Request]],
-    haunted: Served,
-    setting: dict[str, object],
-) -> None:
-    """Print estimates beside caches that really are so."""
-    stats = haunted.cache.stats
-    table = Table(title=f"{options.trace.stem}: found here {100 * stats.first.hit_ratio:.1f} %")
-    for column in ("memory", "policy", "estimate", "really", "error", "sampled"):
-        table.add_column(column, justify="left" if column == "policy" else "right")
-    for estimate in stats.ghosts:
-        other = Served(estimate.num_blocks, **setting, policy=estimate.policy, ghost_blocks=0)
-        for part in parts:
-            other.serve(part)
-        really = other.cache.stats.first.hit_ratio
-        error = 100 * (estimate.hit_ratio - really)
-        ratios = (f"{100 * estimate.hit_ratio:.1f} %", f"{100 * really:.1f} %", f"{error:+.1f}")
-        table.add_row(f"{estimate.memory:g}", estimate.policy, *ratios, str(estimate.num_sampled))
-    Console(width=110).print(table)
+    if not options.errors:
+        size = {"num_blocks": options.blocks + 1, **setting}
+        plain, haunted = Served(**size, ghost_blocks=0), Served(**size, ghost_share=options.share)
+        by_turns(iter(parts), len(parts), [plain, haunted])
+        taken = memory(parts, **size, ghost_blocks=0), memory(parts, **size)
+        table.add_row(*row(options.trace.stem, plain, haunted, taken))
+        console.print(table)
+    console.print(watch(options, [request for part in parts for request in part], setting))
 
 
 class _Raw(argparse.RawDescriptionHelpFormatter):

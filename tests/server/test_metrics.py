@@ -78,13 +78,12 @@ async def ask(state: ServerState, caller: Caller, text: str, tokens: int = 2, **
 
 
 async def go_round(state: ServerState) -> None:
-    """Have seven prompts come again and again; the idle engine replays what the ghost recorded."""
-    while not state.llm.cache_stats.ghosts:
-        for number in range(70):
-            await ask(state, ANN, f"{number % 7} of seven prompts that go round", tokens=1)
+    """Have seven prompts come again and again; the idle engine plays what the ghost watched."""
     until = time.monotonic() + 20
     while len(state.llm.cache_stats.ghosts) < 9 and time.monotonic() < until:
-        await asyncio.sleep(0.01)
+        for number in range(70):
+            await ask(state, ANN, f"{'abcdefg'[number % 7]} of seven", tokens=1)
+        await asyncio.sleep(0.05)
 
 
 async def at_once(state: ServerState, *texts: str) -> None:
@@ -151,7 +150,15 @@ def test_what_other_sizes_and_policies_would_find_is_a_gauge_each(llm) -> None:
         labels = {"memory": f"{ghost.memory:g}", "policy": ghost.policy}
         assert page.value("ostinato_ghost_hit_ratio", **labels) == ghost.hit_ratio
         assert page.value("ostinato_ghost_sampled_blocks", **labels) == ghost.num_sampled > 50
+        assert page.value("ostinato_ghost_requests", **labels) == ghost.num_requests >= 70
+        ends = [
+            page.value("ostinato_ghost_interval_hit_ratio", end=end, **labels)
+            for end in ("low", "high")
+        ]
+        assert ends == [ghost.low, ghost.high] and ghost.low <= ghost.hit_ratio <= ghost.high
         assert row["hit_ratio"] == pytest.approx(ghost.hit_ratio, abs=1e-6)
+        assert [row["low"], row["high"]] == pytest.approx(ends, abs=1e-6)
+        assert row["num_requests"] == ghost.num_requests
     half, double, _ = (ghost.hit_ratio for ghost in ghosts if ghost.policy == "lru")
     assert double > half + 0.1, "seven prompts need more room than there is"
 

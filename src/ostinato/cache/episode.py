@@ -1,39 +1,55 @@
-"""How much of the traffic is sampled at once, and what comes of it?
+"""How much of the traffic is sampled at once, and who finds what in it?
 
-An episode is a stretch of traffic: a sample of it is recorded, then replayed on small caches that
-start empty. They are compared from the moment on at which the largest of them is full, or over the
-last third of the episode if that comes first.
+An episode is a stretch of traffic of which a sample is watched. Likenesses of the cache that are
+as much smaller as the sample is than the traffic are served the same turns::
+
+    request ──► chosen blocks ──► stack of LRU             at once: all sizes, in microseconds
+                        └──► one in four ──► log ──► small caches: other policies
+                                                     as credit allows, by turns
+
+Where the cache's own policy is not LRU, sizes are played by small caches as well.
+
+Likenesses start empty. So does the cache in the first episode; in later ones they count from the
+moment on at which four times the size is filled, or from half of the log on.
 """
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Generator, Sequence
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
-from ostinato.cache.block_table import BlockTable
 from ostinato.cache.sample import Sampler, TrafficLog
-from ostinato.cache.small_cache import LruStack, SmallCache
+from ostinato.cache.small_cache import LruStack, SampledTurn, SmallCache
 from ostinato.cache.stats import LookupCounts
+from ostinato.cache.tally import NUM_PARTS, SoFar, Tally
 from ostinato.core.config import CacheConfig, PolicyName
+from ostinato.core.identity import PrefixKey
 
 SIZES = (0.5, 2.0, 4.0)
 """Multiples of the memory for which estimates are made."""
 
-FIRST_LOGGED, MOST_LOGGED = 1024, 8192
-"""Sampled blocks of the first episode, each as often as it is in use; the next has twice as many,
-up to the most: a rough estimate soon, and a good one later."""
+Which = tuple[float, PolicyName]
+"""A multiple of the memory and a policy."""
 
-_TURNOVERS = 6
-"""Times that an episode should fill the small cache anew: the largest is four times as large."""
+LEAST_SAMPLED, MOST_LOGGED = 4096, 2048
+"""Sampled blocks after which another episode may follow, each as often as it is in use; and the
+most that are logged for small caches."""
 
-_LEAST_BLOCKS = 32
-"""A small cache of fewer blocks is no likeness of a large one."""
+_LEAST_BLOCKS, _LEAST_LOGGED_BLOCKS = 32, 16
+"""A stack and small caches of fewer blocks are no likeness of a large one."""
 
-_ASKED = 3
+_SPARSER = 4
+"""Small caches cost ten times as much as the stack, so they get a sample of the sample."""
+
+_LOGGED_PER_REQUEST = 0.06
+"""Sampled blocks of a request that small caches can be served, by what credit allows."""
+
+_ASKED = 2
 """Blocks of a request of mean length that are asked whether they are chosen."""
 
-Tell = Callable[[float, PolicyName, int, int], None]
-"""Is told of a size, a policy, the hits that it had more than the cache's own, and of how many
-blocks that were looked up."""
+_AT_ONCE = 8
+"""Turns that a small cache is served before the clock is looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,34 +57,36 @@ class EpisodePlan:
     """Sizes of an episode.
 
     Attributes:
-        num_blocks: Blocks of the small cache that stands for the large one.
-        most_logged: Sampled blocks after which it ends.
         stride: Blocks of the traffic of which one is sampled.
+        sparser: Blocks of the sample of which one is logged for small caches.
         step: Blocks of which one is asked.
-        num_requests: Requests that it takes, as far as can be told.
     """
 
-    num_blocks: int
-    most_logged: int
     stride: float
+    sparser: float
     step: int
-    num_requests: float
 
     @staticmethod
-    def of(number: int, config: CacheConfig, counts: LookupCounts) -> "EpisodePlan":
-        """Plan the episode of a number, from 0 on, by what the cache has seen.
+    def of(config: CacheConfig, counts: LookupCounts) -> "EpisodePlan":
+        """Plan an episode by what the cache has seen.
 
-        The small cache is as large as can be filled often enough: where little misses, little
-        is new, and it takes long.
+        A request of mean length has one sampled block at most: a second one tells less than
+        the first one of another request. No likeness is too small for that.
         """
-        fresh = max(0.01, 1.0 - counts.hit_ratio)
         mean_blocks = counts.query_tokens / max(1, counts.num_requests) / config.block_size
-        wanted = max(FIRST_LOGGED << min(number, 8), int(_TURNOVERS * _LEAST_BLOCKS / fresh))
-        logged = min(wanted, MOST_LOGGED)
-        small = min(max(_LEAST_BLOCKS, int(logged * fresh / _TURNOVERS)), config.num_ghost_blocks)
-        stride = max(1.0, config.num_blocks / small)
-        step = max(1, int(mean_blocks / _ASKED))
-        return EpisodePlan(small, logged, stride, step, logged * stride / max(1.0, mean_blocks))
+        most, num_blocks = config.num_ghost_blocks, config.num_blocks
+        scarcest = max(1.0, num_blocks / min(most, _LEAST_BLOCKS))
+        stride = min(scarcest, max(1.0, mean_blocks, num_blocks / most))
+        scarcest = max(1.0, num_blocks / min(most, _LEAST_LOGGED_BLOCKS))
+        logged = min(scarcest, max(_SPARSER * stride, mean_blocks / _LOGGED_PER_REQUEST))
+        if config.policy != "lru":  # all is played by small caches, and no stack is paid
+            stride = logged = max(1.0, logged / 2)
+        return EpisodePlan(stride, logged / stride, max(1, int(mean_blocks / _ASKED)))
+
+
+Departure = tuple[PrefixKey, int, int, int, float]
+"""A request that has ended: its tokens, how many of them are computed, were looked up, and were
+generated, and when that was by the cache's clock. A plain tuple, for there is one per request."""
 
 
 class Episode:
@@ -76,94 +94,224 @@ class Episode:
 
     Attributes:
         plan: Its sizes.
+        sampler: Chooses blocks.
+        num_sampled: Blocks that were chosen so far, each as often as it was in use.
     """
 
     def __init__(
-        self, number: int, plan: EpisodePlan, config: CacheConfig, clock: Callable[[], float]
+        self,
+        number: int,
+        plan: EpisodePlan,
+        config: CacheConfig,
+        counts: LookupCounts,
+        tally: Callable[[Which], Tally],
+        seed: int = 0,
     ) -> None:
-        """Begin to record; each number has a sample of its own."""
-        self.plan = plan
-        self._config, self._clock = config, clock
-        self._sampler = Sampler(config.block_size, plan.stride, plan.step, number)
+        """Begin; each number and seed has a sample of its own.
+
+        Args:
+            number: From 0 on; likenesses in episode 0 are compared from its begin on.
+            plan: Its sizes.
+            config: Of the cache.
+            counts: What the cache has found.
+            tally: Keeps what was found by a size and policy.
+            seed: Of the sample.
+        """
+        self.plan, self.num_sampled = plan, 0
+        self.sampler = Sampler(config.block_size, plan.stride, plan.step, number + (seed << 16))
+        self._block_size, self._counts = config.block_size, counts
+        self._limit = self.sampler.limit_of(1 / plan.sparser)
         self._log = TrafficLog()
+        own, is_cold = config.policy, number == 0
+        self._sizes: _Sizes | None = None
+        if own == "lru":
+            tallies = {memory: tally((memory, own)) for memory in SIZES}
+            small = max(1, round(config.num_blocks / plan.stride))
+            self._sizes = _Sizes(small, plan.stride, tallies, is_cold=is_cold)
+        unit = plan.stride * plan.sparser
+        small = max(1, round(config.num_blocks / unit))
+        self._own = _Own(own, small, self._log, is_cold=is_cold)
+        self._players = [
+            _Player(which, small, unit, self._own, self._log, tally(which))
+            for which in _others(own)
+        ]
 
     @property
-    def is_full(self) -> bool:
-        """Whether enough is recorded."""
-        return self._log.num_blocks >= self.plan.most_logged
+    def is_played(self) -> bool:
+        """Whether small caches have been served all that is logged so far."""
+        return all(player.position == len(self._log) for player in self._players)
 
     @property
-    def tells_something(self) -> bool:
-        """Whether what is recorded is more than the small cache holds."""
-        return self._log.num_blocks > self.plan.num_blocks
+    def is_enough(self) -> bool:
+        """Whether another episode would tell more than the rest of this one."""
+        is_full = self._log.num_blocks >= MOST_LOGGED
+        return is_full and self.is_played and self.num_sampled >= LEAST_SAMPLED
 
-    def note(self, table: BlockTable, num_tokens: int) -> None:
-        """Record a request that ends, if a block of it is sampled.
-
-        Args:
-            table: Its tokens, how many of them were looked up, and how many were generated.
-            num_tokens: How many of them are computed.
-        """
-        size = self._config.block_size
-        places = self._sampler.choose(table.key, num_tokens // size)
-        if places:
-            names = self._sampler.names(table.key, places)
-            num_asked = bisect_left(places, table.num_watched // size)
-            outputs = table.turn.num_output_tokens
-            self._log.add(names, places, num_asked, self._clock(), outputs)
-
-    def replay(self, others: Sequence[PolicyName], tell: Tell) -> Generator[None, None, None]:
-        """Replay for the sizes, then for other policies; yields after each turn.
-
-        Args:
-            others: Policies beside the cache's own and LRU.
-            tell: Is told of each size and policy as soon as it is known.
-        """
-        own = self._config.policy
-        by_size, first, num_asked = yield from self._replay_lru()
-        if not num_asked:
+    def note(self, left: "Departure") -> None:
+        """Take a request that has ended."""
+        key, num_tokens, num_looked_up, num_outputs, at_s = left
+        chosen = self.sampler.choose(key, num_tokens)
+        if not chosen:
             return
-        same = by_size[1.0] if own == "lru" else (yield from self._replay_small(1.0, own, first))
-        for memory in SIZES:
-            hits = by_size[memory]
-            if own != "lru":
-                hits = yield from self._replay_small(memory, own, first)
-            tell(memory, own, hits - same, num_asked)
-        if own != "lru":
-            tell(1.0, "lru", by_size[1.0] - same, num_asked)
-        for policy in others:
-            hits = yield from self._replay_small(1.0, policy, first)
-            tell(1.0, policy, hits - same, num_asked)
+        names = self.sampler.names(key, chosen)
+        size, counts = self._block_size, self._counts
+        last = (num_looked_up - 1) // size * size
+        num_asked = len(chosen)
+        while num_asked and chosen[num_asked - 1][0] >= last:
+            num_asked -= 1
+        self.num_sampled += len(names)
+        if self._sizes is not None:
+            self._sizes.serve(names, num_asked, counts)
+        limit, log = self._limit, self._log
+        kept = [at for at, name in enumerate(names) if name < limit]
+        if kept and log.num_blocks < MOST_LOGGED:
+            places = array("I", [chosen[at][0] // size for at in kept])
+            names = array("I", [names[at] for at in kept])
+            num_asked = sum(at < num_asked for at in kept)
+            turn = SampledTurn(names, places, num_asked, at_s, num_outputs)
+            log.add(turn, SoFar.of(counts))
 
-    def _replay_lru(self) -> Generator[None, None, tuple[dict[float, int], int, int]]:
-        """Replay LRU at every size.
+    def seen(self) -> None:
+        """Note how far the traffic has come, also where nothing of it was chosen."""
+        if self._sizes is not None:
+            self._sizes.seen(self._counts)
+
+    def play(self, timer: Callable[[], float]) -> bool:
+        """Serve a small cache some turns.
+
+        The one that has taken the least time comes first, so that those that are dear do not
+        keep others waiting; other sizes may take four times as much as other policies.
 
         Returns:
-            Hits by size, the turn from which on they count, and the blocks looked up since.
+            Whether there was something to play.
         """
-        log, num_blocks = self._log, self.plan.num_blocks
-        stack = LruStack(int(max(SIZES) * num_blocks))
-        sizes = {memory: max(1, int(memory * num_blocks)) for memory in (1.0, *SIZES)}
-        hits, first, num_asked = dict.fromkeys(sizes, 0), 2 * len(log) // 3, 0
-        for number in range(len(log)):
-            turn = log.turn(number)
-            found = stack.serve(turn)
-            if number >= first:
-                num_asked += turn.num_asked
-                for memory, most in sizes.items():
-                    hits[memory] += bisect_right(found, most)
-            elif stack.is_full:
-                first = number + 1
-            yield
-        return hits, first, num_asked
+        end = len(self._log)
+        behind = [player for player in self._players if player.position < end]
+        if not behind:
+            return False
+        player = min(behind, key=lambda player: player.took_s / player.share)
+        started = timer()
+        player.serve(min(_AT_ONCE, end - player.position))
+        player.took_s += timer() - started
+        return True
 
-    def _replay_small(
-        self, memory: float, policy: PolicyName, first: int
-    ) -> Generator[None, None, int]:
-        """Replay a policy at a size; returns its hits from a turn on."""
-        cache, hits = SmallCache(max(1, int(memory * self.plan.num_blocks)), policy), 0
-        for number in range(len(self._log)):
-            found = cache.serve(self._log.turn(number))
-            hits += found if number >= first else 0
-            yield
+
+class _Sizes:
+    """LRU at every size, from one stack."""
+
+    def __init__(
+        self, num_blocks: int, unit: float, tallies: dict[float, Tally], *, is_cold: bool
+    ) -> None:
+        self._own = num_blocks
+        self._unit = unit
+        self._stack = LruStack(max(1, int(max(SIZES) * num_blocks)))
+        self._rows = [
+            (max(1, round(memory * num_blocks)), tally) for memory, tally in tallies.items()
+        ]
+        self._counts_from = 0 if is_cold else LEAST_SAMPLED // 2
+        self._num_served, self._is_counting = 0, False
+
+    def serve(self, names: "array[int]", num_asked: int, counts: LookupCounts) -> None:
+        """Take a turn."""
+        found = self._stack.serve(names, num_asked)
+        self._num_served += len(names)
+        if not self._is_counting:
+            if self._num_served < self._counts_from and not self._stack.is_full:
+                return
+            self._is_counting = True
+            for _, tally in self._rows:
+                tally.begin(
+                    SoFar.of(counts) if self._counts_from else SoFar(), self._own, self._unit
+                )
+        own, part = bisect_right(found, self._own), names[0] % NUM_PARTS
+        for size, tally in self._rows:
+            tally.add(part, num_asked, own, bisect_right(found, size), self._unit)
+
+    def seen(self, counts: LookupCounts) -> None:
+        """Note how far the traffic has come."""
+        if self._is_counting:
+            so_far = SoFar.of(counts)
+            for _, tally in self._rows:
+                tally.reach(so_far)
+
+
+class _Own:
+    """The cache's own policy at its own size; it is as far as the player that is furthest."""
+
+    def __init__(
+        self, policy: PolicyName, num_blocks: int, log: TrafficLog, *, is_cold: bool
+    ) -> None:
+        self._log, self._num_blocks = log, num_blocks
+        self._likeness = LruStack(num_blocks) if policy == "lru" else SmallCache(num_blocks, policy)
+        self._found = array("I")  # by turn
+        self._num_missed = self._num_served = 0
+        self.counts_from: int | None = 0 if is_cold else None
+
+    def found(self, number: int, turn: SampledTurn) -> int:
+        """Say what it found of a turn."""
+        if number < len(self._found):
+            return self._found[number]
+        names = turn.names
+        if isinstance(self._likeness, LruStack):
+            hits = len(self._likeness.serve(names, turn.num_asked))
+        else:
+            hits = self._likeness.serve(turn)
+        self._found.append(hits)
+        self._num_served += len(names)
+        self._num_missed += len(names) - hits
+        enough = max(SIZES) * self._num_blocks
+        if self.counts_from is None and (
+            self._num_missed >= enough or self._num_served >= MOST_LOGGED // 2
+        ):
+            self.counts_from = number + 1
         return hits
+
+
+class _Player:
+    """Another policy or size.
+
+    Attributes:
+        position: Turns that it was served.
+        took_s: What they took.
+        share: What it may take, beside others.
+    """
+
+    def __init__(
+        self,
+        which: Which,
+        num_blocks: int,
+        unit: float,
+        own: _Own,
+        log: TrafficLog,
+        tally: Tally,
+    ) -> None:
+        memory, policy = which
+        self.position, self.took_s = 0, 0.0
+        self.share = 1 if memory == 1.0 else 4
+        self._size = max(1, round(memory * num_blocks))
+        self._cache = SmallCache(self._size, policy)
+        self._own, self._log, self._tally, self._unit = own, log, tally, unit
+
+    def serve(self, num_turns: int) -> None:
+        """Take the next turns from the log."""
+        log, tally, unit = self._log, self._tally, self._unit
+        first = self._own.counts_from
+        for number in range(self.position, self.position + num_turns):
+            turn = log.turn(number)
+            own, other = self._own.found(number, turn), self._cache.serve(turn)
+            first = self._own.counts_from
+            if first is None or number < first:
+                continue
+            if number == first:
+                tally.begin(log.so_far(number) if first else SoFar(), self._size, unit)
+            tally.add(turn.names[0] % NUM_PARTS, turn.num_asked, own, other, unit)
+        self.position += num_turns
+        if first is not None and first < self.position:
+            tally.reach(log.so_far(self.position - 1))
+
+
+def _others(own: PolicyName) -> Sequence[Which]:
+    """List what small caches play: other policies, and sizes of the cache's own if not LRU."""
+    policies: tuple[PolicyName, ...] = get_args(PolicyName)
+    others: list[Which] = [(1.0, policy) for policy in policies if policy != own]
+    return others if own == "lru" else [*((memory, own) for memory in SIZES), *others]

@@ -1,70 +1,74 @@
 """What would more memory bring, or another policy, and what may it cost to know?
 
-A ghost watches the traffic by episodes. It saves up, records a sample of what is served for a
-while, and replays it on small caches with nothing behind them, a turn at a time::
+A ghost watches a sample of the traffic by episodes, and plays it on small caches with nothing
+behind them::
 
-    saving ──enough──► recording ──log full──► replaying ──► saving ..
-    a counter          a few digests           the sizes, then one other policy
-    per request        per request             while there is credit
+    saving ──enough──► watching ──sample full──► playing ──all played──► saving ..
+    a counter          digests of some blocks    what is left
+    per request        per request               while there is credit
 
-Credit is a share of the time that the cache itself takes (``ghost_share``, a hundredth).
-Everything that the ghost does is paid from it in processor time, and what is not paid for is not
-done: estimates come late rather than dear. Two things go on credit, and are paid back before
-more is begun: the end of a recording that takes longer than was reckoned, at most twice, and
-what is replayed while the engine has nothing else to do.
+Credit is a share of the processor time that the cache itself takes: of the manager's calls from
+the look-up of a request to the release of its blocks (``ghost_share``, a hundredth). All that the
+ghost does is paid from it, and what is not paid for is not done. Two things are beside that:
+
+* a start-up allowance of a tenth of a second, once, given out over the first 8,192 requests: it
+  pays for the first episode, which begins with the traffic, so that there are estimates soon;
+* what is played while the engine has nothing else to do. That is lent, and paid back before
+  another episode begins.
 
 A cache of half, double or four times the size differs from a small one of this size as the large
 ones would differ, so an estimate is the hit ratio that was measured, plus what the small caches
-differ by.
+differ by. It comes with the interval that it is within, and not before that is of ten points.
 
 Source: many small caches: Waldspurger, Saemundsson, Ahmad, Park, Cache modeling and optimization
-using miniature simulations, ATC 2017; the sample: ``sample``.
+using miniature simulations, ATC 2017; the sample: ``sample``; intervals: ``tally``.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import inf
-from typing import get_args
 
 from ostinato.cache.block_table import BlockTable
-from ostinato.cache.episode import Episode, EpisodePlan
+from ostinato.cache.episode import Departure, Episode, EpisodePlan, Which
 from ostinato.cache.stats import GhostEstimate, LookupCounts
-from ostinato.core.config import CacheConfig, PolicyName
+from ostinato.cache.tally import LEARNERS_LIKENESS, LIKENESS, Tally
+from ostinato.core.config import CacheConfig
+
+ALLOWANCE_S, ALLOWED_REQUESTS = 0.1, 8192
+"""Processor time that is given once, and the requests over which it is given out."""
+
+TOO_WIDE = 0.1
+"""An interval that is wider says nothing yet."""
 
 _ADMISSIONS = 1.6
 """A request takes the cache at least so many times as long as its admission: 2 where every
 request evicts (traces in ``benchmarks/ghost.py``), 3 to 6 in ``benchmarks/heart.py``."""
 
-_LOOK_S = 1e-7
-"""What a request costs that nothing is done about."""
+_LOOK_S, _LEFT_S = 1e-7, 2e-6
+"""What a request costs that nothing is done about; and one that is noted, beside what the timer
+says: it is kept until then, and the cache's own code is out of the processor's caches after it."""
 
-_REST = 64
-"""Requests between two of which the admission is timed; and those that come before the first
-episode, which is planned by what they hit."""
+_FIRST = 16
+"""Requests by whose length the first episode is planned."""
 
-_LEAST_PRICE_S = 1e-3
-"""No episode costs less."""
+_REST, _BUSY = 64, 8
+"""Requests between two of which the admission is timed; and while there is something to play."""
+
+_AT_ONCE = 32
+"""Requests that have ended and are noted at once."""
 
 _SLICE_S = 5e-4
-"""The most that one request is held up by replaying."""
+"""The most that one request is held up by playing."""
 
-_REPLAY_S = 1.5e-6
-"""What a sampled block costs that is replayed for the sizes."""
+_LONGEST_S = 5e-3
+"""What takes longer is the interpreter's collection of all garbage, which is not the ghost's."""
 
-_OVER = object()
+_WATCHED = 8192
+"""Requests whose watching is paid before anything is played, and that another episode is to last
+for."""
 
-
-@dataclass(slots=True)
-class _Tally:
-    """What small caches of a size and policy found more than those of the cache's own."""
-
-    difference: int = 0
-    num_asked: int = 0
-
-    def add(self, difference: int, num_asked: int) -> None:
-        self.difference += difference
-        self.num_asked += num_asked
+_NOTE_S = 3e-6
+"""What it takes to note a request, until that is known."""
 
 
 class Ghost:
@@ -76,6 +80,7 @@ class Ghost:
         is_recording: Whether requests that are admitted now are to be noted when they end.
         timer: Seconds of processor time.
         spent_s: What it has taken so far.
+        seed: Of the samples; to see how far they differ.
     """
 
     def __init__(
@@ -93,24 +98,45 @@ class Ghost:
             counts: What the cache has found.
             timer: Seconds of processor time.
         """
-        self.num_seen, self.due, self.is_recording, self.timer = 0, 0, False, timer
+        self.num_seen, self.due, self.is_recording, self.timer = 0, _FIRST, False, timer
         self._config, self._clock, self._counts = config, clock, counts
-        self.spent_s = 0.0
+        self.spent_s, self.seed = 0.0, 0
         self._earned_s = 0.0 if config.ghost_share < 1 else inf
         self._num_paid = 0  # requests of whose time the share is in the credit
-        self._num_noted, self._note_s = 0, 4e-6  # and what noting one takes, on average
-        self._price_s = 0.0  # of the episode, as it was reckoned
+        self._departed: list[Departure] = []  # requests that have ended and are not noted
+        self._num_noted, self._noting_s = 0, 0.0  # requests that were, and what that took
+        self._lent_s = 0.0  # what was played in spare moments while this was recorded
         self._num_episodes = 0
-        self._tallies: dict[tuple[float, PolicyName], _Tally] = {}
-        policies: tuple[PolicyName, ...] = get_args(PolicyName)
-        self._others = [policy for policy in policies if policy not in ("lru", config.policy)]
+        self._tallies: dict[Which, Tally] = {}
         self._episode: Episode | None = None
-        self._work: Iterator[None] | None = None  # the replay of what was recorded
 
     @property
     def credit_s(self) -> float:
         """What it may still take."""
-        return self._earned_s - self.spent_s
+        return self._earned_s + self.allowed_s - self.spent_s
+
+    @property
+    def playable_s(self) -> float:
+        """What may be taken to play: credit that is not needed to watch on."""
+        if not self.is_recording:
+            return self.credit_s
+        still = max(0, _WATCHED - self._num_noted) * max(0.0, self._note_s - self._earns_s)
+        return min(self.credit_s, self._earned_s + ALLOWANCE_S - self.spent_s - still)
+
+    @property
+    def _note_s(self) -> float:
+        """What it takes to note a request."""
+        return self._noting_s / self._num_noted if self._num_noted else _NOTE_S
+
+    @property
+    def _earns_s(self) -> float:
+        """What a request brings."""
+        return self._earned_s / max(1, self._num_paid)
+
+    @property
+    def allowed_s(self) -> float:
+        """What was given of the allowance so far."""
+        return ALLOWANCE_S * min(1.0, self.num_seen / ALLOWED_REQUESTS)
 
     def wake(self, began_s: float) -> None:
         """Take the share of the time since the last call, and do what it is enough for.
@@ -122,26 +148,25 @@ class Ghost:
         num_requests, self._num_paid = self.num_seen - self._num_paid, self.num_seen
         request_s = _ADMISSIONS * (started - began_s)
         self._earned_s += num_requests * self._config.ghost_share * request_s
-        self.spent_s += num_requests * _LOOK_S
-        if self._episode is None and self.num_seen >= _REST:
+        self.spent_s += num_requests * (_LEFT_S if self.is_recording else _LOOK_S)
+        if self._episode is None:
             self._begin()
-        self._work_until(started + min(self.credit_s, _SLICE_S))
-        self.spent_s += self.timer() - started
-        is_busy = self._work is not None and self.credit_s > 0
-        self.due = self.num_seen + (0 if is_busy else _REST)
+        is_behind = self._play_until(started + min(self.playable_s, _SLICE_S))
+        self._pay(started)
+        self.due = self.num_seen + (_BUSY if is_behind and self.playable_s > 0 else _REST)
 
     def rest(self) -> bool:
-        """Replay a little in a spare moment, on credit: it is paid back before more is recorded.
+        """Play a little in a spare moment, on credit: it is paid back before the next episode.
 
         Returns:
-            Whether there is more to replay.
+            Whether there is more to play.
         """
-        if self._work is None:
+        if self._episode is None or self._episode.is_played:
             return False
         started = self.timer()
-        self._work_until(started + _SLICE_S)
-        self.spent_s += self.timer() - started
-        return self._work is not None
+        is_behind = self._play_until(started + _SLICE_S)
+        self._lent_s += self._pay(started)
+        return is_behind
 
     def left(self, table: BlockTable, num_tokens: int) -> None:
         """Note a request that ends.
@@ -150,69 +175,91 @@ class Ghost:
             table: Its tokens, how many of them were looked up, and how many were generated.
             num_tokens: How many of them are computed.
         """
-        if not self.is_recording or self._episode is None:
-            return
-        is_timed = self._num_noted % 8 == 0
-        self._num_noted += 1
-        started = self.timer() if is_timed else 0.0
-        self._episode.note(table, num_tokens)
-        if is_timed:
-            self._note_s += 0.1 * (self.timer() - started - self._note_s)
-        self.spent_s += self._note_s
-        if self._episode.is_full or self.credit_s < -self._price_s:  # it was reckoned badly
-            self._end_recording()
+        departed, outputs = self._departed, table.turn.num_output_tokens
+        departed.append((table.key, num_tokens, table.num_watched, outputs, self._clock()))
+        if len(departed) >= _AT_ONCE:
+            started = self.timer()
+            self._note()
+            self._noting_s += self._pay(started)
 
     def clear(self) -> None:
         """Drop what was sampled; estimates stay, for they tell of nobody."""
-        self.is_recording, self._episode, self._work = False, None, None
+        if self._episode is not None:
+            self._episode.seen()
+        self.is_recording, self._episode = False, None
+        self._departed.clear()
 
     def catch_up(self) -> None:
-        """Replay at once all that was recorded, whatever it costs."""
-        if self.is_recording:
-            self._end_recording()
-        while self._work is not None:
-            self._step()
+        """Play at once all that was noted, whatever it costs."""
+        self._note()
+        self._play_until(inf)
 
     def estimates(self) -> tuple[GhostEstimate, ...]:
-        """Return what others would have found, by what was replayed so far."""
-        measured = self._counts.hit_ratio
+        """Return what others would have found, by what was played so far.
+
+        Those are left out whose interval is wider than ten points.
+        """
+        if self._episode is not None and self.is_recording:
+            self._episode.seen()
         found = []
         for (memory, policy), tally in list(self._tallies.items()):
-            ratio = min(1.0, max(0.0, measured + tally.difference / tally.num_asked))
-            num_blocks = int(memory * self._config.num_blocks)
-            found.append(GhostEstimate(num_blocks, policy, ratio, tally.num_asked, memory))
+            ratio, error = tally.estimate(self._counts, self._config.block_size)
+            if 2 * error <= TOO_WIDE:
+                num_blocks = int(memory * self._config.num_blocks)
+                rests_on = tally.num_blocks, memory, error, int(tally.covered.requests)
+                found.append(GhostEstimate(num_blocks, policy, ratio, *rests_on))
         return tuple(found)
 
     def _begin(self) -> None:
-        """Record from now on, if there is credit for that and for replaying the sizes."""
-        if self.credit_s < _LEAST_PRICE_S:
+        """Watch from now on, if there is credit for that; the first time there is the allowance."""
+        if self._num_episodes and self.credit_s < _WATCHED * self._note_s:
             return
-        plan = EpisodePlan.of(self._num_episodes, self._config, self._counts)
-        self._price_s = plan.num_requests * self._note_s + plan.most_logged * _REPLAY_S
-        if self.credit_s >= self._price_s:
-            self._episode = Episode(self._num_episodes, plan, self._config, self._clock)
-            self.is_recording = True
-            self._num_episodes += 1
+        plan = EpisodePlan.of(self._config, self._counts)
+        known = self._config, self._counts, self._tally_of
+        self._episode = Episode(self._num_episodes, plan, *known, self.seed)
+        self._num_episodes += 1
+        self._lent_s = 0.0
+        self.is_recording = True
+
+    def _note(self) -> None:
+        """Take what has ended since the last time; all at once, which takes half of the time."""
+        episode, departed = self._episode, self._departed
+        self._departed = []
+        if episode is None or not self.is_recording:
+            return
+        for left in departed:
+            episode.note(left)
+        self._num_noted += len(departed)
+        is_paid = self._earned_s + ALLOWANCE_S + self._lent_s > self.spent_s
+        if episode.is_enough or not is_paid:
+            self._end_recording()
+
+    def _pay(self, started_s: float) -> float:
+        """Book the time since then, and return it."""
+        took_s = min(self.timer() - started_s, _LONGEST_S)
+        self.spent_s += took_s
+        return took_s
 
     def _end_recording(self) -> None:
-        """Replay from now on, if it is enough to tell anything."""
-        self.is_recording, episode = False, self._episode
-        if episode is None or not episode.tells_something:
+        """Play what is left, and watch no more."""
+        if self._episode is not None:
+            self._episode.seen()
+        self.is_recording = False
+
+    def _play_until(self, moment_s: float) -> bool:
+        """Play while there is something, and time; says whether there is more."""
+        episode = self._episode
+        if episode is None:
+            return False
+        while self.timer() < moment_s:
+            if not episode.play(self.timer):
+                break
+        if episode.is_played and not self.is_recording:
             self._episode = None
-            return
-        turn = self._num_episodes % len(self._others)
-        others = self._others if self.credit_s == inf else self._others[turn : turn + 1]
-        self._work, self.due = episode.replay(others, self._tally), self.num_seen
+        return not episode.is_played
 
-    def _work_until(self, moment_s: float) -> None:
-        """Replay turns while there are some, and time."""
-        while self._work is not None and self.timer() < moment_s:
-            self._step()
-
-    def _step(self) -> None:
-        """Replay one more turn."""
-        if self._work is not None and next(self._work, _OVER) is _OVER:
-            self._episode, self._work = None, None
-
-    def _tally(self, memory: float, policy: PolicyName, difference: int, num_asked: int) -> None:
-        self._tallies.setdefault((memory, policy), _Tally()).add(difference, num_asked)
+    def _tally_of(self, which: Which) -> Tally:
+        memory, policy = which
+        learns = memory == 1.0 and "reuse_hazard" in (policy, self._config.policy)
+        likeness = LEARNERS_LIKENESS if learns else LIKENESS
+        return self._tallies.setdefault(which, Tally(likeness))

@@ -14,36 +14,52 @@ hierarchies, 1970.
 
 from array import array
 from bisect import bisect_left
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.policies import make_policy
 from ostinato.cache.policies.contract import Turn
+from ostinato.cache.policies.reuse_hazard import ReuseHazard
 from ostinato.cache.pool import MANY_USES
 from ostinato.core.config import PolicyName
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES
 
-_IDENTITY = Identity()
+
+class _Nobody(Identity):
+    """Names tell whose blocks they are, so one identity does for all; policies hash it often."""
+
+    def __hash__(self) -> int:
+        return 0
 
 
-@dataclass(slots=True, eq=False)
-class SampledTurn:
+_NOBODY = _Nobody()
+
+_TURNS_PER_FIT = 200
+"""A fit takes as long as a hundred turns, and tells little more of as few as a sample has."""
+
+
+class SampledTurn(NamedTuple):
     """What is known of a request when it has ended.
 
     Attributes:
-        key: Names of its sampled blocks, in order, in the place of tokens.
+        names: Of its sampled blocks, in order.
         places: Blocks between the root and each of them, shape (num_names,).
         num_asked: How many of them were looked up: those of its prompt.
         at_s: When it ended.
         num_output_tokens: Tokens that were generated for it.
     """
 
-    key: PrefixKey
+    names: "array[int]"
     places: "array[int]"
     num_asked: int
     at_s: float
     num_output_tokens: int
+
+    @property
+    def key(self) -> PrefixKey:
+        """Names in the place of tokens, for policies that remember what they evicted."""
+        return PrefixKey(_NOBODY, self.names)
 
 
 class LruStack:
@@ -61,16 +77,20 @@ class LruStack:
         """Whether the largest size has evicted, or is about to."""
         return len(self._ticks) >= self._most_blocks
 
-    def serve(self, turn: SampledTurn) -> list[int]:
+    def serve(self, names: "array[int]", num_asked: int) -> list[int]:
         """Use a turn's blocks.
+
+        Args:
+            names: Of its blocks, in order.
+            num_asked: How many of them were looked up.
 
         Returns:
             For each block that was looked up, from the first on, the least size that still has
             it; it never falls, and ends where no size does.
         """
-        ticks, uses, names = self._ticks, self._uses, turn.key.tokens
-        sizes = []
-        for name in names[: turn.num_asked]:
+        ticks, uses = self._ticks, self._uses
+        sizes: list[int] = []
+        for name in names[:num_asked]:
             used = uses.get(name)
             if used is None:
                 break
@@ -94,7 +114,7 @@ class _Block(CacheEntry):
     __slots__ = ("index", "name", "num_children", "parent", "place")
 
     def __init__(self, name: int, index: int, place: int, parent: "_Block | None") -> None:
-        super().__init__(_IDENTITY)
+        super().__init__(_NOBODY)
         self.name = name
         self.index = index
         self.place = place
@@ -125,6 +145,8 @@ class SmallCache:
         self._num_blocks = num_blocks
         self._now_s = 0.0
         self._policy = make_policy(policy, num_blocks, lambda: self._now_s)
+        if isinstance(self._policy, ReuseHazard):
+            self._policy.turns_per_fit = _TURNS_PER_FIT
         self._blocks: dict[int, _Block] = {}
         self._tick = 0
 
@@ -135,12 +157,14 @@ class SmallCache:
             How many of those that were looked up were there.
         """
         self._now_s = turn.at_s
-        path, note = self._hold(turn.key.tokens), Turn(num_output_tokens=turn.num_output_tokens)
+        path, note = self._hold(turn.names), Turn(num_output_tokens=turn.num_output_tokens)
         num_found = len(path)
-        self._policy.look_up(turn.key, num_found, turn.num_asked, 1, note)
+        key = turn.key if self._policy.remembers else None
+        if key is not None:
+            self._policy.look_up(key, num_found, turn.num_asked, 1, note)
         if path and path[-1].uses < MANY_USES:
             note.gap_s = turn.at_s - path[-1].idle_since_s
-        self._insert(turn, path, note)
+        self._insert(turn, key, path, note)
         for block in reversed(path):
             self._tick += 1
             block.idle_tick, block.idle_since_s, block.ref_count = self._tick, turn.at_s, 0
@@ -168,12 +192,14 @@ class SmallCache:
             path.append(block)
         return path
 
-    def _insert(self, turn: SampledTurn, path: list[_Block], note: Turn) -> None:
+    def _insert(
+        self, turn: SampledTurn, key: PrefixKey | None, path: list[_Block], note: Turn
+    ) -> None:
         """Put what is missing behind a path, for as long as there is room."""
-        names, uses, known = turn.key.tokens, 0, 0
+        names, uses, known = turn.names, 0, 0
         for index in range(len(path), len(names)):
-            if self._policy.remembers and not known:
-                recalled = self._policy.recall(turn.key, index, len(names) - index, 1, note)
+            if key is not None and not known:
+                recalled = self._policy.recall(key, index, len(names) - index, 1, note)
                 known, uses = recalled.num_blocks, recalled.uses
                 if recalled.idle_since_s is None:
                     note.num_new_blocks += known

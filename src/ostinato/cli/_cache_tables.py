@@ -38,14 +38,15 @@ def draw_stats(console: Console, answer: dict[str, Any]) -> None:
 
 def _ghosts(rows: list[dict[str, Any]]) -> Table:
     """Draw what other sizes and policies would have found."""
-    table = _table("Memory", ("Policy", "Blocks", "Would hit", "Sampled"))
+    table = _table("Memory", ("Policy", "Blocks", "Would hit", "Between", "Requests"))
     for row in sorted(rows, key=lambda row: (row["memory"] == 1.0, row["memory"], row["policy"])):
         table.add_row(
             Text(f"{row['memory']:g} x"),
             Text(row["policy"]),
             f"{row['num_blocks']:,}",
             f"{row['hit_ratio']:.1%}",
-            f"{row['num_sampled_blocks']:,}",
+            f"{row['low']:.1%} and {row['high']:.1%}",
+            f"{row['num_requests']:,}",
         )
     return table
 

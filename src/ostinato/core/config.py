@@ -45,7 +45,7 @@ class WindowConfig:
         at_least("num_blocks of a window", self.num_blocks, 1)
 
 
-_GHOST_BLOCKS = 256
+_GHOST_BLOCKS = 128
 _LEAST_HAUNTED = 2048
 """Blocks of a cache below which a ghost would take more than a hundredth of its memory."""
 

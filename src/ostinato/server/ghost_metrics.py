@@ -9,24 +9,36 @@ from ostinato.cache.stats import GhostEstimate
 
 
 def ghost_metrics(ghosts: Sequence[GhostEstimate]) -> Iterable[Metric]:
-    """Lay estimates out: a gauge per multiple of the memory and policy; none before the first."""
+    """Lay estimates out: gauges per multiple of the memory and policy; none before the first."""
     ratios = GaugeMetricFamily(
         "ostinato_ghost_hit_ratio",
         "Estimated share of looked-up tokens that a cache of so many times the memory, or of "
         "another policy, would have found since the start.",
         labels=["memory", "policy"],
     )
+    ends = GaugeMetricFamily(
+        "ostinato_ghost_interval_hit_ratio",
+        "Ends of the interval that the estimate is within, in 95 % of all samples.",
+        labels=["memory", "policy", "end"],
+    )
     sampled = GaugeMetricFamily(
         "ostinato_ghost_sampled_blocks",
-        "Blocks that the estimate rests on; below some hundreds it is a guess.",
+        "Sampled blocks that the estimate rests on.",
+        labels=["memory", "policy"],
+    )
+    requests = GaugeMetricFamily(
+        "ostinato_ghost_requests",
+        "Requests of the traffic that the estimate rests on.",
         labels=["memory", "policy"],
     )
     for ghost in ghosts:
         labels = [f"{ghost.memory:g}", ghost.policy]
         ratios.add_metric(labels, ghost.hit_ratio)
+        ends.add_metric([*labels, "low"], ghost.low)
+        ends.add_metric([*labels, "high"], ghost.high)
         sampled.add_metric(labels, ghost.num_sampled)
-    yield ratios
-    yield sampled
+        requests.add_metric(labels, ghost.num_requests)
+    yield from (ratios, ends, sampled, requests)
 
 
 def ghost_rows(ghosts: Sequence[GhostEstimate]) -> list[dict[str, Any]]:
@@ -37,6 +49,9 @@ def ghost_rows(ghosts: Sequence[GhostEstimate]) -> list[dict[str, Any]]:
             "num_blocks": ghost.num_blocks,
             "policy": ghost.policy,
             "hit_ratio": round(ghost.hit_ratio, 6),
+            "low": round(ghost.low, 6),
+            "high": round(ghost.high, 6),
+            "num_requests": ghost.num_requests,
             "num_sampled_blocks": ghost.num_sampled,
         }
         for ghost in ghosts

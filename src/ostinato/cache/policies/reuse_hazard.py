@@ -51,10 +51,15 @@ _MEMORY = 8
 
 
 class ReuseHazard(EvictionPolicy):
-    """Evict the leaf with the fewest expected hits per block-second."""
+    """Evict the leaf with the fewest expected hits per block-second.
+
+    Attributes:
+        turns_per_fit: Requests between two fits of the index; a small cache has fewer.
+    """
 
     remembers = True
     joins = False
+    turns_per_fit = _TURNS_PER_FIT
 
     def __init__(self, num_blocks: int, clock: Callable[[], float]) -> None:
         """Start without experience: as LRU, until it has seen what comes back.
@@ -227,7 +232,7 @@ class ReuseHazard(EvictionPolicy):
         """Begin with the entries that another request lets go of."""
         self._advance()
         self._num_turns += 1
-        if self._num_turns % _TURNS_PER_FIT == 0:
+        if self._num_turns % self.turns_per_fit == 0:
             self._table.fit()
             self._old.reorder()
             self._recent.reorder()

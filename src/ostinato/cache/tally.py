@@ -1,0 +1,184 @@
+"""What did another cache find more or less, and how sure is that?
+
+A small cache of another size or policy is set beside one of this size and policy, turn by turn.
+Of what it found more and less, two things follow for the whole traffic:
+
+* of the sampled blocks that missed here, it found some: the same share of all that missed, and
+  how much that was has been measured;
+* of those that hit here, it lost some. What all requests share hits always and is sampled with
+  luck, so this is set against what has been measured to hit, not against what hit of the sample.
+
+How far off that may be is told by the sample itself. By their names, blocks belong to 32 parts,
+each a small sample of its own; if the parts disagree, the whole may be wrong.
+
+Source: the sum of sampled blocks, over the share that is sampled: Horvitz, Thompson, 1952; the
+spread of random groups: Wolter, Introduction to Variance Estimation, chapter 2.
+"""
+
+from math import hypot, sqrt
+from typing import NamedTuple
+
+from ostinato.cache.stats import LookupCounts
+
+NUM_PARTS = 32
+
+_STUDENT = 2.04
+"""What 95 % of all samples are within, in standard errors, by 32 parts."""
+
+_LEAST_UNITS = 3.0
+"""Sampled blocks by which any sum may be wrong: of what was not seen once, there may be as much as
+would be seen three times, in 95 % of all samples."""
+
+LIKENESS, LEARNERS_LIKENESS = 0.06, 0.15
+"""By how much a small cache may differ from a large one, times the root of its blocks, by what
+``benchmarks/ghost.py`` finds; and under a policy that learns, and has less to learn from."""
+
+_DRIFT = 1.0
+"""Share of the difference between the sampled traffic's hit ratio and that of all by which an
+estimate may be wrong as well: gains and losses are reckoned as shares, which change less."""
+
+
+class SoFar(NamedTuple):
+    """How far the whole traffic has come.
+
+    Attributes:
+        tokens: That were looked up.
+        hits: How many of them hit.
+        requests: That they were of.
+    """
+
+    tokens: float = 0.0
+    hits: float = 0.0
+    requests: float = 0.0
+
+    @staticmethod
+    def of(counts: LookupCounts) -> "SoFar":
+        """As the cache has counted."""
+        return SoFar(counts.query_tokens, counts.hit_tokens, counts.num_requests)
+
+    def beyond(self, earlier: "SoFar") -> "SoFar":
+        """What came since then."""
+        return SoFar(
+            self.tokens - earlier.tokens, self.hits - earlier.hits, self.requests - earlier.requests
+        )
+
+    def and_also(self, other: "SoFar") -> "SoFar":
+        """Both together."""
+        return SoFar(
+            self.tokens + other.tokens, self.hits + other.hits, self.requests + other.requests
+        )
+
+
+class Tally:
+    """What small caches of a size and policy found, beside those of the cache's own.
+
+    Attributes:
+        num_blocks: Sampled blocks that were looked up.
+    """
+
+    __slots__ = (
+        "_begun",
+        "_gained",
+        "_likeness",
+        "_lost",
+        "_missed",
+        "_past",
+        "_reached",
+        "_size",
+        "_unit",
+        "num_blocks",
+    )
+
+    def __init__(self, likeness: float = LIKENESS) -> None:
+        """Know nothing.
+
+        Args:
+            likeness: By how much a small cache may differ, times the root of its blocks.
+        """
+        self.num_blocks, self._likeness = 0, likeness
+        self._gained, self._lost, self._missed = ([0.0] * NUM_PARTS for _ in range(3))
+        self._size = 0  # blocks of the smallest small cache
+        self._unit = 1.0  # blocks of the traffic that one sampled block stands for
+        self._past = SoFar()  # stretches of traffic that have ended
+        self._begun = self._reached = SoFar()  # where the running one began, and has come to
+
+    @property
+    def covered(self) -> SoFar:
+        """The traffic that was sampled."""
+        return self._past.and_also(self._reached.beyond(self._begun))
+
+    def begin(self, so_far: SoFar, size: int, unit: float) -> None:
+        """Begin with another stretch of the traffic.
+
+        Args:
+            so_far: What came before.
+            size: Blocks of the small cache.
+            unit: Blocks of which one is sampled.
+        """
+        self._past = self.covered
+        self._begun = self._reached = so_far
+        self._size = min(size, self._size or size)
+        self._unit = max(unit, self._unit)
+
+    def reach(self, so_far: SoFar) -> None:
+        """Note how far the traffic has come, sampled or not."""
+        self._reached = so_far
+
+    def add(self, part: int, num_asked: int, own: int, other: int, unit: float) -> None:
+        """Add a turn.
+
+        Args:
+            part: Where its blocks belong to.
+            num_asked: Sampled blocks that were looked up.
+            own: How many of them the cache's own likeness found.
+            other: How many of them the other one found.
+            unit: Blocks of which one is sampled.
+        """
+        self.num_blocks += num_asked
+        if own < num_asked:
+            self._missed[part] += (num_asked - own) * unit
+        if other > own:
+            self._gained[part] += (other - own) * unit
+        elif other < own:
+            self._lost[part] += (own - other) * unit
+
+    def estimate(self, counts: LookupCounts, block_size: int) -> tuple[float, float]:
+        """Estimate what the other one would have found of all that was looked up.
+
+        Args:
+            counts: What the cache has found.
+            block_size: Tokens per block.
+
+        Returns:
+            The hit ratio, and by how much it may be wrong, in 95 % of all samples. Where the
+            sampled traffic hit more or less than all, it may be wrong by that as well.
+        """
+        covered, all_of_it = self.covered, counts.hit_ratio
+        if covered.tokens <= 0 or not counts.query_tokens:
+            return 0.0, 1.0
+        gain = _open_share(counts, block_size) / max(self._unit, sum(self._missed))
+        loss = block_size * (all_of_it / covered.hits if covered.hits else 1 / covered.tokens)
+        rate = sum(self._gained) / max(self._unit, sum(self._missed))
+        parts = [
+            (gained - rate * missed) * gain - lost * loss
+            for gained, missed, lost in zip(self._gained, self._missed, self._lost, strict=True)
+        ]
+        mean = sum(parts) / NUM_PARTS
+        spread = sum((part - mean) ** 2 for part in parts) * NUM_PARTS / (NUM_PARTS - 1)
+        spread *= 1 - 1 / self._unit  # of what is not sampled
+        least = _LEAST_UNITS * self._unit * block_size / covered.tokens
+        likeness = self._likeness / sqrt(max(1, self._size))
+        drift = _DRIFT * abs(all_of_it - covered.hits / covered.tokens)
+        ratio = all_of_it + sum(self._gained) * gain - sum(self._lost) * loss
+        return min(1.0, max(0.0, ratio)), max(
+            least, hypot(_STUDENT * sqrt(spread), likeness)
+        ) + drift
+
+
+def _open_share(counts: LookupCounts, block_size: int) -> float:
+    """Share of looked-up tokens that missed and might have hit in whole blocks.
+
+    The last token of a prompt never hits, nor does what is left of its last block.
+    """
+    tails = counts.num_requests * (block_size + 1) / 2
+    return max(0.0, counts.query_tokens - tails - counts.hit_tokens) / counts.query_tokens
