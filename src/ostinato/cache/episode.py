@@ -24,7 +24,6 @@ from ostinato.cache.small_cache import LruStack, SampledTurn, SmallCache
 from ostinato.cache.stats import LookupCounts
 from ostinato.cache.tally import NUM_PARTS, SoFar, Tally
 from ostinato.core.config import CacheConfig, PolicyName
-from ostinato.core.identity import PrefixKey
 
 SIZES = (0.5, 2.0, 4.0)
 """Multiples of the memory for which estimates are made."""
@@ -84,9 +83,9 @@ class EpisodePlan:
         return EpisodePlan(stride, logged / stride, max(1, int(mean_blocks / _ASKED)))
 
 
-Departure = tuple[PrefixKey, int, int, int, float]
-"""A request that has ended: its tokens, how many of them are computed, were looked up, and were
-generated, and when that was by the cache's clock. A plain tuple, for there is one per request."""
+Departure = tuple["array[int]", list[tuple[int, int]], int, int, float]
+"""Of a request that has ended: names of its chosen blocks, where they begin, how many tokens were
+looked up and how many generated, and when that was by the cache's clock."""
 
 
 class Episode:
@@ -149,11 +148,7 @@ class Episode:
 
     def note(self, left: "Departure") -> None:
         """Take a request that has ended."""
-        key, num_tokens, num_looked_up, num_outputs, at_s = left
-        chosen = self.sampler.choose(key, num_tokens)
-        if not chosen:
-            return
-        names = self.sampler.names(key, chosen)
+        names, chosen, num_looked_up, num_outputs, at_s = left
         size, counts = self._block_size, self._counts
         last = (num_looked_up - 1) // size * size
         num_asked = len(chosen)

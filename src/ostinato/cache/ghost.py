@@ -44,9 +44,9 @@ _ADMISSIONS = 1.6
 """A request takes the cache at least so many times as long as its admission: 2 where every
 request evicts (traces in ``benchmarks/ghost.py``), 3 to 6 in ``benchmarks/heart.py``."""
 
-_LOOK_S, _LEFT_S = 1e-7, 2e-6
+_LOOK_S, _LEFT_S = 4e-7, 2e-6
 """What a request costs that nothing is done about; and one that is noted, beside what the timer
-says: it is kept until then, and the cache's own code is out of the processor's caches after it."""
+says: the cache's own code and tables are out of the processor's caches after it."""
 
 _FIRST = 16
 """Requests by whose length the first episode is planned."""
@@ -55,7 +55,7 @@ _REST, _BUSY = 64, 8
 """Requests between two of which the admission is timed; and while there is something to play."""
 
 _AT_ONCE = 32
-"""Requests that have ended and are noted at once."""
+"""Requests that have ended and are noted at once; one of them is timed."""
 
 _SLICE_S = 5e-4
 """The most that one request is held up by playing."""
@@ -103,7 +103,8 @@ class Ghost:
         self.spent_s, self.seed = 0.0, 0
         self._earned_s = 0.0 if config.ghost_share < 1 else inf
         self._num_paid = 0  # requests of whose time the share is in the credit
-        self._departed: list[Departure] = []  # requests that have ended and are not noted
+        self._departed: list[Departure] = []  # of requests that have ended and are not noted
+        self._num_left = 0  # such requests, also those of which nothing was chosen
         self._num_noted, self._noting_s = 0, 0.0  # requests that were, and what that took
         self._lent_s = 0.0  # what was played in spare moments while this was recorded
         self._num_episodes = 0
@@ -175,9 +176,19 @@ class Ghost:
             table: Its tokens, how many of them were looked up, and how many were generated.
             num_tokens: How many of them are computed.
         """
-        departed, outputs = self._departed, table.turn.num_output_tokens
-        departed.append((table.key, num_tokens, table.num_watched, outputs, self._clock()))
-        if len(departed) >= _AT_ONCE:
+        episode, key = self._episode, table.key
+        if episode is None:
+            return
+        is_timed = not self._num_left
+        started = self.timer() if is_timed else 0.0
+        chosen = episode.sampler.choose(key, num_tokens)
+        if chosen:
+            names, outputs = episode.sampler.names(key, chosen), table.turn.num_output_tokens
+            self._departed.append((names, chosen, table.num_watched, outputs, self._clock()))
+        if is_timed:  # for as many as are noted at once
+            self._noting_s += self._pay(started, _AT_ONCE)
+        self._num_left += 1
+        if self._num_left >= _AT_ONCE:
             started = self.timer()
             self._note()
             self._noting_s += self._pay(started)
@@ -187,7 +198,7 @@ class Ghost:
         if self._episode is not None:
             self._episode.seen()
         self.is_recording, self._episode = False, None
-        self._departed.clear()
+        self._departed, self._num_left = [], 0
 
     def catch_up(self) -> None:
         """Play at once all that was noted, whatever it costs."""
@@ -201,11 +212,11 @@ class Ghost:
         """
         if self._episode is not None and self.is_recording:
             self._episode.seen()
-        found = []
+        found, config = [], self._config
         for (memory, policy), tally in list(self._tallies.items()):
-            ratio, error = tally.estimate(self._counts, self._config.block_size)
+            ratio, error = tally.estimate(self._counts, config.block_size, config.num_blocks)
             if 2 * error <= TOO_WIDE:
-                num_blocks = int(memory * self._config.num_blocks)
+                num_blocks = int(memory * config.num_blocks)
                 rests_on = tally.num_blocks, memory, error, int(tally.covered.requests)
                 found.append(GhostEstimate(num_blocks, policy, ratio, *rests_on))
         return tuple(found)
@@ -223,20 +234,20 @@ class Ghost:
 
     def _note(self) -> None:
         """Take what has ended since the last time; all at once, which takes half of the time."""
-        episode, departed = self._episode, self._departed
-        self._departed = []
+        episode, departed, num_left = self._episode, self._departed, self._num_left
+        self._departed, self._num_left = [], 0
         if episode is None or not self.is_recording:
             return
         for left in departed:
             episode.note(left)
-        self._num_noted += len(departed)
+        self._num_noted += num_left
         is_paid = self._earned_s + ALLOWANCE_S + self._lent_s > self.spent_s
         if episode.is_enough or not is_paid:
             self._end_recording()
 
-    def _pay(self, started_s: float) -> float:
-        """Book the time since then, and return it."""
-        took_s = min(self.timer() - started_s, _LONGEST_S)
+    def _pay(self, started_s: float, times: int = 1) -> float:
+        """Book the time since then, so many times, and return it."""
+        took_s = times * min(self.timer() - started_s, _LONGEST_S / times)
         self.spent_s += took_s
         return took_s
 

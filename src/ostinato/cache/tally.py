@@ -37,6 +37,15 @@ _DRIFT = 1.0
 """Share of the difference between the sampled traffic's hit ratio and that of all by which an
 estimate may be wrong as well: gains and losses are reckoned as shares, which change less."""
 
+_FILLING = 0.2
+"""By how much an estimate may be wrong as well, times the root of the small cache's blocks, until
+the pool has been filled twice: it counts when exactly a small cache is full."""
+
+_POOLS, _UNFILLED = 4.0, 0.05
+"""Until a pool is full no policy loses anything, so what was sampled by then tells little of what
+comes next: by how much an estimate may be wrong as well where the sampled traffic has filled the
+pool anew half as often as all of it, or as four times."""
+
 
 class SoFar(NamedTuple):
     """How far the whole traffic has come.
@@ -142,37 +151,57 @@ class Tally:
         elif other < own:
             self._lost[part] += (own - other) * unit
 
-    def estimate(self, counts: LookupCounts, block_size: int) -> tuple[float, float]:
+    def estimate(
+        self, counts: LookupCounts, block_size: int, num_blocks: int
+    ) -> tuple[float, float]:
         """Estimate what the other one would have found of all that was looked up.
 
         Args:
             counts: What the cache has found.
             block_size: Tokens per block.
+            num_blocks: Of the cache.
 
         Returns:
             The hit ratio, and by how much it may be wrong, in 95 % of all samples. Where the
             sampled traffic hit more or less than all, it may be wrong by that as well.
         """
-        covered, all_of_it = self.covered, counts.hit_ratio
-        if covered.tokens <= 0 or not counts.query_tokens:
+        covered, hit_ratio = self.covered, counts.hit_ratio
+        if covered.tokens <= 0:
             return 0.0, 1.0
         gain = _open_share(counts, block_size) / max(self._unit, sum(self._missed))
-        loss = block_size * (all_of_it / covered.hits if covered.hits else 1 / covered.tokens)
+        loss = block_size * (hit_ratio / covered.hits if covered.hits else 1 / covered.tokens)
+        ratio = hit_ratio + sum(self._gained) * gain - sum(self._lost) * loss
+        least = _LEAST_UNITS * self._unit * block_size / covered.tokens
+        likeness = self._likeness / sqrt(max(1, self._size))
+        error = max(least, hypot(_STUDENT * self._spread(gain, loss), likeness))
+        error += self._unlike(counts, num_blocks * block_size)
+        return min(1.0, max(0.0, ratio)), error
+
+    def _spread(self, gain: float, loss: float) -> float:
+        """Return the standard error of the sample, of a ratio.
+
+        Args:
+            gain: What a gained block adds to the ratio.
+            loss: What a lost one takes.
+        """
         rate = sum(self._gained) / max(self._unit, sum(self._missed))
         parts = [
             (gained - rate * missed) * gain - lost * loss
             for gained, missed, lost in zip(self._gained, self._missed, self._lost, strict=True)
         ]
         mean = sum(parts) / NUM_PARTS
-        spread = sum((part - mean) ** 2 for part in parts) * NUM_PARTS / (NUM_PARTS - 1)
-        spread *= 1 - 1 / self._unit  # of what is not sampled
-        least = _LEAST_UNITS * self._unit * block_size / covered.tokens
-        likeness = self._likeness / sqrt(max(1, self._size))
-        drift = _DRIFT * abs(all_of_it - covered.hits / covered.tokens)
-        ratio = all_of_it + sum(self._gained) * gain - sum(self._lost) * loss
-        return min(1.0, max(0.0, ratio)), max(
-            least, hypot(_STUDENT * sqrt(spread), likeness)
-        ) + drift
+        variance = sum((part - mean) ** 2 for part in parts) * NUM_PARTS / (NUM_PARTS - 1)
+        return sqrt(variance * (1 - 1 / self._unit))  # of what is not sampled
+
+    def _unlike(self, counts: LookupCounts, pool_tokens: int) -> float:
+        """Return by how much a ratio may be wrong for what was sampled being unlike the rest."""
+        covered, missed = self.covered, counts.query_tokens - counts.hit_tokens
+        error = _DRIFT * abs(counts.hit_ratio - covered.hits / covered.tokens)
+        if missed < 2 * pool_tokens:
+            error += _FILLING / sqrt(max(1, self._size))
+        wanted = min(_POOLS * pool_tokens, missed - pool_tokens)
+        filled = max(1.0, covered.tokens - covered.hits - pool_tokens)
+        return error + _UNFILLED * max(0.0, wanted / filled - 1)
 
 
 def _open_share(counts: LookupCounts, block_size: int) -> float:

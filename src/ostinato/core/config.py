@@ -72,10 +72,10 @@ class CacheConfig:
         keep_event_batches: Batches of events kept for consumers that missed some; 0 keeps no
             events at all.
         ghost_blocks: The most blocks of the small cache that stands for this one in estimates for
-            other sizes and policies; 0 makes no estimates, None takes 256 where there are 2,048
+            other sizes and policies; 0 makes no estimates, None takes 128 where there are 2,048
             blocks or more.
         ghost_share: Processor time that estimates may take, as a share of what the cache takes;
-            1 spares none.
+            1 spares none. A start-up allowance of a tenth of a second is given once beside it.
         keep_explanations: Sequences of which is remembered what becomes of them, so that misses
             can be explained; 0 remembers nothing.
     """
