@@ -15,6 +15,7 @@ Source: J. C. Gittins, Bandit processes and dynamic allocation indices, 1979; fo
 LHD (Beckmann, Chen, Cidon, NSDI 2018), which ranks by hits per space and time likewise.
 """
 
+import random
 from array import array
 
 import numpy as np
@@ -32,7 +33,8 @@ NUM_BINS = len(EDGES_S) - 1
 _WIDTHS_S = np.diff(np.array(EDGES_S))
 _WIDTHS_S[-1] = EDGES_S[-2]  # nobody waits for ever: the last bin is as long as all before it
 
-_MARKS = np.random.default_rng(1).uniform(1.0, 2.0, NUM_BINS)
+_DICE = random.Random(1)  # that of NumPy takes milliseconds to load
+_MARKS = np.array([_DICE.uniform(1.0, 2.0) for _ in range(NUM_BINS)])
 """Weights by which rows of hazards are told apart."""
 
 _FADE = 0.995
