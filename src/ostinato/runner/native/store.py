@@ -13,7 +13,9 @@ Nobody in Python knows that order.
 """
 
 import ctypes
+import logging
 import mmap
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from ctypes import byref
@@ -26,9 +28,15 @@ from torch import Tensor
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.native.checks import Slots, fill_rows
 from ostinato.runner.native.face import DTYPES, Kv, Rows
+from ostinato.runner.native.pages import Area, take_pages
+
+logger = logging.getLogger(__name__)
 
 TOKEN_GROUP = 16
 """Block sizes are multiples of it."""
+
+TOKENS_AT_START = 16_384
+"""Slots whose memory is taken at the start: what the first prompts fill."""
 
 
 class NativeKVStore(KVStore):
@@ -57,9 +65,11 @@ class NativeKVStore(KVStore):
             raise ValueError(f"no native store has blocks of {block_size} tokens in {dtype}")
         self._native = native
         self._memory: list[npt.NDArray[np.uint8]] = []
+        self._areas: list[Area] = []
         self._kv: dict[int, Kv] = {}
         self._rows = Rows(), Rows()
         super().__init__(spec, num_blocks, block_size, dtype, "cpu", layers)
+        self._take_pages()
 
     def of_layer(self, layer: int) -> Kv:
         """Return where a layer's keys and values are, valid as long as the store is."""
@@ -142,8 +152,8 @@ class NativeKVStore(KVStore):
         if kept.key_dim % 2:
             raise ValueError(f"no native store has keys of {kept.key_dim} elements")
         self._kv[layer] = Kv(
-            keys=self._zeros(kept.num_kv_heads * kept.key_dim),
-            values=self._zeros(kept.num_kv_heads * kept.value_dim),
+            keys=self._zeros(kept.num_kv_heads, kept.key_dim),
+            values=self._zeros(kept.num_kv_heads, kept.value_dim),
             num_blocks=self.num_blocks + 1,
             dtype=DTYPES[self.dtype],
             num_kv_heads=kept.num_kv_heads,
@@ -152,16 +162,34 @@ class NativeKVStore(KVStore):
             block_size=self.block_size,
         )
 
-    def _zeros(self, elements_per_slot: int) -> int:
+    def _take_pages(self) -> None:
+        """Take the memory of the first blocks now, and say how much it was.
+
+        Raises:
+            ConfigError: The kernel promised more than it has.
+        """
+        start = time.perf_counter()
+        try:
+            taken = take_pages(self._areas, torch.get_num_threads())
+        except MemoryError as error:
+            raise self._too_large() from error
+        logger.info(
+            "%.2f of %.2f GiB for keys and values taken in %.1f s, the rest when it is written",
+            taken / 2**30,
+            sum(area.num_bytes for area in self._areas) / 2**30,
+            time.perf_counter() - start,
+        )
+
+    def _zeros(self, num_heads: int, dim: int) -> int:
         """Return the address of zeroed memory that lives as long as the store.
 
-        The kernel brings zeroed pages as they are first written, and where it can, 2 MiB at a
-        time: fewer faults, and fewer entries that the processor has to look up.
+        The kernel brings zeroed pages when it is asked to, or as they are first written, and where
+        it can, 2 MiB at a time: fewer faults, and fewer entries that the processor has to look up.
 
         Raises:
             MemoryError: The kernel does not promise as many.
         """
-        num_bytes = max(1, self.num_slots * elements_per_slot * self.dtype.itemsize)
+        num_bytes = max(1, self.num_slots * num_heads * dim * self.dtype.itemsize)
         try:
             memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
@@ -170,4 +198,6 @@ class NativeKVStore(KVStore):
             memory.madvise(mmap.MADV_HUGEPAGE)
         content = np.frombuffer(memory, dtype=np.uint8)
         self._memory.append(content)
+        wanted = min(self.num_slots, TOKENS_AT_START) * dim * self.dtype.itemsize
+        self._areas.append(Area(content.ctypes.data, num_bytes, num_heads, wanted))
         return content.ctypes.data

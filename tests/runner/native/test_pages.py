@@ -1,0 +1,95 @@
+"""When is memory for keys and values taken from the kernel?"""
+
+import mmap
+import platform
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from ostinato.core.errors import ConfigError
+from ostinato.runner.kv_store import KVSpec, LayerKV
+from ostinato.runner.native import store as store_file
+from ostinato.runner.native.library import library
+from ostinato.runner.native.pages import HUGE_PAGE, Area, take_pages
+from ostinato.runner.native.store import NativeKVStore
+from tests.runner.attention.native_scenes import needs_library
+
+LINUX = tuple(int(part) for part in platform.release().split(".")[:2])
+pytestmark = pytest.mark.skipif(LINUX < (5, 14), reason="the kernel cannot be asked for pages")
+
+
+@pytest.fixture
+def mapping() -> Iterator[np.ndarray]:
+    """Five huge pages' worth of memory that nobody has touched."""
+    memory = mmap.mmap(-1, 5 * HUGE_PAGE + 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    yield np.frombuffer(memory, dtype=np.uint8)
+
+
+def resident_bytes(content: np.ndarray) -> int:
+    """How much of a mapping has pages, as the kernel says."""
+    address, inside, found = content.ctypes.data, False, 0
+    with open("/proc/self/smaps") as lines:
+        for line in lines:
+            word = line.split()[0]
+            if "-" in word and not word.endswith(":"):
+                low, high = (int(part, 16) for part in word.split("-"))
+                inside = low <= address < high
+            elif inside and word == "Rss:":
+                found += int(line.split()[1]) * 1024
+    return found
+
+
+def whole(mapping: np.ndarray, num_parts: int = 1) -> Area:
+    return Area(mapping.ctypes.data, len(mapping), num_parts, len(mapping) // num_parts + 1)
+
+
+@pytest.mark.parametrize("num_parts", [1, 3, 8])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_all_pages_are_taken_where_there_is_time(mapping, num_parts, num_threads):
+    before = resident_bytes(mapping)
+
+    taken = take_pages([whole(mapping, num_parts)], num_threads, 60)
+
+    assert taken >= len(mapping)
+    assert resident_bytes(mapping) - before >= len(mapping) - 4096
+    assert not mapping.any()
+
+
+def test_of_each_part_no_more_is_taken_than_its_beginning(mapping):
+    take_pages([Area(mapping.ctypes.data, len(mapping), 1, 4096)], 2, 60)
+
+    assert resident_bytes(mapping) <= 2 * HUGE_PAGE
+
+
+def test_nothing_is_taken_once_time_is_up(mapping):
+    assert take_pages([whole(mapping)], 2, 0) == 0
+
+
+def test_memory_that_cannot_be_had_is_an_error(mapping):
+    """The kernel answers ENOMEM for what it cannot bring, here because nothing is mapped there."""
+    with pytest.raises(MemoryError, match="bytes"):
+        take_pages([Area(2**46, HUGE_PAGE, 1, HUGE_PAGE)], 2, 60)
+
+
+@needs_library
+def test_a_store_whose_pages_are_not_to_be_had_names_the_settings(monkeypatch):
+    def refuse(*_: object) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr(store_file, "take_pages", refuse)
+    spec = KVSpec((LayerKV(2, 8, 8),))
+
+    with pytest.raises(ConfigError, match=r"num_blocks=4 .* lower num_blocks or kv_cache_memory"):
+        NativeKVStore(library(), spec, 4, 16, torch.bfloat16)
+
+
+@needs_library
+def test_a_store_says_what_it_took(caplog):
+    spec = KVSpec((LayerKV(2, 64, 64),) * 3)
+
+    with caplog.at_level("INFO"):
+        NativeKVStore(library(), spec, 500, 16, torch.bfloat16)
+
+    assert any("for keys and values taken in" in message for message in caplog.messages)
