@@ -1,0 +1,158 @@
+"""What does a step cost besides the model, and does a next turn miss a step? Through ``AsyncLLM``.
+
+::
+
+    python benchmarks/turns.py CHECKPOINT                 # 16 conversations of 5 turns, two threads
+    python benchmarks/turns.py CHECKPOINT --threads 1     # on a busy machine
+    python benchmarks/turns.py CHECKPOINT --impatient     # without the moment for next turns
+
+Times are CPU time of the engine's thread, per step; with one thread, that is all there is. Steps
+are told apart by their number of tokens. ``benchmarks/peers/checkpoint.py`` makes a checkpoint.
+"""
+
+import argparse
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from statistics import mean
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.peers.protocol import Talk
+from benchmarks.peers.samples import FULL, Draw
+from ostinato import AsyncLLM, SamplingParams
+from ostinato.engine import engine_thread
+from ostinato.runner import model_runner
+
+PARTS = ("plan", "inputs", "forward", "sample", "commit", "states", "between")
+TOKENS = ((1, 15), (16, 16), (17, 64), (65, 128), (129, 4096))
+
+Step = Mapping[str, float]
+
+
+class Watch:
+    """Notes what each step of an engine spends on what, in milliseconds."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        """Wrap the parts of a step."""
+        self.steps: list[Step] = []
+        self._now: dict[str, float] = {}
+        self._ended_s: float | None = None
+        engine = llm.engine
+        for owner, method, part in (
+            (engine.scheduler, "plan", "plan"),
+            (model_runner, "build_inputs", "inputs"),
+            (engine.runner, "forward", "forward"),
+            (engine.runner, "_result", "sample"),
+            (engine.scheduler, "commit", "commit"),
+            (engine, "_take", "states"),
+        ):
+            setattr(owner, method, self._timed(getattr(owner, method), part))
+        self._execute, engine.runner.execute = engine.runner.execute, self._sized
+        self._step, engine.step = engine.step, self._whole
+
+    def _timed(self, method: Callable[..., Any], part: str) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            begin_s = time.thread_time()
+            try:
+                return method(*arguments)
+            finally:
+                self._now[part] = 1e3 * (time.thread_time() - begin_s)
+
+        return timed
+
+    def _sized(self, plan: Any) -> Any:
+        self._now |= {"sequences": len(plan.sequences), "tokens": plan.num_tokens}
+        return self._execute(plan)
+
+    def _whole(self) -> Any:
+        begin_s = time.thread_time()
+        self._now = {"between": 1e3 * (begin_s - (self._ended_s or begin_s))}
+        brought = self._step()
+        self._ended_s = time.thread_time()
+        if "tokens" in self._now:
+            self.steps.append(self._now)
+        return brought
+
+
+def conversations(num_turns: int, seed: int) -> list[Talk]:
+    """Draw the conversations of the peers' benchmark, with other turns for each seed."""
+    draw, talks = Draw(32_000, "turns", seed), []
+    system = draw(FULL.system)
+    for _ in range(FULL.chats):
+        turns: Talk = []
+        for turn in range(num_turns):
+            tokens = draw(draw.between(FULL.turn))
+            turns.append((tokens if turn else system + tokens, draw.between(FULL.answer)))
+        talks.append(turns)
+    return talks
+
+
+async def serve(llm: AsyncLLM, talks: list[Talk]) -> float:
+    """Serve conversations at once; returns seconds."""
+
+    async def converse(talk: Talk) -> None:
+        history: list[int] = []
+        for tokens, num_outputs in talk:
+            params = SamplingParams(
+                max_tokens=num_outputs, temperature=0.0, ignore_eos=True, detokenize=False
+            )
+            history = history + tokens
+            async for output in llm.generate(history, params):
+                answer = output.outputs[0].token_ids
+            history = history + answer
+
+    begin_s = time.monotonic()
+    await asyncio.gather(*map(converse, talks))
+    return time.monotonic() - begin_s
+
+
+def table_of(steps: list[Step]) -> Table:
+    """Means per step, by its number of tokens."""
+    table = Table(
+        "tokens", "steps", *PARTS, "rest", title="CPU ms per step; rest: besides the forward"
+    )
+    by_size: dict[tuple[int, int], list[Step]] = defaultdict(list)
+    for step in steps:
+        by_size[next(r for r in TOKENS if r[0] <= step["tokens"] <= r[1])].append(step)
+    for (least, most), some in sorted(by_size.items()):
+        means = [mean(step.get(part, 0.0) for step in some) for part in PARTS]
+        rest = sum(means) - means[PARTS.index("forward")]
+        share = f"{100 * rest / sum(means):.1f} %"
+        label = f"{least}–{most}" if least < most else f"{least}"
+        table.add_row(label, str(len(some)), *(f"{m:.2f}" for m in means), share)
+    return table
+
+
+def main() -> None:
+    """Serve conversations, and print what steps cost."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("checkpoint")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--impatient", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.impatient:
+        engine_thread.PATIENCE = 0.0
+    llm = AsyncLLM(options.checkpoint, dtype="bfloat16", num_blocks=1536, max_num_seqs=32)
+    asyncio.run(serve(llm, conversations(1, 0)))  # kernels compiled, memory touched
+    watch = Watch(llm)
+    seconds = asyncio.run(serve(llm, conversations(options.turns, 1)))
+    llm.shutdown()
+    while_all_talk = [step["sequences"] for step in watch.steps[: len(watch.steps) // 2]]
+    console = Console()
+    console.print(table_of(watch.steps))
+    console.print(
+        f"{len(watch.steps)} steps, {seconds:.1f} s; in the first half, "
+        f"{FULL.chats * len(while_all_talk) - sum(while_all_talk):.0f} of "
+        f"{FULL.chats * len(while_all_talk)} places in steps were empty"
+    )
+
+
+if __name__ == "__main__":
+    main()
