@@ -126,7 +126,7 @@ def test_settings_reach_the_rooms_below() -> None:
     cache, scheduler = config.cache(num_blocks=12), config.scheduler(max_model_len=34)
 
     assert (cache.num_blocks, cache.block_size, cache.index) == (12, 4, "hash")
-    assert (cache.free_order, cache.digest, cache.policy) == ("classic", "xxh3_128", "lru")
+    assert (cache.free_order, cache.digest, cache.policy) == ("classic", "xxh3_128", "reuse_hazard")
     assert (cache.enable_prefix_caching, cache.seal_tails) == (False, False)
     assert (scheduler.max_num_batched_tokens, scheduler.max_chunk_tokens) == (99, 7)
     assert (scheduler.max_num_seqs, scheduler.max_model_len) == (5, 34)

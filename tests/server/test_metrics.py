@@ -144,7 +144,7 @@ def test_what_other_sizes_and_policies_would_find_is_a_gauge_each(llm) -> None:
         asyncio.run(go_round(state))
         page, stats = scrape(url), httpx.get(f"{url}/admin/stats").json()
     ghosts = llm.cache_stats.ghosts
-    assert {ghost.memory for ghost in ghosts if ghost.policy == "lru"} == {0.5, 2.0, 4.0}
+    assert {ghost.memory for ghost in ghosts if ghost.policy == "reuse_hazard"} == {0.5, 2.0, 4.0}
     assert len(ghosts) == 9
     for ghost, row in zip(ghosts, stats["ghosts"], strict=True):
         labels = {"memory": f"{ghost.memory:g}", "policy": ghost.policy}
@@ -159,7 +159,7 @@ def test_what_other_sizes_and_policies_would_find_is_a_gauge_each(llm) -> None:
         assert row["hit_ratio"] == pytest.approx(ghost.hit_ratio, abs=1e-6)
         assert [row["low"], row["high"]] == pytest.approx(ends, abs=1e-6)
         assert row["num_requests"] == ghost.num_requests
-    half, double, _ = (ghost.hit_ratio for ghost in ghosts if ghost.policy == "lru")
+    half, double, _ = (ghost.hit_ratio for ghost in ghosts if ghost.policy == "reuse_hazard")
     assert double > half + 0.1, "seven prompts need more room than there is"
 
 

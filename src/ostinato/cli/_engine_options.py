@@ -265,7 +265,7 @@ class ServedEngineOptions(EngineOptions):
     order: Order = "fcfs"
     max_overtakes: MaxOvertakes = 64
     free_order: FreeOrder = "scratch_first"
-    eviction_policy: EvictionPolicy = "lru"
+    eviction_policy: EvictionPolicy = "reuse_hazard"
     digest: Digest = "sha256"
     seal_tails: SealTails = True
     keep_explanations: KeepExplanations = 1000

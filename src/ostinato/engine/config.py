@@ -107,7 +107,7 @@ class EngineConfig:
     order: WaitingOrder = "fcfs"
     max_overtakes: int = 64
     free_order: FreeOrder = "scratch_first"
-    eviction_policy: PolicyName = "lru"
+    eviction_policy: PolicyName = "reuse_hazard"
     digest: DigestName = "sha256"
     seal_tails: bool = True
     read_once: ReadOnce = "auto"

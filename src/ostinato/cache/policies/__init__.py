@@ -10,7 +10,8 @@ Files in reading order:
 * ``s3_fifo``, ``arc``: what can be learned from what returns?
 * ``lives``: how long do blocks wait until they are used again?
 * ``hazard_table``: what is a block of a class and an age worth?
-* ``shadow``: what would LRU have cached, and how far may a policy part from it?
+* ``shadow``: what would LRU have cached, and how many blocks may be staked against it?
+* ``cells``: which cohort's blocks are worth least?
 * ``reuse_hazard``: which leaf will bring the fewest hits for the memory that it takes?
 
 Rules:
