@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.cache.manager import CacheManager
@@ -97,6 +97,7 @@ requests = st.lists(
 )
 
 
+@settings(deadline=None, max_examples=60)
 @given(requests=requests, num_blocks=st.integers(6, 16), share=st.sampled_from((0.02, 0.1, 0.3)))
 def test_on_any_traffic_no_more_is_lost_than_the_share(requests, num_blocks, share):
     """With a share that lets tiny caches part from LRU, and nothing but the share at stake."""
@@ -112,6 +113,7 @@ def test_on_any_traffic_no_more_is_lost_than_the_share(requests, num_blocks, sha
             assert pair.ours.shadow.stake() >= 0, "more is at stake than may be lost"
 
 
+@settings(deadline=None, max_examples=60)
 @given(requests=requests, num_blocks=st.integers(6, 16))
 def test_whatever_was_proven_no_more_is_lost_than_the_utmost_share(requests, num_blocks):
     pair = Pair(num_blocks)
