@@ -120,6 +120,8 @@ class NativeLimits:
     Attributes:
         item_rows: Rows whose running state stays in a core's cache besides the keys that are
             being read.
+        keys_per_run: Keys that could be read in the time that it takes to plan a shared run and
+            to walk from it to the tails.
         keys_per_row: Keys that could be read in the time that a row needs to go from one segment
             to the next: the last tiles of a segment are not full, and products may cost so
             much that nobody waits for keys anyway.
@@ -129,6 +131,7 @@ class NativeLimits:
     """
 
     item_rows: int = 512
+    keys_per_run: float = 128.0
     keys_per_row: float = 16.0
     row_cost: float = 0.1
     min_part: float = 512.0
@@ -176,7 +179,8 @@ def _worth(read_once: ReadOnce, kind: PlanKind, limits: NativeLimits) -> Worth |
     if read_once == "never":
         return None
     per_row = limits.keys_per_row * kind.group if read_once == "auto" else 0
-    return SharingCost(keys_per_run=0, keys_per_row=per_row).is_worth
+    per_run = limits.keys_per_run if read_once == "auto" else 0
+    return SharingCost(keys_per_run=per_run, keys_per_row=per_row).is_worth
 
 
 def _within(numbers: npt.NDArray[Any], stop: int) -> bool:
