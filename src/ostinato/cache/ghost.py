@@ -40,9 +40,11 @@ ALLOWANCE_S, ALLOWED_REQUESTS = 0.1, 8192
 TOO_WIDE = 0.1
 """An interval that is wider says nothing yet."""
 
-_ADMISSIONS = 1.6
-"""A request takes the cache at least so many times as long as its admission: 2 where every
-request evicts (traces in ``benchmarks/ghost.py``), 3 to 6 in ``benchmarks/heart.py``."""
+_ADMISSIONS = 0.8
+"""Admissions whose time is the cache's, as credit goes: a request takes 2 where every request
+evicts (traces in ``benchmarks/ghost.py``), and 3 to 6 in ``benchmarks/heart.py``. What the clocks
+say is twice what is booked, for a request that is watched leaves the processor's caches cold, so
+less than half of it is given."""
 
 _LOOK_S, _LEFT_S = 4e-7, 2e-6
 """What a request costs that nothing is done about; and one that is noted, beside what the timer
