@@ -1,11 +1,13 @@
 """Reuse hazard is never far behind LRU, whoever asks for what, and in whichever order."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from ostinato.cache.manager import CacheManager
@@ -13,6 +15,7 @@ from ostinato.cache.policies import shadow
 from ostinato.cache.policies.reuse_hazard import ReuseHazard
 from ostinato.core.config import CacheConfig, PolicyName
 from ostinato.core.identity import Identity, PrefixKey
+from tests.support.adversary import PLANS, Adversary, Plan
 from tests.support.hard_traffic import HARD_TRAFFIC, Asked, Traffic
 
 LAST = 2**32 - 1
@@ -97,10 +100,10 @@ requests = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(requests=requests, num_blocks=st.integers(6, 16), share=st.sampled_from((0.02, 0.1, 0.3)))
-def test_on_any_traffic_no_more_is_lost_than_the_share(requests, num_blocks, share):
-    """With a share that lets tiny caches part from LRU, and nothing but the share at stake."""
+def test_the_account_is_right_on_any_traffic(requests, num_blocks, share):
+    """With a share that lets tiny caches part from LRU, it says what a real LRU cache says."""
     pair = Pair(num_blocks)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shadow, "SHARE", share)
@@ -109,23 +112,113 @@ def test_on_any_traffic_no_more_is_lost_than_the_share(requests, num_blocks, sha
             path = list(range(1 + 100 * document, 1 + 100 * document + length))
             pair.serve(Asked(number * 3.0, path, output))
             pair.check()
-            assert pair.lead >= -share * pair.ours.num_asked
-            assert pair.ours.shadow.stake() >= 0, "more is at stake than may be lost"
+
+
+# --- somebody who looks into the cache, and does what Hypothesis can think of ---
+
+
+@dataclass(frozen=True)
+class Stakes:
+    """What tiny caches, which learn every five requests, may lose.
+
+    Attributes:
+        share: While nothing is proven.
+        utmost: Whatever was proven.
+        doubt: Lost blocks that are assumed before any were seen.
+    """
+
+    share: float
+    utmost: float
+    doubt: float = 30.0
+
+
+SURE_STAKES = [Stakes(share, share) for share in (0.02, 0.05, 0.1)]
+"""Nothing but the share is staked."""
+
+TRUSTING_STAKES = [Stakes(0.04, 0.06, 0.1), Stakes(0.02, 0.03, 0.1)]
+"""So little doubt that a few blocks prove much."""
+
+
+@contextmanager
+def patched(stakes: Stakes, stake: Callable[[shadow.Shadow], int] | None = None) -> Iterator[None]:
+    """Let so much be staked, and nothing else if an account of one's own is given."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReuseHazard, "turns_per_fit", 5)
+        patch.setattr(shadow, "SHARE", stakes.share)
+        patch.setattr(shadow, "UTMOST_SHARE", stakes.utmost)
+        patch.setattr(shadow, "_DOUBT_BLOCKS", stakes.doubt)
+        if stake is not None:
+            patch.setattr(shadow.Shadow, "stake", stake)
+        yield
+
+
+def least_spare(plan: Plan, stakes: Stakes) -> float:
+    """Let an adversary do its worst; return the share that was never lost, at its least."""
+    pair, least = Pair(plan.num_blocks), 1.0
+    for asked in Adversary(lambda: pair.lacking, plan.length).requests(plan.acts):
+        pair.serve(asked)
+        least = min(least, stakes.utmost + pair.lead / pair.ours.num_asked)
+    pair.check()
+    return least
 
 
 @settings(deadline=None, max_examples=60)
-@given(requests=requests, num_blocks=st.integers(6, 16))
-def test_whatever_was_proven_no_more_is_lost_than_the_utmost_share(requests, num_blocks):
-    pair = Pair(num_blocks)
+@given(plan=PLANS, stakes=st.sampled_from(SURE_STAKES))
+def test_an_adversary_takes_no_more_than_the_share_where_nothing_else_is_staked(plan, stakes):
+    with patched(stakes):
+        assert least_spare(plan, stakes) >= 0
+
+
+@settings(deadline=None, max_examples=60)
+@given(plan=PLANS, stakes=st.sampled_from(TRUSTING_STAKES))
+def test_an_adversary_takes_no_more_than_the_utmost_share_whatever_was_proven(plan, stakes):
+    with patched(stakes):
+        assert least_spare(plan, stakes) >= 0
+
+
+real_stake = shadow.Shadow.stake
+
+
+def endless(account: shadow.Shadow) -> int:
+    """As if nothing could be lost."""
+    return 10**9
+
+
+def one_too_many(account: shadow.Shadow) -> int:
+    """A block more than the account allows."""
+    return real_stake(account) + 1
+
+
+def forgetful(account: shadow.Shadow) -> int:
+    """As if what is lacking already could not be lost as well."""
+    return real_stake(account) + account.num_lacking
+
+
+def unlimited(account: shadow.Shadow) -> int:
+    """As if what was proven held for any traffic."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shadow, "SHARE", 0.05)
-        patch.setattr(shadow, "UTMOST_SHARE", 0.3)
-        patch.setattr(shadow, "_DOUBT_BLOCKS", 0.5)
-        for number, (document, length, output) in enumerate(requests):
-            path = list(range(1 + 100 * document, 1 + 100 * document + length))
-            pair.serve(Asked(number * 3.0, path, output))
-            assert pair.lead >= -0.3 * pair.ours.num_asked
-        pair.check()
+        patch.setattr(shadow, "UTMOST_SHARE", 1.0)
+        return real_stake(account)
+
+
+@pytest.mark.parametrize(
+    ("stake", "stakes"),
+    [
+        *((stake, SURE_STAKES[1]) for stake in (endless, one_too_many, forgetful)),
+        *((stake, TRUSTING_STAKES[0]) for stake in (endless, one_too_many, forgetful, unlimited)),
+    ],
+)
+def test_the_same_adversary_ruins_an_account_that_is_wrong(stake, stakes):
+    """Within as many examples: else those two tests would say nothing."""
+
+    def takes_too_much(plan: Plan) -> bool:
+        with patched(stakes, stake):
+            return least_spare(plan, stakes) < 0
+
+    few = settings(deadline=None, max_examples=60, database=None, phases=[Phase.generate])
+    plan = find(PLANS, takes_too_much, settings=few)
+    with patched(stakes):
+        assert least_spare(plan, stakes) >= 0, "the true account withstands the same plan"
 
 
 def least_lead(pair: Pair, traffic: Iterator[Asked], num_requests: int) -> float:
