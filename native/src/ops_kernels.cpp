@@ -10,7 +10,8 @@
 
 namespace {
 
-inline int lanes_left(int done, int total) { return total - done < kLanes ? total - done : kLanes; }
+// Heads whose norms are worked out before the first of them is turned.
+constexpr int kHeadsAtATime = 16;
 
 template <class Format>
 typename Format::Stored *row_of(const ost_matrix &matrix, int64_t row) {
@@ -23,35 +24,40 @@ inline Floats weighed(const Floats &value, float factor, const Floats &weight) {
   return Format::round(value * factor) * weight;
 }
 
-inline float norm_factor(const Floats &squares, int width, float epsilon) {
-  return 1.f / std::sqrt(sum(squares) / static_cast<float>(width) + epsilon);
-}
+// Two sums of squares, so that one addition need not wait for the one before.
+struct Squares {
+  Floats even{}, odd{};
+  void add(int i, const Floats &value) { (i & kLanes ? odd : even) += value * value; }
+  float norm_factor(int width, float epsilon) const {
+    return 1.f / std::sqrt(sum(even + odd) / static_cast<float>(width) + epsilon);
+  }
+};
 
 template <class Format>
 void add_norm_row(const ost_add_norm &op, int64_t row) {
   auto *residual = row_of<Format>(op.residual, row);
-  Floats squares{};
-  for (int i = 0; i < op.width; i += kLanes) {
-    const int count = lanes_left(i, op.width);
+  const auto *addend = row_of<Format>(op.addend, row);
+  Squares squares;
+  each_vector(op.width, [&](int i, auto count) {
     Floats value = load<Format>(residual + i, count);
     if (op.addend.data != nullptr) {
-      value = Format::round(value + load<Format>(row_of<Format>(op.addend, row) + i, count));
+      value = Format::round(value + load<Format>(addend + i, count));
       store<Format>(residual + i, value, count);
     }
-    squares += value * value;
-  }
-  const float factor = norm_factor(squares, op.width, op.epsilon);
+    squares.add(i, value);
+  });
+  const float factor = squares.norm_factor(op.width, op.epsilon);
   const auto *weight = static_cast<const typename Format::Stored *>(op.weight);
   auto *output = row_of<Format>(op.output, row);
-  for (int i = 0; i < op.width; i += kLanes) {
-    const int count = lanes_left(i, op.width);
+  each_vector(op.width, [&](int i, auto count) {
     const Floats value = load<Format>(residual + i, count);
     store<Format>(output + i, weighed<Format>(value, factor, load<Format>(weight + i, count)), count);
-  }
+  });
 }
 
+// Heads of one row that share weight and angles: each of those is widened once for all of them.
 template <class Format>
-struct Head {
+struct Heads {
   using Stored = typename Format::Stored;
   const Stored *weight;  // null: not normed
   const Stored *cosines;
@@ -59,35 +65,49 @@ struct Head {
   int dim;
   float epsilon;
 
-  float factor(const Stored *from) const {
-    Floats squares{};
-    for (int i = 0; i < dim; i += kLanes) {
-      const Floats value = load<Format>(from + i, lanes_left(i, dim));
-      squares += value * value;
+  void turn(const Stored *from, Stored *to, int num_heads) const {
+    for (int done = 0; done < num_heads; done += kHeadsAtATime) {
+      const int left = num_heads - done;
+      turn_some(from + done * dim, to + done * dim, left < kHeadsAtATime ? left : kHeadsAtATime);
     }
-    return norm_factor(squares, dim, epsilon);
   }
 
-  Floats normed(const Stored *from, int i, int count, float factor) const {
-    const Floats value = load<Format>(from + i, count);
-    if (weight == nullptr) return value;
-    return Format::round(weighed<Format>(value, factor, load<Format>(weight + i, count)));
+ private:
+  void turn_some(const Stored *from, Stored *to, int num_heads) const {
+    float factors[kHeadsAtATime];
+    for (int head = 0; weight != nullptr && head < num_heads; ++head)
+      factors[head] = factor(from + head * dim);
+    each_vector(dim / 2, [&](int i, auto count) {
+      weight == nullptr ? turn_part<false>(from + i, to + i, num_heads, factors, i, count)
+                        : turn_part<true>(from + i, to + i, num_heads, factors, i, count);
+    });
   }
 
-  // Turn number i of each half: (first, second) times (cos, sin), each product rounded.
-  void turn(const Stored *from, Stored *to) const {
+  float factor(const Stored *from) const {
+    Squares squares;
+    each_vector(dim, [&](int i, auto count) { squares.add(i, load<Format>(from + i, count)); });
+    return squares.norm_factor(dim, epsilon);
+  }
+
+  // Numbers i.. of each half: (first, second) times (cos, sin), each product rounded.
+  template <bool kNormed, class Count>
+  void turn_part(const Stored *from, Stored *to, int num_heads, const float *factors, int i,
+                 Count count) const {
     const int half = dim / 2;
-    const float scale = weight == nullptr ? 1.f : factor(from);
-    for (int i = 0; i < half; i += kLanes) {
-      const int count = lanes_left(i, half);
-      const Floats first = normed(from, i, count, scale);
-      const Floats second = normed(from, half + i, count, scale);
-      const auto times = [&](const Floats &value, const Stored *table, int at) {
-        return Format::round(value * load<Format>(table + at, count));
-      };
-      store<Format>(to + i, times(first, cosines, i) - times(second, sines, i), count);
-      store<Format>(to + half + i,
-                    times(second, cosines, half + i) + times(first, sines, half + i), count);
+    const Floats first_cos = load<Format>(cosines + i, count), first_sin = load<Format>(sines + i, count);
+    const Floats second_cos = load<Format>(cosines + half + i, count);
+    const Floats second_sin = load<Format>(sines + half + i, count);
+    const Floats first_weight = kNormed ? load<Format>(weight + i, count) : Floats{};
+    const Floats second_weight = kNormed ? load<Format>(weight + half + i, count) : Floats{};
+    for (int head = 0; head < num_heads; ++head, from += dim, to += dim) {
+      Floats first = load<Format>(from, count), second = load<Format>(from + half, count);
+      if constexpr (kNormed) {
+        first = Format::round(weighed<Format>(first, factors[head], first_weight));
+        second = Format::round(weighed<Format>(second, factors[head], second_weight));
+      }
+      store<Format>(to, Format::round(first * first_cos) - Format::round(second * first_sin), count);
+      store<Format>(to + half, Format::round(second * second_cos) + Format::round(first * second_sin),
+                    count);
     }
   }
 };
@@ -95,18 +115,15 @@ struct Head {
 template <class Format>
 void heads_row(const ost_heads &op, int64_t row) {
   using Stored = typename Format::Stored;
+  const int num_queries = op.num_heads * op.head_dim, num_keys = op.num_kv_heads * op.head_dim;
   const Stored *from = row_of<Format>(op.projected, row);
-  Head<Format> head{static_cast<const Stored *>(op.query_weight), row_of<Format>(op.cosines, row),
-                    row_of<Format>(op.sines, row), op.head_dim, op.epsilon};
-  Stored *queries = row_of<Format>(op.queries, row), *keys = row_of<Format>(op.keys, row);
-  for (int i = 0; i < op.num_heads; ++i, from += op.head_dim, queries += op.head_dim)
-    head.turn(from, queries);
-  head.weight = static_cast<const Stored *>(op.key_weight);
-  for (int i = 0; i < op.num_kv_heads; ++i, from += op.head_dim, keys += op.head_dim)
-    head.turn(from, keys);
-  const size_t num_bytes = sizeof(Stored) * static_cast<size_t>(op.num_kv_heads) *
-                           static_cast<size_t>(op.head_dim);
-  std::memcpy(row_of<Format>(op.values, row), from, num_bytes);
+  Heads<Format> heads{static_cast<const Stored *>(op.query_weight), row_of<Format>(op.cosines, row),
+                      row_of<Format>(op.sines, row), op.head_dim, op.epsilon};
+  heads.turn(from, row_of<Format>(op.queries, row), op.num_heads);
+  heads.weight = static_cast<const Stored *>(op.key_weight);
+  heads.turn(from + num_queries, row_of<Format>(op.keys, row), op.num_kv_heads);
+  std::memcpy(row_of<Format>(op.values, row), from + num_queries + num_keys,
+              sizeof(Stored) * static_cast<size_t>(num_keys));
 }
 
 template <class Format>
@@ -114,12 +131,11 @@ void gated_row(const ost_gated &op, int64_t row) {
   const auto *gate = row_of<Format>(op.gate_up, row);
   const auto *up = gate + op.width;
   auto *output = row_of<Format>(op.output, row);
-  for (int i = 0; i < op.width; i += kLanes) {
-    const int count = lanes_left(i, op.width);
+  each_vector(op.width, [&](int i, auto count) {
     const Floats value = load<Format>(gate + i, count);
-    const Floats open = Format::round(value / (1.f + exponential(-value)));
+    const Floats open = Format::round(quotient(value, 1.f + exponential(-value)));
     store<Format>(output + i, open * load<Format>(up + i, count), count);
-  }
+  });
 }
 
 // One loop over rows for each format, so that a kernel is chosen once per call.

@@ -7,8 +7,9 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -41,9 +42,21 @@ struct Float32 {
 struct BFloat16 {
   using Stored = uint16_t;
   using StoredVector = Halves;
+#if defined(__AVX512F__)
+  // One instruction instead of two: the halves of words go where they belong, and zeros between.
+  static Floats widen(const Halves &stored) {
+    alignas(64) static constexpr uint16_t places[32] = {
+        0, 0, 0, 1, 0, 2,  0, 3,  0, 4,  0, 5,  0, 6,  0, 7,
+        0, 8, 0, 9, 0, 10, 0, 11, 0, 12, 0, 13, 0, 14, 0, 15};
+    const __m512i halves = _mm512_castsi256_si512(reinterpret_cast<__m256i>(stored));
+    return reinterpret_cast<Floats>(
+        _mm512_maskz_permutexvar_epi16(0xaaaaaaaa, _mm512_load_si512(places), halves));
+  }
+#else
   static Floats widen(const Halves &stored) {
     return reinterpret_cast<Floats>(__builtin_convertvector(stored, Words) << 16);
   }
+#endif
   // To nearest, ties to even; NaN stays NaN. The processor's own instruction takes numbers below
   // 2^-126 for zero.
 #if defined(__AVX512BF16__)
@@ -65,6 +78,15 @@ struct BFloat16 {
   }
 #endif
 };
+
+// Calls visit(i, count) for vectors of numbers i .. i + count - 1 of a row. A count of whole vectors
+// is known to the compiler.
+template <class Visit>
+inline void each_vector(int width, Visit visit) {
+  int i = 0;
+  for (; i + kLanes <= width; i += kLanes) visit(i, std::integral_constant<int, kLanes>{});
+  if (i < width) visit(i, width - i);
+}
 
 // Read count numbers, at most kLanes; the other lanes are zero.
 template <class Format>
@@ -88,30 +110,63 @@ inline void store(typename Format::Stored *to, const Floats &value, int count = 
 
 // Halves are added to halves, so that it takes log2(kLanes) additions one after the other.
 inline float sum(const Floats &values) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps(reinterpret_cast<__m512>(values));
+#else
   float lanes[kLanes];
   std::memcpy(lanes, &values, sizeof lanes);
   for (int half = kLanes / 2; half > 0; half /= 2)
     for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
   return lanes[0];
+#endif
+}
+
+// a / b for b from 1 to 2^127, to about an ulp and a half: dividing vectors takes three times as long.
+inline Floats quotient(const Floats &a, const Floats &b) {
+#if defined(__AVX512F__)
+  const Floats guess = reinterpret_cast<Floats>(_mm512_rcp14_ps(reinterpret_cast<__m512>(b)));
+  return a * (guess + guess * (1.f - b * guess));
+#else
+  return a / b;
+#endif
+}
+
+// Lanes taken into low..high.
+inline Floats clamped(const Floats &x, float low, float high) {
+#if defined(__AVX512F__)
+  const __m512 above = _mm512_max_ps(reinterpret_cast<__m512>(x), _mm512_set1_ps(low));
+  return reinterpret_cast<Floats>(_mm512_min_ps(above, _mm512_set1_ps(high)));
+#else
+  const Floats above = x > all(low) ? x : all(low);
+  return above < all(high) ? above : all(high);
+#endif
+}
+
+// x * 2^power, for whole powers from -126 to 127.
+inline Floats scaled(const Floats &x, const Floats &power) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(
+      _mm512_scalef_ps(reinterpret_cast<__m512>(x), reinterpret_cast<__m512>(power)));
+#else
+  return x * reinterpret_cast<Floats>((__builtin_convertvector(power, Ints) + 127) << 23);
+#endif
 }
 
 // e^x to about two units in the last place; x is taken into -87..88.
-// Source: Cody and Waite's reduction and the polynomial of Cephes' expf.
+// Source: Cody and Waite's reduction; the polynomial is the best of degree 5 that begins 1 + x, its
+// error 2^-23 of e^x.
 inline Floats exponential(Floats x) {
-  x = x < all(88.f) ? x : all(88.f);
-  x = x > all(-87.f) ? x : all(-87.f);
+  x = clamped(x, -87.f, 88.f);
   constexpr float kRounder = 12582912.f;  // 1.5 * 2^23: what is added to it loses its fraction
   const Floats power = (x * 1.44269504f + kRounder) - kRounder;
   const Floats rest = (x - power * 0.693359375f) + power * 2.12194440e-4f;
-  Floats series = all(1.9875691500e-4f);
-  series = series * rest + 1.3981999507e-3f;
-  series = series * rest + 8.3334519073e-3f;
-  series = series * rest + 4.1665795894e-2f;
-  series = series * rest + 1.6666665459e-1f;
-  series = series * rest + 5.0000001201e-1f;
-  series = series * rest * rest + rest + 1.f;
-  const Ints exponent = (__builtin_convertvector(power, Ints) + 127) << 23;
-  return series * reinterpret_cast<Floats>(exponent);
+  Floats series = all(8.31252e-3f);
+  series = series * rest + 4.189011e-2f;
+  series = series * rest + 1.6667114e-1f;
+  series = series * rest + 4.9999232e-1f;
+  series = series * rest + 1.f;
+  series = series * rest + 1.f;
+  return scaled(series, power);
 }
 
 }  // namespace
