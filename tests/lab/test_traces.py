@@ -8,12 +8,12 @@ import pytest
 
 from ostinato.core.config import CacheConfig, SchedulerConfig
 from ostinato.core.errors import BrokenTrace, ConfigError
+from ostinato.core.pseudonyms import Pseudonyms
 from ostinato.core.trace import (
     VERSION,
     Added,
     Ended,
     Header,
-    Pseudonyms,
     SequenceEnd,
     Stopped,
     write_line,

@@ -9,8 +9,11 @@ Files in reading order:
 * ``sampling_params``: what may a user ask of the sampler?
 * ``request``: what is known about one request?
 * ``plan``: what is one step asked to do, and what came back?
+* ``tenancy``: what is a tenant entitled to, and what is left after it was erased?
+* ``lease``: how long shall a prefix be kept, and what was promised?
 * ``explanation``: why did a prompt miss?
 * ``config``: what may a user set?
+* ``pseudonyms``: by which names are tokens and tenants written down?
 * ``trace``: how is what happened written down, so that it can be replayed and not be read?
 * ``errors``: what can go wrong?
 

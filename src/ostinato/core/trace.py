@@ -9,35 +9,18 @@ request by request::
     {"event":"steps",  "step":0, "times_us":[40, 900, 950, 1400]}      two steps: begun, ended
     {"event":"ended",  "step":2, "at_us":1400, "request":0, "cached":0, "sequences":[...]}
 
-Tokens are not in it. Each stands there as a pseudonym: 32 bits of a keyed hash of *every* token
-up to it. So two prompts have the same pseudonyms exactly as far as they begin alike, down to the
-single token, and nothing else can be learned: equal words in different places, or in prompts
-that began differently, have different pseudonyms, and the key is random and kept in memory alone,
-while the recording runs. Who can send requests to the engine *during* a recording and read the
-trace can test whether a prompt of theirs begins like another; a trace is for its operator.
-
-Source: the prefix-chained block ids of Mooncake's traces (arXiv 2407.00079, section 4.1), here
-by token and with a key.
+Tokens are not in it, but names for them that tell nothing: see ``pseudonyms``.
 """
 
-import hashlib
-import secrets
-from array import array
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from ostinato.core.config import CacheConfig, SchedulerConfig
 from ostinato.core.errors import BrokenTrace
-from ostinato.core.identity import ImageSpan, PublicHead
-from ostinato.core.tenancy import NARROWED_BY, owner_of
-from ostinato.core.tokens import TOKEN_BYTES
 
 VERSION = 1
 """Of the format; a reader refuses what is newer."""
-
-_NAME_BYTES = 8
 
 
 class Header(msgspec.Struct, frozen=True, tag_field="event", tag="header", kw_only=True):
@@ -298,86 +281,3 @@ def read_event(line: bytes) -> AnyEvent:
         return event
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BrokenTrace(f"this is no event of a recorded trace: {error}") from error
-
-
-class Pseudonyms:
-    """Names for tokens and tenants that tell nothing but where two of them are the same.
-
-    The key is drawn when it is made and never leaves it.
-    """
-
-    def __init__(self) -> None:
-        """Draw a key."""
-        self._key = secrets.token_bytes(32)
-
-    def name(self, content: bytes) -> str:
-        """Name a salt, an adapter or an image's content; what is empty stays empty."""
-        if not content:
-            return ""
-        # A key of its own kind: a salt must not look like the first token of a prompt.
-        digest = hashlib.blake2b(content, digest_size=_NAME_BYTES, key=self._key, person=b"name")
-        return digest.hexdigest()
-
-    def salt(self, salt: bytes) -> str:
-        """Name a salt, so that its owner can still be told from what a client narrowed it by."""
-        owner = owner_of(salt)
-        if owner == salt:
-            return self.name(salt)
-        return self.name(owner) + NARROWED_BY + self.name(salt)
-
-    def head(self, head: PublicHead | None) -> tuple[str, int] | None:
-        """Name a public head."""
-        return None if head is None else (self.salt(head.tenant), head.num_tokens)
-
-    def prompt(self, tokens: "array[int]", images: Iterable[ImageSpan] = ()) -> "Chain":
-        """Name a prompt's tokens.
-
-        Args:
-            tokens: Ids, shape (num_tokens,).
-            images: Among them; what comes after an image is named after its content as well.
-        """
-        chain = Chain(self._key)
-        chain.extend(tokens, {image.start: image for image in images})
-        return chain
-
-
-class Chain:
-    """A row of tokens by their pseudonyms, which can be continued.
-
-    Attributes:
-        names: Little-endian ``uint32``, shape (num_tokens * 4,).
-    """
-
-    def __init__(self, key: bytes) -> None:
-        """Begin with no token."""
-        self.names = bytearray()
-        self._hash = hashlib.blake2b(key=key, digest_size=TOKEN_BYTES, person=b"token")
-
-    def extend(self, tokens: "array[int]", images: "dict[int, ImageSpan] | None" = None) -> None:
-        """Name more tokens; cost: one hash of 4 bytes each, about a microsecond."""
-        state, packed = self._hash, tokens.tobytes()
-        found = []
-        for place in range(len(tokens)):
-            if images and place in images:
-                state.update(b"image" + images[place].digest)
-            state.update(packed[place * TOKEN_BYTES : (place + 1) * TOKEN_BYTES])
-            found.append(state.copy().digest())
-        self.names += b"".join(found)
-
-    def continued(self, tokens: "array[int]") -> bytes:
-        """Name what one continuation appends; this row stays as it is."""
-        branch = Chain.__new__(Chain)
-        branch.names, branch._hash = bytearray(), self._hash.copy()
-        branch.extend(tokens)
-        return bytes(branch.names)
-
-
-def unpack_names(names: bytes) -> "array[int]":
-    """Return pseudonyms as token ids.
-
-    Raises:
-        BrokenTrace: The bytes are no whole number of them.
-    """
-    if len(names) % TOKEN_BYTES:
-        raise BrokenTrace(f"{len(names)} bytes are no whole number of pseudonyms of {TOKEN_BYTES}")
-    return array("I", names)

@@ -25,6 +25,7 @@ from ostinato.core.config import CacheConfig, SchedulerConfig
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import RequestId
 from ostinato.core.lease import LeaseId, LeaseTerms
+from ostinato.core.pseudonyms import Chain, Pseudonyms
 from ostinato.core.request import Request
 from ostinato.core.trace import (
     VERSION,
@@ -32,7 +33,6 @@ from ostinato.core.trace import (
     AnyEvent,
     CacheReset,
     Cancelled,
-    Chain,
     Ended,
     Erased,
     Failed,
@@ -41,7 +41,6 @@ from ostinato.core.trace import (
     Leased,
     LeaseEnded,
     NewEpoch,
-    Pseudonyms,
     Published,
     SequenceEnd,
     Steps,

@@ -25,6 +25,7 @@ from ostinato.core.plan import (
     StepPlan,
     StepResult,
 )
+from ostinato.core.pseudonyms import unpack_names
 from ostinato.core.request import FinishReason, Request
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.trace import (
@@ -41,7 +42,6 @@ from ostinato.core.trace import (
     Published,
     SequenceEnd,
     Steps,
-    unpack_names,
 )
 from ostinato.lab.recording import Recording
 from ostinato.sched.scheduler import Scheduler

@@ -25,7 +25,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from ostinato.core.errors import BrokenTrace, ConfigError
-from ostinato.core.trace import unpack_names
+from ostinato.core.pseudonyms import unpack_names
 from ostinato.lab.block_trace import BlockRequest, BlockTrace, make_block_trace
 from ostinato.lab.lines import OnBroken, read_lines
 from ostinato.lab.recording import read_recording
