@@ -4,7 +4,7 @@
  * what comes out differs from theirs by the order of sums alone. As in ostinato_native.h: a plain
  * C ABI, and whoever calls has checked every bound (src/ostinato/runner/forward/records.py).
  *
- * Formats are OST_FLOAT32 and OST_BFLOAT16; strides and sizes are in elements.
+ * Formats are OST_FLOAT32 and OST_BFLOAT16 unless said otherwise; strides and sizes are in elements.
  */
 #ifndef OSTINATO_OPS_H
 #define OSTINATO_OPS_H
@@ -64,6 +64,17 @@ typedef struct ost_gated {
   int32_t num_threads;
 } ost_gated;
 
+/* Where each row has its largest number, the first of several; -1 where that is not finite, or where
+ * there is a NaN. */
+typedef struct ost_best {
+  ost_matrix numbers; /* (num_rows, width), of any format */
+  int64_t *places;    /* (num_rows,) */
+  int64_t num_rows;
+  int32_t width; /* at least 1 */
+  int32_t dtype;
+  int32_t num_threads;
+} ost_best;
+
 /* outputs = inputs x weight^T + bias, for a few rows of bfloat16 and a weight in the tiles that oneDNN
  * packs it in: [num_outputs / 32][num_inputs / 2][32][2]. Sums are in float. */
 typedef struct ost_product {
@@ -84,6 +95,7 @@ OST_EXPORT void ost_ops_product(const ost_product *product);
 OST_EXPORT void ost_ops_add_norm(const ost_add_norm *op);
 OST_EXPORT void ost_ops_heads(const ost_heads *op);
 OST_EXPORT void ost_ops_gated(const ost_gated *op);
+OST_EXPORT void ost_ops_best(const ost_best *op);
 
 #ifdef __cplusplus
 }

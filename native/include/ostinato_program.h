@@ -1,8 +1,8 @@
 /* How is a whole step of a model run by one call?
  *
  * A program is the operations of all layers in order, laid down once: each names a record that says
- * where its numbers lie. From step to step only the number of rows changes, and what the records
- * of attention point to. As in ostinato_native.h, whoever calls has checked every bound
+ * where its numbers lie. From step to step only numbers of rows change, what the records of
+ * attention point to, and where rows are taken from. As in ostinato_native.h, whoever calls has checked every bound
  * (src/ostinato/runner/forward/program.py).
  */
 #ifndef OSTINATO_PROGRAM_H
@@ -22,13 +22,32 @@ enum ost_operation_kind {
   OST_PRODUCT = 3,  /* ost_product */
   OST_WRITE = 4,    /* ost_write */
   OST_ATTEND = 5,   /* ost_layer_attention */
-  OST_COPY = 6      /* ost_layer_copy */
+  OST_COPY = 6,     /* ost_layer_copy */
+  OST_TAKE = 7      /* ost_take */
+};
+
+/* On which rows an operation is run. */
+enum ost_operation_rows {
+  OST_ALL_ROWS = 0,   /* of the step */
+  OST_WANTED_ROWS = 1 /* those whose logits are wanted */
 };
 
 typedef struct ost_operation {
   void *record; /* its number of rows is written when the program is run */
-  int64_t kind;
+  int32_t kind;
+  int32_t rows;
 } ost_operation;
+
+/* Row i of output is row rows[i] of a table. Strides and widths are in bytes. */
+typedef struct ost_take {
+  const void *table;
+  int64_t table_stride;
+  void *output;
+  int64_t output_stride;
+  const int64_t *rows; /* (num_rows,), each of them in the table */
+  int64_t num_rows;
+  int64_t width;
+} ost_take;
 
 /* Store keys and values of the step's tokens, as ost_kv_write does. */
 typedef struct ost_write {
@@ -58,9 +77,10 @@ typedef struct ost_layer_attention {
   const ost_attention *step; /* all the rest is this one's */
 } ost_layer_attention;
 
-/* Run operations one after the other on num_rows rows, each on all threads. */
+/* Run operations one after the other, each on all threads: on num_rows rows, or num_wanted of them;
+ * on none, an operation is left out. */
 OST_EXPORT void ost_run_program(const ost_operation *operations, int64_t num_operations,
-                                int64_t num_rows, int32_t num_threads);
+                                int64_t num_rows, int64_t num_wanted, int32_t num_threads);
 
 #ifdef __cplusplus
 }

@@ -55,6 +55,10 @@ Work work_of(const ost_gated &op) {
   return over_rows<ost_gated, &OpsKernels::gated>(op, 2 * int64_t{op.width});
 }
 
+Work work_of(const ost_best &op) {
+  return over_rows<ost_best, &OpsKernels::best>(op, op.width);
+}
+
 }  // namespace ost
 
 extern "C" {
@@ -64,4 +68,6 @@ void ost_ops_add_norm(const ost_add_norm *op) { ost::run(*op, op->width); }
 void ost_ops_heads(const ost_heads *op) { ost::run(*op, ost::width_of(*op)); }
 
 void ost_ops_gated(const ost_gated *op) { ost::run(*op, 2 * int64_t{op->width}); }
+
+void ost_ops_best(const ost_best *op) { ost::run(*op, op->width); }
 }

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "ops_best.h"
 #include "ops_vector.h"
 
 namespace {
@@ -154,6 +155,7 @@ const OpsKernels &OST_OPS() {
       each_row<ost_add_norm, add_norm_row<BFloat16>, add_norm_row<Float32>>,
       each_row<ost_heads, heads_row<BFloat16>, heads_row<Float32>>,
       each_row<ost_gated, gated_row<BFloat16>, gated_row<Float32>>,
+      best_rows,
   };
   return kernels;
 }

@@ -12,6 +12,7 @@ struct OpsKernels {
   void (*add_norm)(const ost_add_norm &op, int64_t first, int64_t last);
   void (*heads)(const ost_heads &op, int64_t first, int64_t last);
   void (*gated)(const ost_gated &op, int64_t first, int64_t last);
+  void (*best)(const ost_best &op, int64_t first, int64_t last);
 };
 
 // ops_kernels.cpp, compiled once for each of them.

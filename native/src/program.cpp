@@ -2,6 +2,7 @@
 #include "ostinato_program.h"
 
 #include <cstddef>
+#include <cstring>
 #include <vector>
 
 #include "kernels.h"
@@ -30,6 +31,20 @@ void add_write(Works &works, void *record, int64_t num_rows) {
       kernels().write(w.kv, w.keys, w.values, w.slots, 0, w.num_rows, static_cast<int32_t>(head));
   };
   works.push_back({record, compute, write.kv.num_kv_heads, 1});
+}
+
+// A unit is a row.
+void add_take(Works &works, void *record, int64_t num_rows) {
+  ost_take &take = *static_cast<ost_take *>(record);
+  take.num_rows = num_rows;
+  const auto compute = [](const void *of, int64_t first, int64_t last) {
+    const ost_take &t = *static_cast<const ost_take *>(of);
+    for (int64_t row = first; row < last; ++row)
+      std::memcpy(static_cast<char *>(t.output) + row * t.output_stride,
+                  static_cast<const char *>(t.table) + t.rows[row] * t.table_stride,
+                  static_cast<size_t>(t.width));
+  };
+  works.push_back({record, compute, num_rows, 4});
 }
 
 // A unit is all of it: few steps copy, and those that do copy a few slots.
@@ -97,6 +112,8 @@ void add(Works &works, const ost_operation &operation, int64_t num_rows) {
       return add_attention(works, operation.record);
     case OST_COPY:
       return add_copy(works, operation.record);
+    case OST_TAKE:
+      return add_take(works, operation.record, num_rows);
   }
 }
 
@@ -105,9 +122,12 @@ void add(Works &works, const ost_operation &operation, int64_t num_rows) {
 }  // namespace ost
 
 extern "C" void ost_run_program(const ost_operation *operations, int64_t num_operations,
-                                int64_t num_rows, int32_t num_threads) {
+                                int64_t num_rows, int64_t num_wanted, int32_t num_threads) {
   ost::Works works;
   works.reserve(static_cast<size_t>(2 * num_operations));
-  for (int64_t i = 0; i < num_operations; ++i) ost::add(works, operations[i], num_rows);
+  for (int64_t i = 0; i < num_operations; ++i) {
+    const int64_t rows = operations[i].rows == OST_WANTED_ROWS ? num_wanted : num_rows;
+    if (rows > 0) ost::add(works, operations[i], rows);
+  }
   ost::run_works(works.data(), static_cast<int64_t>(works.size()), num_threads);
 }

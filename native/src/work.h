@@ -26,6 +26,7 @@ void run_work(const Work &work, int32_t num_threads);
 Work work_of(const ost_add_norm &op);
 Work work_of(const ost_heads &op);
 Work work_of(const ost_gated &op);
+Work work_of(const ost_best &op);
 Work work_of(const ost_product &product);
 
 }  // namespace ost

@@ -150,6 +150,38 @@ void check_heads(const Case &c, Random &random) {
   if (!queries.gaps_are_untouched() || !keys.gaps_are_untouched()) fail(c.seed, "a gap");
 }
 
+// Few different numbers, so that several are the largest; now and then one that is not finite.
+void check_best(const Case &c, Random &random) {
+  const int32_t width = random.pick({1, 7, random.between(1, 600), random.between(500, 3000)});
+  const int32_t dtype = random.between(0, 2);
+  Matrix numbers(c.num_rows, width, dtype, c.gap);
+  const bool is_low = random.chance(0.3), has_odd = random.chance(0.5);
+  numbers.each([&](int64_t row, int64_t i) {
+    const double number = random.between(-3, is_low ? 0 : 3);
+    numbers.set(row, i, number == 0 && random.chance(0.5) ? -0.0 : number);
+  });
+  if (has_odd)
+    for (int64_t row = 0; row < c.num_rows; ++row) {
+      const double odd = random.pick({INFINITY, -INFINITY, NAN, -NAN});
+      for (int32_t i = random.between(0, width - 1); i < width; i += 1 + width / 2)
+        numbers.set(row, i, odd);
+      if (random.chance(0.2))
+        for (int32_t i = 0; i < width; ++i) numbers.set(row, i, -INFINITY);
+    }
+  std::vector<int64_t> places(c.num_rows, -7);
+  const ost_best op{numbers.view, places.data(), c.num_rows, width, dtype, c.num_threads};
+  ost_ops_best(&op);
+  for (int64_t row = 0; row < c.num_rows; ++row) {
+    int64_t expected = 0;
+    for (int64_t i = 0; i < width; ++i) {
+      const double number = numbers.at(row, i), best = numbers.at(row, expected);
+      if (!std::isnan(best) && (std::isnan(number) || number > best)) expected = i;
+    }
+    if (!std::isfinite(numbers.at(row, expected))) expected = -1;
+    if (places[row] != expected) fail(c.seed, "the largest number is elsewhere");
+  }
+}
+
 }  // namespace
 
 int main(int argc, char **argv) {
@@ -162,6 +194,7 @@ int main(int argc, char **argv) {
       check_add_norm(c, random);
       check_gated(c, random);
       check_heads(c, random);
+      check_best(c, random);
     }
     std::printf("%s: %u cases\n", name_of_isa(isa), num_cases);
   }

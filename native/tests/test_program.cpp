@@ -42,11 +42,11 @@ struct FeedForward {
     add_back.addend = down.view;
   }
   std::vector<ost_operation> operations() {
-    return {{&add, OST_ADD_NORM},
-            {&up, OST_PRODUCT},
-            {&gate, OST_GATED},
-            {&back, OST_PRODUCT},
-            {&add_back, OST_ADD_NORM}};
+    return {{&add, OST_ADD_NORM, OST_ALL_ROWS},
+            {&up, OST_PRODUCT, OST_ALL_ROWS},
+            {&gate, OST_GATED, OST_WANTED_ROWS},
+            {&back, OST_PRODUCT, OST_WANTED_ROWS},
+            {&add_back, OST_ADD_NORM, OST_ALL_ROWS}};
   }
   void one_by_one() {
     add.num_rows = gate.num_rows = add_back.num_rows = rows;
@@ -76,7 +76,7 @@ void check_feed_forward(uint32_t seed) {
   normed.copy(f.normed);
   f.stream.copy(before);
   std::vector<ost_operation> operations = f.operations();
-  ost_run_program(operations.data(), static_cast<int64_t>(operations.size()), rows,
+  ost_run_program(operations.data(), static_cast<int64_t>(operations.size()), rows, rows,
                   random.between(1, 4));
   if (!f.stream.equals(stream) || !f.normed.equals(normed)) fail(seed, "a program differs");
 }
@@ -111,8 +111,8 @@ void check_attention(uint32_t seed) {
   layer.layer.soft_cap = s.soft_cap;
   layer.layer.output = found.rows;
   layer.step = &step;
-  const ost_operation operation{&layer, OST_ATTEND};
-  ost_run_program(&operation, 1, rows, s.random.between(1, 4));
+  const ost_operation operation{&layer, OST_ATTEND, OST_ALL_ROWS};
+  ost_run_program(&operation, 1, rows, 0, s.random.between(1, 4));
   ost_attention alone = layer.layer;
   alone.output = expected.rows;
   ost_attend(&alone);
@@ -137,14 +137,45 @@ void check_write(uint32_t seed) {
   random.shuffle(slots);
   Store store(4, OST_BFLOAT16, heads, size, size, 16);
   ost_write write{store.kv, keys.rows, values.rows, slots.data(), 77};
-  const ost_operation operation{&write, OST_WRITE};
-  ost_run_program(&operation, 1, rows, random.between(1, 4));
+  const ost_operation operation{&write, OST_WRITE, OST_ALL_ROWS};
+  ost_run_program(&operation, 1, rows, 0, random.between(1, 4));
   for (int32_t row = 0; row < rows; ++row)
     for (int32_t head = 0; head < heads; ++head)
       for (int32_t d = 0; d < size; ++d)
         if (store.key(slots[row], head, d) != keys.at(row, head, d) ||
             store.value(slots[row], head, d) != values.at(row, head, d))
           fail(seed, "a slot differs");
+}
+
+// Rows of a table, of which some are taken for all rows and some for those that are wanted.
+void check_take(uint32_t seed) {
+  Random random(seed);
+  const int32_t rows = random.between(1, 32), wanted = random.between(0, rows);
+  const int32_t table_rows = random.between(1, 50), width = random.between(1, 70);
+  Matrix table(table_rows, width), all(rows, width), some(rows, width), untouched(rows, width);
+  table.fill(random);
+  all.fill(random);
+  some.fill(random);
+  untouched.copy(some);
+  std::vector<int64_t> from(rows);
+  for (int64_t &row : from) row = random.between(0, table_rows - 1);
+  const auto take = [&](Matrix &output) {
+    return ost_take{table.view.data, 2 * int64_t{width}, output.view.data, 2 * int64_t{width},
+                    from.data(), 77, 2 * int64_t{width}};
+  };
+  ost_take takes[] = {take(all), take(some)};
+  const ost_operation operations[] = {{&takes[0], OST_TAKE, OST_ALL_ROWS},
+                                      {&takes[1], OST_TAKE, OST_WANTED_ROWS}};
+  ost_run_program(operations, 2, rows, wanted, random.between(1, 4));
+  const auto row_of = [&](Matrix &matrix, int64_t row) { return matrix.numbers.data() + row * width; };
+  const auto same = [&](const uint16_t *left, const uint16_t *right) {
+    return std::memcmp(left, right, 2 * static_cast<size_t>(width)) == 0;
+  };
+  for (int32_t row = 0; row < rows; ++row) {
+    if (!same(row_of(all, row), row_of(table, from[row]))) fail(seed, "a row that was taken");
+    if (!same(row_of(some, row), row < wanted ? row_of(table, from[row]) : row_of(untouched, row)))
+      fail(seed, "a row that was wanted, or was not");
+  }
 }
 
 }  // namespace
@@ -157,6 +188,7 @@ int main(int argc, char **argv) {
       if (ost_ops_product_rows() > 0) check_feed_forward(seed);
       check_attention(seed);
       check_write(seed);
+      check_take(seed);
     }
     std::printf("%s: %u cases\n", name_of_isa(isa), num_cases);
   }

@@ -30,6 +30,8 @@ from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.structured_outputs import OutputForm
 from ostinato.runner.logit_edits import edit_logits
 from ostinato.runner.logprobs import prompt_logprobs, rows_at_once, token_logprobs
+from ostinato.runner.native.best import best_places, takes
+from ostinato.runner.native.library import library
 from ostinato.runner.randomness import uniform
 from ostinato.runner.truncation import truncate
 
@@ -103,6 +105,9 @@ def _select(scores: Tensor, rows: list[int]) -> Tensor:
 
 def _argmax(scores: Tensor) -> list[int]:
     """Return each row's most likely id, the lowest of several; ``_NONE`` if it is not finite."""
+    native = library()
+    if native is not None and takes(scores):
+        return best_places(native, scores)  # which says -1 as we do
     if scores.device.type == "cpu":
         return _argmax_by_numpy(scores)
     best = scores.argmax(-1, keepdim=True)

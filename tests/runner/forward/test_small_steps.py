@@ -15,7 +15,7 @@ from ostinato.core.plan import CopyRun
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.places import replace_weights
-from ostinato.runner.forward.program import Attend, Copies, Copy, Program, Write
+from ostinato.runner.forward.program import Attend, Copies, Copy, Program, Take, Write
 from ostinato.runner.forward.small_steps import SmallSteps
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.native.face import Attention, Kv
@@ -56,9 +56,9 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     run = Program.run
 
-    def note(self: Program, num_rows: int, num_threads: int) -> None:
+    def note(self: Program, num_rows: int, num_wanted: int, num_threads: int) -> None:
         seen.append(num_rows)
-        run(self, num_rows, num_threads)
+        run(self, num_rows, num_wanted, num_threads)
 
     monkeypatch.setattr(Program, "run", note)
     return seen
@@ -208,6 +208,41 @@ def test_what_is_no_small_step_goes_operation_by_operation(
     assert programs == [1]
 
 
+@pytest.mark.parametrize("vocab_size", [320, 350])
+def test_rows_whose_logits_nobody_wants_end_behind_the_last_attention(
+    checkpoints: Checkpoints, programs: list[int], vocab_size: int
+) -> None:
+    """Tiles divide a vocabulary, or the head's product is left to oneDNN."""
+    path = checkpoints.path("qwen3", **TILED, vocab_size=vocab_size)
+    loaded = load_model(path, "bfloat16")
+    prompt = random_prompt(8, 20)
+    everything = bench_of(loaded)
+    step = everything.sequence(prompt).next(20)
+    whole = everything.logits(replace(step, prompt_targets=array("I", [0] * 20)))
+    programs.clear()
+    bench = bench_of(loaded)
+    two = bench.logits(bench.sequence(prompt).rest(), bench.sequence(prompt).rest())
+    none = bench.logits(bench.sequence(prompt).next(20))
+    assert programs == [40, 20]
+    assert two.shape == (2, vocab_size) and none.shape == (0, vocab_size)
+    assert torch.equal(two, whole[-1:].expand(2, -1))
+
+
+def test_a_hook_on_the_embedding_sees_the_tokens_of_small_steps(
+    checkpoints: Checkpoints, programs: list[int]
+) -> None:
+    loaded = load_model(checkpoints.path("qwen3", **TILED), "bfloat16")
+    prompt, seen = random_prompt(9, 12), []
+    bench = bench_of(loaded)
+    expected = bench.logits(bench.sequence(prompt).rest())
+    embedding = loaded.model.get_input_embeddings()
+    with embedding.register_forward_hook(lambda _module, given, _: seen.extend(given[0].tolist())):
+        programs.clear()
+        found = bench.logits(bench.sequence(prompt).rest())
+    assert programs == [12] and seen == prompt
+    assert torch.equal(found, expected)
+
+
 def test_weights_that_tiles_do_not_divide_have_no_program(
     checkpoints: Checkpoints, programs: list[int]
 ) -> None:
@@ -220,4 +255,5 @@ def test_records_are_as_large_as_the_headers() -> None:
     assert ctypes.sizeof(Write) == 128
     assert ctypes.sizeof(Copy) == ctypes.sizeof(Kv) + 8
     assert ctypes.sizeof(Copies) == 24
+    assert ctypes.sizeof(Take) == 56
     assert ctypes.sizeof(Attend) == ctypes.sizeof(Attention) + 8

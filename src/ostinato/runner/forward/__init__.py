@@ -10,6 +10,7 @@ Files in reading order:
 * ``ops``: how does Python call what lies between products?
 * ``workspace``: where do the numbers of a step lie while it runs?
 * ``decoder``: is a model a decoder that the fused forward knows?
+* ``lookups``: where do the vectors and the angles of a step come from?
 * ``program``: how are the operations of all layers run by one call?
 * ``small_steps``: how is a step of a few rows computed without Python between its operations?
 * ``fused``: how is a step computed with as few passes over memory as possible?

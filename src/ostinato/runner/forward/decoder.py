@@ -88,7 +88,7 @@ class Decoder:
         head: The residual stream to logits.
     """
 
-    embedding: nn.Module
+    embedding: nn.Embedding
     rotary: nn.Module
     layers: tuple[DecoderLayer, ...]
     norm: Norm

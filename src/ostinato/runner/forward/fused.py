@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.decoder import Decoder, DecoderLayer, Projection
+from ostinato.runner.forward.lookups import Angles, Vectors
 from ostinato.runner.forward.ops import NativeOps
 from ostinato.runner.forward.packed import padded
 from ostinato.runner.forward.parts import Heads, Norm, Turns
@@ -42,6 +43,8 @@ class FusedForward:
         """Take over a decoder whose weights are packed."""
         self._decoder = decoder
         self._ops = ops
+        self._vectors = Vectors(decoder.embedding)
+        self._angles = Angles(decoder.rotary, decoder.layers[0].input_norm.weight)
         self._small = SmallSteps(decoder, ops.library)
         self._workspace = Workspace(decoder.head.weight.dtype)
         self._chunk_rows = _chunk_rows(decoder)
@@ -65,14 +68,12 @@ class FusedForward:
         """
         assert position_ids is not None and step is not None, "a step of ours"
         decoder = self._decoder
-        embedded = decoder.embedding(input_ids)  # (1, num_tokens, width), fresh
-        cosines, sines = decoder.rotary(embedded, position_ids)
-        turns = Turns(cosines[0].contiguous(), sines[0].contiguous())
-        stream = embedded[0]  # (num_tokens, width): the residual stream, added to in place
-        small = self._small.run(stream, turns, step)
+        vectors, angles = self._vectors.of(input_ids[0]), self._angles.of(position_ids[0])
+        small = self._small.run(vectors, angles, step, rows)
         if small is not None:
-            small = small if rows is None else small.index_select(0, rows)
-            return decoder.head.weight.multiply(small, decoder.head.bias())
+            return small
+        stream = vectors.rows()  # (num_tokens, width): the residual stream, added to in place
+        turns = Turns(*angles.rows().chunk(2, dim=1))
         normed = self._workspace.rows("normed", *stream.shape)
         for first, last in self._chunks(len(stream)):
             into = normed[first:last]

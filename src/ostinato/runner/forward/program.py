@@ -3,15 +3,18 @@
 ``native/include/ostinato_program.h`` is the other side. A program is laid down once, on buffers
 that stay: operation after operation, each with a record that says where its numbers lie. To run it
 takes one call, whatever it is made of; the library's threads go through it together and wait for
-nothing but each other's results. What a step brings of its own, its number of rows and how its
-attention is read, is filled in before the call.
+nothing but each other's results. What a step brings of its own, its numbers of rows, where they are
+taken from and how its attention is read, is filled in before the call.
 """
 
 import ctypes
 import enum
 from typing import Any
 
+from torch import Tensor
+
 from ostinato.runner.forward.few_rows import Product
+from ostinato.runner.forward.lookups import Lookup
 from ostinato.runner.forward.records import AddNorm, Gated, TakeApart
 from ostinato.runner.native.face import Attention, Kv, Rows
 
@@ -26,6 +29,7 @@ class Kind(enum.IntEnum):
     WRITE = 4
     ATTEND = 5
     COPY = 6
+    TAKE = 7
 
 
 class Write(ctypes.Structure):
@@ -62,7 +66,43 @@ class Attend(ctypes.Structure):
     _fields_ = (("layer", Attention), ("step", ctypes.c_void_p))
 
 
-Record = AddNorm | TakeApart | Gated | Product | Write | Copy | Attend
+class Take(ctypes.Structure):
+    """``ost_take``: rows of a table; which, and of which table, a step says."""
+
+    _fields_ = (
+        ("table", ctypes.c_void_p),
+        ("table_stride", ctypes.c_int64),
+        ("output", ctypes.c_void_p),
+        ("output_stride", ctypes.c_int64),
+        ("rows", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+    )
+
+    @classmethod
+    def into(cls, output: Tensor) -> "Take":
+        """Lay down where rows are put; ``output`` is a buffer of rows side by side."""
+        assert output.stride(1) == 1 and output.device.type == "cpu", "rows side by side, on a CPU"
+        size = output.element_size()
+        return cls(
+            output=output.data_ptr(),
+            output_stride=output.stride(0) * size,
+            width=output.shape[1] * size,
+        )
+
+    def from_table(self, table: Tensor) -> None:
+        """Say which table rows are taken from; whoever runs the program keeps it."""
+        size = table.element_size()
+        assert table.shape[1] * size == self.width and table.stride(1) == 1, table.shape
+        self.table, self.table_stride = table.data_ptr(), table.stride(0) * size
+
+    def look_up(self, lookup: Lookup) -> None:
+        """Say what is taken in this step; whoever runs the program keeps it."""
+        self.from_table(lookup.table)
+        self.rows = lookup.places.data_ptr()
+
+
+Record = AddNorm | TakeApart | Gated | Product | Write | Copy | Attend | Take
 
 _KINDS: dict[type[Any], Kind] = {
     AddNorm: Kind.ADD_NORM,
@@ -72,23 +112,35 @@ _KINDS: dict[type[Any], Kind] = {
     Write: Kind.WRITE,
     Attend: Kind.ATTEND,
     Copy: Kind.COPY,
+    Take: Kind.TAKE,
 }
 
 
 class _Operation(ctypes.Structure):
-    _fields_ = (("record", ctypes.c_void_p), ("kind", ctypes.c_int64))
+    _fields_ = (
+        ("record", ctypes.c_void_p),
+        ("kind", ctypes.c_int32),
+        ("on_wanted", ctypes.c_int32),
+    )
 
 
 class Program:
     """Operations in the order in which they are run."""
 
-    def __init__(self, library: ctypes.CDLL, records: list[Record], most_rows: int) -> None:
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        records: list[Record],
+        on_wanted: list[Record],
+        most_rows: int,
+    ) -> None:
         """Lay operations down.
 
         Args:
             library: Runs them.
-            records: Each has room for ``most_rows`` rows, and was checked when it was made; whoever
-                runs the program keeps what they point to.
+            records: Run on all rows of a step. Each has room for ``most_rows`` rows, and was
+                checked when it was made; whoever runs the program keeps what they point to.
+            on_wanted: Run then, likewise, on as many rows as have their logits wanted.
             most_rows: Of a run.
         """
         self._run = library.ost_run_program
@@ -97,18 +149,22 @@ class Program:
             ctypes.c_void_p,
             ctypes.c_int64,
             ctypes.c_int64,
+            ctypes.c_int64,
             ctypes.c_int32,
         )
-        self._records = records
-        self._operations = (_Operation * len(records))(
-            *(_Operation(ctypes.addressof(r), _KINDS[type(r)]) for r in records)
-        )
+        self._records = [*records, *on_wanted]
+        operations = [
+            _Operation(ctypes.addressof(record), _KINDS[type(record)], index >= len(records))
+            for index, record in enumerate(self._records)
+        ]
+        self._operations = (_Operation * len(operations))(*operations)
         self._most_rows = most_rows
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def run(self, num_rows: int, num_threads: int) -> None:
-        """Run all operations on some rows."""
+    def run(self, num_rows: int, num_wanted: int, num_threads: int) -> None:
+        """Run all operations on some rows, the later ones on those that are wanted."""
+        assert 0 <= num_wanted <= num_rows, (num_wanted, num_rows)
         assert 0 < num_rows <= self._most_rows, num_rows
-        self._run(self._operations, len(self._records), num_rows, num_threads)
+        self._run(self._operations, len(self._records), num_rows, num_wanted, num_threads)

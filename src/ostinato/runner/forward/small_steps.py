@@ -1,14 +1,15 @@
 """How is a step of a few rows computed without Python between its operations?
 
 A decode step is over in some tens of milliseconds and has some three hundred operations: called one
-by one, Python would take an eighth of it. So they are laid down as one program, from the norm
-before the first layer to the one behind the last, with stores and attention in between::
+by one, Python would take an eighth of it. So they are laid down as one program, from the ids to the
+logits, with stores and attention in between::
 
-    norm ─► n × (q k v ─► turn ─► store, copy ─► attend ─► combine ─► add + norm
-                 ─► gate up ─► silu * ─► down ─► add + norm)
+    vectors, angles ─► norm ─► n × (q k v ─► turn ─► store, copy ─► attend ─► combine ─► add + norm
+                                    ─► gate up ─► silu * ─► down ─► add + norm) ─► head
 
-It runs where every weight multiplies a few rows by itself and the library reads every layer. A step
-brings its residual stream, its angles, its slots, and one plan for all layers of a kind.
+Behind the last attention, only rows whose logits are wanted go on. It runs where every weight of
+the layers multiplies a few rows by itself and the library reads every layer. A step brings its ids,
+positions and slots, and one plan for all layers of a kind.
 """
 
 import ctypes
@@ -22,8 +23,10 @@ from ostinato.runner.attention.backend import GroupedStep
 from ostinato.runner.attention.native_backend import NativeStep
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.decoder import Decoder, DecoderLayer, Projection
+from ostinato.runner.forward.few_rows import Product
+from ostinato.runner.forward.lookups import Lookup
 from ostinato.runner.forward.parts import Heads, Norm, Turns
-from ostinato.runner.forward.program import Attend, Copies, Copy, Program, Record, Write
+from ostinato.runner.forward.program import Attend, Copies, Copy, Program, Record, Take, Write
 from ostinato.runner.forward.records import AddNorm, Gated, TakeApart
 from ostinato.runner.native.checks import fill_rows
 from ostinato.runner.native.face import Attention, Rows
@@ -46,29 +49,32 @@ class SmallSteps:
         )
         self._laid: _LaidDown | None = None
 
-    def run(self, embedded: Tensor, turns: Turns, step: LayerAttention) -> Tensor | None:
+    def run(
+        self, vectors: Lookup, angles: Lookup, step: LayerAttention, wanted: Tensor | None
+    ) -> Tensor | None:
         """Compute a step, if it is one for a program.
 
         Args:
-            embedded: What goes into the first layer, shape (num_rows, width).
-            turns: Angles of the rows.
+            vectors: What goes into the first layer, rows of its width.
+            angles: Cosines and sines of the rows, side by side.
             step: Who answers the layers' attention.
+            wanted: Rows whose logits are wanted, shape (num_wanted,), int64; None wants all.
 
         Returns:
-            Rows behind the last norm, shape (num_rows, width), valid until the next step; None if
-            nothing was computed.
+            Logits, fresh, shape (num_wanted, vocab_size); None if nothing was computed.
 
         Effects: writes the step's slots in every layer.
         Cost: some milliseconds more when stores are others than in the step before.
         """
-        if not self._can or not self._takes(len(embedded)):
+        if not self._can or not self._takes(len(vectors)):
             return None
         steps = _native_steps(step, len(self._decoder.layers))
         if steps is None:
             return None
         if self._laid is None or not self._laid.fits(steps):
             self._laid = _LaidDown(self._decoder, self._library, steps)
-        return self._laid.run(embedded, turns, steps)
+        everything = torch.arange(len(vectors)) if wanted is None else wanted
+        return self._laid.run(vectors, angles, steps, everything)
 
     def _takes(self, num_rows: int) -> bool:
         """Whether so many rows are a few, with the instruction set in use."""
@@ -91,18 +97,25 @@ class _LaidDown:
         self._shared: dict[Hashable, Attention] = {}
         self._kinds: list[tuple[int, Attention]] = []
         self._joined: list[tuple[Tensor, tuple[Tensor, ...]]] = []
-        self._program = Program(library, list(self._records()), MOST_ROWS)
+        self._takes: dict[str, Take] = {}
+        self._head: Product | None = None
+        self._program = Program(library, list(self._records()), list(self._on_wanted()), MOST_ROWS)
 
     def fits(self, steps: tuple[NativeStep, ...]) -> bool:
         """Whether steps are on the stores that it was laid down for."""
         return all(step.store is store for step, store in zip(steps, self._stores, strict=True))
 
-    def run(self, embedded: Tensor, turns: Turns, steps: tuple[NativeStep, ...]) -> Tensor:
+    def run(
+        self, vectors: Lookup, angles: Lookup, steps: tuple[NativeStep, ...], wanted: Tensor
+    ) -> Tensor:
         """Compute a step; see ``SmallSteps``."""
-        num_rows, dim = turns.cosines.shape
-        self._rows("stream", embedded.shape[1])[:num_rows].copy_(embedded)
-        self._rows("cosines", dim)[:num_rows].copy_(turns.cosines)
-        self._rows("sines", dim)[:num_rows].copy_(turns.sines)
+        num_rows, num_wanted = len(vectors), len(wanted)
+        assert len(angles) == num_rows, "angles for each row"
+        self._takes["stream"].look_up(vectors)
+        self._takes["turns"].look_up(angles)
+        own = Lookup.of(self._rows("stream", vectors.table.shape[1])[:num_rows], wanted)
+        for name in ("wanted stream", "wanted attended"):
+            self._takes[name].rows = own.places.data_ptr()
         for step in {id(step): step for step in steps}.values():
             assert len(step.slots) == num_rows, "a slot for each row"
             self._slots[id(step.store)][:num_rows] = step.slots.ids
@@ -111,29 +124,77 @@ class _LaidDown:
             copies.sources, copies.targets = sources.address, targets.address
             copies.num_slots = len(targets)
         for layer, shared in self._kinds:
-            own = self._decoder.layers[layer]
-            of_kind = steps[layer].of_kind(layer, own.shape.num_heads, own.style.window)
+            of_layer = self._decoder.layers[layer]
+            of_kind = steps[layer].of_kind(layer, of_layer.shape.num_heads, of_layer.style.window)
             ctypes.memmove(ctypes.byref(shared), ctypes.byref(of_kind), ctypes.sizeof(shared))
         for joined, biases in self._joined:
             torch.cat(biases, out=joined)
-        self._program.run(num_rows, torch.get_num_threads())
-        return self._rows("normed", embedded.shape[1])[:num_rows]
+        return self._run(num_rows, num_wanted)
+
+    def _run(self, num_rows: int, num_wanted: int) -> Tensor:
+        """Run the program; the head's product is left to oneDNN where it has to be."""
+        head, threads = self._decoder.head, torch.get_num_threads()
+        if self._head is None:
+            self._program.run(num_rows, num_wanted, threads)
+            normed = self._rows("wanted normed", head.weight.num_columns)
+            return head.weight.multiply(normed[:num_wanted], head.bias())
+        logits = torch.empty(num_wanted, head.weight.num_rows, dtype=torch.bfloat16)
+        self._head.outputs.data = logits.data_ptr()
+        self._program.run(num_rows, num_wanted, threads)
+        return logits
 
     def _records(self) -> Iterator[Record]:
-        """Yield the operations of a step, first to last."""
+        """Yield the operations on all rows of a step, first to last."""
         layers = self._decoder.layers
         width = layers[0].input_norm.weight.shape[0]
         stream, normed = self._rows("stream", width), self._rows("normed", width)
+        yield self._take("stream", stream)
+        yield self._take("turns", self._rows("turns", 2 * layers[0].shape.dim))
         yield AddNorm.of(stream, None, layers[0].input_norm, normed)
         for index, layer in enumerate(layers):
             attended = yield from self._attention(index, layer, normed)
-            combined = yield from self._product(layer.combine, attended, "added")
-            yield AddNorm.of(stream, combined, layer.output_norm, normed)
-            gate_up = yield from self._product(layer.gate_up, normed, "gate_up")
-            gated = self._rows("gated", gate_up.shape[1] // 2)
-            yield Gated.of(gate_up, gated)
-            down = yield from self._product(layer.down, gated, "added")
-            yield AddNorm.of(stream, down, self._norm_behind(index), normed)
+            if index + 1 < len(layers):
+                yield from self._feed_forward(index, attended, stream, normed)
+
+    def _on_wanted(self) -> Iterator[Record]:
+        """Yield what comes behind the last attention, on those rows whose logits are wanted."""
+        decoder, last = self._decoder, len(self._decoder.layers) - 1
+        combine, width = decoder.layers[last].combine, decoder.norm.weight.shape[0]
+        everything = {
+            "stream": self._rows("stream", width),
+            "attended": self._rows("attended", combine.weight.num_columns),
+        }
+        wanted = {}
+        for name, rows in everything.items():
+            wanted[name] = self._rows(f"wanted {name}", rows.shape[1])
+            take = self._take(f"wanted {name}", wanted[name])
+            take.from_table(rows)
+            yield take
+        normed = self._rows("wanted normed", width)
+        yield from self._feed_forward(last, wanted["attended"], wanted["stream"], normed)
+        head = decoder.head
+        if head.weight.few is not None:
+            logits = normed.new_empty(MOST_ROWS, head.weight.num_rows)  # each step brings its own
+            self._head = head.weight.few.record(normed, head.bias(), logits)
+            yield self._head
+
+    def _take(self, name: str, output: Tensor) -> Take:
+        """Return an operation that a step tells what to take."""
+        self._takes[name] = Take.into(output)
+        return self._takes[name]
+
+    def _feed_forward(
+        self, index: int, attended: Tensor, stream: Tensor, normed: Tensor
+    ) -> Generator[Record, None, None]:
+        """Yield what leads from attention to the norm of the next layer."""
+        layer = self._decoder.layers[index]
+        combined = yield from self._product(layer.combine, attended, "added")
+        yield AddNorm.of(stream, combined, layer.output_norm, normed)
+        gate_up = yield from self._product(layer.gate_up, normed, "gate_up")
+        gated = self._rows("gated", gate_up.shape[1] // 2)
+        yield Gated.of(gate_up, gated)
+        down = yield from self._product(layer.down, gated, "added")
+        yield AddNorm.of(stream, down, self._norm_behind(index), normed)
 
     def _attention(
         self, index: int, layer: DecoderLayer, normed: Tensor
@@ -142,7 +203,7 @@ class _LaidDown:
         shape, rows = layer.shape, self._rows
         num_values, num_kv = shape.num_heads * shape.dim, shape.num_kv_heads * shape.dim
         projected = yield from self._product(layer.project, normed, "projected")
-        turns = Turns(rows("cosines", shape.dim), rows("sines", shape.dim))
+        turns = Turns(*rows("turns", 2 * shape.dim).chunk(2, dim=1))
         heads = Heads(rows("queries", num_values), rows("keys", num_kv), rows("values", num_kv))
         yield TakeApart.of(projected, shape, turns, heads)
         keys, values = (_rows_of(t, shape.dim) for t in (heads.keys, heads.values))

@@ -7,6 +7,7 @@ is missing, everything runs in plain torch. Files in reading order:
 * ``library``: is there a library, and what can this processor do?
 * ``checks``: what is checked before the library sees a pointer?
 * ``pages``: when is memory for keys and values taken from the kernel?
+* ``best``: where does each row have its largest number?
 * ``store``: where do keys and values live, if the library is to read them?
 
 Rules: no bound is checked in C++, so every one is checked here, before the call; C++ keeps no

@@ -99,6 +99,7 @@ def declare(native: ctypes.CDLL) -> None:
         "ost_kv_read": (pointer, pointer, many, pointer, pointer),
         "ost_kv_zero": (pointer, pointer, many),
         "ost_attend": (pointer,),
+        "ost_ops_best": (pointer,),
     }.items():
         function = getattr(native, name)
         function.argtypes, function.restype = arguments, None

@@ -1,0 +1,92 @@
+"""Vectors and angles out of tables are what the model's own modules give."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ostinato.runner.forward.lookups import Angles, Lookup, Vectors
+from ostinato.runner.model_loader import load_model
+from tests.support.checkpoints import Checkpoints
+
+STEADY: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 2.0},
+    "yarn": {"factor": 4.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+}
+POSITIONS = torch.tensor([0, 200, 3, 3, 77, 255])
+
+
+def rotary_of(checkpoints: Checkpoints, kind: str, **parameters: Any) -> nn.Module:
+    rope = {"rope_type": kind, "rope_theta": 1e4, **parameters}
+    loaded = load_model(checkpoints.path("llama", rope_parameters=rope), "float32", forward="plain")
+    rotary: nn.Module = loaded.model.model.rotary_emb
+    return rotary
+
+
+def own_angles(rotary: nn.Module, like: Tensor, positions: Tensor) -> Tensor:
+    cosines, sines = rotary(like, positions[None])
+    return torch.cat((cosines[0], sines[0]), dim=-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", STEADY)
+def test_angles_are_the_modules_to_the_bit(
+    checkpoints: Checkpoints, kind: str, dtype: torch.dtype
+) -> None:
+    rotary, like = rotary_of(checkpoints, kind, **STEADY[kind]), torch.empty(0, dtype=dtype)
+    found = Angles(rotary, like).of(POSITIONS)
+    assert len(found.table) > len(POSITIONS), "out of a table"
+    assert torch.equal(found.rows(), own_angles(rotary, like, POSITIONS))
+
+
+def test_a_longer_text_gets_a_longer_table(checkpoints: Checkpoints) -> None:
+    rotary, like = rotary_of(checkpoints, "default"), torch.empty(0)
+    angles, far = Angles(rotary, like), torch.tensor([4095, 4096, 9000])
+    first = angles.of(POSITIONS)
+    assert angles.of(POSITIONS).table is first.table
+    second = angles.of(far)
+    assert len(second.table) > 9000 > len(first.table)
+    assert torch.equal(second.rows(), own_angles(rotary, like, far))
+    assert angles.of(POSITIONS).table is second.table
+
+
+def test_angles_that_hang_on_the_longest_text_come_from_the_module(
+    checkpoints: Checkpoints,
+) -> None:
+    rotary, like = rotary_of(checkpoints, "dynamic", factor=2.0), torch.empty(0)
+    angles, long = Angles(rotary, like), torch.arange(400)
+    for positions in (POSITIONS, long, POSITIONS, long):
+        assert torch.equal(angles.of(positions).rows(), own_angles(rotary, like, positions))
+    short_of_long = angles.of(long).rows()[:200]
+    assert not torch.equal(short_of_long, angles.of(long[:200]).rows()), "so a table would err"
+
+
+def test_vectors_are_rows_of_the_weight_itself() -> None:
+    embedding = nn.Embedding(7, 3)
+    found = Vectors(embedding).of(torch.tensor([6, 0, 6]))
+    assert found.table.data_ptr() == embedding.weight.data_ptr()
+    assert torch.equal(found.rows(), embedding(torch.tensor([6, 0, 6])))
+
+
+@pytest.mark.parametrize("hook", ["register_forward_hook", "register_forward_pre_hook"])
+def test_a_hook_on_the_embedding_sees_every_token(hook: str) -> None:
+    embedding, seen = nn.Embedding(7, 3), []
+    getattr(embedding, hook)(lambda _module, given, *_: seen.append(given[0].tolist()))
+    ids = torch.tensor([6, 0, 6])
+    found = Vectors(embedding).of(ids)
+    assert seen == [[6, 0, 6]]
+    assert torch.equal(found.rows(), embedding.weight[ids])
+
+
+@pytest.mark.parametrize("place", [-1, 7])
+def test_what_is_no_row_of_a_table_is_refused(place: int) -> None:
+    with pytest.raises(IndexError, match=f"{place}.*7"):
+        Lookup.of(torch.zeros(7, 3), torch.tensor([0, place, 1]).sort().values)
