@@ -181,7 +181,7 @@ def test_rows_of_another_shape_or_dtype_are_refused():
 def test_slots_and_blocks_beyond_the_store_are_refused():
     scene = Scene(Shape(((20, 3),), block_size=16), torch.float32, backend())
     scene.tables[0][0] = scene.store.num_blocks + 1
-    with pytest.raises(ValueError, match="blocks of a plan"):
+    with pytest.raises(ValueError, match="blocks of a step"):
         scene.attend(AttentionStyle(scale=1.0))
 
     scene.tables[0][1] = scene.store.num_blocks + 1

@@ -1,4 +1,4 @@
-"""Does the plan let each row look at each of its keys once? No library is needed to say."""
+"""Does the plan let each row look at each of its keys once?"""
 
 from collections import Counter
 from dataclasses import replace
@@ -9,12 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.runner.attention.native_plan import NativeLimits, NativePlan, PlanKind, plan_native
-from ostinato.runner.attention.native_windows import fill_in
+from ostinato.core.config import ReadOnce
+from ostinato.runner.attention.native_plan import (
+    NativeLimits,
+    NativePlan,
+    PlanKind,
+    StepTables,
+    plan_native,
+)
 from ostinato.runner.inputs import AttentionMetadata
-from ostinato.runner.native.library import Isa
-from tests.runner.attention.native_scenes import limits, shapes
+from ostinato.runner.native.library import Isa, library
+from tests.runner.attention.native_scenes import limits, needs_library, shapes
 from tests.runner.attention.scene import Scene, Shape
+
+pytestmark = needs_library
 
 
 class Tables:
@@ -39,8 +47,21 @@ class Tables:
         self.metadata: AttentionMetadata = scene.metadata()
 
 
+def plan_tables(
+    metadata: AttentionMetadata,
+    kind: PlanKind,
+    sizes: NativeLimits,
+    read_once: ReadOnce,
+    num_blocks: int = Tables.num_blocks + 1,
+) -> NativePlan:
+    native = library()
+    assert native is not None
+    return plan_native(native, StepTables(metadata, num_blocks), sizes.rules(kind, read_once))
+
+
 def looks(plan: NativePlan, window: int | None) -> Counter[tuple[int, int, int]]:
     """Count (token, position, block) of all that the library would look at, as its header says."""
+    assert_within(plan)
     counted: Counter[tuple[int, int, int]] = Counter()
     for item in plan.items:
         for segment in plan.segments[item["first_segment"] : item["last_segment"]]:
@@ -86,17 +107,32 @@ def test_each_row_looks_at_each_of_its_keys_once(
 ):
     """And at none that is not its own; trees, chunks, parts, and windows that were left."""
     tables = Tables(shape, window if released else None)
-    metadata = tables.metadata
-    if window is not None:
-        metadata = fill_in(metadata, tables.padding, window)
     kind = PlanKind(window, shape.group, shape.num_kv_heads, num_threads)
 
-    plan = plan_native(metadata, kind, sizes, read_once)
+    plan = plan_tables(tables.metadata, kind, sizes, read_once)
 
-    plan.check(len(plan.tokens), tables.num_blocks + 1)
     assert sorted(plan.tokens) == list(range(sum(new for _, new in shape.sequences)))
     assert looks(plan, window) == expected_looks(tables, shape, window)
     assert_merged(plan)
+
+
+def assert_within(plan: NativePlan) -> None:
+    """Nothing points beyond its array, or backwards."""
+    segments, items, num_rows = plan.segments, plan.items, len(plan.tokens)
+    assert len(plan.positions) == num_rows
+    assert segments["first_entry"].min() >= 0 and segments["num_keys"].min() > 0
+    ends = segments["first_entry"] + -(-segments["num_keys"] // plan.block_size)
+    assert ends.max() <= len(plan.blocks)
+    for records, what, stop in (
+        (segments, "row", num_rows),
+        (items, "row", num_rows),
+        (items, "segment", len(segments)),
+    ):
+        first, last = records[f"first_{what}"], records[f"last_{what}"]
+        assert first.min() >= 0 and (first < last).all() and last.max() <= stop
+    cut = items[items["first_partial"] >= 0]
+    rows = cut["last_row"] - cut["first_row"]
+    assert (cut["first_partial"] + rows).max(initial=0) == plan.laid.num_partials
 
 
 def assert_merged(plan: NativePlan) -> None:
@@ -114,9 +150,7 @@ def assert_merged(plan: NativePlan) -> None:
             for row in range(segment["first_row"], segment["last_row"])
         }
         partials.update({int(item["first_partial"]) + r - rows.start: r for r in seen})
-    merges = plan.merges
-    for n, row in enumerate(merges.rows.tolist()):
-        of_row = merges.partials[merges.starts[n] : merges.starts[n + 1]].tolist()
+    for row, of_row in plan.merges().items():
         assert sorted(of_row) == sorted(p for p, r in partials.items() if r == row)
         whole[row] += 1
     assert whole == dict.fromkeys(range(len(plan.tokens)), 1)
@@ -124,7 +158,7 @@ def assert_merged(plan: NativePlan) -> None:
 
 def plan_of(shape: Shape, num_threads: int, sizes: NativeLimits | None = None) -> NativePlan:
     kind = PlanKind(None, shape.group, shape.num_kv_heads, num_threads)
-    return plan_native(Tables(shape).metadata, kind, sizes or NativeLimits(), "auto")
+    return plan_tables(Tables(shape).metadata, kind, sizes or NativeLimits(), "auto")
 
 
 def rows_of_items(plan: NativePlan) -> list[tuple[int, int]]:
@@ -140,7 +174,7 @@ def test_those_who_share_are_one_item_strangers_are_not_and_chunks_come_last_in_
         block_size=16,
     )
 
-    plan = plan_of(shape, 1, NativeLimits(item_rows=256, keys_per_run=0))
+    plan = plan_of(shape, 1, NativeLimits(item_rows=256, keys_per_run=0, most_packed=0))
 
     assert rows_of_items(plan) == [(0, 2), (2, 3), (3, 103), (103, 203), (203, 303)]
     assert plan.tokens[:4].tolist() == [0, 302, 301, 1]
@@ -149,18 +183,31 @@ def test_those_who_share_are_one_item_strangers_are_not_and_chunks_come_last_in_
 def test_a_family_of_too_many_rows_is_cut_where_it_shares_least():
     """Four and three decodes on two documents, at most five rows: each document is one item.
 
-    Which of them comes first is up to the ids of their blocks.
+    They come in the order in which the step has them, whatever the ids of their blocks.
     """
     shape = Shape(
         sequences=((200, 1),) * 7,
-        likes=((0, 0), (0, 12), (0, 12), (0, 12), (0, 4), (4, 12), (4, 12)),
+        likes=((0, 0), (0, 12), (0, 4), (0, 12), (0, 12), (2, 12), (2, 12)),
         block_size=16,
     )
 
-    assert rows_of_items(plan_of(shape, 1, NativeLimits(item_rows=5))) in (
-        [(0, 4), (4, 7)],
-        [(0, 3), (3, 7)],
-    )
+    plan = plan_of(shape, 1, NativeLimits(item_rows=5))
+
+    assert rows_of_items(plan) == [(0, 4), (4, 7)]
+    assert plan.tokens.tolist() == [0, 1, 3, 4, 2, 5, 6]
+
+
+@pytest.mark.parametrize(("num_threads", "num_items"), [(1, 2), (2, 4), (16, 8)])
+def test_short_strangers_are_one_item_as_long_as_all_threads_find_tasks(
+    num_threads: int, num_items: int
+):
+    """Eight of 60 tokens, two heads of keys: each costs 67 readings, and 512 are enough for a task.
+
+    Two threads shall find eight tasks, which is four items for each head of keys.
+    """
+    shape = Shape(((60, 1),) * 8, num_kv_heads=2, block_size=16)
+
+    assert len(plan_of(shape, num_threads).items) == num_items
 
 
 @pytest.mark.parametrize(("num_threads", "num_parts"), [(1, 1), (2, 4), (4, 8), (64, 21)])
@@ -172,13 +219,13 @@ def test_a_long_context_is_cut_for_threads_that_would_wait(num_threads: int, num
     plan = plan_of(Shape(((9_999, 1),), num_kv_heads=2, block_size=16), num_threads)
 
     assert len(plan.items) == num_parts
-    assert plan.merges.num_partials == (0 if num_parts == 1 else num_parts)
+    assert plan.laid.num_partials == (0 if num_parts == 1 else num_parts)
 
 
 def test_short_contexts_are_not_cut_however_many_threads_there_are():
     plan = plan_of(Shape(((300, 1), (200, 1)), block_size=16), 64)
 
-    assert len(plan.items) == 2 and plan.merges.num_partials == 0
+    assert len(plan.items) == 2 and plan.laid.num_partials == 0
 
 
 def test_the_dearest_item_comes_first():
@@ -196,7 +243,7 @@ def test_sharing_pays_by_the_keys_that_are_not_read_again():
     def shares(new: int, num_blocks: int, isa: Isa = Isa.AMX) -> bool:
         cached = 16 * num_blocks + 8
         shape = Shape(((cached, new),) * 2, ((0, 0), (0, num_blocks)), block_size=16)
-        return len(plan_of(shape, 1, NativeLimits.of(isa)).items) == 1
+        return len(plan_of(shape, 1, NativeLimits.of(isa)).segments) == 3
 
     assert shares(1, 9) and shares(60, 39)
     assert not shares(1, 8) and not shares(60, 38) and not shares(4, 10)
@@ -204,38 +251,36 @@ def test_sharing_pays_by_the_keys_that_are_not_read_again():
 
 
 @pytest.mark.parametrize(
-    ("array", "field", "value", "said"),
+    ("array", "index", "value", "said"),
     [
-        ("segments", "first_entry", 10**6, "segments"),
-        ("segments", "first_entry", -1, "segments"),
-        ("segments", "num_keys", 0, "segments"),
-        ("segments", "num_keys", 10**6, "segments"),
-        ("segments", "last_row", 10**6, "rows of segments"),
-        ("items", "last_row", 10**6, "rows of items"),
-        ("items", "last_segment", 10**6, "segments of items"),
-        ("items", "first_partial", 10**6, "partials"),
-        ("tokens", None, 10**6, "tokens"),
-        ("tokens", None, -1, "tokens"),
-        ("blocks", None, 10**6, "blocks"),
+        ("starts", 0, 1, "rows"),
+        ("starts", 1, 0, "rows"),
+        ("first_positions", 0, -1, "positions"),
+        ("first_positions", 0, 2**31, "positions"),
+        ("first_positions", 1, 48, "tables"),
+        ("table_starts", 0, -1, "tables"),
+        ("table_starts", 1, 312, "tables"),
+        ("table_starts", -1, 10**6, "tables"),
+        ("blocks", 0, Tables.num_blocks + 1, "blocks"),
+        ("blocks", 0, -1, "blocks"),
     ],
 )
-def test_a_plan_that_points_beyond_its_arrays_is_refused(
-    array: str, field: str | None, value: int, said: str
+def test_tables_that_point_beyond_what_is_there_are_refused(
+    array: str, index: int, value: int, said: str
 ):
-    plan = plan_of(Shape(((5_000, 1), (40, 3)), num_kv_heads=2, block_size=16), 4)
-    plan.check(4, Tables.num_blocks)
-    wrong = getattr(plan, array).copy()
-    (wrong if field is None else wrong[field])[0] = value
+    """Before the library sees them: what it plans goes by them unseen."""
+    metadata = Tables(Shape(((5_000, 1), (40, 3)), block_size=16)).metadata
+    StepTables(metadata, Tables.num_blocks + 1)
+    wrong = getattr(metadata, array).copy()
+    wrong[index] = value
 
-    with pytest.raises(ValueError, match=rf"^{said} of a plan point beyond"):
-        replace(plan, **{array: wrong}).check(4, Tables.num_blocks)
+    with pytest.raises(ValueError, match=rf"^{said} of a step point beyond"):
+        StepTables(replace(metadata, **{array: wrong}), Tables.num_blocks + 1)
 
 
-@pytest.mark.parametrize("field", ["rows", "starts", "partials"])
-def test_merges_that_point_beyond_their_arrays_are_refused(field: str):
-    plan = plan_of(Shape(((5_000, 1),), num_kv_heads=2, block_size=16), 4)
-    wrong = getattr(plan.merges, field).copy()
-    wrong[-1] = 10**6
+def test_a_plan_that_takes_much_memory_is_given_it():
+    """Two thousand rows are 16 KiB of places and positions alone: more than is offered first."""
+    plan = plan_of(Shape(((0, 2_048), (300, 1)), block_size=16), 2)
 
-    with pytest.raises(ValueError, match=r"^merges of a plan point beyond"):
-        replace(plan, merges=replace(plan.merges, **{field: wrong})).check(1, Tables.num_blocks)
+    assert sorted(plan.tokens) == list(range(2_049))
+    assert plan.positions[plan.tokens == 2_047].tolist() == [2_047]

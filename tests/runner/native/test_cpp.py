@@ -57,6 +57,10 @@ def test_a_program_computes_what_its_operations_compute(built: Path) -> None:
     assert "30 cases" in run(built / "test_program", "30")
 
 
+def test_a_plan_lets_each_row_look_at_each_of_its_keys_once(built: Path) -> None:
+    assert "60 cases" in run(built / "test_plan", "60")
+
+
 def test_products_of_a_few_rows_are_what_the_definition_says(built: Path) -> None:
     said = run(built / "test_product", "40")
     assert "AVX-512 BF16: 40 cases" in said or "AVX-512 BF16" not in said

@@ -11,9 +11,6 @@ Files in reading order:
 * ``softmax``: how is a softmax computed in parts?
 * ``cascade``: how is a shared run read once?
 * ``torch_backend``: the answer in plain torch, on any device and in any dtype;
-* ``native_rows``: in which order do rows stand, so that those that share are neighbours?
-* ``native_windows``: how do sequences share a run that the windows of some have left in part?
-* ``native_splits``: which items are cut by keys, so that all threads have work?
 * ``native_plan``: what does the native library need to know to read a step?
 * ``native_backend``: the answer of the native library, on a CPU;
 * ``choice``: the native library, or plain torch?

@@ -1,7 +1,7 @@
 """How is attention computed by the native library?
 
-The plan is worked out once per step and kind of layer, and checked as it is; a layer then costs a
-few microseconds of Python: it fills in where its keys, values, queries and outputs are, and calls.
+Tables are checked once per step, and planned once per kind of layer; a layer then costs a few
+microseconds of Python: it fills in where its keys, values, queries and outputs are, and calls.
 The call runs on the threads of torch's own OpenMP, hence from the thread that runs the model.
 """
 
@@ -15,8 +15,13 @@ from torch import Tensor
 
 from ostinato.core.config import ReadOnce
 from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
-from ostinato.runner.attention.native_plan import NativeLimits, NativePlan, PlanKind, plan_native
-from ostinato.runner.attention.native_windows import fill_in
+from ostinato.runner.attention.native_plan import (
+    NativeLimits,
+    NativePlan,
+    PlanKind,
+    StepTables,
+    plan_native,
+)
 from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.native.checks import Slots, fill_rows
@@ -71,9 +76,9 @@ class NativeAttention:
         assert isinstance(store, NativeKVStore), "a store of its own"
         return NativeStep(metadata, store, self)
 
-    def plan(self, metadata: AttentionMetadata, kind: PlanKind) -> NativePlan:
+    def plan(self, step: StepTables, kind: PlanKind) -> NativePlan:
         """Work out how layers of a kind are read in a step."""
-        return plan_native(metadata, kind, self.limits, self.read_once)
+        return plan_native(self._native, step, self.limits.rules(kind, self.read_once))
 
     def compute(self, attention: Attention) -> None:
         """Compute one layer; whatever it points to has been checked."""
@@ -88,7 +93,7 @@ class NativeStep(AttentionStep):
     def __init__(
         self, metadata: AttentionMetadata, store: NativeKVStore, backend: NativeAttention
     ) -> None:
-        """Check the step's slots; plans are made when a layer first asks for one."""
+        """Check the step's slots and tables; plans are made when a layer first asks for one."""
         super().__init__(metadata, store)
         self._backend = backend
         self._num_threads = torch.get_num_threads()
@@ -96,6 +101,7 @@ class NativeStep(AttentionStep):
         self._slots = store.check_slots(metadata.slots)
         self._sources = store.check_slots(metadata.copy_sources)
         self._targets = store.check_slots(metadata.copy_targets)
+        self._tables = StepTables(metadata, store.num_blocks + 1)
         self._calls: dict[tuple[int | None, int, LayerKV], _PlannedCall] = {}
 
     def attend(
@@ -152,18 +158,13 @@ class NativeStep(AttentionStep):
         return call.attention
 
     def plan(self, num_heads: int, kept: LayerKV, window: int | None) -> NativePlan:
-        """Work out, and check, how layers of a kind are read."""
+        """Work out how layers of a kind are read."""
         if num_heads % kept.num_kv_heads:
             raise ValueError(f"{num_heads} heads cannot share {kept.num_kv_heads} heads of keys")
         kind = PlanKind(
             window, num_heads // kept.num_kv_heads, kept.num_kv_heads, self._num_threads
         )
-        metadata = self.metadata
-        if window is not None:
-            metadata = fill_in(metadata, self.store.zero_block, window)
-        plan = self._backend.plan(metadata, kind)
-        plan.check(self._num_tokens, self.store.num_blocks + 1)
-        return plan
+        return self._backend.plan(self._tables, kind)
 
     def _planned(self, num_heads: int, kept: LayerKV, window: int | None) -> "_PlannedCall":
         plan = self.plan(num_heads, kept, window)
@@ -181,21 +182,22 @@ class _PlannedCall:
         self, plan: NativePlan, num_heads: int, value_dim: int, window: int | None, threads: int
     ) -> None:
         """Point at a plan, and keep it."""
-        shape = plan.merges.num_partials, num_heads, value_dim + 2
+        laid = plan.laid
+        shape = laid.num_partials, num_heads, value_dim + 2
         self._kept = plan, np.empty(shape, dtype=np.float32)
         self.attention = Attention(
-            tokens=plan.tokens.ctypes.data,
-            positions=plan.positions.ctypes.data,
-            blocks=plan.blocks.ctypes.data,
-            segments=plan.segments.ctypes.data,
-            items=plan.items.ctypes.data,
-            merge_rows=plan.merges.rows.ctypes.data,
-            merge_starts=plan.merges.starts.ctypes.data,
-            merge_partials=plan.merges.partials.ctypes.data,
+            tokens=laid.tokens,
+            positions=laid.positions,
+            blocks=laid.blocks,
+            segments=laid.segments,
+            items=laid.items,
+            merge_rows=laid.merge_rows,
+            merge_starts=laid.merge_starts,
+            merge_partials=laid.merge_partials,
             partials=self._kept[1].ctypes.data,
             num_heads=num_heads,
-            num_items=len(plan.items),
-            num_merges=len(plan.merges.rows),
+            num_items=laid.num_items,
+            num_merges=laid.num_merges,
             window=window or 0,
             num_threads=threads,
         )

@@ -1,7 +1,7 @@
 """How do the library's structures look from Python?
 
-``native/include/ostinato_native.h`` field by field: what is passed once per call is a ``ctypes``
-structure, what is passed by the thousand an array of NumPy records.
+``native/include/ostinato_native.h`` and ``ostinato_plan.h`` field by field: what is passed once per
+call is a ``ctypes`` structure, what is passed by the thousand an array of NumPy records.
 """
 
 import ctypes
@@ -90,6 +90,59 @@ class Attention(ctypes.Structure):
     )
 
 
+class Tables(ctypes.Structure):
+    """``ost_step``: the block tables of a step."""
+
+    _fields_ = (
+        ("starts", ctypes.c_void_p),
+        ("first_positions", ctypes.c_void_p),
+        ("blocks", ctypes.c_void_p),
+        ("table_starts", ctypes.c_void_p),
+        ("num_sequences", ctypes.c_int32),
+        ("block_size", ctypes.c_int32),
+        ("missing", ctypes.c_int32),
+    )
+
+
+class Rules(ctypes.Structure):
+    """``ost_rules``: how layers of one kind are read."""
+
+    _fields_ = (
+        ("keys_per_run", ctypes.c_double),
+        ("keys_per_row", ctypes.c_double),
+        ("row_cost", ctypes.c_double),
+        ("min_part", ctypes.c_double),
+        ("most_packed", ctypes.c_double),
+        ("item_rows", ctypes.c_int32),
+        ("tasks_per_thread", ctypes.c_int32),
+        ("window", ctypes.c_int32),
+        ("group", ctypes.c_int32),
+        ("num_kv_heads", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )
+
+
+class Plan(ctypes.Structure):
+    """``ost_plan``: how a step is read."""
+
+    _fields_ = (
+        ("tokens", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("blocks", ctypes.c_void_p),
+        ("segments", ctypes.c_void_p),
+        ("items", ctypes.c_void_p),
+        ("merge_rows", ctypes.c_void_p),
+        ("merge_starts", ctypes.c_void_p),
+        ("merge_partials", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int32),
+        ("num_blocks", ctypes.c_int32),
+        ("num_segments", ctypes.c_int32),
+        ("num_items", ctypes.c_int32),
+        ("num_merges", ctypes.c_int32),
+        ("num_partials", ctypes.c_int32),
+    )
+
+
 def declare(native: ctypes.CDLL) -> None:
     """Tell ``ctypes`` what the library's functions take and give."""
     pointer, many, few = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -103,3 +156,5 @@ def declare(native: ctypes.CDLL) -> None:
     }.items():
         function = getattr(native, name)
         function.argtypes, function.restype = arguments, None
+    native.ost_make_plan.argtypes = (pointer, pointer, pointer, many, pointer)
+    native.ost_make_plan.restype = many
