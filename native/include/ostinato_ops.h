@@ -75,7 +75,7 @@ typedef struct ost_best {
   int32_t num_threads;
 } ost_best;
 
-/* outputs = inputs x weight^T + bias, for a few rows of bfloat16 and a weight in the tiles that oneDNN
+/* outputs = inputs x weight^T + bias, for rows of bfloat16 and a weight in the tiles that oneDNN
  * packs it in: [num_outputs / 32][num_inputs / 2][32][2]. Sums are in float. */
 typedef struct ost_product {
   ost_matrix inputs;  /* (num_rows, num_inputs) */
@@ -88,7 +88,7 @@ typedef struct ost_product {
   int32_t num_threads;
 } ost_product;
 
-/* How many rows ost_ops_product takes with the instruction set in use; 0 is none. */
+/* How many rows ost_ops_product takes with the instruction set in use: with AMX any number; 0 is none. */
 OST_EXPORT int32_t ost_ops_product_rows(void);
 OST_EXPORT void ost_ops_product(const ost_product *product);
 

@@ -1,8 +1,9 @@
-// How are a few rows multiplied with a weight as fast as it can be read?
+// How are rows multiplied with a weight in tiles?
 //
 // A decode step reads every weight once and computes next to nothing with it. Each thread streams
 // tiles as they lie, asking ahead for those that follow, and all rows look at a tile while it is
-// there. Many rows are oneDNN's: it reads the same tiles.
+// there. For many rows see product_amx_many.cpp; without AMX they are oneDNN's, which reads the same
+// tiles.
 #include "product_kernels.h"
 #include "work.h"
 
@@ -12,25 +13,37 @@ namespace {
 
 // Weight that a thread takes at a time: long enough to be streamed, short enough to be shared out.
 constexpr int64_t kPieceBytes = 256 << 10;
+constexpr int64_t kManyPiece = 8;
 
-ProductKernel kernel_in_use() {
+ProductKernel kernel_for(int32_t num_rows) {
 #if defined(__x86_64__)
-  return ost_current_isa() >= OST_AMX ? product_amx : product_avx512_bf16;
+  if (ost_current_isa() < OST_AMX) return product_avx512_bf16;
+  return num_rows > kFewTileRows ? product_amx_many : product_amx;
 #else
   return nullptr;
 #endif
 }
 
+// Units that a thread takes at a time. Those of many rows are long, and follow on each other.
+Work work_of_many(const ost_product &product, Work work) {
+#if defined(__x86_64__)
+  work.num_units = units_of_many(product);
+#endif
+  work.units_per_piece = kManyPiece;
+  return work;
+}
+
 }  // namespace
 
-// A unit is 32 outputs.
 Work work_of(const ost_product &product) {
   const auto compute = [](const void *record, int64_t first, int64_t last) {
     const auto &p = *static_cast<const ost_product *>(record);
-    kernel_in_use()(p, first, last);
+    kernel_for(p.num_rows)(p, first, last);
   };
   const int64_t per_piece = kPieceBytes / (int64_t{product.num_inputs} * kTileOutputs * 2);
-  return {&product, compute, product.num_outputs / kTileOutputs, per_piece < 1 ? 1 : per_piece};
+  const Work work{&product, compute, product.num_outputs / kTileOutputs,
+                  per_piece < 1 ? 1 : per_piece};
+  return product.num_rows > kFewTileRows ? work_of_many(product, work) : work;
 }
 
 }  // namespace ost
@@ -39,7 +52,7 @@ extern "C" {
 
 int32_t ost_ops_product_rows(void) {
   const int32_t isa = ost_current_isa();
-  return isa >= OST_AMX ? ost::kMostTileRows : isa >= OST_AVX512_BF16 ? ost::kVectorRows : 0;
+  return isa >= OST_AMX ? INT32_MAX : isa >= OST_AVX512_BF16 ? ost::kVectorRows : 0;
 }
 
 void ost_ops_product(const ost_product *product) {

@@ -1,37 +1,26 @@
-// How do rows go through tiles of a weight, by AMX?
+// How do a few rows go through tiles of a weight, by AMX?
 //
 // 32 rows at a time look at 32 outputs of the weight. The first of them wait for the memory; those
 // behind find the tiles in the processor's cache.
 #include <immintrin.h>
 
 #include "product_kernels.h"
+#include "product_tiles.h"
 
 namespace ost {
 
 namespace {
 
-constexpr int kTileRows = 16;
+using tiles::kTileRows;
+using tiles::Shapes;
+using tiles::widen;
+
 constexpr int32_t kGroupRows = 32;
 constexpr int32_t kStepLines = 32;  // of a weight's tile, read for 32 inputs
 
 // Lines of 64 bytes after which a group alone meets what it asks for: from memory into the level 2
 // cache, and once more, when it is near, into the first. Asked once, a fifth less arrives.
 constexpr int32_t kFarLines = 256, kNearLines = 64;
-
-// Sums in tiles 0 to 3 (rows x sides), inputs in 4 and 5, the weight in 6 and 7.
-struct alignas(64) Shapes {
-  uint8_t palette = 1, first_row = 0, unused[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {};
-
-  explicit Shapes(int num_rows) {
-    const int upper = num_rows < kTileRows ? num_rows : kTileRows;
-    const int lower = num_rows > kTileRows ? num_rows - kTileRows : 1;
-    rows[0] = rows[1] = rows[4] = static_cast<uint8_t>(upper);
-    rows[2] = rows[3] = rows[5] = static_cast<uint8_t>(lower);
-    rows[6] = rows[7] = kTileRows;
-  }
-};
 
 // Rows that share the tiles' sums.
 struct Group {
@@ -59,11 +48,6 @@ template <int kLines>
 inline void ask_for_next(const char *next) {
 #pragma GCC unroll 1
   for (int line = 0; line < kLines; ++line) _mm_prefetch(next + line * 64, _MM_HINT_T1);
-}
-
-inline __m512 widen(const uint16_t *numbers) {
-  const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(numbers));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
 }
 
 // A tile of the weight and a group of kGroups; part is which share of the next tile it asks for.
@@ -152,7 +136,7 @@ void multiply(const ost_product &p, int64_t first, int64_t last) {
 
 void product_amx(const ost_product &product, int64_t first, int64_t last) {
   constexpr ProductKernel kernels[] = {multiply<1>, multiply<2>, multiply<3>, multiply<4>};
-  static_assert(kMostTileRows == 4 * kGroupRows, "a kernel for each number of groups");
+  static_assert(kFewTileRows == 4 * kGroupRows, "a kernel for each number of groups");
   kernels[(product.num_rows - 1) / kGroupRows](product, first, last);
 }
 

@@ -7,13 +7,17 @@ namespace ost {
 
 constexpr int kTileOutputs = 32;
 
-// Outputs 32 * first .. 32 * last - 1 of all rows.
+// Units first .. last - 1. Of a few rows, a unit is 32 outputs of all of them.
 using ProductKernel = void (*)(const ost_product &product, int64_t first, int64_t last);
 
 constexpr int kVectorRows = 8;   // up to here vectors keep up with the memory
-constexpr int kMostTileRows = 128;  // beyond, oneDNN computes faster than this reads
+constexpr int kFewTileRows = 128;  // up to here a weight takes longer to read than to multiply with
 
 void product_avx512_bf16(const ost_product &product, int64_t first, int64_t last);
 void product_amx(const ost_product &product, int64_t first, int64_t last);
+
+// Of many rows, a unit is 32 outputs of a block of rows; blocks come one after the other.
+void product_amx_many(const ost_product &product, int64_t first, int64_t last);
+int64_t units_of_many(const ost_product &product);
 
 }  // namespace ost

@@ -23,7 +23,6 @@ from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.decoder import Decoder, DecoderLayer, Projection
 from ostinato.runner.forward.lookups import Angles, Vectors
 from ostinato.runner.forward.ops import NativeOps
-from ostinato.runner.forward.packed import padded
 from ostinato.runner.forward.parts import Heads, Norm, Turns
 from ostinato.runner.forward.small_steps import SmallSteps
 from ostinato.runner.forward.workspace import Workspace
@@ -34,6 +33,9 @@ _PRODUCT_BYTES = LARGEST_KEPT_BYTES * 7 // 8
 
 _MOST_ROWS = 2048
 """Rows of a product: a weight is read once for all of them, and beyond that nothing is gained."""
+
+_MOST_OWN_ROWS = 512
+"""The same where the library multiplies: it is so fast that what products leave must be near."""
 
 
 class FusedForward:
@@ -153,10 +155,12 @@ def _chunk_rows(decoder: Decoder) -> int:
         max(layer.gate_up.weight.num_rows, layer.project.weight.num_rows) for layer in layers
     )
     fitting = _PRODUCT_BYTES // (widest * decoder.head.weight.dtype.itemsize)
-    return max(1, min(_MOST_ROWS, fitting))
+    few = layers[0].gate_up.weight.few
+    most = _MOST_ROWS if few is None or not few.takes(_MOST_ROWS) else _MOST_OWN_ROWS
+    return max(1, min(most, fitting))
 
 
 def _multiply(projection: Projection, buffer: Tensor, first: int, last: int) -> Tensor:
     """Multiply some rows of a buffer; rows behind them serve as padding, so nothing is copied."""
-    padding = buffer[first : first + padded(last - first)]
+    padding = buffer[first : first + projection.weight.padded(last - first)]
     return projection.weight.multiply(padding, projection.bias())[: last - first]

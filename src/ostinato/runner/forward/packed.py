@@ -11,8 +11,9 @@ Several linear layers that read one input may lie in one weight, row below row::
 A ``PackedLinear`` stands for one of them in the model's tree, so that ``state_dict`` and
 ``load_state_dict`` go on as before: reading unpacks a copy, loading packs anew.
 
-oneDNN compiles a kernel for each number of rows that it meets, 0.4 to 10 ms on this project's
-machine; so rows are padded to 16 sizes per octave, at most a sixteenth more than are there.
+With AMX the native library multiplies. Without, oneDNN compiles a kernel for each number of rows
+that it meets, 0.4 to 10 ms on this project's machine; so rows are padded to 16 sizes per octave, at
+most a sixteenth more than are there.
 """
 
 import ctypes
@@ -45,7 +46,7 @@ class PackedWeight:
         num_rows: Outputs.
         num_columns: Inputs.
         dtype: Format.
-        few: Who multiplies a few rows with it; None leaves all to oneDNN.
+        few: Who multiplies a few rows with it, or many as well; None leaves all to oneDNN.
     """
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
@@ -64,7 +65,7 @@ class PackedWeight:
         self.few = for_tiles(self._tiles, plain)
 
     def multiply(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return ``rows @ weight.T + bias``, a fresh tensor.
+        """Return ``rows @ weight.T + bias``, a fresh tensor; between rows there may be gaps.
 
         Args:
             rows: Shape (num_tokens, num_columns).
@@ -85,6 +86,11 @@ class PackedWeight:
             rows, self._tiles, bias, "none", [], ""
         )
         return product[:num_tokens]
+
+    def padded(self, num_rows: int) -> int:
+        """Return how many rows to multiply in place of so many: more where a kernel is compiled."""
+        takes = self.few is not None and self.few.takes(num_rows)
+        return num_rows if takes else padded(num_rows)
 
     def plain(self) -> Tensor:
         """Return a fresh copy as ``nn.Linear`` holds it."""
