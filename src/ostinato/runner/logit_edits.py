@@ -56,7 +56,7 @@ def edit_logits(logits: Tensor, tasks: Sequence[SampleTask]) -> Tensor:
     Effects: none; the raw logits stay as they are for log-probabilities.
     Cost: one copy of the logits, O(t log t) for the t tokens of the rows with penalties.
     """
-    if not any(_asks_for_edits(task) for task in tasks):
+    if not any(asks_for_edits(task) for task in tasks):
         return logits
     edited = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
     _add_bias(edited, tasks)
@@ -67,7 +67,8 @@ def edit_logits(logits: Tensor, tasks: Sequence[SampleTask]) -> Tensor:
     return edited
 
 
-def _asks_for_edits(task: SampleTask) -> bool:
+def asks_for_edits(task: SampleTask) -> bool:
+    """Whether a row's logits change before its token is chosen."""
     params = task.params
     return bool(task.banned or params.logit_bias or params.has_penalties or task.form)
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from ostinato.core.plan import SampledToken, SampleTask, TokenLogprob
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.structured_outputs import OutputForm
-from ostinato.runner.logit_edits import edit_logits
+from ostinato.runner.logit_edits import asks_for_edits, edit_logits
 from ostinato.runner.logprobs import prompt_logprobs, rows_at_once, token_logprobs
 from ostinato.runner.native.best import best_places, takes
 from ostinato.runner.native.library import library
@@ -44,7 +44,6 @@ _NONE = -1
 class Sampler:
     """Chooses the next tokens of a batch; keeps nothing from one step to the next."""
 
-    @torch.inference_mode()
     def sample(self, logits: Tensor, tasks: Sequence[SampleTask]) -> list[tuple[SampledToken, ...]]:
         """Sample each row.
 
@@ -61,6 +60,18 @@ class Sampler:
             put in order, and only for ``top_k`` and ``top_p``.
         """
         assert logits.ndim == 2 and len(logits) == len(tasks), "one row of logits per task"
+        if all(map(_is_plain, tasks)):
+            ids = _argmax(logits)
+            if _NONE not in ids:
+                pairs = zip(ids, tasks, strict=True)
+                return [(SampledToken(token),) * len(task.seeds) for token, task in pairs]
+        return self._sample(logits, tasks)
+
+    @torch.inference_mode()
+    def _sample(
+        self, logits: Tensor, tasks: Sequence[SampleTask]
+    ) -> list[tuple[SampledToken, ...]]:
+        """Sample rows of all kinds."""
         scores = edit_logits(logits, tasks)
         ids = _choose(scores, tasks)
         failed = {
@@ -78,6 +89,11 @@ class Sampler:
             )
             for row, chosen in enumerate(ids)
         ]
+
+
+def _is_plain(task: SampleTask) -> bool:
+    """Whether a row wants its most likely token and nothing besides; nearly all greedy ones do."""
+    return task.params.greedy and task.params.logprobs is None and not asks_for_edits(task)
 
 
 def _choose(scores: Tensor, tasks: Sequence[SampleTask]) -> list[list[int]]:

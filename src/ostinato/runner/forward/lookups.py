@@ -17,6 +17,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from ostinato.runner.native.checks import within
+
 _STEADY_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 """Kinds of RoPE in which a position has one angle for good; others look at the longest text."""
 
@@ -44,7 +46,7 @@ class Lookup:
             IndexError: One of them is none.
         """
         numbers = places.numpy()
-        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(table)):
+        if not within(numbers, len(table)):
             raise IndexError(f"rows {numbers.min()} to {numbers.max()} of {len(table)}")
         return cls(table, places.contiguous())
 

@@ -36,13 +36,18 @@ class Slots:
             ValueError: One of them is none.
         """
         _require(slots.dtype == torch.int64 and slots.ndim == 1, "slots are a row of int64")
-        ids = np.ascontiguousarray(slots.numpy())
-        inside = not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) < num_slots)
-        _require(inside, f"slots lie between 0 and {num_slots}")
-        return cls(ids, ids.ctypes.data)
+        slots = slots.contiguous()
+        ids: Ints = slots.numpy()  # which keeps the tensor
+        _require(within(ids, num_slots), f"slots lie between 0 and {num_slots}")
+        return cls(ids, slots.data_ptr())
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+def within(numbers: Ints, stop: int) -> bool:
+    """Whether all numbers lie between 0 and ``stop``: as unsigned ones, negative ones are large."""
+    return not len(numbers) or int(numbers.view(np.uint64).max()) < stop
 
 
 def fill_rows(rows: Rows, tensor: Tensor, num_tokens: int, num_heads: int, dim: int) -> Tensor:
