@@ -5,7 +5,8 @@ The memory behind law 10. The manager tells it who was admitted, what was lost a
 
 * the last ``keep_explanations`` sequences;
 * their tokens: at most four times as many as the pool holds (4 bytes each, beside kilobytes of
-  KV), and never less than 65,536;
+  KV), and never less than 65,536; those of a prefix that several share count for each of them,
+  though the radix index keeps them once for all;
 * the last losses: as many as the pool has blocks, and never less than 1,024.
 
 A loss names blocks, not contents, so that noting one costs the same however long the prefix
@@ -23,11 +24,12 @@ Rules:
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from ostinato.cache.block import CacheEntry
+from ostinato.cache.block_table import BlockTable
 from ostinato.cache.visit import Visit
 from ostinato.core.config import CacheConfig
 from ostinato.core.identity import Identity, PrefixKey
@@ -189,30 +191,31 @@ class Chronicle:
 
     def leave(
         self,
-        visit: Visit | None,
-        key: PrefixKey,
-        blocks: "array[int]",
+        table: BlockTable,
         computed: int,
         findable: int,
+        quotes: Sequence[tuple[bytearray, int]] | None,
     ) -> None:
         """Note that a sequence gives its blocks back.
 
         Args:
-            visit: Its visit; None is of no interest.
-            key: Its tokens.
-            blocks: Its blocks, those of findable tokens first.
+            table: Its table, whose blocks are not changed any more.
             computed: Its first tokens whose KV is or was there.
             findable: Its first tokens that others can find.
+            quotes: What it published, as the index keeps it; None if only a copy would do.
         """
+        visit, key = table.visit, table.key
         if visit is None or visit.key is None:
             return
         self._number += 1
         self.acting, visit.ended = visit, self._number
         visit.num_computed, visit.num_findable = computed, findable
-        visit.blocks = blocks[: -(-findable // self.block_size)]
+        visit.blocks, visit.num_blocks = table.blocks, -(-findable // self.block_size)
         if visit.writes:
-            visit.key, visit.unpacked, visit.num_kept = None, key.tokens, len(key)
-            self._charge(visit, visit.charge + len(key) - visit.num_prompt_tokens)
+            visit.leave(key, quotes, table.num_published * self.block_size)
+            more = len(key.tokens) - visit.num_prompt_tokens
+            if more:
+                self._charge(visit, visit.charge + more)
         else:
             visit.clear()
 

@@ -180,7 +180,7 @@ class _Inquiry:
 
     def _loss(self, owner: Visit, place: int) -> Loss | None:
         """Find out how a block of an ended sequence was lost before this prompt came."""
-        if place >= len(owner.blocks) or owner.ended is None:
+        if place >= owner.num_blocks or owner.ended is None:
             return None
         block = BlockId(owner.blocks[place])
         return self.chronicle.loss_of(block, owner.ended, self.visit.number)
@@ -230,7 +230,7 @@ class _Inquiry:
             return len(other.tokens) // TOKEN_BYTES
         if other.identity.epoch != self.visit.identity.epoch:
             return other.num_computed  # the update itself forgot them
-        for place in range(len(other.blocks)):
+        for place in range(other.num_blocks):
             if self._loss(other, place) is not None:
                 return place * self.chronicle.block_size
         return other.num_computed

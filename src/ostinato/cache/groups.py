@@ -238,7 +238,6 @@ class Groups:
         block = BlockId(table.blocks[full])
         if not self.index.seal(table.path, table.key, block, num_tokens, table.turn):
             return False
-        del table.blocks[full]
         if self.windows:
             text = table.key.packed_range(full * self.block_size, num_tokens)
             for window, held in zip(self.windows, table.windows, strict=True):
@@ -256,10 +255,27 @@ class Groups:
         for window, held in zip(self.windows, table.windows, strict=True):
             window.release_tail(held)
 
-    def drop(self, table: BlockTable) -> None:
-        """Let go of all that a table holds; trim its tenant to its quota."""
-        if private := table.private_blocks:
+    def scrap(self, table: BlockTable, num_sealed: int = 0) -> None:
+        """Give back the blocks that no index has.
+
+        Args:
+            table: Whose.
+            num_sealed: How many of its private blocks are sealed tails by now.
+        """
+        if private := table.private_blocks[num_sealed:]:
             self._full.give_back(table.tenant, private)
+
+    def quote(self, table: BlockTable) -> "list[tuple[bytearray, int]] | None":
+        """Return what a table published, as the index keeps it; None if only a copy would do."""
+        return None if table.path is None else self.index.quote(table.path)
+
+    def drop(self, table: BlockTable) -> None:
+        """Let go of all that a table holds."""
+        self.scrap(table)
+        self.let_go(table)
+
+    def let_go(self, table: BlockTable) -> None:
+        """Let go of what a table shares, after what it had alone; trim its tenant to its quota."""
         if table.path is not None:
             self.index.release(table.path, table.turn)
         if self.windows:

@@ -215,6 +215,9 @@ class HashIndex:
         self._root_uses[path.root.identity] -= 1
         self._drop_empty_root(path.root)
 
+    def quote(self, path: HashPath) -> None:
+        """Have no tokens in a row: each block's are its content's."""
+
     def evict(self, entry: CacheEntry, most: int) -> Forgotten:
         """Forget one idle copy."""
         assert isinstance(entry, Copy) and not entry.ref_count and entry.is_leaf and most

@@ -247,9 +247,7 @@ class CacheManager:
             self.groups.release_tails(table)
         for table in reversed(failed):  # whoever found a block is planned after its publisher
             self.groups.retract(table, self._journal)
-            findable = table.num_published * self.block_size
-            self.chronicle.leave(table.visit, table.key, table.blocks, findable, findable)
-            self._drop(table)
+            self._leave(table, table.num_published * self.block_size)
         self.chronicle.step_ended()
         self._journal.fail()
 
@@ -263,16 +261,13 @@ class CacheManager:
         """
         table.turn.num_output_tokens = num_output_tokens
         self.groups.release_tails(table)
-        findable, blocks = table.num_published * self.block_size, table.blocks
-        if num_tokens > findable and table.writes and self.config.seal_tails:
-            blocks = blocks[:]  # a table does not keep what is sealed
-            if self.groups.seal(table, num_tokens):
-                self._journal.stats.sealed_tails += 1
-                findable = num_tokens
-        self.chronicle.leave(table.visit, table.key, blocks, num_tokens, findable)
+        findable = table.num_published * self.block_size
+        seals = num_tokens > findable and table.writes and self.config.seal_tails
+        is_sealed = seals and self.groups.seal(table, num_tokens)
+        self._journal.stats.sealed_tails += is_sealed
         if table.num_watched and self.ghost is not None and table.writes:
             self.ghost.left(table, num_tokens)
-        self._drop(table)
+        self._leave(table, num_tokens, is_sealed)
         self._journal.commit()  # a tenant above its quota has just lost some
 
     def fork(
@@ -353,9 +348,19 @@ class CacheManager:
         self._copies[group, target] = runs
         return runs
 
-    def _drop(self, table: BlockTable) -> None:
-        """Let go of all that a table holds."""
-        self.groups.drop(table)
+    def _leave(self, table: BlockTable, num_tokens: int, is_sealed: bool = False) -> None:
+        """Let go of all that a table holds.
+
+        Args:
+            table: Whose blocks; what it had alone becomes scratch.
+            num_tokens: Its tokens that are computed.
+            is_sealed: Whether the index has its partial last block.
+        """
+        self.groups.scrap(table, is_sealed)
+        if table.visit is not None:
+            findable = num_tokens if is_sealed else table.num_published * self.block_size
+            self.chronicle.leave(table, num_tokens, findable, self.groups.quote(table))
+        self.groups.let_go(table)
         del self._tables[id(table)]
         if table.key.identity.epoch < self.custody.epoch:
             self.custody.forget_stale()

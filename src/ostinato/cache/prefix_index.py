@@ -253,6 +253,14 @@ class PrefixIndex(Protocol[PathT]):
     def release(self, path: PathT, turn: Turn | None = None) -> None:
         """Let go of a path, tail first; ``turn`` says what is known of its request."""
 
+    def quote(self, path: PathT) -> "list[tuple[bytearray, int]] | None":
+        """Return a path's packed tokens, to be kept whatever becomes of its blocks.
+
+        Returns:
+            Buffers in token order, each with how many of its bytes are meant: more may be written
+            behind them, nothing else is changed. None if only a copy would do.
+        """
+
     def evict(self, entry: CacheEntry, most: int) -> Forgotten:
         """Forget up to ``most`` blocks of an evictable leaf, at least one, tail first."""
 

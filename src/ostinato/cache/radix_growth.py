@@ -106,7 +106,7 @@ def split(node: RadixNode, num_blocks: int, block_size: int) -> RadixNode:
         head.extras = {i: extra for i, extra in node.extras.items() if i < end}
         node.extras = {i: extra for i, extra in node.extras.items() if i >= end}
     parent.children.replace(block_name, text, node, head)
-    del node.tokens[:size]
+    node.keep_tokens(size, len(node.tokens))
     del node.blocks[:num_blocks]
     node.parent, node.start = head, end
     node.give_hits(head)

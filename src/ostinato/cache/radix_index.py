@@ -52,8 +52,10 @@ class RadixIndex:
 
     def match(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
         """Find the longest cached prefix among a sequence's first tokens."""
-        root = self._roots.get(key.identity.root)
-        if root is not None and key.identity.head is None:
+        identity = key.identity
+        if identity.head is not None:
+            root = self._roots.get(identity.root)
+        elif (root := self._roots.get(identity)) is not None:
             key.identity = root.identity  # the same value: nodes share it, and compare it faster
         return longest_prefix(root, key, num_tokens, self._block_size)
 
@@ -194,6 +196,15 @@ class RadixIndex:
             self._pool.idle_all(idle, turn)
         if not node.ref_count:
             self._drop_empty_root(node)
+
+    def quote(self, path: RadixNode) -> list[tuple[bytearray, int]]:
+        """Return a path's tokens without a copy: those of its nodes, in O(depth)."""
+        node, quotes = path, []
+        while (parent := node.parent) is not None:
+            quotes.append(node.quote())
+            node = parent
+        quotes.reverse()
+        return quotes
 
     def evict(self, entry: CacheEntry, most: int) -> Forgotten:
         """Cut blocks off an idle leaf, deepest first; at once only what was published at once."""

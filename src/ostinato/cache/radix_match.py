@@ -37,16 +37,17 @@ def longest_prefix(
         return PrefixMatch(block_size)
     node, used, count, done, most = root, 0, 0, 0, num_tokens // block_size
     blocks, width, is_plain = array("i"), block_size * TOKEN_BYTES, not key.has_extras
-    packed = memoryview(key.tokens).cast("B")
+    tokens = key.tokens
+    packed = memoryview(tokens).cast("B")
     while used == count and done < most:
-        start = done * width
         if is_plain:
-            child = node.children.get(bytes(packed[start : start + width]))
+            first = done * block_size
+            child = node.children.get(tokens[first : first + block_size].tobytes())
         else:
             child = node.children.get(block_bytes(key, done, block_size))
         if child is None:
             break
-        node, theirs = child, child.blocks
+        node, theirs, start = child, child.blocks, done * width
         used = count = len(theirs)
         whole = is_plain and done + count <= most and not child.extras
         # So it is nearly always; a slice of the view copies nothing.
@@ -56,8 +57,10 @@ def longest_prefix(
             used = child.num_common_blocks(key, packed, most - done, block_size)
             blocks.extend(theirs[:used])
         done += used
-    tail = _tail(key, num_tokens, node, used, block_size)
-    return PrefixMatch(block_size, blocks, tail, cursor=(node, used))
+    tail = None
+    if used < count or node.children:  # something follows that may begin alike
+        tail = _tail(key, num_tokens, node, used, block_size)
+    return PrefixMatch(block_size, blocks, tail, (), (node, used))
 
 
 def _tail(

@@ -49,6 +49,8 @@ class RadixNode(CacheEntry):
             last one, which ends with it and was born at ``born_s``.
         asides: Sealed tails that the run has overtaken, by the place where they begin.
         is_growing: Whether somebody who holds it has published the end of it.
+        is_quoted: Whether anybody keeps its tokens for later: they may become more, but what is
+            there is not touched any more.
     """
 
     __slots__ = (
@@ -60,6 +62,7 @@ class RadixNode(CacheEntry):
         "extras",
         "hits",
         "is_growing",
+        "is_quoted",
         "parent",
         "start",
         "tokens",
@@ -78,7 +81,7 @@ class RadixNode(CacheEntry):
         self.hits: dict[int, int] = _NONE
         self.births: list[tuple[int, float]] = _NO_ROW
         self.asides: dict[int, list[RadixNode]] = _NONE
-        self.is_growing = False
+        self.is_growing = self.is_quoted = False
 
     @property
     def num_blocks(self) -> int:
@@ -191,6 +194,19 @@ class RadixNode(CacheEntry):
         text_tokens = block_size if extra is None else extra.num_text_tokens
         return bytes(self.tokens[index * size : index * size + text_tokens * TOKEN_BYTES])
 
+    def quote(self) -> tuple[bytearray, int]:
+        """Return its packed tokens as they are now, to be kept: a buffer, and how much of it."""
+        self.is_quoted = True
+        return self.tokens, len(self.tokens)
+
+    def keep_tokens(self, start: int, stop: int) -> None:
+        """Forget its packed tokens but for those from one byte up to another."""
+        if self.is_quoted:
+            self.tokens, self.is_quoted = self.tokens[start:stop], False
+        else:
+            del self.tokens[stop:]
+            del self.tokens[:start]
+
     def add_child(self, block: bytes | None, text: bytes, child: "RadixNode") -> None:
         """Know of a child, as ``Siblings.add`` does."""
         if self.children is _NOBODY:
@@ -247,7 +263,7 @@ class RadixNode(CacheEntry):
         del self.blocks[num_blocks:]
         if self.digests:
             del self.digests[num_blocks:]
-        del self.tokens[num_blocks * block_size * TOKEN_BYTES :]
+        self.keep_tokens(0, num_blocks * block_size * TOKEN_BYTES)
         end = self.end
         if self.extras:
             self.extras = {index: extra for index, extra in self.extras.items() if index < end}

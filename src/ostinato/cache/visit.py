@@ -5,16 +5,20 @@ are those of the live sequence; afterwards they are kept packed, beside the bloc
 them, so that it can be said later which of them were lost::
 
     tokens     ABCD EFGH IJ     packed
+               └ quoted┘ └ its own
     blocks     7    9    3
     findable   all ten of them if the tail was sealed, else the first eight
+
+What the index has in a row is quoted, not copied: the turns of a conversation, and all who share
+a prefix, keep it once.
 """
 
 from array import array
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
-
 
 @dataclass(slots=True, eq=False)
 class Visit:
@@ -38,12 +42,15 @@ class Visit:
         fields: Names and texts of the request's messages and fields, in the prompt's order.
         key: The live sequence; None when it has ended.
         kept: Its packed tokens when it has ended, once somebody asked; empty if none are kept.
-        unpacked: Its tokens when it has ended, until then; of which the first ``num_kept`` count,
-            for a sequence that comes back goes on in the same array.
-        num_kept: Tokens that are kept.
+        quotes: Its first tokens when it has ended, until then: buffers of others, and how many
+            bytes of each are meant.
+        unpacked: Those behind them; of which the first ``num_unpacked`` count, for a sequence
+            that comes back goes on in the same array.
+        num_unpacked: How many.
         num_computed: Its first tokens that went through the model or hit.
         num_findable: Its first tokens that others could find when it ended.
-        blocks: Which blocks held them.
+        blocks: Which blocks held them, and maybe others behind.
+        num_blocks: How many held what others could find.
         ended: When its blocks were given back, in the chronicle's numbers; None while it lives.
         charge: What it takes of the chronicle's memory, in tokens.
     """
@@ -64,11 +71,13 @@ class Visit:
     fields: tuple[tuple[str, str], ...] = ()
     key: PrefixKey | None = None
     kept: bytes = b""
+    quotes: Sequence[tuple[bytearray, int]] = ()
     unpacked: "array[int] | None" = None
-    num_kept: int = 0
+    num_unpacked: int = 0
     num_computed: int = 0
     num_findable: int = 0
-    blocks: "array[int]" = field(default_factory=lambda: array("i"))
+    blocks: Sequence[int] = ()
+    num_blocks: int = 0
     ended: int | None = None
     charge: int = 0
 
@@ -78,7 +87,9 @@ class Visit:
         if self.key is not None:
             return self.key.packed
         if self.unpacked is not None:
-            self.kept, self.unpacked = self.unpacked[: self.num_kept].tobytes(), None
+            quoted = [buffer[:size] for buffer, size in self.quotes]
+            self.kept = b"".join([*quoted, self.unpacked[: self.num_unpacked].tobytes()])
+            self.quotes, self.unpacked = (), None
         return self.kept
 
     @property
@@ -90,6 +101,23 @@ class Visit:
     def num_hits(self) -> int:
         """Prompt tokens that it need not compute."""
         return self.num_shared + self.num_copied
+
+    def leave(
+        self, key: PrefixKey, quotes: Sequence[tuple[bytearray, int]] | None, num_quoted: int
+    ) -> None:
+        """Keep the tokens of the sequence, which has ended.
+
+        Args:
+            key: The sequence.
+            quotes: Its first tokens as others have them; None if nobody does.
+            num_quoted: How many.
+        """
+        self.key, tokens = None, key.tokens
+        if quotes is None:
+            self.unpacked, self.num_unpacked = tokens, len(tokens)
+        else:
+            self.quotes, self.unpacked = quotes, tokens[num_quoted:]
+            self.num_unpacked = len(tokens) - num_quoted
 
     def lived_at(self, number: int) -> bool:
         """Whether it was running at a moment."""
@@ -107,5 +135,5 @@ class Visit:
     def clear(self) -> None:
         """Forget its content."""
         self.key, self.kept, self.images, self.fields = None, b"", (), ()
-        self.unpacked, self.num_kept = None, 0
-        self.blocks = array("i")
+        self.quotes, self.unpacked, self.num_unpacked = (), None, 0
+        self.blocks, self.num_blocks = (), 0

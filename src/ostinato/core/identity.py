@@ -151,7 +151,7 @@ class PrefixKey:
     first token is appended, and the caller changes nothing in it while the key is in use.
     """
 
-    __slots__ = ("_is_shared", "_packed", "digests", "identity", "images", "tokens")
+    __slots__ = ("_is_shared", "_packed", "digests", "has_extras", "identity", "images", "tokens")
 
     def __init__(
         self, identity: Identity, tokens: Iterable[int], images: Iterable[ImageSpan] = ()
@@ -168,6 +168,8 @@ class PrefixKey:
         self.tokens: array[int] = tokens if self._is_shared else pack_tokens(tokens)  # type: ignore[assignment]
         self.images = tuple(sorted(images, key=lambda image: image.start)) if images else ()
         self.digests: dict[object, list[BlockDigest]] = {}
+        # Whether any of its blocks has an extra.
+        self.has_extras = bool(self.images) or identity.head is not None
         self._packed: bytes | None = None
         if self.images:
             _check_images(self.images, len(self.tokens))
@@ -194,11 +196,6 @@ class PrefixKey:
     def head_tokens(self) -> int:
         """Tokens of its public head; 0 without one."""
         return 0 if self.identity.head is None else self.identity.head.num_tokens
-
-    @property
-    def has_extras(self) -> bool:
-        """Whether any of its blocks has an extra."""
-        return bool(self.images) or self.identity.head is not None
 
     @property
     def packed(self) -> bytes:
