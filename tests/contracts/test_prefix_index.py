@@ -220,9 +220,9 @@ def test_publishing_extends_the_path_and_retracting_shortens_it(index):
     key = prefix_key("ABCDEFGHIJKL")
     blocks = pool.take_scratch(3)
     pool.charge(pool.accounts.common, 3)
-    path, publication = prefixes.publish(
-        prefixes.acquire(key, prefixes.match(key, 12)), key, blocks
-    )
+    path, tail = prefixes.acquire(key, prefixes.match(key, 12))
+    assert tail is None
+    path, publication = prefixes.publish(path, key, blocks)
     assert publication.duplicates == ()
     prefixes.check([path])
 

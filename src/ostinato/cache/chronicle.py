@@ -128,18 +128,17 @@ class Chronicle:
         """
         if not self.keep:
             return None
-        size = self.block_size
+        size, num_tokens = self.block_size, len(key.tokens)
         self._number += 1
         visit = self.acting = Visit(
-            self._number, key.identity, key.images, len(key), len(blocks) * size, num_copied,
-            is_first=is_first, key=key, at_s=self._clock(),
+            self._number, key.identity, key.images, num_tokens, len(blocks) * size, num_copied,
+            is_first=is_first, key=key, at_s=self._clock(), charge=num_tokens,
         )  # fmt: skip
         if self._publishing and len(blocks) and (writer := self._writers.get(blocks[-1])):
             visit.num_awaited = visit.num_shared - self.num_settled(blocks)
             visit.awaited = writer.name if writer.identity.tenant == key.identity.tenant else ""
         self._visits.append(visit)
-        visit.charge = visit.num_prompt_tokens
-        self._num_tokens += visit.charge
+        self._num_tokens += num_tokens
         if len(self._visits) > self.keep or self._num_tokens > self._most_tokens:
             self._trim()
         return visit

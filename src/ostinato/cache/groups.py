@@ -112,7 +112,7 @@ class Groups:
             At most ``num_tokens``; 0 if group 0 lacks blocks. Effects: none.
         """
         held = len(match.blocks)
-        missing = -(-len(key) // self.block_size) - held
+        missing = -(-len(key.tokens) // self.block_size) - held
         if missing > self.pool.num_scratch or self.config.allotments:
             free = self._full.num_free_for(key.identity.owner) - self.index.num_idle_blocks(match)
             if match.tail is not None and not match.tail.entry.ref_count:
@@ -132,25 +132,25 @@ class Groups:
 
     def hold(self, key: PrefixKey, match: PrefixMatch) -> BlockTable:
         """Hold a match in every group, and the sources of what will be copied."""
-        num_blocks = len(match.blocks)
-        copied = 0 if match.tail is None else match.tail.num_tokens
+        num_blocks, tail = len(match.blocks), match.tail
+        copied = 0 if tail is None else tail.num_tokens
         table = BlockTable(key, match.blocks[:], num_blocks * self.block_size, copied)
-        table.path = self.index.acquire(key, match)
+        table.path, table.tail_path = self.index.acquire(key, match)
         table.num_published = num_blocks
         if not self.pool.joins:  # who goes by the moment of release alone learns from no gap
             last = self.index.last_entry(table.path)
             if last is not None and last.idle_tick:
                 self.pool.note_gap(table.turn, last.uses, last.idle_since_s)
         if self.windows:
-            table.windows = [window.acquire(key, len(match.blocks)) for window in self.windows]
-        if match.tail is not None:
-            table.tail_path = self.index.acquire_tail(match.tail)
+            table.windows = [window.acquire(key, num_blocks) for window in self.windows]
             for number, copy in enumerate(match.window_tails):
                 self.windows[number].hold_tail(table.windows[number], copy)
         return table
 
     def look_up(self, table: BlockTable) -> None:
         """Tell the eviction policy what a request asks for and did not find."""
+        if not self.pool.remembers:
+            return
         num_asked = (len(table.key) - 1) // self.block_size
         if table.writes and num_asked:
             num_found = table.num_published
@@ -186,17 +186,18 @@ class Groups:
 
     def publish(self, table: BlockTable, num_blocks: int, journal: Journal) -> None:
         """Make a table's first full blocks findable in every group."""
-        first = table.num_published
+        first = adopted = table.num_published
         blocks = table.blocks[first:num_blocks]
         table.path, publication = self.index.publish(table.path, table.key, blocks, table.turn)
         table.num_published = num_blocks
-        table.duplicates.extend(publication.duplicates)
-        adopted = first + len(publication.duplicates)  # known content comes before new content
+        known = publication.num_known
+        if known:  # it comes before new content
+            table.duplicates.extend(publication.duplicates)
+            adopted += len(publication.duplicates)
+            journal.stats.duplicate_blocks += known
         if adopted < num_blocks and table.first_adopted is None:
             table.first_adopted = adopted
-        journal.published(table.key, first + publication.num_known, num_blocks)
-        if publication.num_known:
-            journal.stats.duplicate_blocks += publication.num_known
+        journal.published(table.key, first + known, num_blocks)
         if not self.windows:
             return
         for group, (window, held) in enumerate(zip(self.windows, table.windows, strict=True), 1):
@@ -230,19 +231,22 @@ class Groups:
         for group, (window, held) in enumerate(zip(self.windows, table.windows, strict=True), 1):
             journal.retracted(identity, window.retract(held), group)
 
-    def seal(self, table: BlockTable, num_tokens: int) -> bool:
-        """Make the partial last block of an ended sequence findable token by token."""
-        full, rest = divmod(num_tokens, self.block_size)
-        if not rest or table.num_published != full or table.duplicates:
-            return False
+    def seal(self, table: BlockTable, num_tokens: int) -> CacheEntry | None:
+        """Make the partial last block of an ended sequence findable token by token.
+
+        Returns:
+            The index's entry for it, to be let go of with the table; None if there is none.
+        """
+        full = num_tokens // self.block_size
+        if table.num_published != full or table.duplicates or num_tokens == full * self.block_size:
+            return None
         block = BlockId(table.blocks[full])
-        if not self.index.seal(table.path, table.key, block, num_tokens, table.turn):
-            return False
-        if self.windows:
+        tail = self.index.seal(table.path, table.key, block, num_tokens)
+        if tail is not None and self.windows:
             text = table.key.packed_range(full * self.block_size, num_tokens)
             for window, held in zip(self.windows, table.windows, strict=True):
                 window.seal(held, table.key, full, text)
-        return True
+        return tail
 
     def release_tails(self, table: BlockTable) -> None:
         """Let go of the sources of copies; windows have some only if group 0 has one."""
@@ -262,8 +266,8 @@ class Groups:
             table: Whose.
             num_sealed: How many of its private blocks are sealed tails by now.
         """
-        if private := table.private_blocks[num_sealed:]:
-            self._full.give_back(table.tenant, private)
+        if len(table.blocks) > table.num_published + num_sealed or table.duplicates:
+            self._full.give_back(table.tenant, table.private_blocks[num_sealed:])
 
     def quote(self, table: BlockTable) -> "list[tuple[bytearray, int]] | None":
         """Return what a table published, as the index keeps it; None if only a copy would do."""
@@ -274,10 +278,15 @@ class Groups:
         self.scrap(table)
         self.let_go(table)
 
-    def let_go(self, table: BlockTable) -> None:
-        """Let go of what a table shares, after what it had alone; trim its tenant to its quota."""
+    def let_go(self, table: BlockTable, tail: CacheEntry | None = None) -> None:
+        """Let go of what a table shares, after what it had alone; trim its tenant to its quota.
+
+        Args:
+            table: Whose.
+            tail: Its sealed tail, if it has one.
+        """
         if table.path is not None:
-            self.index.release(table.path, table.turn)
+            self.index.release(table.path, table.turn, tail)
         if self.windows:
             for window, held in zip(self.windows, table.windows, strict=True):
                 window.release(held)

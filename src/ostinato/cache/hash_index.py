@@ -108,17 +108,16 @@ class HashIndex:
         """Count the matched whole blocks that nobody holds, in O(blocks)."""
         return sum(not copy.ref_count for copy in match.cursor or ())
 
-    def acquire(self, key: PrefixKey, match: PrefixMatch) -> HashPath:
-        """Hold the matched copies."""
-        return self._hold_path(HashPath(self._root(key), list(match.cursor or ())))
-
-    def acquire_tail(self, tail: TailMatch) -> HashPath:
-        """Hold a tail's source block; the match's path holds copies of all before it."""
-        copy: Copy = tail.entry
+    def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[HashPath, HashPath | None]:
+        """Hold the matched copies, and apart from them a tail's."""
+        path = self._hold_path(HashPath(self._root(key), list(match.cursor or ())))
+        if match.tail is None:
+            return path, None
+        copy: Copy = match.tail.entry
         if not copy.ref_count:
             self._pool.hold(copy)
         copy.ref_count += 1
-        return HashPath(copy.content, [copy])
+        return path, HashPath(copy.content, [copy])
 
     def release_tail(self, tail: HashPath) -> None:
         """Let go of the source block."""
@@ -187,26 +186,28 @@ class HashIndex:
         key: PrefixKey,
         block: BlockId,
         num_tokens: int,
-        turn: Turn | None = None,
-    ) -> bool:
-        """Add an idle content with fewer tokens than a block and no digest."""
+    ) -> Copy | None:
+        """Add a content with fewer tokens than a block and no digest."""
         start = len(path.copies) * self._block_size
         if key.num_text_tokens(start, num_tokens) < num_tokens - start:
-            return False  # only text is shared token by token
+            return None  # only text is shared token by token
         text = key.packed_range(start, num_tokens)
         best = path.last.children.most_alike(text)
         if best is not None and best[1] == num_tokens - start:
-            return False
+            return None
         content = Content(path.last, None, None, text, key.identity)
         copy = Copy(block, content)
         content.copies.append(copy)
         path.last.children.add(None, text, content)
         self._pool.adopt(copy)
-        self._pool.idle(copy, turn)
-        return True
+        return copy
 
-    def release(self, path: HashPath, turn: Turn | None = None) -> None:
+    def release(
+        self, path: HashPath, turn: Turn | None = None, tail: CacheEntry | None = None
+    ) -> None:
         """Let go of a path, tail first, in O(blocks)."""
+        if tail is not None:
+            self._pool.idle(tail, turn)
         for copy in reversed(path.copies):
             assert copy.ref_count > 0, "released more often than acquired"
             copy.ref_count -= 1

@@ -17,6 +17,7 @@ Rules:
 import time
 from collections.abc import Callable, Iterable
 
+from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_hash import BlockHasher, DigestFunction, make_digest, sha256
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.chronicle import Chronicle
@@ -110,7 +111,7 @@ class CacheManager:
         """
         if not self.config.enable_prefix_caching:
             return PrefixMatch(self.block_size)
-        return self.groups.match(key, len(key) - 1)
+        return self.groups.match(key, len(key.tokens) - 1)
 
     def no_match(self) -> PrefixMatch:
         """Return the match of a request that does not read the cache."""
@@ -261,13 +262,12 @@ class CacheManager:
         """
         table.turn.num_output_tokens = num_output_tokens
         self.groups.release_tails(table)
-        findable = table.num_published * self.block_size
-        seals = num_tokens > findable and table.writes and self.config.seal_tails
-        is_sealed = seals and self.groups.seal(table, num_tokens)
-        self._journal.stats.sealed_tails += is_sealed
+        tail = None
+        if table.writes and self.config.seal_tails:
+            tail = self.groups.seal(table, num_tokens)
         if table.num_watched and self.ghost is not None and table.writes:
             self.ghost.left(table, num_tokens)
-        self._leave(table, num_tokens, is_sealed)
+        self._leave(table, num_tokens, tail)
         self._journal.commit()  # a tenant above its quota has just lost some
 
     def fork(
@@ -348,19 +348,22 @@ class CacheManager:
         self._copies[group, target] = runs
         return runs
 
-    def _leave(self, table: BlockTable, num_tokens: int, is_sealed: bool = False) -> None:
+    def _leave(
+        self, table: BlockTable, num_tokens: int, tail: CacheEntry | None = None
+    ) -> None:
         """Let go of all that a table holds.
 
         Args:
             table: Whose blocks; what it had alone becomes scratch.
             num_tokens: Its tokens that are computed.
-            is_sealed: Whether the index has its partial last block.
+            tail: What the index has of its partial last block.
         """
-        self.groups.scrap(table, is_sealed)
+        self._journal.stats.sealed_tails += tail is not None
+        self.groups.scrap(table, tail is not None)
         if table.visit is not None:
-            findable = num_tokens if is_sealed else table.num_published * self.block_size
+            findable = table.num_published * self.block_size if tail is None else num_tokens
             self.chronicle.leave(table, num_tokens, findable, self.groups.quote(table))
-        self.groups.let_go(table)
+        self.groups.let_go(table, tail)
         del self._tables[id(table)]
         if table.key.identity.epoch < self.custody.epoch:
             self.custody.forget_stale()

@@ -35,6 +35,7 @@ class BlockPool:
         num_blocks: All blocks.
         accounts: Whose blocks they are.
         joins: Whether the policy lets an entry grow that was there before.
+        remembers: Whether the policy wants to know what is looked up and published.
         num_scratch: Blocks that are free and without content.
         num_allocated: Blocks given away so far; the clock of ``reuse_distances``.
         reuse_distances: For each evictable block that was held again, the blocks given away
@@ -53,6 +54,7 @@ class BlockPool:
         self.accounts = accounts
         self._only = None if accounts.are_several else accounts.common
         self.joins = accounts.common.policy.joins
+        self.remembers = accounts.common.policy.remembers
         self.num_scratch = num_blocks
         self.num_allocated = 0
         self.reuse_distances = Histogram()
@@ -221,12 +223,11 @@ class BlockPool:
             entry.uses += 1
             if entry.idle_allocated != moment:  # most of a path was let go of at once
                 if num_blocks:
-                    self.reuse_distances.add(self.num_allocated - moment, num_blocks)
+                    self.reuse_distances.add_whole(self.num_allocated - moment, num_blocks)
                 held += num_blocks
                 moment, num_blocks = entry.idle_allocated, 0
             num_blocks += entry.num_blocks
-        if num_blocks:
-            self.reuse_distances.add(self.num_allocated - moment, num_blocks)
+        self.reuse_distances.add_whole(self.num_allocated - moment, num_blocks)
         self._only.num_evictable -= held + num_blocks
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
@@ -256,8 +257,8 @@ class BlockPool:
         self, key: PrefixKey, num_found: int, num_asked: int, block_size: int, turn: Turn
     ) -> None:
         """Note what a request asks for, when it holds what it found; counts are in blocks."""
-        policy = self.accounts.of(key.identity.owner).policy
-        if policy.remembers:
+        if self.remembers:
+            policy = self.accounts.of(key.identity.owner).policy
             policy.look_up(key, num_found, num_asked, block_size, turn)
 
     def recall(
@@ -275,9 +276,9 @@ class BlockPool:
         Returns:
             What is true of the first of them, one at least.
         """
-        policy = self.accounts.of(key.identity.owner).policy
-        if not policy.remembers:
+        if not self.remembers:
             return Recall(most)
+        policy = self.accounts.of(key.identity.owner).policy
         recalled = policy.recall(key, first, most, block_size, turn)
         if turn is not None:
             if recalled.idle_since_s is None:

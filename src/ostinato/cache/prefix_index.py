@@ -176,22 +176,16 @@ class PrefixIndex(Protocol[PathT]):
         Effects: none.
         """
 
-    def acquire(self, key: PrefixKey, match: PrefixMatch) -> PathT:
-        """Hold the matched whole blocks for one more request.
+    def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[PathT, PathT | None]:
+        """Hold a match for one more request.
 
         Returns:
-            The request's path; of length zero if nothing matched.
-        """
-
-    def acquire_tail(self, tail: TailMatch) -> PathT:
-        """Hold a tail's source block until the copy has run.
-
-        The match that it came with has been acquired, nothing changed since, and its path, which
-        holds all that is before the block, is released after the tail.
+            The request's path, which holds the whole blocks; of length zero if there are none. And
+            what holds a tail's source block alone, until the copy has run; None without a tail.
         """
 
     def release_tail(self, tail: PathT) -> None:
-        """Let go of a tail's source block, before the match that it came with."""
+        """Let go of a tail's source block, before the path that it came with."""
 
     def count_hit(self, path: PathT) -> None:
         """Note that a request's hit ended where this path ends, in O(1)."""
@@ -234,8 +228,7 @@ class PrefixIndex(Protocol[PathT]):
         key: PrefixKey,
         block: BlockId,
         num_tokens: int,
-        turn: Turn | None = None,
-    ) -> bool:
+    ) -> CacheEntry | None:
         """Make the partial last block of an ended sequence findable token by token.
 
         Args:
@@ -244,14 +237,22 @@ class PrefixIndex(Protocol[PathT]):
             block: A private block.
             num_tokens: Leading tokens of the sequence that are computed; the last of them
                 are in ``block``.
-            turn: What is known of the sequence, for the eviction policy.
 
         Returns:
-            False, with no effect, if a sibling begins with the same tokens already.
+            The tail, to be let go of with the path; None, with no effect, if a sibling begins
+            with the same tokens already.
         """
 
-    def release(self, path: PathT, turn: Turn | None = None) -> None:
-        """Let go of a path, tail first; ``turn`` says what is known of its request."""
+    def release(
+        self, path: PathT, turn: Turn | None = None, tail: CacheEntry | None = None
+    ) -> None:
+        """Let go of a path, tail first.
+
+        Args:
+            path: Which.
+            turn: What is known of its request, for the eviction policy.
+            tail: What was sealed behind it.
+        """
 
     def quote(self, path: PathT) -> "list[tuple[bytearray, int]] | None":
         """Return a path's packed tokens, to be kept whatever becomes of its blocks.

@@ -99,7 +99,7 @@ def split(node: RadixNode, num_blocks: int, block_size: int) -> RadixNode:
     size, end = num_blocks * block_size * TOKEN_BYTES, node.start + num_blocks
     head = RadixNode(parent, node.identity)
     head.tokens += memoryview(node.tokens)[:size]
-    head.blocks.extend(node.blocks[:num_blocks])
+    head.add_blocks(node.blocks[:num_blocks])
     head.ref_count = node.ref_count
     head.digests, node.digests = node.digests[:num_blocks], node.digests[num_blocks:]
     if node.extras:
@@ -108,7 +108,7 @@ def split(node: RadixNode, num_blocks: int, block_size: int) -> RadixNode:
     parent.children.replace(block_name, text, node, head)
     node.keep_tokens(size, len(node.tokens))
     del node.blocks[:num_blocks]
-    node.parent, node.start = head, end
+    node.parent, node.start, node.num_blocks = head, end, node.num_blocks - num_blocks
     node.give_hits(head)
     _give_past(node, head)
     head.add_child(*node.names(block_size), node)

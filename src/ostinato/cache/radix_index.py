@@ -39,6 +39,9 @@ from ostinato.cache.radix_walk import cached_blocks, cached_runs, check
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockDigest, BlockId
 
+_ALL_NEW = Publication()
+"""What most publications become; nobody changes it."""
+
 
 class RadixIndex:
     """A tree of token runs. A path is the deepest node that a request holds."""
@@ -69,37 +72,43 @@ class RadixIndex:
         if match.cursor is None:
             return 0
         node: RadixNode = match.cursor[0]
-        skipped = len(node.blocks) - match.cursor[1]
+        skipped = node.num_blocks - match.cursor[1]
         idle = sum(n.num_blocks for n in node.up() if not n.ref_count)
         return idle - (skipped if not node.ref_count else 0)
 
-    def acquire(self, key: PrefixKey, match: PrefixMatch) -> RadixNode:
-        """Hold the matched blocks; the node that the match leaves in its middle is split."""
-        if match.cursor is None or not match.blocks:
-            node = self._root(key.identity.root)
-        else:
-            node, used = match.cursor
-            if used < len(node.blocks):
-                node = self._split(node, used)
-        return self._hold_path(node)
+    def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[RadixNode, RadixNode | None]:
+        """Hold the matched blocks; the node that the match leaves in its middle is split.
 
-    def acquire_tail(self, tail: TailMatch) -> RadixNode:
-        """Hold the source block alone: what follows it in its node is split off."""
+        Of a tail's node what follows the source block is split off.
+        """
+        if match.cursor is None or not match.blocks:
+            path = self._root(key.identity.root)
+        else:
+            path, used = match.cursor
+            if used < path.num_blocks:
+                path = self._split(path, used)
+        idle, source = _raised(path), None
+        if match.tail is not None:
+            source = self._source(match.tail)
+            if not source.ref_count:
+                idle.append(source)
+            source.ref_count += 1
+        if idle:
+            self._pool.hold_all(idle)
+        return path, source
+
+    def _source(self, tail: TailMatch) -> RadixNode:
+        """Return the node of a tail's source block alone."""
         node: RadixNode = tail.entry
-        assert node.blocks[0] == tail.block, "acquire the match first: it splits the node there"
-        if len(node.blocks) > 1:
-            node = self._split(node, 1)
-        if not node.ref_count:  # what is before it the match's path holds
-            self._pool.hold_all((node,))
-        node.ref_count += 1
-        return node
+        assert node.blocks[0] == tail.block, "the match has been split off before it"
+        return self._split(node, 1) if node.num_blocks > 1 else node
 
     def release_tail(self, tail: RadixNode) -> None:
         """Let go of the source block."""
         tail.ref_count -= 1
         if not tail.ref_count:
             tail.is_growing = False
-            self._pool.idle_all((tail,))
+            self._pool.idle(tail)
 
     def count_hit(self, path: RadixNode) -> None:
         """Note that a request's hit ended where this path ends."""
@@ -112,24 +121,27 @@ class RadixIndex:
 
     def fork(self, path: RadixNode) -> RadixNode:
         """Hold what a path holds once more."""
-        return self._hold_path(path)
+        idle = _raised(path)
+        if idle:
+            self._pool.hold_all(idle)
+        return path
 
     def publish(
         self, path: RadixNode, key: PrefixKey, blocks: "array[int]", turn: Turn | None = None
     ) -> tuple[RadixNode, Publication]:
         """Add new content to the tree; where the tree has it, follow it and name duplicates."""
-        node, size, done = path, self._block_size, 0
+        node, size, done, num_blocks = path, self._block_size, 0, len(blocks)
         duplicates: list[tuple[int, BlockId]] = []
-        while done < len(blocks):
-            name = block_bytes(key, node.start + len(node.blocks), size)
+        while done < num_blocks:
+            name = block_bytes(key, node.end, size)
             child = node.children.get(name)
             if child is None:
                 node, count = self._add(node, key, blocks[done:] if done else blocks, name, turn)
                 done += count
                 continue
             with memoryview(key.tokens).cast("B") as packed:
-                used = child.num_common_blocks(key, packed, len(blocks) - done, size)
-            if used < len(child.blocks):
+                used = child.num_common_blocks(key, packed, num_blocks - done, size)
+            if used < child.num_blocks:
                 child = self._split(child, used)
             if not child.ref_count:
                 self._pool.hold_all((child,))
@@ -138,7 +150,7 @@ class RadixIndex:
                 (child.start + i, BlockId(block)) for i, block in enumerate(child.blocks)
             ]
             node, done = child, done + used
-        return node, Publication(len(duplicates), tuple(duplicates))
+        return node, Publication(len(duplicates), tuple(duplicates)) if duplicates else _ALL_NEW
 
     def retract(self, path: RadixNode, num_blocks: int) -> tuple[RadixNode, Forgotten]:
         """Remove what a path published last; rule 1 makes it whole nodes after one split."""
@@ -162,28 +174,28 @@ class RadixIndex:
         key: PrefixKey,
         block: BlockId,
         num_tokens: int,
-        turn: Turn | None = None,
-    ) -> bool:
-        """Add an idle leaf with fewer tokens than a block."""
+    ) -> RadixNode | None:
+        """Add a leaf with fewer tokens than a block."""
         start = path.end * self._block_size
         if key.has_extras and key.num_text_tokens(start, num_tokens) < num_tokens - start:
-            return False  # only text is shared token by token
+            return None  # only text is shared token by token
         text = key.packed_range(start, num_tokens)
         if path.children:
             best = path.children.most_alike(text)
             if best is not None and best[1] == num_tokens - start:
-                return False
+                return None
         tail = RadixNode(path, key.identity)
         tail.tokens += text
-        tail.blocks.append(block)
+        tail.add_blocks(array("i", (block,)))
         path.add_child(None, text, tail)
         self._pool.adopt(tail)
-        self._pool.idle_all((tail,), turn)
-        return True
+        return tail
 
-    def release(self, path: RadixNode, turn: Turn | None = None) -> None:
+    def release(
+        self, path: RadixNode, turn: Turn | None = None, tail: CacheEntry | None = None
+    ) -> None:
         """Let go of a path, tail first, in O(depth)."""
-        node, idle = path, []
+        node, idle = path, [] if tail is None else [tail]
         while (parent := node.parent) is not None:
             count = node.ref_count = node.ref_count - 1
             assert count >= 0, "released more often than acquired"
@@ -194,8 +206,8 @@ class RadixIndex:
         node.ref_count -= 1
         if idle:
             self._pool.idle_all(idle, turn)
-        if not node.ref_count:
-            self._drop_empty_root(node)
+        if not node.ref_count and not node.children:
+            del self._roots[node.identity]
 
     def quote(self, path: RadixNode) -> list[tuple[bytearray, int]]:
         """Return a path's tokens without a copy: those of its nodes, in O(depth)."""
@@ -220,7 +232,8 @@ class RadixIndex:
         if not kept:
             entry.leave_hits(parent)
             if parent.is_root:
-                self._drop_empty_root(parent)
+                if not parent.ref_count and not parent.children:
+                    del self._roots[parent.identity]
             elif parent.is_leaf:
                 self._pool.expose(parent)
         return Forgotten(dropped[::-1], tuple(reversed(digests)))
@@ -243,22 +256,6 @@ class RadixIndex:
         if root is None:
             root = self._roots[identity] = RadixNode(None, identity)
         return root
-
-    def _drop_empty_root(self, node: RadixNode) -> None:
-        if node.is_root and not node.ref_count and not node.children:
-            del self._roots[node.identity]
-
-    def _hold_path(self, path: RadixNode) -> RadixNode:
-        node, idle = path, []
-        while (parent := node.parent) is not None:
-            if not node.ref_count:
-                idle.append(node)
-            node.ref_count += 1
-            node = parent
-        node.ref_count += 1
-        if idle:
-            self._pool.hold_all(idle)
-        return path
 
     def _add(
         self, node: RadixNode, key: PrefixKey, blocks: "array[int]", name: bytes, turn: Turn | None
@@ -309,3 +306,15 @@ class RadixIndex:
         head = split(node, num_blocks, self._block_size)
         self._pool.split(node, head)
         return head
+
+
+def _raised(path: RadixNode) -> list[RadixNode]:
+    """Count one more who holds a path; returns the nodes that nobody held, the deepest first."""
+    node, idle = path, []
+    while (parent := node.parent) is not None:
+        if not node.ref_count:
+            idle.append(node)
+        node.ref_count += 1
+        node = parent
+    node.ref_count += 1
+    return idle

@@ -14,7 +14,7 @@ from ostinato.cache.prefix_index import PrefixMatch, TailMatch
 from ostinato.cache.radix_node import RadixNode
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockId
-from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
+from ostinato.core.tokens import num_common_tokens
 
 
 def longest_prefix(
@@ -35,30 +35,34 @@ def longest_prefix(
     """
     if root is None:
         return PrefixMatch(block_size)
-    node, used, count, done, most = root, 0, 0, 0, num_tokens // block_size
-    blocks, width, is_plain = array("i"), block_size * TOKEN_BYTES, not key.has_extras
-    tokens = key.tokens
-    packed = memoryview(tokens).cast("B")
-    while used == count and done < most:
-        if is_plain:
-            first = done * block_size
-            child = node.children.get(tokens[first : first + block_size].tobytes())
+    node, used, done, most = root, 0, 0, num_tokens // block_size
+    tokens, blocks, has_extras = key.tokens, array("i"), key.has_extras
+    view = memoryview(tokens)  # a slice of it copies nothing
+    while done < most:
+        start = done * block_size
+        if has_extras:
+            name = block_bytes(key, done, block_size)
         else:
-            child = node.children.get(block_bytes(key, done, block_size))
+            name = tokens[start : start + block_size].tobytes()
+        child = node.children.get(name)
         if child is None:
             break
-        node, theirs, start = child, child.blocks, done * width
-        used = count = len(theirs)
-        whole = is_plain and done + count <= most and not child.extras
-        # So it is nearly always; a slice of the view copies nothing.
-        if whole and child.tokens.startswith(packed[start : start + count * width]):
-            blocks.extend(theirs)
-        else:
-            used = child.num_common_blocks(key, packed, most - done, block_size)
-            blocks.extend(theirs[:used])
-        done += used
+        node, used = child, child.num_blocks
+        end = done + used
+        # All of it agrees, as a rule.
+        if has_extras or end > most or child.extras or not child.tokens.startswith(
+            view[start : end * block_size]
+        ):  # fmt: skip
+            used = child.num_common_blocks(key, view.cast("B"), most - done, block_size)
+            blocks.extend(child.blocks[:used])
+            done += used
+            if used < child.num_blocks:
+                break
+            continue
+        blocks.extend(child.blocks)
+        done = end
     tail = None
-    if used < count or node.children:  # something follows that may begin alike
+    if used < node.num_blocks or node.children:  # something follows that may begin alike
         tail = _tail(key, num_tokens, node, used, block_size)
     return PrefixMatch(block_size, blocks, tail, (), (node, used))
 
@@ -73,8 +77,8 @@ def _tail(
         stop = start + key.num_text_tokens(start, stop)
     if stop <= start or block_size == 1:  # no prompt leaves a single token in its middle
         return None
-    text = key.packed_range(start, stop)
-    if used < len(node.blocks):
+    text = key.tokens[start:stop].tobytes()
+    if used < node.num_blocks:
         common = num_common_tokens(node.text_of(used, block_size), text)
         return TailMatch(BlockId(node.blocks[used]), common, node, used) if common else None
     best = node.children.most_alike(text)

@@ -40,6 +40,8 @@ class RadixNode(CacheEntry):
         start: Blocks between the root and this node.
         tokens: Packed tokens, ``block_size * 4`` bytes per block; fewer for a sealed tail.
         blocks: Block ids, shape (num_blocks,).
+        num_blocks: Blocks of this node alone.
+        end: Blocks between the root and this node's end.
         extras: Extras of the blocks that images touch, by distance from the root in blocks.
         children: What may follow the last block.
         hits: Requests whose hit ended within it or at its end, by distance of that end from the
@@ -59,10 +61,12 @@ class RadixNode(CacheEntry):
         "blocks",
         "children",
         "digests",
+        "end",
         "extras",
         "hits",
         "is_growing",
         "is_quoted",
+        "num_blocks",
         "parent",
         "start",
         "tokens",
@@ -72,7 +76,8 @@ class RadixNode(CacheEntry):
         """Make an empty node behind a parent, which does not know it yet; or a root."""
         super().__init__(identity)
         self.parent = parent
-        self.start: int = 0 if parent is None else parent.start + len(parent.blocks)
+        self.start = self.end = 0 if parent is None else parent.end
+        self.num_blocks = 0
         self.tokens = bytearray()
         self.blocks: array[int] = array("i")
         self.extras: dict[int, BlockExtra] = _NONE
@@ -84,19 +89,9 @@ class RadixNode(CacheEntry):
         self.is_growing = self.is_quoted = False
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks of this node alone."""
-        return len(self.blocks)
-
-    @property
     def is_root(self) -> bool:
         """Whether it is the root of an identity's tree, without blocks of its own."""
         return self.parent is None
-
-    @property
-    def end(self) -> int:
-        """Blocks between the root and this node's end."""
-        return self.start + len(self.blocks)
 
     @property
     def is_leaf(self) -> bool:
@@ -137,7 +132,7 @@ class RadixNode(CacheEntry):
 
     def append(self, key: PrefixKey, blocks: "array[int]", block_size: int) -> None:
         """Take over blocks of a sequence that continue this node."""
-        first = self.start + len(self.blocks)
+        first = self.end
         last = first + len(blocks)
         if key.has_extras:
             found = {
@@ -148,7 +143,13 @@ class RadixNode(CacheEntry):
             self.extras = {**self.extras, **more}
         size = block_size * TOKEN_BYTES
         self.tokens += memoryview(key.tokens).cast("B")[first * size : last * size]
+        self.add_blocks(blocks)
+
+    def add_blocks(self, blocks: "array[int]") -> None:
+        """Have more blocks behind those that it has; their tokens come with them."""
         self.blocks.extend(blocks)
+        self.num_blocks += len(blocks)
+        self.end += len(blocks)
 
     def num_common_blocks(
         self, key: PrefixKey, packed: memoryview, most: int, block_size: int
@@ -222,9 +223,10 @@ class RadixNode(CacheEntry):
 
     def end_birth(self, now_s: float) -> None:
         """Note that what comes next is published now."""
-        self.num_of_one_birth()  # forgets the births of what was cut off
         birth = (self.end, self.born_s)
         if self.births:
+            self.num_of_one_birth()  # forgets the births of what was cut off
+            birth = (self.end, self.born_s)
             self.births.append(birth)
         else:
             self.births = [birth]
@@ -261,6 +263,7 @@ class RadixNode(CacheEntry):
         """Drop all blocks but the first ``num_blocks``; return the dropped ids."""
         dropped = self.blocks[num_blocks:]
         del self.blocks[num_blocks:]
+        self.num_blocks, self.end = num_blocks, self.start + num_blocks
         if self.digests:
             del self.digests[num_blocks:]
         self.keep_tokens(0, num_blocks * block_size * TOKEN_BYTES)

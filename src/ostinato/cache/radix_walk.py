@@ -92,6 +92,7 @@ def check(
     for node in nodes:
         assert node.ref_count == counted.pop(id(node), 0), "a node's references are miscounted"
         assert node.blocks and node.tokens, "a node has no blocks"
+        assert node.num_blocks == len(node.blocks) == node.end - node.start, "miscounted blocks"
         assert node.parent is not None
         is_aside = node in node.parent.asides.get(node.start, ())
         assert is_aside or node.start == node.parent.end
