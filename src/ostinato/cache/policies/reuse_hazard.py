@@ -24,7 +24,7 @@ cache sees. Cost: O(log cells) per eviction, and a fit every 50 requests.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.free_queue import FreeQueue
@@ -91,35 +91,62 @@ class ReuseHazard(EvictionPolicy):
 
     def add(self, entry: CacheEntry, turn: Turn | None) -> None:
         """Begin a life; without a turn, of the class that the entry had."""
-        if turn is not None and turn is not self._turn:
-            self._next_turn(turn)
-        now_s = entry.idle_since_s
-        if turn is not None:
-            kind = bisect_left(_USES, entry.uses) * _CLASSES_PER_USES + self._kinds
-        else:
-            kind = 0 if entry.note is None else entry.note.kind
-        cohort = self._lives.begin(kind, now_s, self._num_turns)
-        num_blocks = entry.num_blocks
-        cohort.num_begun += num_blocks
-        cohort.num_open += num_blocks
-        self.shadow.open(cohort.moment, num_blocks)
-        self._num_idle += num_blocks
-        entry.note = cohort
-        self._queue.append(entry)
-        if entry.is_leaf:
-            self._offer(entry)
+        self.add_all((entry,), turn)
 
     def remove(self, entry: CacheEntry) -> None:
         """End a life: the entry is used again."""
+        self.remove_all((entry,))
+
+    def add_all(self, entries: Sequence[CacheEntry], turn: Turn | None) -> None:
+        """Begin lives at one moment; those of one class are counted at once."""
+        if turn is not None and turn is not self._turn:
+            self._next_turn(turn)
+        now_s, uses, total = entries[0].idle_since_s, 0, 0
+        self._queue.extend(entries)
+        for entry in entries:
+            if turn is None:
+                kind = 0 if entry.note is None else entry.note.kind
+                cohort = self._lives.begin(kind, now_s, self._num_turns)
+            elif entry.uses != uses:
+                uses = entry.uses
+                kind = bisect_left(_USES, uses) * _CLASSES_PER_USES + self._kinds
+                cohort = self._lives.begin(kind, now_s, self._num_turns)
+            num_blocks = entry.num_blocks
+            cohort.num_begun += num_blocks
+            cohort.num_open += num_blocks
+            total += num_blocks
+            entry.note = cohort
+            if entry.is_leaf:
+                self._offer(entry)
+        self.shadow.open(cohort.moment, total)
+        self._num_idle += total
+
+    def remove_all(self, entries: Sequence[CacheEntry]) -> None:
+        """End lives: entries are used again; those of one moment are counted at once."""
         self._advance()
-        cohort: Cohort = entry.note
-        num_blocks = entry.num_blocks
-        self.shadow.settle(self._num_idle)
-        self.shadow.reused(cohort.moment, num_blocks, cached=True)
-        self._end(cohort, num_blocks, cached=True)
+        shadow, moment, count = self.shadow, None, 0
+        shadow.settle(self._num_idle)
+        for entry in entries:
+            cohort: Cohort = entry.note
+            if cohort.moment is not moment:
+                if moment is not None:
+                    self._reused(moment, count)
+                moment, count = cohort.moment, 0
+            num_blocks = entry.num_blocks
+            cohort.num_open -= num_blocks
+            cohort.num_reused += num_blocks
+            count += num_blocks
+            if entry in cohort.leaves:
+                self._withdraw(entry)
+        assert moment is not None, "nothing is used again"
+        self._reused(moment, count)
+        self._queue.remove_all(entries)
+
+    def _reused(self, moment: Moment, num_blocks: int) -> None:
+        """Note that cached blocks of a moment are used again."""
+        self.shadow.reused(moment, num_blocks, cached=True)
+        self.shadow.close(moment, num_blocks, cached=True)
         self._num_idle -= num_blocks
-        self._withdraw(entry)
-        self._queue.remove(entry)
 
     def evict(self, entry: CacheEntry, num_blocks: int) -> None:
         """Let lives go on in memory."""
@@ -149,7 +176,7 @@ class ReuseHazard(EvictionPolicy):
             if run is None:
                 return
             self.shadow.reused(run.note.moment, run.num_blocks, cached=False)
-            self._end(run.note, run.num_blocks, cached=False)
+            self._end(run.note, run.num_blocks)
             turn.recalled.append(run)
             first += run.num_blocks
 
@@ -163,7 +190,7 @@ class ReuseHazard(EvictionPolicy):
             if run is None:
                 return Recall(most)
             self._advance()
-            self._end(run.note, run.num_blocks, cached=False)
+            self._end(run.note, run.num_blocks)
         return Recall(run.num_blocks, run.uses, run.idle_since_s)
 
     def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
@@ -243,10 +270,11 @@ class ReuseHazard(EvictionPolicy):
         kinds = kinds * _SHAPE[2] + bisect_right(_OUTPUT_TOKENS, turn.num_output_tokens)
         self._kinds = kinds * _SHAPE[3] + bisect_right(_NEW_SHARES, share)
 
-    def _end(self, cohort: Cohort, num_blocks: int, *, cached: bool) -> None:
+    def _end(self, cohort: Cohort, num_blocks: int) -> None:
+        """Note that evicted blocks were asked for."""
         cohort.num_open -= num_blocks
         cohort.num_reused += num_blocks
-        self.shadow.close(cohort.moment, num_blocks, cached=cached)
+        self.shadow.close(cohort.moment, num_blocks, cached=False)
 
     def _dropped(self, run: EvictedRun) -> None:
         """Stop waiting for a life's end; it counts for as long as it was watched."""
