@@ -327,7 +327,10 @@ class CacheManager:
         """Plan the copies of a block that the prompt leaves in its middle, in every group."""
         assert match.tail is not None
         place, count = len(match.blocks), match.tail.num_tokens
-        runs = [*self._copy(0, match.tail.block, BlockId(table.blocks[place]), count)]
+        runs = self._copy(0, match.tail.block, BlockId(table.blocks[place]), count)
+        if not match.window_tails:
+            return tuple(runs)
+        runs = runs[:]
         for group, source in enumerate(match.window_tails, 1):
             target = BlockId(table.groups[group][place])
             runs += self._copy(group, source.block, target, count)
@@ -335,9 +338,9 @@ class CacheManager:
 
     def _copy(self, group: int, source: BlockId, target: BlockId, num_tokens: int) -> list[CopyRun]:
         """Plan the copy of a block's first slots, around slots that are copies themselves."""
-        runs, done = [], 0
-        first, target_slot = source * self.block_size, target * self.block_size
-        for earlier in self._copies.get((group, source), ()):
+        runs, done, size = [], 0, self.block_size
+        first, target_slot = source * size, target * size
+        for earlier in self._copies.get((group, source), ()) if self._copies else ():
             size = min(earlier.num_tokens, num_tokens - done)
             if size > 0:
                 runs.append(CopyRun(earlier.source, SlotId(target_slot + done), size, group))

@@ -138,8 +138,8 @@ class ReuseHazard(EvictionPolicy):
             count += num_blocks
             if entry in cohort.leaves:
                 self._withdraw(entry)
-        assert moment is not None, "nothing is used again"
-        self._reused(moment, count)
+        if moment is not None:
+            self._reused(moment, count)
         self._queue.remove_all(entries)
 
     def _reused(self, moment: Moment, num_blocks: int) -> None:
