@@ -338,8 +338,8 @@ class CacheManager:
 
     def _copy(self, group: int, source: BlockId, target: BlockId, num_tokens: int) -> list[CopyRun]:
         """Plan the copy of a block's first slots, around slots that are copies themselves."""
-        runs, done, size = [], 0, self.block_size
-        first, target_slot = source * size, target * size
+        runs, done = [], 0
+        first, target_slot = source * self.block_size, target * self.block_size
         for earlier in self._copies.get((group, source), ()) if self._copies else ():
             size = min(earlier.num_tokens, num_tokens - done)
             if size > 0:
@@ -351,9 +351,7 @@ class CacheManager:
         self._copies[group, target] = runs
         return runs
 
-    def _leave(
-        self, table: BlockTable, num_tokens: int, tail: CacheEntry | None = None
-    ) -> None:
+    def _leave(self, table: BlockTable, num_tokens: int, tail: CacheEntry | None = None) -> None:
         """Let go of all that a table holds.
 
         Args:

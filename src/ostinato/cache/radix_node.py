@@ -72,6 +72,9 @@ class RadixNode(CacheEntry):
         "tokens",
     )
 
+    num_blocks: int
+    end: int
+
     def __init__(self, parent: "RadixNode | None", identity: Identity) -> None:
         """Make an empty node behind a parent, which does not know it yet; or a root."""
         super().__init__(identity)

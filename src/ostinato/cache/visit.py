@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 
+
 @dataclass(slots=True, eq=False)
 class Visit:
     """One sequence that was admitted.
