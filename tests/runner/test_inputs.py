@@ -41,8 +41,8 @@ def test_sequences_are_laid_end_to_end_with_their_own_positions_and_slots():
         scheduled([31, 32, 33], 4, [5, 0], sample=True),
     )
 
-    assert built.input_ids.tolist() == [[11, 21, 22, 23, 24, 25, 26, 31, 32, 33]]
-    assert built.position_ids.tolist() == [[9, 0, 1, 2, 3, 4, 5, 4, 5, 6]]
+    assert built.input_ids.tolist() == [11, 21, 22, 23, 24, 25, 26, 31, 32, 33]
+    assert built.position_ids.tolist() == [9, 0, 1, 2, 3, 4, 5, 4, 5, 6]
     assert built.groups[0].slots.tolist() == [29, 12, 13, 14, 15, 4, 5, 0, 1, 2]
     assert built.groups[0].starts.tolist() == [0, 1, 7, 10]
     assert built.groups[0].first_positions.tolist() == [9, 0, 4]
@@ -99,4 +99,4 @@ def test_copies_of_copies_read_from_where_the_first_one_does():
 def test_ids_beyond_31_bits_stay_what_they_are():
     built = inputs(scheduled([2**32 - 1], 0, [0]))
 
-    assert built.input_ids.tolist() == [[2**32 - 1]]
+    assert built.input_ids.tolist() == [2**32 - 1]

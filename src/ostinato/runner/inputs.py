@@ -1,4 +1,4 @@
-"""How does a plan become tensors?
+"""How does a plan become arrays?
 
 The sequences of a step are laid end to end in one row, as in Orca's selective batching
 (Yu et al., OSDI 2022), and NumPy does everything that is per token::
@@ -10,8 +10,8 @@ The sequences of a step are laid end to end in one row, as in Orca's selective b
     logits wanted   ^             ^         ^         last rows that sample, prompt targets
 
 Cost: a few Python steps per sequence, none per token. A step of decodes goes without NumPy where it
-can: behind a forward that has read a gigabyte, nothing of it is in the processor's caches, and each
-operation takes as long as fetching its code.
+can, and nothing here calls torch: behind a forward that has read a gigabyte, nothing of either is
+in the processor's caches, and each operation takes as long as fetching its code.
 """
 
 from array import array
@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from ostinato.core.plan import CopyRun, ScheduledSequence, StepPlan
 
@@ -35,8 +34,8 @@ class AttentionMetadata:
     """Where the tokens of a step are written to and which they see.
 
     Attributes:
-        slots: Where each new token goes, shape (num_tokens,), int64, on the device.
-        copy_sources: Slots to copy from in every layer, shape (num_copied,), on the device.
+        slots: Where each new token goes, shape (num_tokens,), int64.
+        copy_sources: Slots to copy from in every layer, shape (num_copied,).
         copy_targets: Slots to copy to, likewise.
         starts: First row of each sequence, and the end, shape (num_sequences + 1,).
         first_positions: Position of each sequence's first new token, shape (num_sequences,).
@@ -47,9 +46,9 @@ class AttentionMetadata:
         device: Where tensors go.
     """
 
-    slots: Tensor
-    copy_sources: Tensor
-    copy_targets: Tensor
+    slots: Ints
+    copy_sources: Ints
+    copy_targets: Ints
     starts: Ints
     first_positions: Ints
     blocks: Ints
@@ -60,32 +59,32 @@ class AttentionMetadata:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """One step as tensors.
+    """One step, its sequences end to end.
 
     Attributes:
-        input_ids: Shape (1, num_tokens), int64.
-        position_ids: Shape (1, num_tokens), int64.
+        input_ids: Shape (num_tokens,), int64.
+        position_ids: Shape (num_tokens,), int64.
         logit_rows: Rows whose logits are wanted, ascending, shape (num_wanted,), int64.
         sample_rows: Which of the wanted rows are sampled from, shape (num_sampled,), int64.
         prompt_rows: For each sequence, the range of wanted rows that its prompt targets need.
         groups: What attention needs to know, per group of layers.
     """
 
-    input_ids: Tensor
-    position_ids: Tensor
-    logit_rows: Tensor
-    sample_rows: Tensor
+    input_ids: Ints
+    position_ids: Ints
+    logit_rows: Ints
+    sample_rows: Ints
     prompt_rows: tuple[range, ...]
     groups: tuple[AttentionMetadata, ...]
 
 
 def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepInputs:
-    """Lay a plan out as tensors.
+    """Lay a plan out.
 
     Args:
         plan: At least one sequence, each with as many block tables as there are groups.
         block_size: Tokens per block.
-        device: Where the tensors shall live.
+        device: Where tensors go.
     """
     sequences = plan.sequences
     if all(map(_is_decode, sequences)):
@@ -97,17 +96,14 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
     positions = within + np.repeat(first_positions, lengths)
     wanted, sampled, prompt_rows = _wanted_rows(sequences, starts)
 
-    def to_device(values: Ints) -> Tensor:
-        return torch.from_numpy(values).to(device)
-
     def group_metadata(group: int) -> AttentionMetadata:
         blocks, table_starts = _concatenate([s.tables[group] for s in sequences])
         entries = np.repeat(table_starts[:-1], lengths) + positions // block_size
         sources, targets = _copied_slots([c for c in plan.copies if c.group == group])
         return AttentionMetadata(
-            slots=to_device(blocks[entries] * block_size + positions % block_size),
-            copy_sources=to_device(sources),
-            copy_targets=to_device(targets),
+            slots=blocks[entries] * block_size + positions % block_size,
+            copy_sources=sources,
+            copy_targets=targets,
             starts=starts,
             first_positions=first_positions,
             blocks=blocks,
@@ -117,10 +113,10 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
         )
 
     return StepInputs(
-        input_ids=to_device(_concatenate([s.tokens for s in sequences])[0])[None],
-        position_ids=to_device(positions)[None],
-        logit_rows=to_device(wanted),
-        sample_rows=to_device(sampled),
+        input_ids=_concatenate([s.tokens for s in sequences])[0],
+        position_ids=positions,
+        logit_rows=wanted,
+        sample_rows=sampled,
         prompt_rows=prompt_rows,
         groups=tuple(group_metadata(group) for group in range(len(sequences[0].tables))),
     )
@@ -139,9 +135,6 @@ def _build_decodes(plan: StepPlan, block_size: int, device: torch.device) -> Ste
     positions = [s.start for s in sequences]
     first_positions = np.array(positions, dtype=np.int64)
 
-    def to_device(values: Ints | list[int]) -> Tensor:
-        return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(device)
-
     def group_metadata(group: int) -> AttentionMetadata:
         tables = [s.tables[group] for s in sequences]
         blocks, table_starts = _concatenate(tables)
@@ -151,9 +144,9 @@ def _build_decodes(plan: StepPlan, block_size: int, device: torch.device) -> Ste
             for table, position in zip(tables, positions, strict=True)
         ]
         return AttentionMetadata(
-            slots=to_device(places),
-            copy_sources=to_device(sources),
-            copy_targets=to_device(targets),
+            slots=np.array(places, dtype=np.int64),
+            copy_sources=sources,
+            copy_targets=targets,
             starts=starts,
             first_positions=first_positions,
             blocks=blocks,
@@ -162,10 +155,10 @@ def _build_decodes(plan: StepPlan, block_size: int, device: torch.device) -> Ste
             device=device,
         )
 
-    rows = to_device(starts[:-1])
+    rows = starts[:-1]
     return StepInputs(
-        input_ids=to_device([s.tokens[0] for s in sequences])[None],
-        position_ids=to_device(first_positions)[None],
+        input_ids=np.array([s.tokens[0] for s in sequences], dtype=np.int64),
+        position_ids=first_positions,
         logit_rows=rows,
         sample_rows=rows,
         prompt_rows=(range(0),) * len(sequences),

@@ -3,10 +3,12 @@
 import inspect
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ostinato.runner.attention.registration import STEP_KEYWORD, LayerAttention
+from ostinato.runner.inputs import Ints
 
 
 class ModelCall:
@@ -25,26 +27,32 @@ class ModelCall:
 
     def __call__(
         self,
-        input_ids: Tensor,
-        position_ids: Tensor | None,
+        input_ids: Ints,
+        position_ids: Ints | None,
         step: LayerAttention | None,
-        rows: Tensor | None = None,
+        rows: Ints | None = None,
     ) -> Tensor:
         """Return logits, shape (num_rows, vocab_size).
 
         Args:
-            input_ids: Shape (1, num_tokens), int64.
-            position_ids: Shape (1, num_tokens), int64; None lets the model count by itself.
+            input_ids: Shape (num_tokens,), int64.
+            position_ids: Shape (num_tokens,), int64; None lets the model count by itself.
             step: What the layers' attention is handed; None for the model's own attention.
             rows: Rows whose logits are wanted, shape (num_rows,), int64; None wants all.
         """
         keywords: dict[str, Any] = {} if step is None else {STEP_KEYWORD: step}
         if position_ids is not None:
-            keywords["position_ids"] = position_ids
-        if rows is not None and self._keeps_rows:
-            keywords["logits_to_keep"] = rows
-        output = self.model(input_ids=input_ids, use_cache=False, **keywords)
+            keywords["position_ids"] = self._tensor(position_ids)[None]
+        kept = None if rows is None else self._tensor(rows)
+        if kept is not None and self._keeps_rows:
+            keywords["logits_to_keep"] = kept
+        ids = self._tensor(input_ids)[None]
+        output = self.model(input_ids=ids, use_cache=False, **keywords)
         logits = cast(Tensor, output.logits)[0]
-        if rows is not None and not self._keeps_rows:
-            logits = logits.index_select(0, rows)
+        if kept is not None and not self._keeps_rows:
+            logits = logits.index_select(0, kept)
         return logits
+
+    def _tensor(self, numbers: Ints) -> Tensor:
+        """Put numbers where the model is."""
+        return torch.from_numpy(numbers).to(self.model.device)

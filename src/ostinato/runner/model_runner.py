@@ -104,7 +104,7 @@ class ModelRunner:
         tasks = [s.sample for s in plan.sequences if s.sample is not None]
         rows = logits  # nearly always all of them: only prompt log-probs want others
         if len(tasks) < len(logits):
-            rows = logits.index_select(0, inputs.sample_rows)
+            rows = logits[torch.from_numpy(inputs.sample_rows).to(logits.device)]
         sampled = iter(self._sampler.sample(rows, tasks))
         return StepResult(
             tuple(

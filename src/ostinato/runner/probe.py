@@ -32,7 +32,7 @@ from ostinato.runner.attention.choice import AttentionCase, choose_attention
 from ostinato.runner.attention.mask_request import PROBE_NAME, register_probe
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.registration import ATTENTION_NAME, LayerAttention
-from ostinato.runner.inputs import build_inputs
+from ostinato.runner.inputs import Ints, build_inputs
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.store import TOKEN_GROUP
@@ -52,10 +52,10 @@ class StepCall(Protocol):
 
     def __call__(
         self,
-        input_ids: Tensor,
-        position_ids: Tensor | None,
+        input_ids: Ints,
+        position_ids: Ints | None,
         step: LayerAttention | None,
-        rows: Tensor | None = None,
+        rows: Ints | None = None,
     ) -> Tensor:
         """Return logits; see ``ModelCall``."""
         ...
@@ -121,8 +121,8 @@ def _observe(model: PreTrainedModel, call: ModelCall, prompt: "array[int]") -> "
     recorder = _Recorder()
     with _attention(model, PROBE_NAME):
         call(
-            _row(prompt, model.device),
-            torch.arange(len(prompt), device=model.device)[None],
+            np.array(prompt, dtype=np.int64),
+            np.arange(len(prompt)),
             recorder,
         )
     return recorder
@@ -131,11 +131,7 @@ def _observe(model: PreTrainedModel, call: ModelCall, prompt: "array[int]") -> "
 def _own(model: PreTrainedModel, call: ModelCall, prompt: "array[int]") -> Tensor:
     """Return the prompt's logits as the model computes them itself, positions included."""
     with _attention(model, "eager"):
-        return call(_row(prompt, model.device), None, None)
-
-
-def _row(tokens: "array[int]", device: torch.device) -> Tensor:
-    return torch.tensor(tokens, dtype=torch.int64, device=device)[None]
+        return call(np.array(prompt, dtype=np.int64), None, None)
 
 
 class _Recorder:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -48,6 +49,16 @@ class AttentionStep(ABC):
         self.metadata = metadata
         self.store = store
 
+    @cached_property
+    def _places(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Slots that are written, copied from and copied to, on the device."""
+        metadata = self.metadata
+        slots, sources, targets = (
+            torch.from_numpy(slots).to(metadata.device)
+            for slots in (metadata.slots, metadata.copy_sources, metadata.copy_targets)
+        )
+        return slots, sources, targets
+
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
     ) -> Tensor:
@@ -66,9 +77,10 @@ class AttentionStep(ABC):
         Effects: writes the slots of the new tokens, then those of the plan's copies, which
         may stem from the former; only then reads.
         """
-        self.store.write(layer, keys, values, self.metadata.slots)
-        if len(self.metadata.copy_targets):
-            self.store.copy(layer, self.metadata.copy_sources, self.metadata.copy_targets)
+        slots, sources, targets = self._places
+        self.store.write(layer, keys, values, slots)
+        if len(targets):
+            self.store.copy(layer, sources, targets)
         return self.read(layer, queries, keys, values, style)
 
     @abstractmethod

@@ -27,6 +27,7 @@ from ostinato.runner.forward.parts import Heads, Norm, Turns
 from ostinato.runner.forward.small_steps import SmallSteps
 from ostinato.runner.forward.workspace import Workspace
 from ostinato.runner.heap import LARGEST_KEPT_BYTES
+from ostinato.runner.inputs import Ints
 
 _PRODUCT_BYTES = LARGEST_KEPT_BYTES * 7 // 8
 """Most bytes of one product: above a certain size its memory would be faulted in each time."""
@@ -53,16 +54,16 @@ class FusedForward:
 
     def __call__(
         self,
-        input_ids: Tensor,
-        position_ids: Tensor | None,
+        input_ids: Ints,
+        position_ids: Ints | None,
         step: LayerAttention | None,
-        rows: Tensor | None = None,
+        rows: Ints | None = None,
     ) -> Tensor:
         """Return logits, shape (num_rows, vocab_size).
 
         Args:
-            input_ids: Shape (1, num_tokens), int64.
-            position_ids: Shape (1, num_tokens), int64.
+            input_ids: Shape (num_tokens,), int64.
+            position_ids: Shape (num_tokens,), int64.
             step: Who answers the layers' attention.
             rows: Rows whose logits are wanted, shape (num_rows,), int64; None wants all.
 
@@ -70,20 +71,21 @@ class FusedForward:
         """
         assert position_ids is not None and step is not None, "a step of ours"
         decoder = self._decoder
-        vectors, angles = self._vectors.of(input_ids[0]), self._angles.of(position_ids[0])
+        vectors, angles = self._vectors.of(input_ids), self._angles.of(position_ids)
         small = self._small.run(vectors, angles, step, rows)
         if small is not None:
             return small
         stream = vectors.rows()  # (num_tokens, width): the residual stream, added to in place
         turns = Turns(*angles.rows().chunk(2, dim=1))
+        wanted = None if rows is None else torch.from_numpy(rows)
         normed = self._workspace.rows("normed", *stream.shape)
         for first, last in self._chunks(len(stream)):
             into = normed[first:last]
             self._ops.add_norm(stream[first:last], None, decoder.layers[0].input_norm, into)
         for index in range(len(decoder.layers)):
             attended = self._attend(index, normed, turns, step)
-            if rows is not None and index == len(decoder.layers) - 1:
-                stream, attended = stream.index_select(0, rows), attended.index_select(0, rows)
+            if wanted is not None and index == len(decoder.layers) - 1:
+                stream, attended = stream[wanted], attended[wanted]
             for first, last in self._chunks(len(stream)):
                 self._feed_forward(index, attended[first:last], stream, normed, first)
         return self._logits(normed, len(stream))

@@ -14,9 +14,11 @@ hook on it is called, so that the hook sees every token.
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ostinato.runner.inputs import Ints
 from ostinato.runner.native.checks import within
 
 _STEADY_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
@@ -32,35 +34,35 @@ class Lookup:
 
     Attributes:
         table: Shape (num_table_rows, width), contiguous.
-        places: Which of its rows, shape (num_rows,), int64, contiguous; all of them in the table.
+        places: Which of its rows, shape (num_rows,), contiguous; all of them in the table.
     """
 
     table: Tensor
-    places: Tensor
+    places: Ints
 
     @classmethod
-    def of(cls, table: Tensor, places: Tensor) -> "Lookup":
+    def of(cls, table: Tensor, places: Ints) -> "Lookup":
         """Look at the places first.
 
         Raises:
             IndexError: One of them is none.
         """
-        numbers = places.numpy()
-        if not within(numbers, len(table)):
-            raise IndexError(f"rows {numbers.min()} to {numbers.max()} of {len(table)}")
-        return cls(table, places.contiguous())
+        num_rows = table.shape[0]
+        if not within(places, num_rows):
+            raise IndexError(f"rows {places.min()} to {places.max()} of {num_rows}")
+        return cls(table, np.ascontiguousarray(places))
 
     @classmethod
     def whole(cls, table: Tensor) -> "Lookup":
         """All rows of a table, in order."""
-        return cls(table.contiguous(), torch.arange(len(table)))
+        return cls(table.contiguous(), np.arange(len(table)))
 
     def __len__(self) -> int:
         return len(self.places)
 
     def rows(self) -> Tensor:
         """Return the rows, fresh, shape (num_rows, width)."""
-        return self.table.index_select(0, self.places)
+        return self.table.index_select(0, torch.from_numpy(self.places))
 
 
 class Vectors:
@@ -70,17 +72,17 @@ class Vectors:
         """Take the model's module."""
         self._module = embedding
 
-    def of(self, ids: Tensor) -> Lookup:
-        """Return the vectors of some ids, shape (num_tokens,), int64.
+    def of(self, ids: Ints) -> Lookup:
+        """Return the vectors of some ids, shape (num_tokens,).
 
         Raises:
             IndexError: An id has no vector.
         """
         module = self._module
-        if module._forward_hooks or module._forward_pre_hooks or module.max_norm is not None:
-            return Lookup.whole(module(ids))
-        weight = module.weight.detach()
-        return Lookup.of(weight, ids) if weight.is_contiguous() else Lookup.whole(module(ids))
+        called = module._forward_hooks or module._forward_pre_hooks or module.max_norm is not None
+        if called or not module.weight.is_contiguous():
+            return Lookup.whole(module(torch.from_numpy(ids)[None])[0])
+        return Lookup.of(module.weight, ids)
 
 
 class Angles:
@@ -93,21 +95,22 @@ class Angles:
         self._is_steady = getattr(rotary, "rope_type", None) in _STEADY_ROPE
         self._table: Tensor | None = None
 
-    def of(self, positions: Tensor) -> Lookup:
-        """Return the angles of some positions, shape (num_tokens,), int64.
+    def of(self, positions: Ints) -> Lookup:
+        """Return the angles of some positions, shape (num_tokens,).
 
         Cost: now and then, when a text is longer than all before, a table is computed: some
         milliseconds for each 10,000 positions.
         """
         if not self._is_steady or self._module._forward_hooks or self._module._forward_pre_hooks:
             return Lookup.whole(self._computed(positions))
-        longest = int(positions.numpy().max(initial=0)) + 1
-        if self._table is None or longest > len(self._table):
+        longest = int(positions.max(initial=0)) + 1
+        if self._table is None or longest > self._table.shape[0]:
             size = max(_FEWEST_POSITIONS, 1 << (longest - 1).bit_length())
-            self._table = self._computed(torch.arange(size))
+            self._table = self._computed(np.arange(size))
         return Lookup.of(self._table, positions)
 
-    def _computed(self, positions: Tensor) -> Tensor:
+    def _computed(self, positions: Ints) -> Tensor:
         """Ask the module; shape (num_positions, 2 * dim)."""
-        cosines, sines = cast(tuple[Tensor, Tensor], self._module(self._like, positions[None]))
+        row = torch.from_numpy(positions)[None]
+        cosines, sines = cast(tuple[Tensor, Tensor], self._module(self._like, row))
         return torch.cat((cosines[0], sines[0]), dim=-1)

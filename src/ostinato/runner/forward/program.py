@@ -16,6 +16,7 @@ from torch import Tensor
 from ostinato.runner.forward.few_rows import Product
 from ostinato.runner.forward.lookups import Lookup
 from ostinato.runner.forward.records import AddNorm, Gated, TakeApart
+from ostinato.runner.native.checks import address_of
 from ostinato.runner.native.face import Attention, Kv, Rows
 
 
@@ -99,7 +100,7 @@ class Take(ctypes.Structure):
     def look_up(self, lookup: Lookup) -> None:
         """Say what is taken in this step; whoever runs the program keeps it."""
         self.from_table(lookup.table)
-        self.rows = lookup.places.data_ptr()
+        self.rows = address_of(lookup.places)
 
 
 Record = AddNorm | TakeApart | Gated | Product | Write | Copy | Attend | Take

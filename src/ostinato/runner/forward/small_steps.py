@@ -28,7 +28,8 @@ from ostinato.runner.forward.lookups import Lookup
 from ostinato.runner.forward.parts import Heads, Norm, Turns
 from ostinato.runner.forward.program import Attend, Copies, Copy, Program, Record, Take, Write
 from ostinato.runner.forward.records import AddNorm, Gated, TakeApart
-from ostinato.runner.native.checks import fill_rows
+from ostinato.runner.inputs import Ints
+from ostinato.runner.native.checks import address_of, fill_rows, within
 from ostinato.runner.native.face import Attention, Rows
 
 MOST_ROWS = 128
@@ -50,7 +51,7 @@ class SmallSteps:
         self._laid: _LaidDown | None = None
 
     def run(
-        self, vectors: Lookup, angles: Lookup, step: LayerAttention, wanted: Tensor | None
+        self, vectors: Lookup, angles: Lookup, step: LayerAttention, wanted: Ints | None
     ) -> Tensor | None:
         """Compute a step, if it is one for a program.
 
@@ -58,7 +59,7 @@ class SmallSteps:
             vectors: What goes into the first layer, rows of its width.
             angles: Cosines and sines of the rows, side by side.
             step: Who answers the layers' attention.
-            wanted: Rows whose logits are wanted, shape (num_wanted,), int64; None wants all.
+            wanted: Rows whose logits are wanted, shape (num_wanted,); None wants all.
 
         Returns:
             Logits, fresh, shape (num_wanted, vocab_size); None if nothing was computed.
@@ -73,7 +74,7 @@ class SmallSteps:
             return None
         if self._laid is None or not self._laid.fits(steps):
             self._laid = _LaidDown(self._decoder, self._library, steps)
-        everything = torch.arange(len(vectors)) if wanted is None else wanted
+        everything = np.arange(len(vectors)) if wanted is None else wanted
         return self._laid.run(vectors, angles, steps, everything)
 
     def _takes(self, num_rows: int) -> bool:
@@ -106,16 +107,16 @@ class _LaidDown:
         return all(step.store is store for step, store in zip(steps, self._stores, strict=True))
 
     def run(
-        self, vectors: Lookup, angles: Lookup, steps: tuple[NativeStep, ...], wanted: Tensor
+        self, vectors: Lookup, angles: Lookup, steps: tuple[NativeStep, ...], wanted: Ints
     ) -> Tensor:
         """Compute a step; see ``SmallSteps``."""
         num_rows, num_wanted = len(vectors), len(wanted)
         assert len(angles) == num_rows, "angles for each row"
         self._takes["stream"].look_up(vectors)
         self._takes["turns"].look_up(angles)
-        own = Lookup.of(self._rows("stream", vectors.table.shape[1])[:num_rows], wanted)
+        assert within(wanted, num_rows) and wanted.flags.c_contiguous, "rows of the step"
         for name in ("wanted stream", "wanted attended"):
-            self._takes[name].rows = own.places.data_ptr()
+            self._takes[name].rows = address_of(wanted)
         for step in {id(step): step for step in steps}.values():
             assert len(step.slots) == num_rows, "a slot for each row"
             self._slots[id(step.store)][:num_rows] = step.slots.ids

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
-from ostinato.runner.native.checks import Slots, fill_rows
+from ostinato.runner.native.checks import Ints, Slots, fill_rows
 from ostinato.runner.native.face import DTYPES, Kv, Rows
 from ostinato.runner.native.pages import Area, take_pages
 
@@ -75,13 +75,15 @@ class NativeKVStore(KVStore):
         """Return where a layer's keys and values are, valid as long as the store is."""
         return self._kv[layer]
 
-    def check_slots(self, slots: Tensor) -> Slots:
-        """Check slots once for many calls; int64, shape (n,)."""
+    def check_slots(self, slots: Ints) -> Slots:
+        """Check slots once for many calls; shape (n,)."""
         return Slots.within(slots, self.num_slots)
 
     def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Store one layer's keys and values of some tokens; see ``KVStore``."""
-        self.write_checked(layer, keys, values, self.check_slots(slots), torch.get_num_threads())
+        self.write_checked(
+            layer, keys, values, self.check_slots(slots.numpy()), torch.get_num_threads()
+        )
 
     def write_checked(
         self, layer: int, keys: Tensor, values: Tensor, slots: Slots, num_threads: int
@@ -111,7 +113,7 @@ class NativeKVStore(KVStore):
 
     def copy(self, layer: int, source: Tensor, target: Tensor) -> None:
         """Copy slots within one layer; see ``KVStore``."""
-        self.copy_checked(layer, self.check_slots(source), self.check_slots(target))
+        self.copy_checked(layer, self.check_slots(source.numpy()), self.check_slots(target.numpy()))
 
     def copy_checked(self, layer: int, sources: Slots, targets: Slots) -> None:
         """Copy slots that were checked before, as many as there are targets."""
@@ -130,7 +132,7 @@ class NativeKVStore(KVStore):
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Fetch single slots of one layer; see ``KVStore``."""
-        kept, checked = self.spec.layers[layer], self.check_slots(slots)
+        kept, checked = self.spec.layers[layer], self.check_slots(slots.numpy())
         keys = torch.empty(len(checked), kept.num_kv_heads, kept.key_dim, dtype=self.dtype)
         values = torch.empty(len(checked), kept.num_kv_heads, kept.value_dim, dtype=self.dtype)
         self._native.ost_kv_read(
@@ -144,7 +146,7 @@ class NativeKVStore(KVStore):
 
     def zero(self, slots: Tensor) -> None:
         """Forget the content of some slots in all layers; see ``KVStore``."""
-        checked = self.check_slots(slots)
+        checked = self.check_slots(slots.numpy())
         for kv in self._kv.values():
             self._native.ost_kv_zero(byref(kv), checked.address, len(checked))
 
