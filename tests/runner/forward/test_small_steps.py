@@ -236,7 +236,9 @@ def test_a_hook_on_the_embedding_sees_the_tokens_of_small_steps(
     bench = bench_of(loaded)
     expected = bench.logits(bench.sequence(prompt).rest())
     embedding = loaded.model.get_input_embeddings()
-    with embedding.register_forward_hook(lambda _module, given, _: seen.extend(given[0].tolist())):
+    with embedding.register_forward_hook(
+        lambda _module, given, _: seen.extend(given[0][0].tolist())
+    ):
         programs.clear()
         found = bench.logits(bench.sequence(prompt).rest())
     assert programs == [12] and seen == prompt
