@@ -88,9 +88,17 @@ typedef struct ost_product {
   int32_t num_threads;
 } ost_product;
 
+/* Gates and ups of one product, and gated what the gates let through. product.outputs is
+ * gated.gate_up, and may be left as it was: where it is not read, it need not be written. */
+typedef struct ost_gated_product {
+  ost_product product; /* of 2 * gated.width outputs */
+  ost_gated gated;     /* of bfloat16 */
+} ost_gated_product;
+
 /* How many rows ost_ops_product takes with the instruction set in use: with AMX any number; 0 is none. */
 OST_EXPORT int32_t ost_ops_product_rows(void);
 OST_EXPORT void ost_ops_product(const ost_product *product);
+OST_EXPORT void ost_ops_gated_product(const ost_gated_product *op);
 
 OST_EXPORT void ost_ops_add_norm(const ost_add_norm *op);
 OST_EXPORT void ost_ops_heads(const ost_heads *op);

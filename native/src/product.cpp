@@ -27,10 +27,14 @@ ProductKernel kernel_for(int32_t num_rows) {
 // Units that a thread takes at a time. Those of many rows are long, and follow on each other.
 Work work_of_many(const ost_product &product, Work work) {
 #if defined(__x86_64__)
-  work.num_units = units_of_many(product);
+  work.num_units *= blocks_of_many(product);
 #endif
   work.units_per_piece = kManyPiece;
   return work;
+}
+
+bool in_blocks(const ost_product &product) {
+  return product.num_rows > kFewTileRows && ost_current_isa() >= OST_AMX;
 }
 
 }  // namespace
@@ -43,12 +47,31 @@ Work work_of(const ost_product &product) {
   const int64_t per_piece = kPieceBytes / (int64_t{product.num_inputs} * kTileOutputs * 2);
   const Work work{&product, compute, product.num_outputs / kTileOutputs,
                   per_piece < 1 ? 1 : per_piece};
-  return product.num_rows > kFewTileRows ? work_of_many(product, work) : work;
+  return in_blocks(product) ? work_of_many(product, work) : work;
+}
+
+bool gates_at_once(const ost_gated_product &op) {
+  return in_blocks(op.product) && op.product.num_outputs % (2 * kTileOutputs) == 0;
+}
+
+Work work_of(const ost_gated_product &op) {
+  const auto compute = [](const void *record, int64_t first, int64_t last) {
+#if defined(__x86_64__)
+    product_gated_amx(*static_cast<const ost_gated_product *>(record), first, last);
+#endif
+  };
+  return work_of_many(op.product, {&op, compute, op.product.num_outputs / kTileOutputs / 2, 1});
 }
 
 }  // namespace ost
 
 extern "C" {
+
+void ost_ops_gated_product(const ost_gated_product *op) {
+  if (ost::gates_at_once(*op)) return ost::run_work(ost::work_of(*op), op->product.num_threads);
+  ost_ops_product(&op->product);
+  ost_ops_gated(&op->gated);
+}
 
 int32_t ost_ops_product_rows(void) {
   const int32_t isa = ost_current_isa();

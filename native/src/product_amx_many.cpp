@@ -14,8 +14,7 @@
 
 #include <algorithm>
 
-#include "product_kernels.h"
-#include "product_tiles.h"
+#include "product_finish.h"
 #include "scratch.h"
 
 namespace ost {
@@ -24,45 +23,23 @@ namespace {
 
 using tiles::kTileRows;
 using tiles::Shapes;
-using tiles::widen;
 
-constexpr int32_t kStripRows = 2 * kTileRows;
-constexpr int32_t kStepInputs = 32;             // what one product of tiles takes
-constexpr int32_t kStepLines = 32;              // of the weight, for 32 inputs
-constexpr int32_t kChunkSteps = 16;             // 32 KiB of the weight
-constexpr int64_t kBlockBytes = 768 << 10;      // of rows, in a level 2 cache of 2 MiB
-constexpr int64_t kMostStrips = 16;             // of a block, whose sums are in level 2 as well
+constexpr int32_t kStepInputs = 32;         // what one product of tiles takes
+constexpr int32_t kStepLines = 32;          // of the weight, for 32 inputs
+constexpr int32_t kChunkSteps = 16;         // 32 KiB of the weight
+constexpr int64_t kBlockBytes = 1 << 20;    // of rows, in a level 2 cache of 2 MiB
+constexpr int64_t kFewestStrips = 4;        // of a block: below, weights pass by too often
+constexpr int64_t kMostStrips = 16;         // whose sums are in level 2 as well
 constexpr int32_t kPutRows = kStripRows / kChunkSteps;  // in each step, until all are written
-constexpr int64_t kTileSums = 16 * kTileRows;   // floats
-constexpr int64_t kStripSums = 4 * kTileSums;
 
 int64_t strips_of(const ost_product &p) { return (p.num_rows + kStripRows - 1) / kStripRows; }
 
 // Blocks are equally large, up to a strip.
 int64_t strips_per_block(const ost_product &p) {
   const int64_t fitting = kBlockBytes / (int64_t{kStripRows} * p.num_inputs * 2);
-  const int64_t most = std::max<int64_t>(1, std::min(kMostStrips, fitting));
+  const int64_t most = std::max(kFewestStrips, std::min(kMostStrips, fitting));
   const int64_t num_blocks = (strips_of(p) + most - 1) / most;
   return (strips_of(p) + num_blocks - 1) / num_blocks;
-}
-
-constexpr uint16_t kNoBias[kTileOutputs] = {};
-
-// Sums of a strip for 32 outputs: upper left, upper right, lower left, lower right tile.
-struct Sums {
-  const float *numbers = nullptr;
-  uint16_t *outputs = nullptr;
-  const uint16_t *bias = nullptr;  // of these outputs
-  int32_t num_rows = 0;
-};
-
-// Rounds and writes one row of finished sums.
-inline void put(const Sums &sums, int32_t row, int64_t stride) {
-  const float *numbers = sums.numbers + row / kTileRows * 2 * kTileSums + row % kTileRows * 16;
-  const __m512 left = _mm512_add_ps(_mm512_load_ps(numbers), widen(sums.bias));
-  const __m512 right = _mm512_add_ps(_mm512_load_ps(numbers + kTileSums), widen(sums.bias + 16));
-  _mm512_storeu_si512(sums.outputs + row * stride,
-                      reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(right, left)));
 }
 
 // A strip and a chunk of a weight's tile.
@@ -111,11 +88,11 @@ inline void add_step(const uint16_t *inputs, int64_t stride, int64_t lower, cons
   _tile_dpbf16ps(3, 5, 7);
 }
 
-// Multiplies; in each step asks for kAsked lines of what comes next, and writes kPut rows of sums that
+// Multiplies; in each step asks for kAsked lines of what comes next, and puts two rows of the sums that
 // were finished before. No branch depends on numbers that change: one that is guessed wrongly costs
 // as much as fifteen products, since all tiles under way are thrown away.
-template <int kAsked, int kPut>
-void run(const Pass &pass, const Sums &finished, int64_t stride) {
+template <int kAsked, Finish kFinish>
+void run(const Pass &pass, const Sums &before) {
   begin_sums(pass);
   const uint16_t *inputs = pass.inputs, *tile = pass.tile;
   const char *next = pass.next;
@@ -126,129 +103,180 @@ void run(const Pass &pass, const Sums &finished, int64_t stride) {
 #pragma GCC unroll 32
     for (int line = 0; line < kAsked; ++line) _mm_prefetch(next + line * 64, _MM_HINT_T1);
     next += kAsked * 64;
-#pragma GCC unroll 2
-    for (int row = 0; row < kPut; ++row) put(finished, kPut * step + row, stride);
+    if constexpr (kFinish != Finish::kNothing) {
+      put<kFinish>(before, kPutRows * step);
+      put<kFinish>(before, kPutRows * step + 1);
+    }
   }
   keep_sums(pass);
 }
 
-using Run = void (*)(const Pass &, const Sums &, int64_t);
+using Run = void (*)(const Pass &, const Sums &);
 
 struct Runs {
   int32_t num_asked;
-  Run plain, putting;
+  Run of[4];  // by how sums are finished
 };
 
 template <int kAsked>
 constexpr Runs runs() {
-  return {kAsked, run<kAsked, 0>, run<kAsked, kPutRows>};
+  return {kAsked,
+          {run<kAsked, Finish::kNothing>, run<kAsked, Finish::kWrite>, run<kAsked, Finish::kOpen>,
+           run<kAsked, Finish::kThrough>}};
 }
 
 // All lines of the next chunk, shared out among the strips of a block.
-Runs runs_for(int64_t num_strips) {
-  constexpr Runs all[] = {runs<2>(), runs<3>(), runs<4>(), runs<5>(), runs<6>(), runs<8>(),
-                          runs<11>(), runs<16>(), runs<32>()};
+const Runs &runs_for(int64_t num_strips) {
+  static constexpr Runs all[] = {runs<2>(), runs<3>(), runs<4>(), runs<6>(),
+                                 runs<8>(), runs<16>(), runs<32>()};
   const int64_t wanted = (kStepLines + num_strips - 1) / num_strips;
-  for (const Runs &some : all)
-    if (some.num_asked >= wanted) return some;
-  return all[8];
+  return *std::find_if(all, all + 6, [&](const Runs &some) { return some.num_asked >= wanted; });
 }
 
-// Rows of a block, and the part of the weight that they are multiplied with.
+void put_rows(const Sums &sums, int32_t first) {
+  for (int32_t row = first; row < sums.num_rows; ++row) {
+    if (sums.finish == Finish::kWrite) put<Finish::kWrite>(sums, row);
+    if (sums.finish == Finish::kOpen) put<Finish::kOpen>(sums, row);
+    if (sums.finish == Finish::kThrough) put<Finish::kThrough>(sums, row);
+  }
+}
+
+// Rows of a block, and what they are multiplied with.
 class Block {
  public:
   Block(const ost_product &p, int64_t first_strip, int64_t num_strips)
       : p_(p), first_row_(static_cast<int32_t>(first_strip * kStripRows)), num_strips_(num_strips),
         num_steps_(p.num_inputs / kStepInputs),
-        num_chunks_((num_steps_ + kChunkSteps - 1) / kChunkSteps),
-        runs_(runs_for(num_strips)),
-        sums_(static_cast<float *>(thread_scratch(num_strips * kStripSums * 4))),
+        num_chunks_((num_steps_ + kChunkSteps - 1) / kChunkSteps), runs_(runs_for(num_strips)),
         rest_(p.num_rows % kStripRows) {
+    sums_ = static_cast<float *>(
+        thread_scratch(num_strips * (kStripSums * 4 + kStripRows * kTileOutputs * 2)));
+    gates_ = reinterpret_cast<uint16_t *>(sums_ + num_strips * kStripSums);
     has_rest_ = rest_rows() > 0 && first_row_ + num_strips * kStripRows > p.num_rows;
+    _tile_loadconfig(&all_);
   }
 
-  void multiply(int64_t first_tile, int64_t last_tile) {
-    _tile_loadconfig(&all_);
-    for (int64_t tile = first_tile; tile < last_tile; ++tile)
-      for (int32_t chunk = 0; chunk < num_chunks_; ++chunk)
-        for (int64_t strip = 0; strip < num_strips_; ++strip) go(tile, chunk, strip);
-    put_from(0);
+  ~Block() {
+    put_rows(before_, 0);
     _tile_release();
+  }
+
+  // Sums of a tile, to be finished somehow; next is the tile after it.
+  void add_tile(int64_t tile, int64_t next, Finish finish, const ost_matrix &outputs,
+                int64_t column) {
+    for (int32_t chunk = 0; chunk < num_chunks_; ++chunk) {
+      const bool is_last = chunk + 1 == num_chunks_;
+      const uint16_t *after = is_last ? chunk_of(next, 0) : chunk_of(tile, chunk + 1);
+      for (int64_t strip = 0; strip < num_strips_; ++strip) {
+        add_strip(tile, chunk, strip, reinterpret_cast<const char *>(after));
+        if (is_last) finish_strip(tile, strip, finish, outputs, column);
+      }
+    }
   }
 
  private:
   int32_t rest_rows() const { return p_.num_rows % kStripRows; }
+  int32_t row_of(int64_t strip) const {
+    return first_row_ + static_cast<int32_t>(strip) * kStripRows;
+  }
+  int32_t rows_of(int64_t strip) const {
+    return has_rest_ && strip + 1 == num_strips_ ? rest_rows() : kStripRows;
+  }
+  int32_t first_step(int32_t chunk) const { return num_steps_ * chunk / num_chunks_; }
+  const uint16_t *chunk_of(int64_t tile, int32_t chunk) const {
+    return static_cast<const uint16_t *>(p_.tiles) + tile * kTileOutputs * p_.num_inputs +
+           int64_t{first_step(chunk)} * kStepInputs * kTileOutputs;
+  }
 
-  void go(int64_t tile, int32_t chunk, int64_t strip) {
-    const int32_t begin = num_steps_ * chunk / num_chunks_;
-    const int32_t end = num_steps_ * (chunk + 1) / num_chunks_;
-    const int32_t row = first_row_ + static_cast<int32_t>(strip) * kStripRows;
-    const bool is_rest = has_rest_ && strip + 1 == num_strips_;
-    const int32_t num_rows = is_rest ? rest_rows() : kStripRows;
-    const int64_t chunk_size = int64_t{end - begin} * kStepInputs * kTileOutputs;
+  void add_strip(int64_t tile, int32_t chunk, int64_t strip, const char *after) {
+    const bool is_rest = rows_of(strip) < kStripRows;
     Pass pass;
-    pass.inputs = static_cast<const uint16_t *>(p_.inputs.data) + row * p_.inputs.stride +
-                  begin * kStepInputs;
+    pass.num_steps = first_step(chunk + 1) - first_step(chunk);
+    pass.inputs = static_cast<const uint16_t *>(p_.inputs.data) +
+                  row_of(strip) * p_.inputs.stride + first_step(chunk) * kStepInputs;
     pass.stride = p_.inputs.stride;
-    pass.lower = num_rows > kTileRows ? kTileRows * p_.inputs.stride : 0;
-    pass.tile = static_cast<const uint16_t *>(p_.tiles) + tile * kTileOutputs * p_.num_inputs +
-                int64_t{begin} * kStepInputs * kTileOutputs;
-    pass.num_steps = end - begin;
+    pass.lower = rows_of(strip) > kTileRows ? kTileRows * p_.inputs.stride : 0;
+    pass.tile = chunk_of(tile, chunk);
     pass.is_first = chunk == 0;
     pass.sums = sums_ + strip * kStripSums;
-    pass.next = reinterpret_cast<const char *>(pass.tile + chunk_size) +
-                strip * pass.num_steps * runs_.num_asked * 64;
+    pass.next = after + strip * pass.num_steps * runs_.num_asked * 64;
+    // Sums of all rows are put meanwhile, as far as there are steps.
+    const bool puts = before_.num_rows == kStripRows;
     if (is_rest) _tile_loadconfig(&rest_);
-    const bool puts = finished_.num_rows == kStripRows;
-    (puts ? runs_.putting : runs_.plain)(pass, finished_, p_.outputs.stride);
+    runs_.of[puts ? static_cast<int>(before_.finish) : 0](pass, before_);
     if (is_rest) _tile_loadconfig(&all_);
-    put_from(puts ? kPutRows * pass.num_steps : 0);
-    if (chunk + 1 == num_chunks_) finish(pass, tile, row, num_rows);
+    put_rows(before_, puts ? kPutRows * pass.num_steps : 0);
+    before_.num_rows = 0;
   }
 
-  // The rows of finished sums that no run has written.
-  void put_from(int32_t row) {
-    for (; row < finished_.num_rows; ++row) put(finished_, row, p_.outputs.stride);
-    finished_.num_rows = 0;
-  }
-
-  void finish(const Pass &pass, int64_t tile, int32_t row, int32_t num_rows) {
-    const auto *bias = static_cast<const uint16_t *>(p_.bias);
-    finished_.numbers = pass.sums;
-    finished_.outputs = static_cast<uint16_t *>(p_.outputs.data) + row * p_.outputs.stride +
-                        tile * kTileOutputs;
-    finished_.bias = bias == nullptr ? kNoBias : bias + tile * kTileOutputs;
-    finished_.num_rows = num_rows;
+  void finish_strip(int64_t tile, int64_t strip, Finish finish, const ost_matrix &outputs,
+                    int64_t column) {
+    uint16_t *const gates = gates_ + strip * kStripRows * kTileOutputs;
+    before_.finish = finish;
+    before_.num_rows = rows_of(strip);
+    before_.numbers = sums_ + strip * kStripSums;
+    if (p_.bias != nullptr)
+      before_.bias = static_cast<const uint16_t *>(p_.bias) + tile * kTileOutputs;
+    before_.outputs = static_cast<uint16_t *>(outputs.data) + row_of(strip) * outputs.stride + column;
+    before_.stride = outputs.stride;
+    before_.gates = gates;
+    if (finish == Finish::kOpen) {
+      before_.outputs = gates;
+      before_.stride = kTileOutputs;
+    }
   }
 
   const ost_product &p_;
   const int32_t first_row_;
   const int64_t num_strips_;
   const int32_t num_steps_, num_chunks_;
-  const Runs runs_;
-  float *const sums_;
+  const Runs &runs_;
   const Shapes all_{kStripRows}, rest_;
   bool has_rest_;
-  Sums finished_;
+  float *sums_;      // of each strip
+  uint16_t *gates_;  // (num_strips, 32, 32)
+  Sums before_;
 };
+
+// Calls compute(block, first, last) for the units of each block among first .. last - 1.
+template <class Compute>
+void each_block(const ost_product &p, int64_t per_block, int64_t first, int64_t last,
+                Compute compute) {
+  const int64_t strips = strips_per_block(p);
+  while (first < last) {
+    const int64_t index = first / per_block, begin = index * per_block;
+    const int64_t end = std::min(last, begin + per_block);
+    Block block(p, index * strips, std::min(strips, strips_of(p) - index * strips));
+    compute(block, first - begin, end - begin);
+    first = end;
+  }
+}
 
 }  // namespace
 
-int64_t units_of_many(const ost_product &product) {
+int64_t blocks_of_many(const ost_product &product) {
   const int64_t per_block = strips_per_block(product);
-  const int64_t num_blocks = (strips_of(product) + per_block - 1) / per_block;
-  return num_blocks * (product.num_outputs / kTileOutputs);
+  return (strips_of(product) + per_block - 1) / per_block;
 }
 
 void product_amx_many(const ost_product &product, int64_t first, int64_t last) {
-  const int64_t per_block = strips_per_block(product), num_tiles = product.num_outputs / kTileOutputs;
-  while (first < last) {
-    const int64_t block = first / num_tiles, end = std::min(last, (block + 1) * num_tiles);
-    const int64_t strip = block * per_block;
-    Block rows(product, strip, std::min(per_block, strips_of(product) - strip));
-    rows.multiply(first - block * num_tiles, end - block * num_tiles);
-    first = end;
-  }
+  const int64_t num_tiles = product.num_outputs / kTileOutputs;
+  each_block(product, num_tiles, first, last, [&](Block &block, int64_t begin, int64_t end) {
+    for (int64_t tile = begin; tile < end; ++tile)
+      block.add_tile(tile, tile + 1, Finish::kWrite, product.outputs, tile * kTileOutputs);
+  });
+}
+
+void product_gated_amx(const ost_gated_product &op, int64_t first, int64_t last) {
+  const ost_product &p = op.product;
+  const int64_t num_tiles = p.num_outputs / kTileOutputs / 2;
+  each_block(p, num_tiles, first, last, [&](Block &block, int64_t begin, int64_t end) {
+    for (int64_t tile = begin; tile < end; ++tile) {
+      block.add_tile(tile, num_tiles + tile, Finish::kOpen, op.gated.output, 0);
+      block.add_tile(num_tiles + tile, tile + 1, Finish::kThrough, op.gated.output,
+                     tile * kTileOutputs);
+    }
+  });
 }
 
 }  // namespace ost

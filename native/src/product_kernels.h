@@ -18,6 +18,9 @@ void product_amx(const ost_product &product, int64_t first, int64_t last);
 
 // Of many rows, a unit is 32 outputs of a block of rows; blocks come one after the other.
 void product_amx_many(const ost_product &product, int64_t first, int64_t last);
-int64_t units_of_many(const ost_product &product);
+int64_t blocks_of_many(const ost_product &product);
+
+// The same, but a unit is 32 gates and the numbers that they let through.
+void product_gated_amx(const ost_gated_product &op, int64_t first, int64_t last);
 
 }  // namespace ost

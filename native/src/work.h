@@ -29,4 +29,8 @@ Work work_of(const ost_gated &op);
 Work work_of(const ost_best &op);
 Work work_of(const ost_product &product);
 
+// The product and what its gates let through, in one; only where they go together, else they are two works.
+Work work_of(const ost_gated_product &op);
+bool gates_at_once(const ost_gated_product &op);
+
 }  // namespace ost

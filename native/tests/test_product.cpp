@@ -65,6 +65,35 @@ void check(uint32_t seed) {
   }
 }
 
+// A product and its gates in one are, to the bit, what they are one after the other.
+void check_gated(uint32_t seed) {
+  Random random(seed);
+  const int32_t rows = rows_of(random), inner = 32 * random.between(1, 5);
+  const int32_t num_inputs = 32 * random.between(1, random.chance(0.2) ? 70 : 9);
+  const int64_t stride = inner + random.between(0, 5);
+  Numbers inputs(int64_t{rows} * num_inputs), gate_up(int64_t{rows} * 2 * inner);
+  Numbers once((rows - 1) * stride + inner), apart((rows - 1) * stride + inner);
+  Numbers tiles(int64_t{num_inputs} * 2 * inner), bias(2 * inner);
+  for (Numbers *numbers : {&inputs, &tiles, &bias})
+    for (int64_t i = 0; i < numbers->bits.size(); ++i) numbers->set(i, random.normal());
+  ost_gated_product op{{{inputs.bits.data(), num_inputs},
+                        {gate_up.bits.data(), 2 * inner},
+                        tiles.bits.data(),
+                        random.chance(0.5) ? bias.bits.data() : nullptr,
+                        rows,
+                        num_inputs,
+                        2 * inner,
+                        random.between(1, 3)},
+                       {{gate_up.bits.data(), 2 * inner}, {once.bits.data(), stride}, rows, inner,
+                        OST_BFLOAT16, 1}};
+  ost_ops_gated_product(&op);
+  op.gated.output.data = apart.bits.data();
+  ost_ops_product(&op.product);
+  ost_ops_gated(&op.gated);
+  if (std::memcmp(once.bits.data(), apart.bits.data(), once.bits.size() * 2) != 0)
+    fail(seed, "gated in one differs");
+}
+
 }  // namespace
 
 int main(int argc, char **argv) {
@@ -72,7 +101,10 @@ int main(int argc, char **argv) {
   for (int32_t isa = 0; isa <= ost_best_isa(); ++isa) {
     if (ost_use_isa(isa) != isa) fail(0, "cannot be used");
     const uint32_t cases = ost_ops_product_rows() > 0 ? num_cases : 0;  // else there are no products
-    for (uint32_t seed = 0; seed < cases; ++seed) check(seed);
+    for (uint32_t seed = 0; seed < cases; ++seed) {
+      check(seed);
+      check_gated(seed);
+    }
     std::printf("%s: %u cases\n", name_of_isa(isa), cases);
   }
 }

@@ -1,0 +1,63 @@
+// What becomes of sums that are finished? They are rounded where the models round, and written.
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+
+#include "ops_vector.h"
+#include "product_kernels.h"
+#include "product_tiles.h"
+
+namespace ost {
+namespace {
+
+constexpr int32_t kStripRows = 2 * tiles::kTileRows;
+constexpr int64_t kTileSums = 16 * tiles::kTileRows;  // floats
+constexpr int64_t kStripSums = 4 * kTileSums;         // of a strip of rows, for 32 outputs
+constexpr uint16_t kNoBias[kTileOutputs] = {};
+
+enum class Finish {
+  kNothing,  // there are none
+  kWrite,
+  kOpen,     // silu of gates; the outputs are for kThrough
+  kThrough   // times what such gates let through
+};
+
+// Sums of a strip for 32 outputs: upper left, upper right, lower left, lower right tile.
+struct Sums {
+  Finish finish = Finish::kNothing;
+  int32_t num_rows = 0;
+  const float *numbers = nullptr;
+  const uint16_t *bias = kNoBias;  // of these outputs
+  uint16_t *outputs = nullptr;
+  int64_t stride = 0;
+  const uint16_t *gates = nullptr;  // (num_rows, 32)
+};
+
+// 16 numbers that are finished but for the last rounding.
+template <Finish kFinish>
+inline Floats finished(const float *numbers, const uint16_t *bias, const uint16_t *gates) {
+  const __m512 sum = _mm512_add_ps(_mm512_load_ps(numbers), tiles::widen(bias));
+  const Floats value = reinterpret_cast<Floats>(sum);
+  if constexpr (kFinish == Finish::kWrite) return value;
+  const Floats rounded = BFloat16::round(value);
+  if constexpr (kFinish == Finish::kOpen) return quotient(rounded, 1.f + exponential(-rounded));
+  return rounded * load<BFloat16>(gates);
+}
+
+// One row of finished sums.
+template <Finish kFinish>
+inline void put(const Sums &sums, int32_t row) {
+  const float *numbers =
+      sums.numbers + row / tiles::kTileRows * 2 * kTileSums + row % tiles::kTileRows * 16;
+  const uint16_t *gates = sums.gates + (kFinish == Finish::kThrough ? row * kTileOutputs : 0);
+  const Floats left = finished<kFinish>(numbers, sums.bias, gates);
+  const Floats right = finished<kFinish>(numbers + kTileSums, sums.bias + 16, gates + 16);
+  const __m512bh line = _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(right),
+                                            reinterpret_cast<__m512>(left));
+  _mm512_storeu_si512(sums.outputs + row * sums.stride, reinterpret_cast<__m512i>(line));
+}
+
+}  // namespace
+}  // namespace ost
