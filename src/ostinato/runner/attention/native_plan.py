@@ -25,11 +25,15 @@ import numpy.typing as npt
 
 from ostinato.core.config import ReadOnce
 from ostinato.runner.inputs import AttentionMetadata, Ints
+from ostinato.runner.native.checks import address_of, within
 from ostinato.runner.native.face import ITEM, SEGMENT, Plan, Rules, Tables
 from ostinato.runner.native.library import Isa
 
 Records = npt.NDArray[Any]
 Int32s = npt.NDArray[np.int32]
+
+_MANY = 2**62
+"""More than any array has."""
 
 _ROOM = 1 << 14
 """Bytes that are offered first: what a few dozen decodes take."""
@@ -137,10 +141,10 @@ class StepTables:
         _check(kept, metadata.block_size, num_blocks)
         self.num_rows = int(starts[-1])
         self.tables = Tables(
-            starts=starts.ctypes.data,
-            first_positions=firsts.ctypes.data,
-            blocks=blocks.ctypes.data,
-            table_starts=table_starts.ctypes.data,
+            starts=address_of(starts),
+            first_positions=address_of(firsts),
+            blocks=address_of(blocks),
+            table_starts=address_of(table_starts),
             num_sequences=len(firsts),
             block_size=metadata.block_size,
             missing=num_blocks - 1,
@@ -233,17 +237,19 @@ def _check(kept: list[Ints], block_size: int, num_blocks: int) -> None:
     """See that tables cover what their sequences see, and name blocks that there are."""
     starts, firsts, blocks, table_starts = kept
     num = len(firsts)
-    lengths, entries = np.diff(starts), np.diff(table_starts)
+    if len(starts) != num + 1:
+        raise ValueError(f"{len(starts)} starts of {num} sequences")
+    lengths, entries = starts[1:] - starts[:-1], table_starts[1:] - table_starts[:-1]
     ends = firsts + lengths
+    # Few kinds of operations: behind a forward, the processor has to fetch the code of each anew.
     for what, right in {
-        "rows": num > 0 and len(lengths) == num and starts[0] == 0 and lengths.min() > 0,
-        "positions": firsts.min() >= 0 and int(ends.max()) < 2**31,
+        "rows": num > 0 and starts[0] == 0 and within(lengths - 1, _MANY),
+        "positions": within(firsts, 2**31) and within(ends, 2**31),
         "tables": len(entries) == num
         and table_starts[0] >= 0
         and table_starts[-1] <= len(blocks)
-        and bool((entries * block_size >= ends).all()),
-        # As unsigned numbers, what is negative is large.
-        "blocks": len(blocks) > 0 and int(blocks.view(np.uint64).max()) < num_blocks,
+        and within(entries * block_size - ends, _MANY),
+        "blocks": len(blocks) > 0 and within(blocks, num_blocks),
     }.items():
         if not right:
             raise ValueError(f"{what} of a step point beyond what is there")

@@ -1,0 +1,170 @@
+"""What does a decode step take besides the model? Through ``LLM.generate``.
+
+::
+
+    python benchmarks/decode.py CHECKPOINT               # 1 and 16 on 2,048, 32 on 4,096 tokens
+    python benchmarks/decode.py CHECKPOINT --cases 16x2048 --rounds 5
+    python benchmarks/decode.py CHECKPOINT --json FILE
+
+Each case is so many requests that share a cached prefix and have 32 tokens of their own. Parts are
+medians over decode steps, in milliseconds of wall clock. ``model`` is what the native library does
+in one call, or the forward where it does not; ``around`` is all other parts together, when memory
+stands still. They are so short that they are right on a busy machine, too; the model's is not.
+``benchmarks/peers/checkpoint.py`` makes a checkpoint.
+"""
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from ostinato import LLM, SamplingParams
+from ostinato.runner import model_runner
+from ostinato.runner.forward.program import Program
+
+CASES = "1x2048,16x2048,32x4096"
+OWN_TOKENS, OUTPUTS, SKIPPED = 32, 32, 2
+PARTS = ("plan", "inputs", "attention", "forward", "sample", "commit", "states", "rest", "between")
+
+Step = dict[str, float]
+
+
+class Watch:
+    """Notes what each step spends where, what is called within another part not counted twice."""
+
+    def __init__(self, llm: LLM) -> None:
+        """Wrap the parts of a step."""
+        self.steps: list[Step] = []
+        self._now: Step = {}
+        self._inner: list[float] = [0.0]  # of the parts that are under way, outermost first
+        self._ended_s: float | None = None
+        engine = llm.engine
+        for owner, method, part in (
+            (engine.scheduler, "plan", "plan"),
+            (model_runner, "build_inputs", "inputs"),
+            (engine.runner.attention, "start", "attention"),
+            (engine.runner, "forward", "forward"),
+            (engine.runner, "_result", "sample"),
+            (engine.scheduler, "commit", "commit"),
+            (engine, "_take", "states"),
+        ):
+            setattr(owner, method, self._timed(getattr(owner, method), part))
+        self._step, engine.step = engine.step, self._whole
+        self._run, watch = Program.run, self
+        timed = self._timed(lambda *arguments: watch._run(*arguments), "model")
+        Program.run = lambda *arguments: timed(*arguments)  # type: ignore[method-assign]
+
+    def end(self) -> None:
+        """Let programs alone again."""
+        Program.run = self._run  # type: ignore[method-assign]
+
+    def _timed(self, method: Callable[..., Any], part: str) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            begin_s = time.perf_counter()
+            self._inner.append(0.0)
+            try:
+                return method(*arguments)
+            finally:
+                whole_ms, inner_ms = 1e3 * (time.perf_counter() - begin_s), self._inner.pop()
+                self._inner[-1] += whole_ms
+                self._now[part] = self._now.get(part, 0.0) + whole_ms - inner_ms
+
+        return timed
+
+    def _whole(self) -> Any:
+        begin_s = time.perf_counter()
+        self._now, self._inner = defaultdict(float), [0.0]
+        brought = self._step()
+        ended_s = time.perf_counter()
+        self._now["rest"] = 1e3 * (ended_s - begin_s) - self._inner[0]
+        self._now["between"] = 1e3 * (begin_s - (self._ended_s or begin_s))
+        self._ended_s = ended_s
+        if brought:
+            if "model" not in self._now:  # no program: all of the forward is the model
+                self._now["model"] = self._now.pop("forward")
+            self._now["step"] = 1e3 * (ended_s - begin_s) + self._now["between"]
+            self.steps.append(self._now)
+        return brought
+
+
+def measure(llm: LLM, num_requests: int, num_shared: int, rounds: int) -> Step:
+    """Decode so many requests on a cached prefix; returns medians over steps."""
+    random = np.random.default_rng(0)
+    vocab_size = llm.engine.loaded.vocab_size
+    shared = random.integers(3, vocab_size, num_shared).tolist()
+    prompts = [
+        shared + random.integers(3, vocab_size, OWN_TOKENS).tolist() for _ in range(num_requests)
+    ]
+
+    def params(num_tokens: int) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=num_tokens, temperature=0.0, ignore_eos=True, detokenize=False
+        )
+
+    llm.generate([shared], params(1), use_tqdm=False)
+    llm.generate(prompts, params(2), use_tqdm=False)
+    watch, steps = Watch(llm), list[Step]()
+    try:
+        for _ in range(rounds):
+            watch.steps.clear()
+            llm.generate(prompts, params(OUTPUTS), use_tqdm=False)
+            steps += watch.steps[SKIPPED:]  # prompts, and the first decode behind them
+    finally:
+        watch.end()
+    found = {part: median(step[part] for step in steps) for part in (*PARTS, "model", "step")}
+    return found | {"around": sum(found[part] for part in PARTS)}
+
+
+def open_llm(checkpoint: str, num_requests: int, num_shared: int) -> LLM:
+    """Open an engine with room for a case."""
+    tokens = num_shared + num_requests * (OWN_TOKENS + OUTPUTS + 32) + 64
+    return LLM(
+        checkpoint,
+        dtype="bfloat16",
+        block_size=16,
+        num_blocks=-(-tokens // 16),
+        max_num_seqs=max(1, num_requests),
+    )
+
+
+def table_of(found: dict[str, Step]) -> Table:
+    """Lay the medians out."""
+    table = Table("case", *PARTS, "around", "model", "step", "tokens/s", title="ms per decode step")
+    for case, step in found.items():
+        cells = [f"{step[part]:.2f}" for part in (*PARTS, "around", "model", "step")]
+        table.add_row(case, *cells, f"{1e3 * int(case.split('x')[0]) / step['step']:.1f}")
+    return table
+
+
+def main() -> None:
+    """Measure the cases, and print what their steps take."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("checkpoint")
+    parser.add_argument("--cases", default=CASES, help="requests x shared tokens, with commas")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    found: dict[str, Step] = {}
+    for case in options.cases.split(","):
+        num_requests, num_shared = map(int, case.split("x"))
+        llm = open_llm(options.checkpoint, num_requests, num_shared)
+        found[case] = measure(llm, num_requests, num_shared, options.rounds)
+        llm.close()
+    Console(width=160).print(table_of(found))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
