@@ -11,6 +11,7 @@ from ostinato.cache.block import CacheEntry
 from ostinato.cache.journal import Journal
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import Forgotten
+from ostinato.core.identity import Identity
 
 
 class Evicts(Protocol):
@@ -34,17 +35,16 @@ class Allocator:
         """Blocks that a tenant could be given now."""
         return self.pool.num_free_for(self.pool.accounts.of(tenant))
 
-    def take(self, tenant: bytes, num_blocks: int) -> "array[int]":
-        """Take blocks for a tenant; the caller knows that enough are free for it.
+    def take(self, identity: Identity, num_blocks: int) -> "array[int]":
+        """Take blocks for an identity's tenant; the caller knows that enough are free for it.
 
         Returns:
             Ids, private to the caller.
         """
-        account = self.pool.accounts.of(tenant)
-        plain = self.pool.take_plainly(account, num_blocks)
+        plain = self.pool.take_plainly(num_blocks)
         if plain is not None:
             return plain
-        blocks = array("i")
+        account, blocks = self.pool.accounts.of(identity.owner), array("i")
         while len(blocks) < num_blocks:
             most = num_blocks - len(blocks)
             victim = self.pool.next_victim(account, most)

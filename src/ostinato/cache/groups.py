@@ -174,18 +174,22 @@ class Groups:
         """Give a table slots; the caller knows that there is room."""
         missing = -(-num_tokens // self.block_size) - len(table.blocks)
         if missing > 0:
-            table.blocks.extend(self._full.take(table.key.identity.owner, missing))
+            table.blocks.extend(self._full.take(table.key.identity, missing))
         if not self.windows:
             return
         for number, window in enumerate(self.windows):
             held = table.windows[number]
             missing = self.blocks_for(num_window_tokens) - len(held.blocks)
             if missing > 0:
-                taken = self._allocators[number + 1].take(table.tenant, missing)
+                taken = self._allocators[number + 1].take(table.key.identity, missing)
                 window.append(held, taken)
 
-    def publish(self, table: BlockTable, num_blocks: int, journal: Journal) -> None:
-        """Make a table's first full blocks findable in every group."""
+    def publish(self, table: BlockTable, num_blocks: int, journal: Journal) -> "array[int]":
+        """Make a table's first full blocks findable in every group.
+
+        Returns:
+            Those of group 0 that were not published before.
+        """
         first = adopted = table.num_published
         blocks = table.blocks[first:num_blocks]
         table.path, publication = self.index.publish(table.path, table.key, blocks, table.turn)
@@ -199,11 +203,12 @@ class Groups:
             table.first_adopted = adopted
         journal.published(table.key, first + known, num_blocks)
         if not self.windows:
-            return
+            return blocks
         for group, (window, held) in enumerate(zip(self.windows, table.windows, strict=True), 1):
             new = window.publish(held, table.key, num_blocks)
             for place in new:
                 journal.published(table.key, place, place + 1, group)
+        return blocks
 
     def settle(self, table: BlockTable) -> None:
         """Exchange duplicates for canonical blocks, and give back what left a window."""

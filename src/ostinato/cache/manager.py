@@ -141,16 +141,17 @@ class CacheManager:
         """
         ghost = self.ghost
         began_s = 0.0 if ghost is None or ghost.num_seen < ghost.due else ghost.timer()
-        hit, num_tokens = match.num_tokens, len(key.tokens)
+        shared, tail, num_tokens = len(match.blocks) * self.block_size, match.tail, len(key.tokens)
+        copied = 0 if tail is None else tail.num_tokens
+        hit = shared + copied
         wanted = num_tokens if most_new is None else min(num_tokens, hit + most_new)
         room = self.groups.room(key, match, wanted)
-        if room <= hit and match.tail is not None:
-            match = self.groups.without_tail(key, match)
-            hit = match.num_tokens
+        if room <= hit and tail is not None:
+            match, tail = self.groups.without_tail(key, match), None
+            hit, copied = shared, 0
             room = self.groups.room(key, match, wanted)
         if room <= hit:
             return None
-        copied = 0 if match.tail is None else match.tail.num_tokens
         visit = self.chronicle.arrive(key, match.blocks, copied, not preempted)
         if self.config.enable_prefix_caching:
             table = self.groups.hold(key, match)
@@ -160,18 +161,17 @@ class CacheManager:
             table = self.groups.empty_table(key)
         if visit is not None:
             table.visit, visit.writes = visit, table.writes
-        if not preempted:
+        if self.pool.remembers and not preempted:
             self.groups.look_up(table)
         self.groups.take(table, num_tokens, room)
         table.num_planned = hit
         self._tables[id(table)] = table
-        shared = table.num_shared_tokens
         tenant = key.identity.owner
         self._journal.stats.count_lookup(tenant, num_tokens, shared, copied, preempted)
         if shared and not preempted:
             self.index.count_hit(table.path)
         self.custody.used(key, hit)
-        copies = self._copy_tail(table, match) if match.tail is not None else ()
+        copies = self._copy_tail(table, match) if tail is not None else ()
         if ghost is not None and not preempted:
             ghost.num_seen += 1
             if began_s:
@@ -216,10 +216,9 @@ class CacheManager:
         table.num_planned = num_tokens
         last = num_tokens // self.block_size
         if table.writes and last > table.num_published:
-            first = table.num_published
-            self.groups.publish(table, last, self._journal)
+            blocks = self.groups.publish(table, last, self._journal)
             if table.visit is not None:
-                self.chronicle.published(table.visit, table.blocks[first:last])
+                self.chronicle.published(table.visit, blocks)
 
     def commit(self, tables: Iterable[BlockTable]) -> None:
         """Note that the step that these tables took part in has run."""

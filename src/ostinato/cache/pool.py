@@ -107,19 +107,22 @@ class BlockPool:
         most = owner.policy.takeable(victim)
         return most if owner is account else min(most, owner.num_takeable)
 
-    def take_plainly(self, account: Account, num_blocks: int) -> "array[int] | None":
+    def take_plainly(self, num_blocks: int) -> "array[int] | None":
         """Take blocks where nothing has to be evicted and nobody asked for an order of his own.
 
         Returns:
-            Block ids, charged to the account; None if it is not that simple.
+            Block ids, charged to the one account that there is; None if it is not that simple.
         """
-        run = self._scratch[0][1] if self.num_scratch >= num_blocks else None
-        if run is None or self._only is None or self._classic or len(run) <= num_blocks:
+        account = self._only
+        if account is None or self._classic or self.num_scratch <= num_blocks:
             return None
-        taken = run[-num_blocks:]
+        run, first = self._scratch[0][1], -num_blocks
+        if len(run) <= num_blocks:
+            return None
+        taken = run[first:]
         taken.reverse()
-        del run[-num_blocks:]
-        self.num_scratch -= num_blocks
+        del run[first:]
+        self.num_scratch += first
         account.num_charged += num_blocks
         self.num_allocated += num_blocks
         return taken

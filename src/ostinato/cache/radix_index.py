@@ -213,7 +213,8 @@ class RadixIndex:
         """Return a path's tokens without a copy: those of its nodes, in O(depth)."""
         node, quotes = path, []
         while (parent := node.parent) is not None:
-            quotes.append(node.quote())
+            node.is_quoted = True
+            quotes.append((node.tokens, len(node.tokens)))
             node = parent
         quotes.reverse()
         return quotes

@@ -144,8 +144,7 @@ class RadixNode(CacheEntry):
             }
             more = {index: extra for index, extra in found.items() if extra is not None}
             self.extras = {**self.extras, **more}
-        size = block_size * TOKEN_BYTES
-        self.tokens += memoryview(key.tokens).cast("B")[first * size : last * size]
+        self.tokens += memoryview(key.tokens)[first * block_size : last * block_size]
         self.add_blocks(blocks)
 
     def add_blocks(self, blocks: "array[int]") -> None:
@@ -197,11 +196,6 @@ class RadixNode(CacheEntry):
         extra = self.extras.get(self.start + index)
         text_tokens = block_size if extra is None else extra.num_text_tokens
         return bytes(self.tokens[index * size : index * size + text_tokens * TOKEN_BYTES])
-
-    def quote(self) -> tuple[bytearray, int]:
-        """Return its packed tokens as they are now, to be kept: a buffer, and how much of it."""
-        self.is_quoted = True
-        return self.tokens, len(self.tokens)
 
     def keep_tokens(self, start: int, stop: int) -> None:
         """Forget its packed tokens but for those from one byte up to another."""

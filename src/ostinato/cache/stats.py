@@ -147,9 +147,10 @@ class CacheStats:
             self.preempted.add(query, shared, copied)
             return
         self.first.add(query, shared, copied)
-        counts = self.tenants.pop(tenant, None) or LookupCounts()
+        tenants = self.tenants
+        counts = tenants.pop(tenant, None) or LookupCounts()
         counts.add(query, shared, copied)
-        self.tenants[tenant] = counts  # newest last
-        if len(self.tenants) > MAX_TENANTS:
-            oldest = next(iter(self.tenants))
-            self.other_tenants.merge(self.tenants.pop(oldest))
+        tenants[tenant] = counts  # newest last
+        if len(tenants) > MAX_TENANTS:
+            oldest = next(iter(tenants))
+            self.other_tenants.merge(tenants.pop(oldest))

@@ -20,9 +20,9 @@ from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.structured_outputs import OutputForm
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CopyRun:
-    """Neighbouring slots to copy in every layer.
+    """Neighbouring slots to copy in every layer; nobody changes one that was handed out.
 
     Attributes:
         source: First slot read; written before this step, or in it.
