@@ -38,6 +38,17 @@ def test_an_image_deep_in_a_run_tells_its_block_from_another(index):
     assert cache.picture().count("evictable") == 6
 
 
+def test_text_that_reads_like_an_image_finds_the_text_whichever_came_last(index):
+    """Placeholders are tokens: the same run of them is cached with an image and without."""
+    text, cat = "AB####CDEFGH", [ImageSpan(b"cat", 2, 4)]
+    for prompts in ([(text, []), (text, cat)], [(text, cat), (text, [])]):
+        cache = tiny_cache(12, index=index)
+        for prompt, images in prompts:
+            cache.serve(prompt, images=images)
+        assert found(cache, text + "I") == (12, 0)
+        assert found(cache, text + "I", images=cat) == (12, 0)
+
+
 def test_the_same_image_at_another_offset_is_another_content(index):
     """Both blocks read ####, the one begins with the image's first token, the other not."""
     cache = tiny_cache(8, index=index)

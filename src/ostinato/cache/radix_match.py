@@ -36,35 +36,38 @@ def longest_prefix(
     if root is None:
         return PrefixMatch(block_size)
     node, used, done, most = root, 0, 0, num_tokens // block_size
-    tokens, blocks, has_extras = key.tokens, array("i"), key.has_extras
+    tokens, blocks, is_plain = key.tokens, array("i"), not key.has_extras
     view = memoryview(tokens)  # a slice of it copies nothing
-    while done < most:
-        start = done * block_size
-        if has_extras:
-            name = block_bytes(key, done, block_size)
-        else:
-            name = tokens[start : start + block_size].tobytes()
-        child = node.children.get(name)
-        if child is None:
-            break
-        node, used = child, child.num_blocks
-        end = done + used
-        # All of it agrees, as a rule.
-        if has_extras or end > most or child.extras or not child.tokens.startswith(
-            view[start : end * block_size]
-        ):  # fmt: skip
-            used = child.num_common_blocks(key, view.cast("B"), most - done, block_size)
-            blocks.extend(child.blocks[:used])
-            done += used
-            if used < child.num_blocks:
+    while done < most and (child := node.children.newest) is not None:
+        # Most nodes have one child, and all of it agrees: nobody has to ask for it by its name.
+        is_whole = is_plain and _agrees(child, view, most, block_size)
+        if not is_whole:
+            child = node.children.get(block_bytes(key, done, block_size))
+            if child is None:
                 break
+            is_whole = is_plain and _agrees(child, view, most, block_size)
+        node, used = child, child.num_blocks
+        if is_whole:
+            blocks.extend(child.blocks)
+            done += used
             continue
-        blocks.extend(child.blocks)
-        done = end
+        used = child.num_common_blocks(key, view.cast("B"), most - done, block_size)
+        blocks.extend(child.blocks[:used])
+        done += used
+        if used < child.num_blocks:
+            break
     tail = None
-    if used < node.num_blocks or node.children:  # something follows that may begin alike
+    if used < node.num_blocks or node.children.by_text:  # something follows that may begin alike
         tail = _tail(key, num_tokens, node, used, block_size)
     return PrefixMatch(block_size, blocks, tail, (), (node, used))
+
+
+def _agrees(node: RadixNode, view: memoryview, most: int, block_size: int) -> bool:
+    """Whether a sequence without extras goes on with all of a node, among its first blocks."""
+    start, end = node.start, node.end
+    if end > most or node.extras:
+        return False
+    return node.tokens.startswith(view[start * block_size : end * block_size])
 
 
 def _tail(

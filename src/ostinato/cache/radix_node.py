@@ -99,7 +99,7 @@ class RadixNode(CacheEntry):
     @property
     def is_leaf(self) -> bool:
         """Whether no cached content builds on it."""
-        return not self.children and not self.asides
+        return not self.children.by_text and not self.asides
 
     @property
     def blocks_tail_first(self) -> list[BlockId]:

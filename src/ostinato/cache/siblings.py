@@ -32,31 +32,38 @@ class Namesakes(list[ChildT]):
 
 
 class Siblings(Generic[ChildT]):
-    """The children of one prefix."""
+    """The children of one prefix.
 
-    __slots__ = ("_by_block", "_by_text", "_num_texts", "_texts", "get")
+    Attributes:
+        get: Finds the child whose first full block has these packed tokens and extras, or None.
+        newest: The child that came last of those with a full block, None without one: behind most
+            prefixes there is one, and it is known without its name.
+        by_text: All children by the text that they begin with, in the order in which texts came;
+            to be read alone.
+    """
+
+    __slots__ = ("_by_block", "_num_texts", "_texts", "by_text", "get", "newest")
 
     def __init__(self) -> None:
         """Make an empty family."""
         self._by_block: dict[bytes, ChildT] = {}
-        # Finds the child whose first full block has these packed tokens and extras, or None.
         self.get = self._by_block.get
-        # In the order in which texts came.
-        self._by_text: dict[bytes, Namesakes[ChildT]] = {}
+        self.newest: ChildT | None = None
+        self.by_text: dict[bytes, Namesakes[ChildT]] = {}
         self._texts: list[bytes] = []
         self._num_texts = 0  # that ever came
 
     def __len__(self) -> int:
         """Number of children, sealed tails included."""
-        return sum(map(len, self._by_text.values()))
+        return sum(map(len, self.by_text.values()))
 
     def __bool__(self) -> bool:
         """Whether there is any child."""
-        return bool(self._by_text)
+        return bool(self.by_text)
 
     def __iter__(self) -> Iterator[ChildT]:
         """Walk all children, sealed tails included."""
-        for children in self._by_text.values():
+        for children in self.by_text.values():
             yield from children
 
     def add(self, block: bytes | None, text: bytes, child: ChildT) -> None:
@@ -71,11 +78,11 @@ class Siblings(Generic[ChildT]):
         """
         if block is not None:
             assert block not in self._by_block, "a block has one place among its siblings"
-            self._by_block[block] = child
-        namesakes = self._by_text.get(text)
+            self._by_block[block] = self.newest = child
+        namesakes = self.by_text.get(text)
         if namesakes is None:
             insort(self._texts, text)
-            namesakes = self._by_text[text] = Namesakes()
+            namesakes = self.by_text[text] = Namesakes()
             namesakes.number = self._num_texts
             self._num_texts += 1
         namesakes.append(child)
@@ -84,10 +91,12 @@ class Siblings(Generic[ChildT]):
         """Take out what ``add`` was told."""
         if block is not None:
             del self._by_block[block]
-        namesakes = self._by_text[text]
+            if child is self.newest:
+                self.newest = next(reversed(self._by_block.values()), None)
+        namesakes = self.by_text[text]
         namesakes.remove(child)
         if not namesakes:
-            del self._by_text[text]
+            del self.by_text[text]
             del self._texts[bisect_left(self._texts, text)]
 
     def sealed_tails(self, most: int) -> list[ChildT] | None:
@@ -98,18 +107,21 @@ class Siblings(Generic[ChildT]):
         """
         if self._by_block or len(self._texts) > most:
             return None
-        return [child for namesakes in self._by_text.values() for child in namesakes]
+        return [child for namesakes in self.by_text.values() for child in namesakes]
 
     def clear(self) -> None:
         """Take all children out."""
         self._by_block.clear()
-        self._by_text.clear()
+        self.newest = None
+        self.by_text.clear()
         self._texts.clear()
 
     def replace(self, block: bytes, text: bytes, old: ChildT, new: ChildT) -> None:
         """Put one child in another's place."""
         self._by_block[block] = new
-        namesakes = self._by_text[text]
+        if old is self.newest:
+            self.newest = new
+        namesakes = self.by_text[text]
         namesakes[namesakes.index(old)] = new
 
     def most_alike(self, text: bytes) -> tuple[ChildT, int] | None:
@@ -132,14 +144,14 @@ class Siblings(Generic[ChildT]):
                 most = len(only) // TOKEN_BYTES
             else:
                 most = num_common_tokens(only, text)
-            return (self._by_text[only][0], most) if most else None
+            return (self.by_text[only][0], most) if most else None
         place = bisect_left(texts, text)
         most = num_common_tokens(texts[place], text) if place < len(texts) else 0
         if place:
             most = max(most, num_common_tokens(texts[place - 1], text))
         if not most:
             return None
-        return self._by_text[self._newest(text[: most * TOKEN_BYTES])][0], most
+        return self.by_text[self._newest(text[: most * TOKEN_BYTES])][0], most
 
     def _newest(self, beginning: bytes) -> bytes:
         """Name the text that came last among those with a beginning, of which there are some."""
@@ -149,6 +161,6 @@ class Siblings(Generic[ChildT]):
             return texts[first]
         last = bisect_right(texts, beginning, first, key=lambda text: text[:size])
         if (last - first) ** 2 <= len(texts):  # few: look at each
-            return max(texts[first:last], key=lambda text: self._by_text[text].number)
+            return max(texts[first:last], key=lambda text: self.by_text[text].number)
         # Many: one of them is soon met on the way back from the newest of all.
-        return next(text for text in reversed(self._by_text) if text.startswith(beginning))
+        return next(text for text in reversed(self.by_text) if text.startswith(beginning))

@@ -91,15 +91,13 @@ class HazardTable:
         prior[-1] = 0.01
         all_lives, all_reused = lives.sum(0), reused.sum(0)
         widest = (all_reused + _PRIOR_TURNS * prior) / (all_lives + _PRIOR_TURNS)
-        hazards = np.tile(widest, (self.num_classes, 1))
-        for depth in range(1, len(self._shape) + 1):
-            kept = self._shape[:depth]
-            some_lives = lives.reshape(*kept, -1, NUM_BINS).sum(depth).reshape(-1, NUM_BINS)
-            some_reused = reused.reshape(*kept, -1, NUM_BINS).sum(depth).reshape(-1, NUM_BINS)
-            times = self.num_classes // len(some_lives)
-            hazards = (np.repeat(some_reused, times, 0) + _LEAN_TURNS * hazards) / (
-                np.repeat(some_lives, times, 0) + _LEAN_TURNS
-            )
+        hazards: NDArray[np.float64] = widest.reshape(1, NUM_BINS)
+        for size in self._shape:  # each feature more makes so many classes of one
+            num_classes = len(hazards) * size
+            some_lives = lives.reshape(num_classes, -1, NUM_BINS).sum(1)
+            some_reused = reused.reshape(num_classes, -1, NUM_BINS).sum(1)
+            wider = np.repeat(hazards, size, 0)
+            hazards = (some_reused + _LEAN_TURNS * wider) / (some_lives + _LEAN_TURNS)
         return hazards
 
 

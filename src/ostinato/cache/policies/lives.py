@@ -24,6 +24,9 @@ from ostinato.cache.policies.hazard_table import EDGES_S, NUM_BINS, HazardTable
 QUANTUM_S = 0.5
 """The first bin's width: a turn that lets go of blocks for longer has several moments."""
 
+NO_LEAVES: OrderedDict[CacheEntry, None] = OrderedDict()
+"""What most cohorts have; whoever adds the first one makes a dict of its own."""
+
 
 class Moment:
     """What one turn let go of within one quantum.
@@ -80,7 +83,7 @@ class Cohort:
         self.moment = moment
         self.cell = kind * NUM_BINS
         self.num_begun = self.num_open = self.num_reused = 0
-        self.leaves: OrderedDict[CacheEntry, None] = OrderedDict()
+        self.leaves: OrderedDict[CacheEntry, None] = NO_LEAVES
 
 
 class Lives:

@@ -24,6 +24,7 @@ cache sees. Cost: O(log cells) per eviction, and a fit every 50 requests.
 """
 
 from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
@@ -31,7 +32,7 @@ from ostinato.cache.free_queue import FreeQueue
 from ostinato.cache.policies.cells import Cells
 from ostinato.cache.policies.contract import EvictionPolicy, Recall, Turn
 from ostinato.cache.policies.hazard_table import HazardTable
-from ostinato.cache.policies.lives import Cohort, Lives, Moment
+from ostinato.cache.policies.lives import NO_LEAVES, Cohort, Lives, Moment
 from ostinato.cache.policies.memory import EvictedMemory, EvictedRun
 from ostinato.cache.policies.shadow import Shadow
 from ostinato.core.identity import PrefixKey
@@ -101,16 +102,15 @@ class ReuseHazard(EvictionPolicy):
         """Begin lives at one moment; those of one class are counted at once."""
         if turn is not None and turn is not self._turn:
             self._next_turn(turn)
-        now_s, uses, total = entries[0].idle_since_s, 0, 0
+        now_s, running, total = entries[0].idle_since_s, -1, 0
         self._queue.extend(entries)
         for entry in entries:
             if turn is None:
                 kind = 0 if entry.note is None else entry.note.kind
-                cohort = self._lives.begin(kind, now_s, self._num_turns)
-            elif entry.uses != uses:
-                uses = entry.uses
-                kind = bisect_left(_USES, uses) * _CLASSES_PER_USES + self._kinds
-                cohort = self._lives.begin(kind, now_s, self._num_turns)
+            else:
+                kind = bisect_left(_USES, entry.uses) * _CLASSES_PER_USES + self._kinds
+            if kind != running:
+                cohort, running = self._lives.begin(kind, now_s, self._num_turns), kind
             num_blocks = entry.num_blocks
             cohort.num_begun += num_blocks
             cohort.num_open += num_blocks
@@ -136,7 +136,7 @@ class ReuseHazard(EvictionPolicy):
             cohort.num_open -= num_blocks
             cohort.num_reused += num_blocks
             count += num_blocks
-            if entry in cohort.leaves:
+            if cohort.leaves and entry in cohort.leaves:
                 self._withdraw(entry)
         if moment is not None:
             self._reused(moment, count)
@@ -315,6 +315,8 @@ class ReuseHazard(EvictionPolicy):
         cohort: Cohort = entry.note
         if not cohort.leaves:
             (self._recent if cohort.moment.is_recent else self._old).add(cohort)
+            if cohort.leaves is NO_LEAVES:
+                cohort.leaves = OrderedDict()
         cohort.leaves[entry] = None
 
     def _withdraw(self, entry: CacheEntry) -> None:
