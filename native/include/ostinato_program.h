@@ -33,7 +33,7 @@ enum ost_operation_rows {
 };
 
 typedef struct ost_operation {
-  void *record; /* its number of rows is written when the program is run */
+  void *record; /* what it says of a number of rows is of no account */
   int32_t kind;
   int32_t rows;
 } ost_operation;
@@ -77,10 +77,25 @@ typedef struct ost_layer_attention {
   const ost_attention *step; /* all the rest is this one's */
 } ost_layer_attention;
 
+/* Operations in order, and what they work on.
+ *
+ * Rows go from one attention to the next in chunks, so that what one operation leaves is still in the
+ * processor's cache when the next needs it. A matrix on the desk holds a chunk's rows, which the next
+ * chunk overwrites; any other holds all rows of the step. Attention and copies see them all at once,
+ * and chunks begin anew where the wanted rows do: nothing on the desk is read beyond.
+ */
+typedef struct ost_program {
+  const ost_operation *operations;
+  int64_t num_operations;
+  int64_t rows_per_chunk; /* at most; a multiple of 32 */
+  const void *desk;
+  int64_t desk_bytes;
+} ost_program;
+
 /* Run operations one after the other, each on all threads: on num_rows rows, or num_wanted of them;
  * on none, an operation is left out. */
-OST_EXPORT void ost_run_program(const ost_operation *operations, int64_t num_operations,
-                                int64_t num_rows, int64_t num_wanted, int32_t num_threads);
+OST_EXPORT void ost_run_program(const ost_program *program, int64_t num_rows, int64_t num_wanted,
+                                int32_t num_threads);
 
 #ifdef __cplusplus
 }

@@ -3,8 +3,11 @@
 
 #include <cstddef>
 #include <cstring>
+#include <deque>
+#include <tuple>
 #include <vector>
 
+#include "chunk.h"
 #include "kernels.h"
 #include "work.h"
 
@@ -14,29 +17,20 @@ namespace {
 
 using Works = std::vector<Work>;
 
-template <class Record>
-void add_rows(Works &works, void *record, int64_t num_rows) {
-  Record &op = *static_cast<Record *>(record);
-  op.num_rows = static_cast<decltype(op.num_rows)>(num_rows);
-  works.push_back(work_of(op));
-}
+using ost::work_of;
 
 // A unit is a head.
-void add_write(Works &works, void *record, int64_t num_rows) {
-  ost_write &write = *static_cast<ost_write *>(record);
-  write.num_rows = num_rows;
+Work work_of(const ost_write &write) {
   const auto compute = [](const void *of, int64_t first, int64_t last) {
     const ost_write &w = *static_cast<const ost_write *>(of);
     for (int64_t head = first; head < last; ++head)
       kernels().write(w.kv, w.keys, w.values, w.slots, 0, w.num_rows, static_cast<int32_t>(head));
   };
-  works.push_back({record, compute, write.kv.num_kv_heads, 1});
+  return {&write, compute, write.kv.num_kv_heads, 1};
 }
 
 // A unit is a row.
-void add_take(Works &works, void *record, int64_t num_rows) {
-  ost_take &take = *static_cast<ost_take *>(record);
-  take.num_rows = num_rows;
+Work work_of(const ost_take &take) {
   const auto compute = [](const void *of, int64_t first, int64_t last) {
     const ost_take &t = *static_cast<const ost_take *>(of);
     for (int64_t row = first; row < last; ++row)
@@ -44,8 +38,26 @@ void add_take(Works &works, void *record, int64_t num_rows) {
                   static_cast<const char *>(t.table) + t.rows[row] * t.table_stride,
                   static_cast<size_t>(t.width));
   };
-  works.push_back({record, compute, num_rows, 4});
+  return {&take, compute, take.num_rows, 4};
 }
+
+// Records of the chunks of one run; they stay where they are.
+template <class Record>
+using Kept = std::deque<Record>;
+using Records = std::tuple<Kept<ost_add_norm>, Kept<ost_heads>, Kept<ost_gated>, Kept<ost_product>,
+                           Kept<ost_write>, Kept<ost_take>>;
+
+struct Run {
+  Works works;
+  Records records;
+
+  template <class Record>
+  void add(const Chunk &chunk, const void *record) {
+    auto &kept = std::get<Kept<Record>>(records);
+    kept.push_back(chunk.of(*static_cast<const Record *>(record)));
+    works.push_back(work_of(kept.back()));
+  }
+};
 
 // A unit is all of it: few steps copy, and those that do copy a few slots.
 void add_copy(Works &works, void *record) {
@@ -96,24 +108,54 @@ void add_attention(Works &works, void *record) {
     works.push_back({&layer, merge, int64_t{layer.num_merges} * layer.num_heads, 4});
 }
 
-void add(Works &works, const ost_operation &operation, int64_t num_rows) {
+void add(Run &run, const ost_operation &operation, const Chunk &chunk) {
   switch (operation.kind) {
     case OST_ADD_NORM:
-      return add_rows<ost_add_norm>(works, operation.record, num_rows);
+      return run.add<ost_add_norm>(chunk, operation.record);
     case OST_HEADS:
-      return add_rows<ost_heads>(works, operation.record, num_rows);
+      return run.add<ost_heads>(chunk, operation.record);
     case OST_GATED:
-      return add_rows<ost_gated>(works, operation.record, num_rows);
+      return run.add<ost_gated>(chunk, operation.record);
     case OST_PRODUCT:
-      return add_rows<ost_product>(works, operation.record, num_rows);
+      return run.add<ost_product>(chunk, operation.record);
     case OST_WRITE:
-      return add_write(works, operation.record, num_rows);
-    case OST_ATTEND:
-      return add_attention(works, operation.record);
-    case OST_COPY:
-      return add_copy(works, operation.record);
+      return run.add<ost_write>(chunk, operation.record);
     case OST_TAKE:
-      return add_take(works, operation.record, num_rows);
+      return run.add<ost_take>(chunk, operation.record);
+    case OST_ATTEND:
+      return add_attention(run.works, operation.record);
+    case OST_COPY:
+      return add_copy(run.works, operation.record);
+  }
+}
+
+bool sees_all_rows(const ost_operation &operation) {
+  return operation.kind == OST_ATTEND || operation.kind == OST_COPY;
+}
+
+// Where operations end that a chunk goes through before the next chunk does.
+const ost_operation *end_of_stretch(const ost_operation *first, const ost_operation *end) {
+  const ost_operation *last = first + 1;
+  while (!sees_all_rows(*first) && last < end && !sees_all_rows(*last) && last->rows == first->rows)
+    ++last;
+  return last;
+}
+
+// Chunks are of one size but for the last: a product reads its whole weight for a few rows, too.
+int64_t chunk_size(int64_t num_rows, int64_t most) {
+  const int64_t num_chunks = (num_rows + most - 1) / most;
+  return (num_rows + 32 * num_chunks - 1) / (32 * num_chunks) * 32;
+}
+
+void add_stretch(Run &run, const ost_program &program, const ost_operation *first,
+                 const ost_operation *last, int64_t num_rows) {
+  if (num_rows == 0) return;
+  const int64_t size =
+      sees_all_rows(*first) ? num_rows : chunk_size(num_rows, program.rows_per_chunk);
+  for (int64_t row = 0; row < num_rows; row += size) {
+    const Chunk chunk(program, row, row + size < num_rows ? size : num_rows - row);
+    for (const ost_operation *operation = first; operation < last; ++operation)
+      add(run, *operation, chunk);
   }
 }
 
@@ -121,13 +163,14 @@ void add(Works &works, const ost_operation &operation, int64_t num_rows) {
 
 }  // namespace ost
 
-extern "C" void ost_run_program(const ost_operation *operations, int64_t num_operations,
-                                int64_t num_rows, int64_t num_wanted, int32_t num_threads) {
-  ost::Works works;
-  works.reserve(static_cast<size_t>(2 * num_operations));
-  for (int64_t i = 0; i < num_operations; ++i) {
-    const int64_t rows = operations[i].rows == OST_WANTED_ROWS ? num_wanted : num_rows;
-    if (rows > 0) ost::add(works, operations[i], rows);
+extern "C" void ost_run_program(const ost_program *program, int64_t num_rows, int64_t num_wanted,
+                                int32_t num_threads) {
+  ost::Run run;
+  const ost_operation *const end = program->operations + program->num_operations;
+  for (const ost_operation *first = program->operations, *last; first < end; first = last) {
+    last = ost::end_of_stretch(first, end);
+    ost::add_stretch(run, *program, first, last,
+                     first->rows == OST_WANTED_ROWS ? num_wanted : num_rows);
   }
-  ost::run_works(works.data(), static_cast<int64_t>(works.size()), num_threads);
+  ost::run_works(run.works.data(), static_cast<int64_t>(run.works.size()), num_threads);
 }

@@ -26,6 +26,14 @@ struct Matrix {
   ost_matrix view;
 };
 
+void run(const std::vector<ost_operation> &operations, int64_t num_rows, int64_t num_wanted,
+         int32_t num_threads, int64_t rows_per_chunk = 32, Guarded<uint16_t> *desk = nullptr) {
+  const ost_program program{operations.data(), static_cast<int64_t>(operations.size()),
+                            rows_per_chunk, desk == nullptr ? nullptr : desk->data(),
+                            desk == nullptr ? 0 : 2 * desk->size()};
+  ost_run_program(&program, num_rows, num_wanted, num_threads);
+}
+
 // Norm, gate and up, gate, down, add: what is between two attentions, on buffers of its own.
 struct FeedForward {
   FeedForward(Random &random, int32_t num_rows, int32_t width_, int32_t inner_)
@@ -49,6 +57,12 @@ struct FeedForward {
             {&gate, OST_GATED, OST_WANTED_ROWS},
             {&back, OST_PRODUCT, OST_WANTED_ROWS},
             {&add_back, OST_ADD_NORM, OST_ALL_ROWS}};
+  }
+  // Let what is between the two norms have room for a chunk's rows, one behind the other.
+  void lie_on(uint16_t *desk, int64_t num_rows) {
+    up.outputs.data = gate.gate_up.data = desk;
+    gate.output.data = back.inputs.data = desk + num_rows * 2 * inner;
+    back.outputs.data = add_back.addend.data = desk + num_rows * 3 * inner;
   }
   void one_by_one() {
     add.num_rows = gate.num_rows = add_back.num_rows = rows;
@@ -77,10 +91,18 @@ void check_feed_forward(uint32_t seed) {
   stream.copy(f.stream);
   normed.copy(f.normed);
   f.stream.copy(before);
-  std::vector<ost_operation> operations = f.operations();
-  ost_run_program(operations.data(), static_cast<int64_t>(operations.size()), rows, rows,
-                  random.between(1, 4));
+  run(f.operations(), rows, rows, random.between(1, 4));
   if (!f.stream.equals(stream) || !f.normed.equals(normed)) fail(seed, "a program differs");
+
+  const int64_t rows_per_chunk = 32 * random.between(1, 3);
+  const int64_t largest = rows < rows_per_chunk ? rows : rows_per_chunk;
+  Matrix desk(largest, 3 * f.inner + f.width);
+  f.lie_on(desk.numbers.data(), largest);
+  f.stream.copy(before);
+  std::vector<ost_operation> operations = f.operations();
+  for (ost_operation &operation : operations) operation.rows = OST_ALL_ROWS;
+  run(operations, rows, rows, random.between(1, 4), rows_per_chunk, &desk.numbers);
+  if (!f.stream.equals(stream) || !f.normed.equals(normed)) fail(seed, "a program in chunks differs");
 }
 
 // The scene's rows as keys and values of a layer, and its attention.
@@ -114,7 +136,7 @@ void check_attention(uint32_t seed) {
   layer.layer.output = found.rows;
   layer.step = &step;
   const ost_operation operation{&layer, OST_ATTEND, OST_ALL_ROWS};
-  ost_run_program(&operation, 1, rows, 0, s.random.between(1, 4));
+  run({operation}, rows, 0, s.random.between(1, 4));
   ost_attention alone = layer.layer;
   alone.output = expected.rows;
   ost_attend(&alone);
@@ -140,7 +162,7 @@ void check_write(uint32_t seed) {
   Store store(4, OST_BFLOAT16, heads, size, size, 16);
   ost_write write{store.kv, keys.rows, values.rows, slots.data(), 77};
   const ost_operation operation{&write, OST_WRITE, OST_ALL_ROWS};
-  ost_run_program(&operation, 1, rows, 0, random.between(1, 4));
+  run({operation}, rows, 0, random.between(1, 4));
   for (int32_t row = 0; row < rows; ++row)
     for (int32_t head = 0; head < heads; ++head)
       for (int32_t d = 0; d < size; ++d)
@@ -166,9 +188,8 @@ void check_take(uint32_t seed) {
                     from.data(), 77, 2 * int64_t{width}};
   };
   ost_take takes[] = {take(all), take(some)};
-  const ost_operation operations[] = {{&takes[0], OST_TAKE, OST_ALL_ROWS},
-                                      {&takes[1], OST_TAKE, OST_WANTED_ROWS}};
-  ost_run_program(operations, 2, rows, wanted, random.between(1, 4));
+  run({{&takes[0], OST_TAKE, OST_ALL_ROWS}, {&takes[1], OST_TAKE, OST_WANTED_ROWS}}, rows, wanted,
+      random.between(1, 4));
   const auto row_of = [&](Matrix &matrix, int64_t row) { return matrix.numbers.data() + row * width; };
   const auto same = [&](const uint16_t *left, const uint16_t *right) {
     return std::memcmp(left, right, 2 * static_cast<size_t>(width)) == 0;
