@@ -24,7 +24,7 @@ from ostinato.runner.forward.decoder import Decoder, DecoderLayer, Projection
 from ostinato.runner.forward.lookups import Angles, Vectors
 from ostinato.runner.forward.ops import NativeOps
 from ostinato.runner.forward.parts import Heads, Norm, Turns
-from ostinato.runner.forward.small_steps import SmallSteps
+from ostinato.runner.forward.steps import Steps
 from ostinato.runner.forward.workspace import Workspace
 from ostinato.runner.heap import LARGEST_KEPT_BYTES
 from ostinato.runner.inputs import Ints
@@ -48,7 +48,7 @@ class FusedForward:
         self._ops = ops
         self._vectors = Vectors(decoder.embedding)
         self._angles = Angles(decoder.rotary, decoder.layers[0].input_norm.weight)
-        self._small = SmallSteps(decoder, ops.library)
+        self._steps = Steps(decoder, ops.library)
         self._workspace = Workspace(decoder.head.weight.dtype)
         self._chunk_rows = _chunk_rows(decoder)
 
@@ -72,9 +72,9 @@ class FusedForward:
         assert position_ids is not None and step is not None, "a step of ours"
         decoder = self._decoder
         vectors, angles = self._vectors.of(input_ids), self._angles.of(position_ids)
-        small = self._small.run(vectors, angles, step, rows)
-        if small is not None:
-            return small
+        found = self._steps.run(vectors, angles, step, rows)
+        if found is not None:
+            return found
         stream = vectors.rows()  # (num_tokens, width): the residual stream, added to in place
         turns = Turns(*angles.rows().chunk(2, dim=1))
         wanted = None if rows is None else torch.from_numpy(rows)

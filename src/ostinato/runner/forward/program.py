@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ostinato.runner.forward.desk import Desk
 from ostinato.runner.forward.few_rows import Product
 from ostinato.runner.forward.lookups import Lookup
 from ostinato.runner.forward.records import AddNorm, Gated, TakeApart
@@ -31,6 +32,10 @@ class Kind(enum.IntEnum):
     ATTEND = 5
     COPY = 6
     TAKE = 7
+
+
+_CHUNK_STEP = 32
+"""What the rows of a chunk are a multiple of."""
 
 
 class Write(ctypes.Structure):
@@ -125,6 +130,18 @@ class _Operation(ctypes.Structure):
     )
 
 
+class _Laid(ctypes.Structure):
+    """``ost_program``."""
+
+    _fields_ = (
+        ("operations", ctypes.c_void_p),
+        ("num_operations", ctypes.c_int64),
+        ("rows_per_chunk", ctypes.c_int64),
+        ("desk", ctypes.c_void_p),
+        ("desk_bytes", ctypes.c_int64),
+    )
+
+
 class Program:
     """Operations in the order in which they are run."""
 
@@ -133,22 +150,21 @@ class Program:
         library: ctypes.CDLL,
         records: list[Record],
         on_wanted: list[Record],
-        most_rows: int,
+        desk: Desk,
     ) -> None:
         """Lay operations down.
 
         Args:
             library: Runs them.
-            records: Run on all rows of a step. Each has room for ``most_rows`` rows, and was
+            records: Run on all rows of a step. Each says where the first chunk's rows lie, and was
                 checked when it was made; whoever runs the program keeps what they point to.
             on_wanted: Run then, likewise, on as many rows as have their logits wanted.
-            most_rows: Of a run.
+            desk: Where they lie.
         """
         self._run = library.ost_run_program
         self._run.restype = None
         self._run.argtypes = (
             ctypes.c_void_p,
-            ctypes.c_int64,
             ctypes.c_int64,
             ctypes.c_int64,
             ctypes.c_int32,
@@ -159,7 +175,14 @@ class Program:
             for index, record in enumerate(self._records)
         ]
         self._operations = (_Operation * len(operations))(*operations)
-        self._most_rows = most_rows
+        self._desk = desk
+        self._laid = _Laid(
+            ctypes.addressof(self._operations),
+            len(operations),
+            -(-desk.rows_per_chunk // _CHUNK_STEP) * _CHUNK_STEP,
+            desk.address,
+            desk.num_bytes,
+        )
 
     def __len__(self) -> int:
         return len(self._records)
@@ -167,5 +190,5 @@ class Program:
     def run(self, num_rows: int, num_wanted: int, num_threads: int) -> None:
         """Run all operations on some rows, the later ones on those that are wanted."""
         assert 0 <= num_wanted <= num_rows, (num_wanted, num_rows)
-        assert 0 < num_rows <= self._most_rows, num_rows
-        self._run(self._operations, len(self._records), num_rows, num_wanted, num_threads)
+        assert 0 < num_rows <= self._desk.most_rows, num_rows
+        self._run(ctypes.byref(self._laid), num_rows, num_wanted, num_threads)

@@ -16,7 +16,7 @@ from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.places import replace_weights
 from ostinato.runner.forward.program import Attend, Copies, Copy, Program, Take, Write
-from ostinato.runner.forward.small_steps import SmallSteps
+from ostinato.runner.forward.steps import Steps
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.native.face import Attention, Kv
 from ostinato.runner.native.library import Isa, best_isa, current_isa, library, use_isa
@@ -84,7 +84,7 @@ def small_steps(loaded: LoadedModel) -> Tensor:
 
 def operation_by_operation(monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel) -> Tensor:
     with monkeypatch.context() as patch:
-        patch.setattr(SmallSteps, "run", lambda *_: None)
+        patch.setattr(Steps, "run", lambda *_: None)
         return small_steps(loaded)
 
 
@@ -156,7 +156,7 @@ def test_layers_of_several_groups_have_stores_and_slots_of_their_own(
     answers = []
     for patched in (False, True):
         if patched:
-            monkeypatch.setattr(SmallSteps, "run", lambda *_: None)
+            monkeypatch.setattr(Steps, "run", lambda *_: None)
         llm = LLM(path, dtype="bfloat16", num_blocks=32, block_size=16)
         assert llm.engine.runner.groups.num_groups == 2
         programs.clear()
@@ -184,7 +184,7 @@ def test_slots_are_copied_once_they_are_written_and_before_they_are_read(
     programs.clear()
     found = copying_steps(loaded)
     assert programs == [32, 1]
-    monkeypatch.setattr(SmallSteps, "run", lambda *_: None)
+    monkeypatch.setattr(Steps, "run", lambda *_: None)
     assert torch.equal(found, copying_steps(loaded))
     expected = own_logits(loaded, [*random_prompt(6, 30)[:21], 9, 8, 7])[-1]
     assert (found - expected).abs().max() <= 0.1 * expected.std()

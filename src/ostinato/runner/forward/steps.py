@@ -23,6 +23,7 @@ from ostinato.runner.attention.backend import GroupedStep
 from ostinato.runner.attention.native_backend import NativeStep
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.decoder import Decoder, DecoderLayer, Projection
+from ostinato.runner.forward.desk import Desk
 from ostinato.runner.forward.few_rows import Product
 from ostinato.runner.forward.lookups import Lookup
 from ostinato.runner.forward.parts import Heads, Norm, Turns
@@ -32,12 +33,16 @@ from ostinato.runner.inputs import Ints
 from ostinato.runner.native.checks import address_of, fill_rows, within
 from ostinato.runner.native.face import Attention, Rows
 
-MOST_ROWS = 128
-"""Rows that a program's buffers have room for."""
+ROWS_PER_CHUNK = 256
+"""Rows that go through a stretch of operations together: what one leaves is still in the processor's
+cache when the next needs it, and a weight is not read too often."""
+
+_FEWEST_ROWS = 128
+"""Rows that any program has room for."""
 
 
-class SmallSteps:
-    """Computes steps of a few rows of a decoder, one at a time."""
+class Steps:
+    """Computes steps of a decoder, one at a time."""
 
     def __init__(self, decoder: Decoder, library: ctypes.CDLL) -> None:
         """Take a decoder; its program is laid down with the first step of a store."""
@@ -72,44 +77,52 @@ class SmallSteps:
         steps = _native_steps(step, len(self._decoder.layers))
         if steps is None:
             return None
-        if self._laid is None or not self._laid.fits(steps):
-            self._laid = _LaidDown(self._decoder, self._library, steps)
+        if self._laid is None or not self._laid.fits(steps, len(vectors)):
+            self._laid = _LaidDown(self._decoder, self._library, steps, _room_for(len(vectors)))
         everything = np.arange(len(vectors)) if wanted is None else wanted
         return self._laid.run(vectors, angles, steps, everything)
 
     def _takes(self, num_rows: int) -> bool:
-        """Whether so many rows are a few, with the instruction set in use."""
+        """Whether products take chunks of so many rows, with the instruction set in use."""
         few = self._decoder.layers[0].project.weight.few
-        return num_rows <= MOST_ROWS and few is not None and few.takes(num_rows)
+        return few is not None and few.takes(min(num_rows, ROWS_PER_CHUNK))
 
 
 class _LaidDown:
     """A decoder's program on the stores of one runner."""
 
     def __init__(
-        self, decoder: Decoder, library: ctypes.CDLL, steps: tuple[NativeStep, ...]
+        self,
+        decoder: Decoder,
+        library: ctypes.CDLL,
+        steps: tuple[NativeStep, ...],
+        most_rows: int,
     ) -> None:
-        """Lay it down; ``steps`` say which store each layer has."""
+        """Lay it down for so many rows; ``steps`` say which store each layer has."""
         self._decoder = decoder
         self._stores = tuple(step.store for step in steps)
-        self._buffers: dict[tuple[str, int], Tensor] = {}
-        self._slots = {id(s): np.zeros(MOST_ROWS, dtype=np.int64) for s in self._stores}
+        self._desk = Desk(most_rows, ROWS_PER_CHUNK, _width_on_desk(decoder))
+        self._slots = {id(s): np.zeros(most_rows, dtype=np.int64) for s in self._stores}
         self._copies = {id(s): Copies() for s in self._stores}
         self._shared: dict[Hashable, Attention] = {}
         self._kinds: list[tuple[int, Attention]] = []
         self._joined: list[tuple[Tensor, tuple[Tensor, ...]]] = []
         self._takes: dict[str, Take] = {}
         self._head: Product | None = None
-        self._program = Program(library, list(self._records()), list(self._on_wanted()), MOST_ROWS)
+        self._program = Program(
+            library, list(self._records()), list(self._on_wanted()), self._desk
+        )
 
-    def fits(self, steps: tuple[NativeStep, ...]) -> bool:
-        """Whether steps are on the stores that it was laid down for."""
-        return all(step.store is store for step, store in zip(steps, self._stores, strict=True))
+    def fits(self, steps: tuple[NativeStep, ...], num_rows: int) -> bool:
+        """Whether there is room, and steps are on the stores that it was laid down for."""
+        return num_rows <= self._desk.most_rows and all(
+            step.store is store for step, store in zip(steps, self._stores, strict=True)
+        )
 
     def run(
         self, vectors: Lookup, angles: Lookup, steps: tuple[NativeStep, ...], wanted: Ints
     ) -> Tensor:
-        """Compute a step; see ``SmallSteps``."""
+        """Compute a step; see ``Steps``."""
         num_rows, num_wanted = len(vectors), len(wanted)
         assert len(angles) == num_rows, "angles for each row"
         self._takes["stream"].look_up(vectors)
@@ -137,7 +150,7 @@ class _LaidDown:
         head, threads = self._decoder.head, torch.get_num_threads()
         if self._head is None:
             self._program.run(num_rows, num_wanted, threads)
-            normed = self._rows("wanted normed", head.weight.num_columns)
+            normed = self._desk.rows("wanted normed", head.weight.num_columns)
             return head.weight.multiply(normed[:num_wanted], head.bias())
         logits = torch.empty(num_wanted, head.weight.num_rows, dtype=torch.bfloat16)
         self._head.outputs.data = logits.data_ptr()
@@ -148,9 +161,9 @@ class _LaidDown:
         """Yield the operations on all rows of a step, first to last."""
         layers = self._decoder.layers
         width = layers[0].input_norm.weight.shape[0]
-        stream, normed = self._rows("stream", width), self._rows("normed", width)
+        stream, normed = self._first_chunk("stream", width), self._chunk("normed", width)
         yield self._take("stream", stream)
-        yield self._take("turns", self._rows("turns", 2 * layers[0].shape.dim))
+        yield self._take("turns", self._first_chunk("turns", 2 * layers[0].shape.dim))
         yield AddNorm.of(stream, None, layers[0].input_norm, normed)
         for index, layer in enumerate(layers):
             attended = yield from self._attention(index, layer, normed)
@@ -162,20 +175,20 @@ class _LaidDown:
         decoder, last = self._decoder, len(self._decoder.layers) - 1
         combine, width = decoder.layers[last].combine, decoder.norm.weight.shape[0]
         everything = {
-            "stream": self._rows("stream", width),
-            "attended": self._rows("attended", combine.weight.num_columns),
+            "stream": self._desk.rows("stream", width),
+            "attended": self._desk.rows("attended", combine.weight.num_columns),
         }
         wanted = {}
         for name, rows in everything.items():
-            wanted[name] = self._rows(f"wanted {name}", rows.shape[1])
+            wanted[name] = self._chunk(f"wanted {name}", rows.shape[1])
             take = self._take(f"wanted {name}", wanted[name])
             take.from_table(rows)
             yield take
-        normed = self._rows("wanted normed", width)
+        normed = self._first_chunk("wanted normed", width)
         yield from self._feed_forward(last, wanted["attended"], wanted["stream"], normed)
         head = decoder.head
         if head.weight.few is not None:
-            logits = normed.new_empty(MOST_ROWS, head.weight.num_rows)  # each step brings its own
+            logits = normed.new_empty(len(normed), head.weight.num_rows)  # each step brings its own
             self._head = head.weight.few.record(normed, head.bias(), logits)
             yield self._head
 
@@ -192,7 +205,7 @@ class _LaidDown:
         combined = yield from self._product(layer.combine, attended, "added")
         yield AddNorm.of(stream, combined, layer.output_norm, normed)
         gate_up = yield from self._product(layer.gate_up, normed, "gate_up")
-        gated = self._rows("gated", gate_up.shape[1] // 2)
+        gated = self._chunk("gated", gate_up.shape[1] // 2)
         yield Gated.of(gate_up, gated)
         down = yield from self._product(layer.down, gated, "added")
         yield AddNorm.of(stream, down, self._norm_behind(index), normed)
@@ -201,7 +214,7 @@ class _LaidDown:
         self, index: int, layer: DecoderLayer, normed: Tensor
     ) -> Generator[Record, None, Tensor]:
         """Yield what leads from normed rows to what they attend to; returns where that is."""
-        shape, rows = layer.shape, self._rows
+        shape, rows = layer.shape, self._first_chunk
         num_values, num_kv = shape.num_heads * shape.dim, shape.num_kv_heads * shape.dim
         projected = yield from self._product(layer.project, normed, "projected")
         turns = Turns(*rows("turns", 2 * shape.dim).chunk(2, dim=1))
@@ -213,15 +226,14 @@ class _LaidDown:
         assert kept.key_dim == kept.value_dim == shape.dim, kept
         yield Write(store.of_layer(index), keys, values, self._slots[id(store)].ctypes.data, 0)
         yield Copy(store.of_layer(index), ctypes.addressof(self._copies[id(store)]))
-        attended = rows("attended", num_values)
         own = Attention(
             kv=store.of_layer(index),
-            queries=_rows_of(heads.queries, shape.dim),
-            output=_rows_of(attended, shape.dim),
+            queries=_rows_of(self._desk.rows("queries", num_values), shape.dim),
+            output=_rows_of(self._desk.rows("attended", num_values), shape.dim),
             scale=layer.style.scale,
         )
         yield Attend(own, ctypes.addressof(self._of_kind(index)))
-        return attended
+        return rows("attended", num_values)
 
     def _product(
         self, projection: Projection, inputs: Tensor, name: str
@@ -229,7 +241,7 @@ class _LaidDown:
         """Yield a product; returns where it is put."""
         few = projection.weight.few
         assert few is not None, "looked at before"
-        outputs = self._rows(name, projection.weight.num_rows)
+        outputs = self._chunk(name, projection.weight.num_rows)
         bias = projection.bias()
         if bias is not None and len(projection.biases) > 1:
             self._joined.append((bias, projection.biases))
@@ -249,13 +261,25 @@ class _LaidDown:
         layers = self._decoder.layers
         return self._decoder.norm if index + 1 == len(layers) else layers[index + 1].input_norm
 
-    def _rows(self, name: str, width: int) -> Tensor:
-        """Return a buffer; layers share those of one name and width."""
-        buffer = self._buffers.get((name, width))
-        if buffer is None:
-            buffer = torch.zeros(MOST_ROWS, width, dtype=torch.bfloat16)
-            self._buffers[name, width] = buffer
-        return buffer
+    def _chunk(self, name: str, width: int) -> Tensor:
+        return self._desk.chunk(name, width)
+
+    def _first_chunk(self, name: str, width: int) -> Tensor:
+        return self._desk.first_chunk(name, width)
+
+
+def _room_for(num_rows: int) -> int:
+    """Return how many rows to make room for: few programs are laid down, whatever comes."""
+    return max(_FEWEST_ROWS, 1 << (num_rows - 1).bit_length())
+
+
+def _width_on_desk(decoder: Decoder) -> int:
+    """Return how many numbers of a row lie on the desk."""
+    layers, width = decoder.layers, decoder.norm.weight.shape[0]
+    combined = {layer.combine.weight.num_columns for layer in layers}
+    projected = {layer.project.weight.num_rows for layer in layers}
+    gate_up = {layer.gate_up.weight.num_rows for layer in layers}
+    return 3 * width + sum(combined) + sum(projected) + sum(gate_up) * 3 // 2
 
 
 def _native_steps(step: LayerAttention, num_layers: int) -> tuple[NativeStep, ...] | None:
@@ -268,7 +292,7 @@ def _native_steps(step: LayerAttention, num_layers: int) -> tuple[NativeStep, ..
 
 
 def _rows_of(buffer: Tensor, dim: int) -> Rows:
-    """Describe a buffer of heads to the library, shape (MOST_ROWS, num_heads * dim)."""
-    num_heads, rows = buffer.shape[1] // dim, Rows()
-    fill_rows(rows, buffer.view(MOST_ROWS, num_heads, dim), MOST_ROWS, num_heads, dim)
+    """Describe a buffer of heads to the library, shape (num_rows, num_heads * dim)."""
+    num_rows, num_heads, rows = buffer.shape[0], buffer.shape[1] // dim, Rows()
+    fill_rows(rows, buffer.view(num_rows, num_heads, dim), num_rows, num_heads, dim)
     return rows
