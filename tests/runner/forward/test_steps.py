@@ -1,4 +1,4 @@
-"""A step of a few rows is one program: the same numbers as operation by operation."""
+"""A step is one program: the same numbers as operation by operation."""
 
 import ctypes
 from array import array
@@ -13,6 +13,7 @@ from torch import Tensor
 from ostinato import LLM, SamplingParams
 from ostinato.core.plan import CopyRun
 from ostinato.runner.attention.native_backend import NativeAttention
+from ostinato.runner.forward import steps
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.places import replace_weights
 from ostinato.runner.forward.program import Attend, Copies, Copy, Program, Take, Write
@@ -27,6 +28,10 @@ NATIVE = library()
 pytestmark = pytest.mark.skipif(
     NATIVE is None or best_isa(NATIVE) < Isa.AVX512_BF16,
     reason="needs the native library, and a processor that multiplies bfloat16",
+)
+
+needs_amx = pytest.mark.skipif(
+    NATIVE is None or best_isa(NATIVE) < Isa.AMX, reason="many rows are multiplied by AMX alone"
 )
 
 TILED: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
@@ -75,9 +80,9 @@ def small_steps(loaded: LoadedModel) -> Tensor:
     ours, stranger = (bench.sequence(random_prompt(seed, 31)) for seed in (1, 2))
     rows = []
     for length in (7, 1, 15, 1, 7):
-        steps = [sequence.next(length) for sequence in (stranger, ours)]
+        both = [sequence.next(length) for sequence in (stranger, ours)]
         targets = [array("I", [0] * length)] * 2
-        both = [replace(s, prompt_targets=t) for s, t in zip(steps, targets, strict=True)]
+        both = [replace(s, prompt_targets=t) for s, t in zip(both, targets, strict=True)]
         rows.append(bench.logits(*both)[length:].clone())
     return torch.cat(rows)
 
@@ -190,22 +195,80 @@ def test_slots_are_copied_once_they_are_written_and_before_they_are_read(
     assert (found - expected).abs().max() <= 0.1 * expected.std()
 
 
-def test_what_is_no_small_step_goes_operation_by_operation(
+def test_what_the_library_cannot_multiply_goes_operation_by_operation(
     checkpoints: Checkpoints, programs: list[int]
 ) -> None:
-    """Too many rows, and an instruction set without products of a few rows."""
+    """Without AMX it multiplies eight rows; without bfloat16 none."""
     assert NATIVE is not None
     loaded = load_model(checkpoints.path("llama", **TILED), "bfloat16")
     bench = bench_of(loaded)
     sequence = bench.sequence(random_prompt(4, 140))
     programs.clear()
-    bench.step(sequence.next(129))
+    use_isa(NATIVE, Isa.AVX512_BF16)
+    bench.step(sequence.next(9))
     use_isa(NATIVE, Isa.AVX2)
     bench.step(sequence.next(1))
     assert programs == []
-    use_isa(NATIVE, best_isa(NATIVE))
-    bench.step(sequence.next(1))
-    assert programs == [1]
+    use_isa(NATIVE, Isa.AVX512_BF16)
+    bench.step(sequence.next(8))
+    assert programs == [8]
+
+
+def long_step(loaded: LoadedModel, num_tokens: int) -> Tensor:
+    """Logits of every third token of a prompt, and what the next token sees of its keys."""
+    bench, prompt = bench_of(loaded), random_prompt(11, num_tokens + 1)
+    sequence = bench.sequence(prompt)
+    step = replace(sequence.next(num_tokens), prompt_targets=array("I", [0] * num_tokens))
+    whole = bench.logits(step)[::3].clone()
+    return torch.cat((whole, bench.logits(sequence.rest())))
+
+
+@needs_amx
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_step_goes_through_its_program_in_chunks_and_gives_the_same_logits(
+    checkpoints: Checkpoints,
+    monkeypatch: pytest.MonkeyPatch,
+    programs: list[int],
+    kind: str,
+    threads: int,
+) -> None:
+    """150 rows: in chunks of 32, where the last has 22; of 96, which come out as 96 and 54; whole;
+    and operation by operation."""
+    family, changes = KINDS[kind]
+    loaded = load_model(checkpoints.path(family, **TILED, **changes), "bfloat16")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    found = []
+    try:
+        for rows_per_chunk in (32, 96, 256):
+            monkeypatch.setattr(steps, "ROWS_PER_CHUNK", rows_per_chunk)
+            programs.clear()
+            found.append(long_step(loaded, 150))
+            assert programs == [150, 1]
+        monkeypatch.setattr(Steps, "run", lambda *_: None)
+        expected = long_step(loaded, 150)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, expected) for one in found)
+
+
+@needs_amx
+def test_a_program_is_laid_down_anew_for_a_step_that_it_has_no_room_for(
+    checkpoints: Checkpoints, programs: list[int]
+) -> None:
+    """Small, long, and small again, as if each were alone."""
+    loaded = load_model(checkpoints.path("qwen3", **TILED), "bfloat16")
+    prompt = random_prompt(12, 200)
+    bench = bench_of(loaded)
+    sequence = bench.sequence(prompt)
+    programs.clear()
+    for length in (20, 129, 50):
+        bench.step(sequence.next(length))
+    (found,) = bench.logits(sequence.rest())
+    assert programs == [20, 129, 50, 1]
+    expected = own_logits(loaded, prompt)[-1]
+    assert (found - expected).abs().max() <= 0.1 * expected.std()
 
 
 @pytest.mark.parametrize("vocab_size", [320, 350])

@@ -8,11 +8,12 @@ Files in reading order:
 * ``parts``: what is an operation between products told, besides rows of numbers?
 * ``records``: how does the native library see what an operation works on?
 * ``ops``: how does Python call what lies between products?
-* ``workspace``: where do the numbers of a step lie while it runs?
+* ``workspace``: where do they lie where there is no program?
 * ``decoder``: is a model a decoder that the fused forward knows?
 * ``lookups``: where do the vectors and the angles of a step come from?
+* ``desk``: where do the numbers of a program lie while it runs?
 * ``program``: how are the operations of all layers run by one call?
-* ``small_steps``: how is a step of a few rows computed without Python between its operations?
+* ``steps``: how is a step computed without Python between its operations?
 * ``fused``: how is a step computed with as few passes over memory as possible?
 * ``places``: which weights does a model have, packed or plain?
 * ``choose``: which forward does a model get?

@@ -11,6 +11,17 @@ The desk is one block of memory, since that is how a program knows what lies on 
 import torch
 from torch import Tensor
 
+_CROWDED = 1024
+"""Rows so many numbers apart, or a multiple of that, share few places of the processor's caches."""
+
+_LINE = 32
+"""Numbers by which they are moved apart."""
+
+
+def apart(width: int) -> int:
+    """Return how far apart rows of some numbers should be."""
+    return width if width % _CROWDED else width + _LINE
+
 
 class Desk:
     """Named buffers of rows of bfloat16; layers share those of one name and width.
@@ -26,7 +37,8 @@ class Desk:
         Args:
             most_rows: Of a step.
             rows_per_chunk: Of a chunk.
-            width: Numbers on the desk for each row of a chunk, those of all buffers together.
+            width: Numbers on the desk for each row of a chunk: those of all its buffers, and what
+                lies between their rows.
         """
         self.most_rows, self.rows_per_chunk = most_rows, min(most_rows, rows_per_chunk)
         self._block = torch.zeros(self.rows_per_chunk * width, dtype=torch.bfloat16)
@@ -37,7 +49,8 @@ class Desk:
     def rows(self, name: str, width: int) -> Tensor:
         """Return a buffer for all rows, shape (most_rows, width)."""
         if (name, width) not in self._for_all:
-            self._for_all[name, width] = torch.zeros(self.most_rows, width, dtype=torch.bfloat16)
+            block = torch.zeros(self.most_rows, apart(width), dtype=torch.bfloat16)
+            self._for_all[name, width] = block[:, :width]
         return self._for_all[name, width]
 
     def first_chunk(self, name: str, width: int) -> Tensor:
@@ -47,10 +60,10 @@ class Desk:
     def chunk(self, name: str, width: int) -> Tensor:
         """Return a buffer on the desk, shape (rows_per_chunk, width)."""
         if (name, width) not in self._on_desk:
-            first, self._used = self._used, self._used + self.rows_per_chunk * width
+            first, self._used = self._used, self._used + self.rows_per_chunk * apart(width)
             assert self._used <= len(self._block), "no room left on the desk"
-            buffer = self._block[first : self._used].view(self.rows_per_chunk, width)
-            self._on_desk[name, width] = buffer
+            buffer = self._block[first : self._used].view(self.rows_per_chunk, apart(width))
+            self._on_desk[name, width] = buffer[:, :width]
         return self._on_desk[name, width]
 
     @property

@@ -10,8 +10,10 @@ processor's cache when the next needs it; attention alone sees all rows at once:
                                 │        │ project, turn │ attend │ ...
                                 │        │ ── layer 1 ── │
 
-Behind the last attention, only rows whose logits are wanted go on. A step of a few rows is one call
-instead, where it can be; see ``small_steps``.
+Behind the last attention, only rows whose logits are wanted go on.
+
+Where the library multiplies and reads every layer, all that is one call, see ``steps``. This is
+what is left for other formats, and for processors without AMX.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How is a step of a few rows computed without Python between its operations?
+"""How is a step computed without Python between its operations?
 
 A decode step is over in some tens of milliseconds and has some three hundred operations: called one
 by one, Python would take an eighth of it. So they are laid down as one program, from the ids to the
@@ -7,9 +7,12 @@ logits, with stores and attention in between::
     vectors, angles ─► norm ─► n × (q k v ─► turn ─► store, copy ─► attend ─► combine ─► add + norm
                                     ─► gate up ─► silu * ─► down ─► add + norm) ─► head
 
-Behind the last attention, only rows whose logits are wanted go on. It runs where every weight of
-the layers multiplies a few rows by itself and the library reads every layer. A step brings its ids,
-positions and slots, and one plan for all layers of a kind.
+A long step goes from one attention to the next in chunks, each in the place of the one before, so
+that what one operation leaves is still in the processor's cache when the next needs it. Attention
+alone sees all rows at once, and behind the last one only rows whose logits are wanted go on.
+
+It runs where every weight of the layers multiplies as many rows by itself and the library reads
+every layer. A step brings its ids, positions and slots, and one plan for all layers of a kind.
 """
 
 import ctypes
@@ -23,7 +26,7 @@ from ostinato.runner.attention.backend import GroupedStep
 from ostinato.runner.attention.native_backend import NativeStep
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.decoder import Decoder, DecoderLayer, Projection
-from ostinato.runner.forward.desk import Desk
+from ostinato.runner.forward.desk import Desk, apart
 from ostinato.runner.forward.few_rows import Product
 from ostinato.runner.forward.lookups import Lookup
 from ostinato.runner.forward.parts import Heads, Norm, Turns
@@ -34,8 +37,8 @@ from ostinato.runner.native.checks import address_of, fill_rows, within
 from ostinato.runner.native.face import Attention, Rows
 
 ROWS_PER_CHUNK = 256
-"""Rows that go through a stretch of operations together: what one leaves is still in the processor's
-cache when the next needs it, and a weight is not read too often."""
+"""Rows that go from one attention to the next together: what one operation leaves is still in the
+processor's cache when the next needs it, and a weight is not read too often."""
 
 _FEWEST_ROWS = 128
 """Rows that any program has room for."""
@@ -109,9 +112,7 @@ class _LaidDown:
         self._joined: list[tuple[Tensor, tuple[Tensor, ...]]] = []
         self._takes: dict[str, Take] = {}
         self._head: Product | None = None
-        self._program = Program(
-            library, list(self._records()), list(self._on_wanted()), self._desk
-        )
+        self._program = Program(library, list(self._records()), list(self._on_wanted()), self._desk)
 
     def fits(self, steps: tuple[NativeStep, ...], num_rows: int) -> bool:
         """Whether there is room, and steps are on the stores that it was laid down for."""
@@ -276,10 +277,11 @@ def _room_for(num_rows: int) -> int:
 def _width_on_desk(decoder: Decoder) -> int:
     """Return how many numbers of a row lie on the desk."""
     layers, width = decoder.layers, decoder.norm.weight.shape[0]
-    combined = {layer.combine.weight.num_columns for layer in layers}
-    projected = {layer.project.weight.num_rows for layer in layers}
-    gate_up = {layer.gate_up.weight.num_rows for layer in layers}
-    return 3 * width + sum(combined) + sum(projected) + sum(gate_up) * 3 // 2
+    widths = {("combined", layer.combine.weight.num_columns) for layer in layers}
+    widths |= {("projected", layer.project.weight.num_rows) for layer in layers}
+    widths |= {("gate_up", layer.gate_up.weight.num_rows) for layer in layers}
+    widths |= {("gated", layer.down.weight.num_columns) for layer in layers}
+    return 3 * apart(width) + sum(apart(width) for _, width in widths)
 
 
 def _native_steps(step: LayerAttention, num_layers: int) -> tuple[NativeStep, ...] | None:

@@ -1,4 +1,4 @@
-"""Where do the numbers of a step lie while it runs?
+"""Where do the numbers of a step lie where there is no program?
 
 In buffers that stay: memory that is given back after each step comes back page by page, each
 zeroed by the kernel, see ``heap``.
