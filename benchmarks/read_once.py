@@ -1,21 +1,22 @@
-"""What does reading shared blocks once bring? The attention of one step, no model around it.
+"""What does reading shared blocks once bring, and is it ever slower? Attention of one step alone.
 
 ::
 
-    python benchmarks/read_once.py                   # the scenes below
-    python benchmarks/read_once.py --sweep           # where reading once begins to pay
-    python benchmarks/read_once.py --attention native
-    python benchmarks/read_once.py --json FILE
+    python benchmarks/read_once.py                    # the scenes below, both kinds of attention
+    python benchmarks/read_once.py --sweep            # decodes x shared tokens x own tokens
+    python benchmarks/read_once.py --sweep --isa AVX512 --plot FILE.png --json FILE
+    python benchmarks/read_once.py --sweep --threads 1 --clock cpu      # on a busy machine
 
 Layers have the shape of Qwen3-0.6B: 16 query heads, 8 key/value heads of 128, bfloat16. Each
 sequence decodes one token; its context is a prefix that all share and 32 tokens of its own, or a
 system prompt of 512 tokens that all share, a document that each fourth shares, and 32 of its own
-(``tree``), or nothing that anybody shares (``strangers``). A step works out its read plan once
-and then attends in every layer.
+(``tree``), or nothing that anybody shares (``strangers``). A step checks its tables, is planned
+once, and then attends in every layer. The rest of a forward is left out: it is the same for all
+settings, and would make each look more like the others.
 
-The backends, and the settings ``never``, ``auto`` and ``always`` of ``read_once``, take turns,
-round by round; medians over rounds are compared, and the smallest and largest ratio of a round
-stand beside.
+The settings ``never``, ``auto`` and ``always`` of ``read_once`` take turns, round by round, in an
+order that changes, and ``never`` runs twice: what it differs from itself is noise. Ratios are taken
+round by round; shown is their median, with the quartiles beside it.
 """
 
 import argparse
@@ -23,10 +24,11 @@ import json
 import platform
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any, get_args
 
 import torch
@@ -37,16 +39,23 @@ from tqdm import tqdm
 from ostinato.core.config import AttentionName, ReadOnce
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
-from ostinato.runner.attention.backend import AttentionBackend, AttentionStyle
+from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.choice import AttentionCase, choose_attention
 from ostinato.runner.inputs import build_inputs
 from ostinato.runner.kv_store import KVSpec, LayerKV
+from ostinato.runner.native.library import Isa, best_isa, library, use_isa
 
 BLOCK_SIZE = 16
 CPU = torch.device("cpu")
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 16, 8, 128
 OWN = 32
 STYLE = AttentionStyle(scale=HEAD_DIM**-0.5)
+SETTINGS: tuple[ReadOnce, ...] = get_args(ReadOnce)
+AGAIN = "never again"
+LABELS = ("always", "auto", AGAIN)
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.thread_time}
+
+Times = dict[str, list[float]]
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,7 @@ SCENES = (
     Scene("2 on 2k", 2, 2_048),
     Scene("tree of 32", 32, 512, 2_048),
     Scene("16 strangers of 512", 16, 0, 0, 512),
+    Scene("16 strangers of 48", 16, 0, 0, 48),
     Scene("1 of 2k", 1, 2_048),
 )
 
@@ -86,44 +96,35 @@ class Decode:
     def __init__(self, scene: Scene, num_layers: int, attention: AttentionName) -> None:
         """Fill a store at random and lay out the tables."""
         self.num_layers = num_layers
-        self.attention = attention
-        tables, num_blocks = _tables(scene)
+        tables, num_blocks = tables_of(scene)
         spec = KVSpec((LayerKV(NUM_KV_HEADS, HEAD_DIM, HEAD_DIM),) * num_layers)
-        self.case = AttentionCase(spec, torch.bfloat16, torch.bfloat16, BLOCK_SIZE, CPU)
-        self.store = self._backend("auto").new_store(
+        case = AttentionCase(spec, torch.bfloat16, torch.bfloat16, BLOCK_SIZE, CPU)
+        self.backends = {
+            setting: choose_attention(attention, case, setting) for setting in SETTINGS
+        }
+        self.store = self.backends["auto"].new_store(
             spec, num_blocks, BLOCK_SIZE, torch.bfloat16, CPU
         )
-        slots = torch.arange(num_blocks * BLOCK_SIZE)
+        drawn = torch.randn(2, 2**12, NUM_KV_HEADS, HEAD_DIM).bfloat16()
         for layer in range(num_layers):
-            for piece in slots.split(2**14):
-                kv = torch.randn(2, len(piece), NUM_KV_HEADS, HEAD_DIM, dtype=torch.bfloat16)
-                self.store.write(layer, kv[0], kv[1], piece)
-        length = scene.shared + scene.document + scene.private
-        self.plan = StepPlan(
-            tuple(
-                ScheduledSequence(SequenceId(i), array("I", [0]), length - 1, (table,))
-                for i, table in enumerate(tables)
-            )
-        )
+            for piece in torch.arange(num_blocks * BLOCK_SIZE).split(2**12):
+                self.store.write(layer, drawn[0, : len(piece)], drawn[1, : len(piece)], piece)
+        self.plan = step_of(scene, tables)
         self.queries = torch.randn(len(tables), NUM_HEADS, HEAD_DIM, dtype=torch.bfloat16)
         self.kv = torch.randn(2, len(tables), NUM_KV_HEADS, HEAD_DIM, dtype=torch.bfloat16)
 
     @torch.inference_mode()
-    def run(self, read_once: ReadOnce) -> float:
+    def run(self, setting: ReadOnce, clock: Callable[[], float]) -> float:
         """Return the milliseconds of one step."""
         metadata = build_inputs(self.plan, BLOCK_SIZE, CPU).groups[0]
-        start = time.perf_counter()
-        backend = self._backend(read_once)
-        step = backend.start(metadata, self.store)
+        start = clock()
+        step = self.backends[setting].start(metadata, self.store)
         for layer in range(self.num_layers):
             step.attend(layer, self.queries, self.kv[0], self.kv[1], STYLE)
-        return (time.perf_counter() - start) * 1e3
-
-    def _backend(self, read_once: ReadOnce) -> AttentionBackend:
-        return choose_attention(self.attention, self.case, read_once)
+        return (clock() - start) * 1e3
 
 
-def _tables(scene: Scene) -> tuple[list["array[int]"], int]:
+def tables_of(scene: Scene) -> tuple[list["array[int]"], int]:
     """Give out blocks; returns one table per sequence, and how many blocks there are."""
     num_blocks = 0
 
@@ -138,82 +139,154 @@ def _tables(scene: Scene) -> tuple[list["array[int]"], int]:
     return tables, num_blocks
 
 
-def measure(
-    scene: Scene, num_layers: int, rounds: int, backends: list[AttentionName]
-) -> dict[str, dict[str, float]]:
-    """Measure a scene: by backend, milliseconds by setting and the spread of never / auto."""
-    decodes = {name: Decode(scene, num_layers, name) for name in backends}
-    times: dict[tuple[str, str], list[float]] = {
-        (name, setting): [] for name in backends for setting in get_args(ReadOnce)
-    }
-    for name, setting in times:
-        decodes[name].run(setting)  # the first touches fresh memory
-    for _ in range(rounds):
-        for (name, setting), found in times.items():
-            found.append(decodes[name].run(setting))
-    return {name: _figures({s: times[name, s] for s in get_args(ReadOnce)}) for name in backends}
+def step_of(scene: Scene, tables: list["array[int]"]) -> StepPlan:
+    """Let every sequence of a scene decode one token."""
+    last = scene.shared + scene.document + scene.private - 1
+    return StepPlan(
+        tuple(
+            ScheduledSequence(SequenceId(i), array("I", [0]), last, (table,))
+            for i, table in enumerate(tables)
+        )
+    )
 
 
-def _figures(times: dict[str, list[float]]) -> dict[str, float]:
-    ratios = [never / auto for never, auto in zip(times["never"], times["auto"], strict=True)]
-    figures = {setting: median(found) for setting, found in times.items()}
-    return {**figures, "lowest": min(ratios), "highest": max(ratios)}
+def measure(scene: Scene, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Measure a scene: by kind of attention, milliseconds by setting and ratios to ``never``."""
+    found = {}
+    for name in options.backends:
+        decode = Decode(scene, options.layers, name)
+        runs: list[tuple[str, ReadOnce]] = [(setting, setting) for setting in SETTINGS]
+        runs.append((AGAIN, "never"))
+        times: Times = {label: [] for label, _ in runs}
+        for round_ in range(-1, options.rounds):  # the first touches fresh memory
+            turned = runs[round_ % len(runs) :] + runs[: round_ % len(runs)]
+            for label, setting in turned:
+                time_ms = decode.run(setting, CLOCKS[options.clock])
+                if round_ >= 0:
+                    times[label].append(time_ms)
+        found[name] = figures_of(times)
+    return found
 
 
-def sweep() -> Iterator[Scene]:
+def figures_of(times: Times) -> dict[str, Any]:
+    """Return the median of each setting, and quartiles of its ratio to ``never`` in each round."""
+    figures: dict[str, Any] = {label: median(found) for label, found in times.items()}
+    for label, found in times.items():
+        ratios = [one / other for one, other in zip(found, times["never"], strict=True)]
+        quarters = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        figures[f"{label} / never"] = quarters
+    return figures
+
+
+def sweep(options: argparse.Namespace) -> Iterator[Scene]:
     """Scenes from what cannot pay to what must."""
-    for num_sequences in (2, 4, 16):
-        for shared in (16, 32, 64, 128, 256, 512, 1_024):
-            yield Scene(f"{num_sequences} on {shared}", num_sequences, shared)
+    for own, num_sequences, shared in product(options.own, options.decodes, options.shared):
+        name = f"{num_sequences} on {shared}, {own} own"
+        yield Scene(name, num_sequences, shared, private=own)
 
 
-def main() -> None:
-    """Read the command line, measure and print."""
+def parse() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sweep", action="store_true", help="find where it begins to pay")
-    parser.add_argument("--attention", choices=("native", "torch"), help="one backend alone")
+
+    def numbers(text: str) -> list[int]:
+        return [int(number) for number in text.split(",")]
+
+    parser.add_argument("--sweep", action="store_true", help="look for where it is slower")
+    parser.add_argument("--decodes", type=numbers, default="1,2,4,8,16,32,64")
+    parser.add_argument("--shared", type=numbers, default="16,64,128,512,2048,8192")
+    parser.add_argument("--own", type=numbers, default="16,64")
+    parser.add_argument("--attention", choices=("native", "torch"), help="one kind alone")
+    parser.add_argument("--isa", choices=[isa.name for isa in Isa], help="instructions to use")
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: of one thread")
     parser.add_argument("--json", type=Path, help="write the figures there as well")
+    parser.add_argument("--plot", type=Path, help="draw the sweep's ratios there")
     options = parser.parse_args()
+    options.backends = [options.attention or "native"]
+    if not options.sweep and options.attention is None:
+        options.backends = ["native", "torch"]
+    return options
+
+
+def main() -> None:
+    """Measure and print."""
+    options = parse()
     torch.set_num_threads(options.threads)
-    scenes = tuple(sweep()) if options.sweep else SCENES
-    backends = [options.attention] if options.attention else ["native", "torch"]
+    if (native := library()) is not None and options.isa is not None:
+        use_isa(native, Isa[options.isa])
+    isa = options.isa or (best_isa(native).name if native is not None else "none")
+    scenes = tuple(sweep(options)) if options.sweep else SCENES
     found = {
-        scene.name: {
-            **asdict(scene),
-            "attention": measure(scene, options.layers, options.rounds, backends),
-        }
+        scene.name: {**asdict(scene), "attention": measure(scene, options)}
         for scene in tqdm(scenes, unit="scene")
     }
-    _print(found, options)
+    how = (
+        f"{options.layers} layers, {options.threads} threads, {options.clock} clock, "
+        f"{platform.machine()} with {isa}, {options.rounds} rounds"
+    )
+    show(found, how)
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1))
+    if options.plot is not None:
+        draw(found, how, options.plot)
 
 
-def _print(found: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
-    table = Table(
-        title=f"Attention of one decode step, {options.layers} layers, "
-        f"{options.threads} threads, {platform.machine()}, medians of {options.rounds}"
-    )
-    table.add_column("sequences")
-    table.add_column("attention")
-    for column in ("never", "always", "auto", "never / always", "never / auto", "of a round"):
-        table.add_column(column, justify="right")
+def show(found: dict[str, dict[str, Any]], how: str) -> None:
+    """Print a table, and which scene is the worst."""
+    table = Table("sequences", "attention", title=f"Attention of one decode step: {how}")
+    for column in (*SETTINGS, *(f"{label} / never" for label in LABELS)):
+        table.add_column(column, justify="right", no_wrap=True)
     rows = [(name, *row) for name, scene in found.items() for row in scene["attention"].items()]
     for name, backend, row in rows:
-        table.add_row(
-            name,
-            backend,
-            *(f"{row[setting]:.2f} ms" for setting in ("never", "always", "auto")),
-            f"{row['never'] / row['always']:.2f}",
-            f"{row['never'] / row['auto']:.2f}",
-            f"{row['lowest']:.2f} to {row['highest']:.2f}",
-        )
-    Console().print(table)
+        times = [f"{row[setting]:.2f} ms" for setting in SETTINGS]
+        table.add_row(name, backend, *times, *map(_spread, (row[f"{la} / never"] for la in LABELS)))
+    console = Console(width=140)
+    console.print(table)
+    for label in LABELS[1:]:
+        worst = max(rows, key=lambda row: row[2][f"{label} / never"][1])
+        slowest = _spread(worst[2][f"{label} / never"])
+        console.print(f"slowest of {label} / never: {slowest}, {worst[0]}, {worst[1]}")
+
+
+def _spread(quarters: list[float]) -> str:
+    low, middle, high = quarters
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def draw(found: dict[str, dict[str, Any]], how: str, path: Path) -> None:
+    """Draw ``auto / never`` by decodes and shared tokens, beside ``never`` against itself."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    scenes = list(found.values())
+    owns = sorted({scene["private"] for scene in scenes})
+    decodes = sorted({scene["num_sequences"] for scene in scenes})
+    shared = sorted({scene["shared"] for scene in scenes})
+    figure, axes = pyplot.subplots(
+        len(owns), 2, squeeze=False, figsize=(11, 1 + 3 * len(owns)), layout="constrained"
+    )
+    for (row, own), (column, label) in product(enumerate(owns), enumerate(("auto", AGAIN))):
+        axis = axes[row][column]
+        values = [[0.0] * len(shared) for _ in decodes]
+        for scene in (scene for scene in scenes if scene["private"] == own):
+            at = decodes.index(scene["num_sequences"]), shared.index(scene["shared"])
+            values[at[0]][at[1]] = scene["attention"]["native"][f"{label} / never"][1]
+        axis.imshow(values, cmap="RdBu_r", vmin=0.5, vmax=1.5, aspect="auto")
+        for y, x in product(range(len(decodes)), range(len(shared))):
+            axis.text(x, y, f"{values[y][x]:.2f}", ha="center", va="center", fontsize=8)
+        axis.set_xticks(range(len(shared)), [f"{tokens:,}" for tokens in shared])
+        axis.set_yticks(range(len(decodes)), map(str, decodes))
+        axis.set(title=f"{label} / never, {own} own tokens", xlabel="shared tokens")
+        axis.set_ylabel("decodes")
+    figure.suptitle(f"Time of a step's attention; below 1 is faster\n{how}", fontsize=10)
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

@@ -30,9 +30,12 @@ class Tables:
 
     num_blocks = 1000
 
-    def __init__(self, shape: Shape, released: int | None = None) -> None:
+    def __init__(
+        self, shape: Shape, released: int | None = None, num_blocks: int = num_blocks
+    ) -> None:
         scene = Scene.__new__(Scene)  # its tables alone: nothing is allocated, nothing computed
         scene.shape = shape
+        self.num_blocks = num_blocks
         self.padding = self.num_blocks
         free = iter(np.random.default_rng(1).permutation(self.num_blocks).tolist())
         size = shape.block_size
@@ -237,7 +240,7 @@ def test_the_dearest_item_comes_first():
 def test_sharing_pays_by_the_keys_that_are_not_read_again():
     """On AMX, nine blocks for two decodes do; two prompts of 60 new tokens need more than 38.
 
-    With other instructions products cost more, and a row asks for four times as many.
+    With other instructions products cost more, and a row asks for twice as many.
     """
 
     def shares(new: int, num_blocks: int, isa: Isa = Isa.AMX) -> bool:
@@ -247,7 +250,50 @@ def test_sharing_pays_by_the_keys_that_are_not_read_again():
 
     assert shares(1, 9) and shares(60, 39)
     assert not shares(1, 8) and not shares(60, 38) and not shares(4, 10)
-    assert shares(1, 11, Isa.AVX2) and not shares(1, 10, Isa.AVX2)
+    assert shares(1, 10, Isa.AVX2) and not shares(1, 9, Isa.AVX2)
+
+
+@pytest.mark.parametrize("isa", [Isa.AMX, Isa.AVX512])
+@pytest.mark.parametrize("num_threads", [1, 2, 16])
+@pytest.mark.parametrize("num_decodes", [1, 2, 3, 4, 8, 16, 64])
+def test_where_nothing_is_worth_sharing_auto_plans_what_never_plans(
+    num_decodes: int, num_threads: int, isa: Isa
+):
+    """The same rows, segments, items and parts: what is the same cannot be slower."""
+    sizes, kind = NativeLimits.of(isa), PlanKind(None, 2, 8, num_threads)
+    for num_blocks in range(13):
+        saved = 16 * num_blocks * (num_decodes - 1)
+        if saved > sizes.keys_per_run + sizes.keys_per_row * 2 * num_decodes:
+            break
+        cached = 16 * num_blocks + 24
+        likes = tuple((0, num_blocks) for _ in range(num_decodes))
+        tables = Tables(Shape(((cached, 1),) * num_decodes, likes, group=2, block_size=16))
+        auto, never = (
+            plan_tables(tables.metadata, kind, sizes, setting) for setting in ("auto", "never")
+        )
+        for field in ("tokens", "positions", "blocks", "segments", "items"):
+            np.testing.assert_array_equal(getattr(auto, field), getattr(never, field))
+        assert auto.merges() == never.merges()
+
+
+@pytest.mark.parametrize("isa", [Isa.AMX, Isa.AVX512])
+@pytest.mark.parametrize("num_blocks", [1, 4, 8, 32, 128])
+@pytest.mark.parametrize("num_decodes", [2, 4, 16, 64])
+def test_auto_never_plans_more_than_never(num_decodes: int, num_blocks: int, isa: Isa):
+    """Neither more items nor more readings; a shared run is one segment more for all who share."""
+    sizes, kind = NativeLimits.of(isa), PlanKind(None, 2, 8, 2)
+    likes = tuple((0, num_blocks) for _ in range(num_decodes))
+    shape = Shape(((16 * num_blocks + 24, 1),) * num_decodes, likes, group=2, block_size=16)
+    tables = Tables(shape, num_blocks=20_000)
+    auto, never = (
+        plan_tables(tables.metadata, kind, sizes, setting, tables.num_blocks + 1)
+        for setting in ("auto", "never")
+    )
+
+    assert len(auto.items) <= len(never.items)
+    assert len(auto.blocks) <= len(never.blocks)
+    assert auto.laid.num_segments <= never.laid.num_segments + 1
+    assert auto.reads().total() <= never.reads().total()
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ class NativeLimits:
     Attributes:
         item_rows: Rows whose running state stays in a core's cache besides the keys that are
             being read.
-        keys_per_run: Keys that could be read in the time that it takes to walk from a shared run
-            to the tails.
+        keys_per_run: Keys that must be saved besides, since what is read again soon comes from a
+            core's cache, in half the time.
         keys_per_row: Keys that could be read in the time that a row needs to go from one segment
             to the next: the last tiles of a segment are not full, and products may cost so
             much that nobody waits for keys anyway.
@@ -76,7 +76,7 @@ class NativeLimits:
 
     item_rows: int = 512
     keys_per_run: float = 128.0
-    keys_per_row: float = 16.0
+    keys_per_row: float = 8.0
     row_cost: float = 0.1
     min_part: float = 512.0
     most_packed: float = 512.0
