@@ -280,7 +280,9 @@ def draw(found: dict[str, dict[str, Any]], how: str, path: Path) -> None:
             values[at[0]][at[1]] = scene["attention"]["native"][f"{label} / never"][1]
         axis.imshow(values, cmap="RdBu_r", vmin=0.5, vmax=1.5, aspect="auto")
         for y, x in product(range(len(decodes)), range(len(shared))):
-            axis.text(x, y, f"{values[y][x]:.2f}", ha="center", va="center", fontsize=8)
+            ink = "white" if values[y][x] < 0.6 else "black"
+            number = f"{values[y][x]:.2f}"
+            axis.text(x, y, number, ha="center", va="center", fontsize=8, color=ink)
         axis.set_xticks(range(len(shared)), [f"{tokens:,}" for tokens in shared])
         axis.set_yticks(range(len(decodes)), map(str, decodes))
         axis.set(title=f"{label} / never, {own} own tokens", xlabel="shared tokens")

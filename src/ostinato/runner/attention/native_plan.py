@@ -79,7 +79,7 @@ class NativeLimits:
     keys_per_row: float = 8.0
     row_cost: float = 0.1
     min_part: float = 512.0
-    most_packed: float = 512.0
+    most_packed: float = 1024.0
     tasks_per_thread: int = 4
 
     @classmethod
