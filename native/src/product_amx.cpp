@@ -135,9 +135,8 @@ void multiply(const ost_product &p, int64_t first, int64_t last) {
 }  // namespace
 
 void product_amx(const ost_product &product, int64_t first, int64_t last) {
-  constexpr ProductKernel kernels[] = {multiply<1>, multiply<2>, multiply<3>, multiply<4>};
-  static_assert(kFewTileRows == 4 * kGroupRows, "a kernel for each number of groups");
-  kernels[(product.num_rows - 1) / kGroupRows](product, first, last);
+  static_assert(kFewTileRows <= 2 * kGroupRows, "a kernel for each number of groups");
+  (product.num_rows > kGroupRows ? multiply<2> : multiply<1>)(product, first, last);
 }
 
 }  // namespace ost

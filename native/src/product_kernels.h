@@ -11,7 +11,7 @@ constexpr int kTileOutputs = 32;
 using ProductKernel = void (*)(const ost_product &product, int64_t first, int64_t last);
 
 constexpr int kVectorRows = 8;   // up to here vectors keep up with the memory
-constexpr int kFewTileRows = 128;  // up to here a weight takes longer to read than to multiply with
+constexpr int kFewTileRows = 48;  // up to here a weight takes longer to read than to multiply with
 
 void product_avx512_bf16(const ost_product &product, int64_t first, int64_t last);
 void product_amx(const ost_product &product, int64_t first, int64_t last);

@@ -22,7 +22,7 @@ int64_t place(int64_t output, int64_t i, int64_t num_inputs) {
 // Few rows, as many as the kernels for few take, or so many that they go in blocks.
 int32_t rows_of(Random &random) {
   const int32_t most = std::min(ost_ops_product_rows(), 600);
-  return random.between(1, random.chance(0.5) ? std::min(most, 128) : most);
+  return random.between(1, random.chance(0.5) ? std::min(most, 64) : most);
 }
 
 void check(uint32_t seed) {
