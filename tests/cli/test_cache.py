@@ -69,7 +69,7 @@ def test_estimates_are_drawn_when_there_are_some(cache):
     answer = json.loads(cache("stats", "--json"))
     assert answer["ghosts"] == [] and "Would hit" not in cache("stats")
     row = {"num_blocks": 1_024, "hit_ratio": 0.4321, "num_requests": 5_000}
-    row |= {"low": 0.4123, "high": 0.4519, "num_sampled_blocks": 700}
+    row |= {"low": 0.4123, "high": 0.4519, "num_sampled_blocks": 700, "num_later_requests": 812}
     answer["ghosts"] = [
         {"memory": 1.0, "policy": "arc", **row},
         {"memory": 2.0, "policy": "lru", **row},
@@ -78,7 +78,7 @@ def test_estimates_are_drawn_when_there_are_some(cache):
     draw_stats(console, answer)
     drawn = console.export_text()
     assert "Would hit" in drawn and "1,024" in drawn and "43.2%" in drawn and "5,000" in drawn
-    assert "41.2% and 45.2%" in drawn
+    assert "41.2% and 45.2%" in drawn and "812" in drawn
     assert drawn.index("2 x") < drawn.index("1 x")
 
 

@@ -159,6 +159,8 @@ def test_what_other_sizes_and_policies_would_find_is_a_gauge_each(llm) -> None:
         assert row["hit_ratio"] == pytest.approx(ghost.hit_ratio, abs=1e-6)
         assert [row["low"], row["high"]] == pytest.approx(ends, abs=1e-6)
         assert row["num_requests"] == ghost.num_requests
+        later = page.value("ostinato_ghost_later_requests", **labels)
+        assert later == row["num_later_requests"] == ghost.num_later_requests
     half, double, _ = (ghost.hit_ratio for ghost in ghosts if ghost.policy == "reuse_hazard")
     assert double > half + 0.1, "seven prompts need more room than there is"
 

@@ -21,8 +21,11 @@ Files in reading order, the plain path first:
 * ``chronicle``: what was cached, and why did it go?
 * ``events``, ``journal``: what is noted of what happens, and what may outsiders learn?
 * ``allocator``: how are blocks taken for somebody?
-* ``tally``: what did another cache find more or less, and how sure is that?
-* ``small_cache``, ``sample``, ``episode``: what would another cache find of a part of the traffic?
+* ``anchor``, ``tally``: what has been found, what did another cache find more or less, and how sure
+  is that?
+* ``small_cache``, ``learned_cache``, ``sample``, ``likenesses``, ``episode``: what would another
+  cache find of a part of the traffic?
+* ``answers``: what is known by now of other sizes and policies?
 * ``ghost``: what would more memory bring, or another policy, and what may it cost to know?
 * ``groups``: what does a sequence hold, over all groups of layers at once?
 * ``lease_book``, ``custody``: what may an administrator ask?

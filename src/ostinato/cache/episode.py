@@ -7,33 +7,33 @@ as much smaller as the sample is than the traffic are served the same turns::
                         └──► one in four ──► log ──► small caches: other policies
                                                      as credit allows, by turns
 
-Where the cache's own policy is not LRU, sizes are played by small caches as well.
-
-Likenesses start empty. So does the cache in the first episode; in later ones they count from the
-moment on at which four times the size is filled, or from half of the log on.
+Where the cache's own policy has an account against LRU, its sizes are LRU's, and what it finds
+more: that is played by learned caches. Under any other policy sizes are played by small caches as
+well, and there is no stack.
 """
 
 from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
+from ostinato.cache.anchor import BESIDE_LRU, Counted, Watched
+from ostinato.cache.likenesses import (
+    ALL,
+    LEAST_SAMPLED,
+    MOST_LOGGED,
+    SIZES,
+    Baseline,
+    LearnedSizes,
+    Likeness,
+    LruSizes,
+    Player,
+    Which,
+)
 from ostinato.cache.sample import Sampler, TrafficLog
-from ostinato.cache.small_cache import LruStack, SampledTurn, SmallCache
-from ostinato.cache.stats import LookupCounts
-from ostinato.cache.tally import NUM_PARTS, SoFar, Tally
+from ostinato.cache.small_cache import SampledTurn
+from ostinato.cache.tally import SoFar, Tally
 from ostinato.core.config import CacheConfig, PolicyName
-
-SIZES = (0.5, 2.0, 4.0)
-"""Multiples of the memory for which estimates are made."""
-
-Which = tuple[float, PolicyName]
-"""A multiple of the memory and a policy."""
-
-LEAST_SAMPLED, MOST_LOGGED = 4096, 2048
-"""Sampled blocks after which another episode may follow, each as often as it is in use; and the
-most that are logged for small caches."""
 
 _LEAST_BLOCKS, _LEAST_LOGGED_BLOCKS = 32, 16
 """A stack and small caches of fewer blocks are no likeness of a large one."""
@@ -66,7 +66,7 @@ class EpisodePlan:
     step: int
 
     @staticmethod
-    def of(config: CacheConfig, counts: LookupCounts) -> "EpisodePlan":
+    def of(config: CacheConfig, counts: Counted) -> "EpisodePlan":
         """Plan an episode by what the cache has seen.
 
         A request of mean length has one sampled block at most: a second one tells less than
@@ -78,14 +78,15 @@ class EpisodePlan:
         stride = min(scarcest, max(1.0, mean_blocks, num_blocks / most))
         scarcest = max(1.0, num_blocks / min(most, _LEAST_LOGGED_BLOCKS))
         logged = min(scarcest, max(_SPARSER * stride, mean_blocks / _LOGGED_PER_REQUEST))
-        if config.policy != "lru":  # all is played by small caches, and no stack is paid
+        if config.policy not in BESIDE_LRU:  # all is played by small caches, and no stack is paid
             stride = logged = max(1.0, logged / 2)
         return EpisodePlan(stride, logged / stride, max(1, int(mean_blocks / _ASKED)))
 
 
-Departure = tuple["array[int]", list[tuple[int, int]], int, int, float]
+Departure = tuple["array[int]", list[tuple[int, int]], int, int, float, int]
 """Of a request that has ended: names of its chosen blocks, where they begin, how many tokens were
-looked up and how many generated, and when that was by the cache's clock."""
+looked up and how many generated, when that was by the cache's clock, and the class of what it let
+go of."""
 
 
 class Episode:
@@ -101,8 +102,7 @@ class Episode:
         self,
         number: int,
         plan: EpisodePlan,
-        config: CacheConfig,
-        counts: LookupCounts,
+        watched: Watched,
         tally: Callable[[Which], Tally],
         seed: int = 0,
     ) -> None:
@@ -111,29 +111,39 @@ class Episode:
         Args:
             number: From 0 on; likenesses in episode 0 are compared from its begin on.
             plan: Its sizes.
-            config: Of the cache.
-            counts: What the cache has found.
+            watched: What it is about.
             tally: Keeps what was found by a size and policy.
             seed: Of the sample.
         """
+        config, is_cold = watched.config, number == 0
         self.plan, self.num_sampled = plan, 0
         self.sampler = Sampler(config.block_size, plan.stride, plan.step, number + (seed << 16))
-        self._block_size, self._counts = config.block_size, counts
+        self._block_size, self._counts = config.block_size, watched.counts
         self._limit = self.sampler.limit_of(1 / plan.sparser)
         self._log = TrafficLog()
-        own, is_cold = config.policy, number == 0
-        self._sizes: _Sizes | None = None
-        if own == "lru":
-            tallies = {memory: tally((memory, own)) for memory in SIZES}
+        self._sizes: LruSizes | None = None
+        if config.policy in BESIDE_LRU:
+            sizes = SIZES if config.policy == "lru" else (*SIZES, ALL)
+            tallies = {memory: tally((memory, "lru")) for memory in sizes}
             small = max(1, round(config.num_blocks / plan.stride))
-            self._sizes = _Sizes(small, plan.stride, tallies, is_cold=is_cold)
-        unit = plan.stride * plan.sparser
-        small = max(1, round(config.num_blocks / unit))
-        self._own = _Own(own, small, self._log, is_cold=is_cold)
-        self._players = [
-            _Player(which, small, unit, self._own, self._log, tally(which))
-            for which in _others(own)
+            self._sizes = LruSizes(small, plan.stride, tallies, is_cold=is_cold)
+        self._players = self._cast(watched, tally, is_cold=is_cold)
+
+    def _cast(
+        self, watched: Watched, tally: Callable[[Which], Tally], *, is_cold: bool
+    ) -> list[Likeness]:
+        """Make those who are served the log."""
+        own, unit, log = watched.config.policy, self.plan.stride * self.plan.sparser, self._log
+        small = max(1, round(watched.config.num_blocks / unit))
+        baseline = Baseline("lru" if self._sizes else own, small, log, is_cold=is_cold)
+        players: list[Likeness] = [
+            Player(which, small, unit, baseline, log, tally(which)) for which in _others(own)
         ]
+        if watched.experience is not None:
+            tallies = {memory: tally((memory, own)) for memory in sorted((*SIZES, 1.0))}
+            known = watched.experience, log, tallies
+            players.append(LearnedSizes(small, unit, *known, is_cold=is_cold))
+        return players
 
     @property
     def is_played(self) -> bool:
@@ -148,7 +158,7 @@ class Episode:
 
     def note(self, left: "Departure") -> None:
         """Take a request that has ended."""
-        names, chosen, num_looked_up, num_outputs, at_s = left
+        names, chosen, num_looked_up, num_outputs, at_s, kinds = left
         size, counts = self._block_size, self._counts
         last = (num_looked_up - 1) // size * size
         num_asked = len(chosen)
@@ -163,7 +173,7 @@ class Episode:
             places = array("I", [chosen[at][0] // size for at in kept])
             names = array("I", [names[at] for at in kept])
             num_asked = sum(at < num_asked for at in kept)
-            turn = SampledTurn(names, places, num_asked, at_s, num_outputs)
+            turn = SampledTurn(names, places, num_asked, at_s, num_outputs, kinds)
             log.add(turn, SoFar.of(counts))
 
     def seen(self) -> None:
@@ -191,122 +201,10 @@ class Episode:
         return True
 
 
-class _Sizes:
-    """LRU at every size, from one stack."""
-
-    def __init__(
-        self, num_blocks: int, unit: float, tallies: dict[float, Tally], *, is_cold: bool
-    ) -> None:
-        self._own = num_blocks
-        self._unit = unit
-        self._stack = LruStack(max(1, int(max(SIZES) * num_blocks)))
-        self._rows = [
-            (max(1, round(memory * num_blocks)), tally) for memory, tally in tallies.items()
-        ]
-        self._counts_from = 0 if is_cold else LEAST_SAMPLED // 2
-        self._num_served, self._is_counting = 0, False
-
-    def serve(self, names: "array[int]", num_asked: int, counts: LookupCounts) -> None:
-        """Take a turn."""
-        found = self._stack.serve(names, num_asked)
-        self._num_served += len(names)
-        if not self._is_counting:
-            if self._num_served < self._counts_from and not self._stack.is_full:
-                return
-            self._is_counting = True
-            for _, tally in self._rows:
-                tally.begin(
-                    SoFar.of(counts) if self._counts_from else SoFar(), self._own, self._unit
-                )
-        own, part = bisect_right(found, self._own), names[0] % NUM_PARTS
-        for size, tally in self._rows:
-            tally.add(part, num_asked, own, bisect_right(found, size), self._unit)
-
-    def seen(self, counts: LookupCounts) -> None:
-        """Note how far the traffic has come."""
-        if self._is_counting:
-            so_far = SoFar.of(counts)
-            for _, tally in self._rows:
-                tally.reach(so_far)
-
-
-class _Own:
-    """The cache's own policy at its own size; it is as far as the player that is furthest."""
-
-    def __init__(
-        self, policy: PolicyName, num_blocks: int, log: TrafficLog, *, is_cold: bool
-    ) -> None:
-        self._log, self._num_blocks = log, num_blocks
-        self._likeness = LruStack(num_blocks) if policy == "lru" else SmallCache(num_blocks, policy)
-        self._found = array("I")  # by turn
-        self._num_missed = self._num_served = 0
-        self.counts_from: int | None = 0 if is_cold else None
-
-    def found(self, number: int, turn: SampledTurn) -> int:
-        """Say what it found of a turn."""
-        if number < len(self._found):
-            return self._found[number]
-        names = turn.names
-        if isinstance(self._likeness, LruStack):
-            hits = len(self._likeness.serve(names, turn.num_asked))
-        else:
-            hits = self._likeness.serve(turn)
-        self._found.append(hits)
-        self._num_served += len(names)
-        self._num_missed += len(names) - hits
-        enough = max(SIZES) * self._num_blocks
-        if self.counts_from is None and (
-            self._num_missed >= enough or self._num_served >= MOST_LOGGED // 2
-        ):
-            self.counts_from = number + 1
-        return hits
-
-
-class _Player:
-    """Another policy or size.
-
-    Attributes:
-        position: Turns that it was served.
-        took_s: What they took.
-        share: What it may take, beside others.
-    """
-
-    def __init__(
-        self,
-        which: Which,
-        num_blocks: int,
-        unit: float,
-        own: _Own,
-        log: TrafficLog,
-        tally: Tally,
-    ) -> None:
-        memory, policy = which
-        self.position, self.took_s = 0, 0.0
-        self.share = 1 if memory == 1.0 else 4
-        self._size = max(1, round(memory * num_blocks))
-        self._cache = SmallCache(self._size, policy)
-        self._own, self._log, self._tally, self._unit = own, log, tally, unit
-
-    def serve(self, num_turns: int) -> None:
-        """Take the next turns from the log."""
-        log, tally, unit = self._log, self._tally, self._unit
-        first = self._own.counts_from
-        for number in range(self.position, self.position + num_turns):
-            turn = log.turn(number)
-            own, other = self._own.found(number, turn), self._cache.serve(turn)
-            first = self._own.counts_from
-            if first is None or number < first:
-                continue
-            if number == first:
-                tally.begin(log.so_far(number) if first else SoFar(), self._size, unit)
-            tally.add(turn.names[0] % NUM_PARTS, turn.num_asked, own, other, unit)
-        self.position += num_turns
-        if first is not None and first < self.position:
-            tally.reach(log.so_far(self.position - 1))
-
-
 def _others(own: PolicyName) -> Sequence[Which]:
-    """List what small caches play: other policies, and sizes of the cache's own if not LRU."""
+    """List what small caches play: other policies, and sizes where no stack tells of them."""
     policies: tuple[PolicyName, ...] = get_args(PolicyName)
-    others: list[Which] = [(1.0, policy) for policy in policies if policy != own]
-    return others if own == "lru" else [*((memory, own) for memory in SIZES), *others]
+    if own in BESIDE_LRU:
+        return [(1.0, policy) for policy in policies if policy not in (own, "lru")]
+    others = [(1.0, policy) for policy in policies if policy != own]
+    return [*((memory, own) for memory in SIZES), *others]

@@ -16,9 +16,7 @@ ghost does is paid from it, and what is not paid for is not done. Two things are
 * what is played while the engine has nothing else to do. That is lent, and paid back before
   another episode begins.
 
-A cache of half, double or four times the size differs from a small one of this size as the large
-ones would differ, so an estimate is the hit ratio that was measured, plus what the small caches
-differ by. It comes with the interval that it is within, and not before that is of ten points.
+What small caches find beside each other is kept in tallies, and ``answers`` are made of these.
 
 Source: many small caches: Waldspurger, Saemundsson, Ahmad, Park, Cache modeling and optimization
 using miniature simulations, ATC 2017; the sample: ``sample``; intervals: ``tally``.
@@ -28,17 +26,17 @@ import time
 from collections.abc import Callable
 from math import inf
 
+from ostinato.cache.accounts import Accounts
+from ostinato.cache.anchor import LruInItsPlace, Watched
+from ostinato.cache.answers import Answers
 from ostinato.cache.block_table import BlockTable
-from ostinato.cache.episode import Departure, Episode, EpisodePlan, Which
+from ostinato.cache.episode import Departure, Episode, EpisodePlan
+from ostinato.cache.policies.reuse_hazard import ReuseHazard
 from ostinato.cache.stats import GhostEstimate, LookupCounts
-from ostinato.cache.tally import LEARNERS_LIKENESS, LIKENESS, Tally
 from ostinato.core.config import CacheConfig
 
 ALLOWANCE_S, ALLOWED_REQUESTS = 0.1, 8192
 """Processor time that is given once, and the requests over which it is given out."""
-
-TOO_WIDE = 0.1
-"""An interval that is wider says nothing yet."""
 
 _ADMISSIONS = 0.8
 """Admissions whose time is the cache's, as credit goes: a request takes 2 where every request
@@ -90,6 +88,7 @@ class Ghost:
         config: CacheConfig,
         clock: Callable[[], float],
         counts: LookupCounts,
+        accounts: Accounts,
         timer: Callable[[], float] = time.thread_time,
     ) -> None:
         """Watch a cache.
@@ -98,10 +97,16 @@ class Ghost:
             config: Of the cache.
             clock: The cache's.
             counts: What the cache has found.
+            accounts: Whose policies may know what LRU would have found.
             timer: Seconds of processor time.
         """
         self.num_seen, self.due, self.is_recording, self.timer = 0, _FIRST, False, timer
         self._config, self._clock, self._counts = config, clock, counts
+        own = accounts.common.policy
+        self._experience = own if isinstance(own, ReuseHazard) else None
+        found = LruInItsPlace(counts, accounts, config.block_size) if self._experience else counts
+        self._watched = Watched(config, found, self._experience)
+        self._answers = Answers(counts, self._watched)
         self.spent_s, self.seed = 0.0, 0
         self._earned_s = 0.0 if config.ghost_share < 1 else inf
         self._num_paid = 0  # requests of whose time the share is in the credit
@@ -110,7 +115,6 @@ class Ghost:
         self._num_noted, self._noting_s = 0, 0.0  # requests that were, and what that took
         self._lent_s = 0.0  # what was played in spare moments while this was recorded
         self._num_episodes = 0
-        self._tallies: dict[Which, Tally] = {}
         self._episode: Episode | None = None
 
     @property
@@ -185,8 +189,10 @@ class Ghost:
         started = self.timer() if is_timed else 0.0
         chosen = episode.sampler.choose(key, num_tokens)
         if chosen:
-            names, outputs = episode.sampler.names(key, chosen), table.turn.num_output_tokens
-            self._departed.append((names, chosen, table.num_watched, outputs, self._clock()))
+            names, turn, learned = episode.sampler.names(key, chosen), table.turn, self._experience
+            kinds = 0 if learned is None else learned.kinds_of(turn)
+            tokens = table.num_watched, turn.num_output_tokens
+            self._departed.append((names, chosen, *tokens, self._clock(), kinds))
         if is_timed:  # for as many as are noted at once
             self._noting_s += self._pay(started, _AT_ONCE)
         self._num_left += 1
@@ -208,27 +214,17 @@ class Ghost:
         self._play_until(inf)
 
     def estimates(self) -> tuple[GhostEstimate, ...]:
-        """Return what others would have found, by what was played so far.
-
-        Those are left out whose interval is wider than ten points.
-        """
+        """Return what others would have found, by what was played so far."""
         if self._episode is not None and self.is_recording:
             self._episode.seen()
-        found, config = [], self._config
-        for (memory, policy), tally in list(self._tallies.items()):
-            ratio, error = tally.estimate(self._counts, config.block_size, config.num_blocks)
-            if 2 * error <= TOO_WIDE:
-                num_blocks = int(memory * config.num_blocks)
-                rests_on = tally.num_blocks, memory, error, int(tally.covered.requests)
-                found.append(GhostEstimate(num_blocks, policy, ratio, *rests_on))
-        return tuple(found)
+        return self._answers.estimates()
 
     def _begin(self) -> None:
         """Watch from now on, if there is credit for that; the first time there is the allowance."""
         if self._num_episodes and self.credit_s < _WATCHED * self._note_s:
             return
         plan = EpisodePlan.of(self._config, self._counts)
-        known = self._config, self._counts, self._tally_of
+        known = self._watched, self._answers.tally
         self._episode = Episode(self._num_episodes, plan, *known, self.seed)
         self._num_episodes += 1
         self._lent_s = 0.0
@@ -270,9 +266,3 @@ class Ghost:
         if episode.is_played and not self.is_recording:
             self._episode = None
         return not episode.is_played
-
-    def _tally_of(self, which: Which) -> Tally:
-        memory, policy = which
-        learns = memory == 1.0 and "reuse_hazard" in (policy, self._config.policy)
-        likeness = LEARNERS_LIKENESS if learns else LIKENESS
-        return self._tallies.setdefault(which, Tally(likeness))

@@ -79,7 +79,8 @@ class CacheManager:
         self._copies: dict[tuple[int, int], list[CopyRun]] = {}
         self._tables: dict[int, BlockTable] = {}
         counts = self._journal.stats.first
-        self.ghost = Ghost(config, clock, counts) if _haunted(config) else None
+        accounts = self.pool.accounts
+        self.ghost = Ghost(config, clock, counts, accounts) if _haunted(config) else None
         self.custody = Custody(self.groups, self._journal, clock, self._tables, self.ghost)
 
     @property

@@ -107,7 +107,8 @@ class TrafficLog:
     def __init__(self) -> None:
         """Start empty."""
         self._names, self._places = array("I"), array("I")
-        self._ends, self._asked, self._outputs = array("I"), array("I"), array("I")
+        self._ends, self._asked = array("I"), array("I")
+        self._outputs, self._kinds = array("I"), array("I")
         self._at_s, self._so_far = array("d"), array("d")
 
     def __len__(self) -> int:
@@ -120,13 +121,14 @@ class TrafficLog:
         return len(self._names)
 
     def add(self, turn: SampledTurn, so_far: SoFar) -> None:
-        """Note a turn, and how far the whole traffic has come: 8 bytes per block and 44 more."""
-        names, places, num_asked, at_s, outputs = turn
+        """Note a turn, and how far the whole traffic has come: 8 bytes per block and 48 more."""
+        names, places, num_asked, at_s, outputs, kinds = turn
         self._names.extend(names)
         self._places.extend(places)
         self._ends.append(len(self._names))
         self._asked.append(num_asked)
         self._outputs.append(outputs)
+        self._kinds.append(kinds)
         self._at_s.append(at_s)
         self._so_far.extend(so_far)
 
@@ -139,6 +141,7 @@ class TrafficLog:
             self._asked[number],
             self._at_s[number],
             self._outputs[number],
+            self._kinds[number],
         )
 
     def so_far(self, number: int) -> SoFar:

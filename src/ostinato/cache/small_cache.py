@@ -48,6 +48,7 @@ class SampledTurn(NamedTuple):
         num_asked: How many of them were looked up: those of its prompt.
         at_s: When it ended.
         num_output_tokens: Tokens that were generated for it.
+        kinds: Class of what it let go of, by a policy that learns, uses left out.
     """
 
     names: "array[int]"
@@ -55,6 +56,7 @@ class SampledTurn(NamedTuple):
     num_asked: int
     at_s: float
     num_output_tokens: int
+    kinds: int = 0
 
     @property
     def key(self) -> PrefixKey:
@@ -72,10 +74,9 @@ class LruStack:
         self._ticks: list[int] = []  # the same numbers, in order
         self._tick = 0
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the largest size has evicted, or is about to."""
-        return len(self._ticks) >= self._most_blocks
+    def fills(self, num_blocks: int) -> bool:
+        """Whether a size has evicted, or is about to."""
+        return len(self._ticks) >= num_blocks
 
     def serve(self, names: "array[int]", num_asked: int) -> list[int]:
         """Use a turn's blocks.

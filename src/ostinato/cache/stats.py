@@ -67,6 +67,7 @@ class GhostEstimate:
         memory: Its size as a multiple of the cache's.
         error: By how much ``hit_ratio`` may be wrong either way, in 95 % of all samples.
         num_requests: Requests of the traffic that were sampled.
+        num_later_requests: Requests that came since the last of them, of which it knows nothing.
     """
 
     num_blocks: int
@@ -76,6 +77,7 @@ class GhostEstimate:
     memory: float = 1.0
     error: float = 0.0
     num_requests: int = 0
+    num_later_requests: int = 0
 
     @property
     def low(self) -> float:

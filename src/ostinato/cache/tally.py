@@ -15,10 +15,10 @@ Source: the sum of sampled blocks, over the share that is sampled: Horvitz, Thom
 spread of random groups: Wolter, Introduction to Variance Estimation, chapter 2.
 """
 
-from math import hypot, sqrt
+from math import exp, hypot, sqrt
 from typing import NamedTuple
 
-from ostinato.cache.stats import LookupCounts
+from ostinato.cache.anchor import Counted
 
 NUM_PARTS = 32
 
@@ -29,17 +29,18 @@ _LEAST_UNITS = 3.0
 """Sampled blocks by which any sum may be wrong: of what was not seen once, there may be as much as
 would be seen three times, in 95 % of all samples."""
 
-LIKENESS, LEARNERS_LIKENESS = 0.06, 0.15
+LIKENESS, LEARNED_LIKENESS, LEARNERS_LIKENESS = 0.06, 0.08, 0.15
 """By how much a small cache may differ from a large one, times the root of its blocks, by what
-``benchmarks/ghost.py`` finds; and under a policy that learns, and has less to learn from."""
+``benchmarks/ghost.py`` finds; under a policy that has learned; and under one that learns from the
+little that a small cache sees."""
 
 _DRIFT = 1.0
 """Share of the difference between the sampled traffic's hit ratio and that of all by which an
 estimate may be wrong as well: gains and losses are reckoned as shares, which change less."""
 
-_FILLING = 0.2
+_FILLING = 0.35
 """By how much an estimate may be wrong as well, times the root of the small cache's blocks, until
-the pool has been filled twice: it counts when exactly a small cache is full."""
+the pool has been filled three times: it counts when exactly a small cache is full."""
 
 _POOLS, _UNFILLED = 4.0, 0.05
 """Until a pool is full no policy loses anything, so what was sampled by then tells little of what
@@ -61,7 +62,7 @@ class SoFar(NamedTuple):
     requests: float = 0.0
 
     @staticmethod
-    def of(counts: LookupCounts) -> "SoFar":
+    def of(counts: Counted) -> "SoFar":
         """As the cache has counted."""
         return SoFar(counts.query_tokens, counts.hit_tokens, counts.num_requests)
 
@@ -83,6 +84,7 @@ class Tally:
 
     Attributes:
         num_blocks: Sampled blocks that were looked up.
+        reached: How far the traffic had come with the last of them.
     """
 
     __slots__ = (
@@ -92,10 +94,10 @@ class Tally:
         "_lost",
         "_missed",
         "_past",
-        "_reached",
         "_size",
         "_unit",
         "num_blocks",
+        "reached",
     )
 
     def __init__(self, likeness: float = LIKENESS) -> None:
@@ -109,12 +111,12 @@ class Tally:
         self._size = 0  # blocks of the smallest small cache
         self._unit = 1.0  # blocks of the traffic that one sampled block stands for
         self._past = SoFar()  # stretches of traffic that have ended
-        self._begun = self._reached = SoFar()  # where the running one began, and has come to
+        self._begun = self.reached = SoFar()  # where the running one began, and has come to
 
     @property
     def covered(self) -> SoFar:
         """The traffic that was sampled."""
-        return self._past.and_also(self._reached.beyond(self._begun))
+        return self._past.and_also(self.reached.beyond(self._begun))
 
     def begin(self, so_far: SoFar, size: int, unit: float) -> None:
         """Begin with another stretch of the traffic.
@@ -125,13 +127,13 @@ class Tally:
             unit: Blocks of which one is sampled.
         """
         self._past = self.covered
-        self._begun = self._reached = so_far
+        self._begun = self.reached = so_far
         self._size = min(size, self._size or size)
         self._unit = max(unit, self._unit)
 
     def reach(self, so_far: SoFar) -> None:
         """Note how far the traffic has come, sampled or not."""
-        self._reached = so_far
+        self.reached = so_far
 
     def add(self, part: int, num_asked: int, own: int, other: int, unit: float) -> None:
         """Add a turn.
@@ -151,9 +153,7 @@ class Tally:
         elif other < own:
             self._lost[part] += (own - other) * unit
 
-    def estimate(
-        self, counts: LookupCounts, block_size: int, num_blocks: int
-    ) -> tuple[float, float]:
+    def estimate(self, counts: Counted, block_size: int, num_blocks: int) -> tuple[float, float]:
         """Estimate what the other one would have found of all that was looked up.
 
         Args:
@@ -168,43 +168,76 @@ class Tally:
         covered, hit_ratio = self.covered, counts.hit_ratio
         if covered.tokens <= 0:
             return 0.0, 1.0
-        gain = _open_share(counts, block_size) / max(self._unit, sum(self._missed))
-        loss = block_size * (hit_ratio / covered.hits if covered.hits else 1 / covered.tokens)
-        ratio = hit_ratio + sum(self._gained) * gain - sum(self._lost) * loss
-        least = _LEAST_UNITS * self._unit * block_size / covered.tokens
-        likeness = self._likeness / sqrt(max(1, self._size))
-        error = max(least, hypot(_STUDENT * self._spread(gain, loss), likeness))
+        loss = hit_ratio / covered.hits if covered.hits else 1 / covered.tokens
+        difference, error = self._difference(counts, block_size, loss)
         error += self._unlike(counts, num_blocks * block_size)
-        return min(1.0, max(0.0, ratio)), error
+        return min(1.0, max(0.0, hit_ratio + difference)), error
 
-    def _spread(self, gain: float, loss: float) -> float:
-        """Return the standard error of the sample, of a ratio.
+    def excess(
+        self, beside: Counted, counts: Counted, block_size: int, num_blocks: int
+    ) -> tuple[float, float]:
+        """Estimate what the other one would have found more.
 
         Args:
-            gain: What a gained block adds to the ratio.
-            loss: What a lost one takes.
+            beside: What the one that it is set beside would have found.
+            counts: What was counted beside the sample.
+            block_size: Tokens per block.
+            num_blocks: Of the cache.
+
+        Returns:
+            Points of the hit ratio, and by how much they may be wrong, as ``estimate`` does.
         """
+        covered = self.covered
+        if covered.tokens <= 0:
+            return 0.0, 1.0
+        difference, error = self._difference(beside, block_size, 1 / covered.tokens)
+        return difference, error + self._unlike(counts, num_blocks * block_size)
+
+    def _difference(
+        self, counts: Counted, block_size: int, loss_per_token: float
+    ) -> tuple[float, float]:
+        """Return by how much ratios differ, and by how much that may be wrong."""
+        gain = _open_share(counts, block_size) / max(self._unit, sum(self._missed))
+        loss = block_size * loss_per_token
+        gained, lost = sum(self._gained) * gain, sum(self._lost) * loss
+        least = _LEAST_UNITS * self._unit * block_size / self.covered.tokens
         rate = sum(self._gained) / max(self._unit, sum(self._missed))
-        parts = [
-            (gained - rate * missed) * gain - lost * loss
-            for gained, missed, lost in zip(self._gained, self._missed, self._lost, strict=True)
-        ]
+        gains = [g - rate * m for g, m in zip(self._gained, self._missed, strict=True)]
+        likeness = self._likeness / sqrt(max(1, self._size))
+        sampled = (
+            _most_beyond(gained, gain * self._spread(gains)),
+            _most_beyond(lost, loss * self._spread(self._lost)),
+        )
+        return gained - lost, hypot(least, *sampled, likeness)
+
+    def _spread(self, parts: list[float]) -> float:
+        """Return the standard error of a sum, by the parts that it is of."""
         mean = sum(parts) / NUM_PARTS
         variance = sum((part - mean) ** 2 for part in parts) * NUM_PARTS / (NUM_PARTS - 1)
         return sqrt(variance * (1 - 1 / self._unit))  # of what is not sampled
 
-    def _unlike(self, counts: LookupCounts, pool_tokens: int) -> float:
+    def _unlike(self, counts: Counted, pool_tokens: int) -> float:
         """Return by how much a ratio may be wrong for what was sampled being unlike the rest."""
         covered, missed = self.covered, counts.query_tokens - counts.hit_tokens
         error = _DRIFT * abs(counts.hit_ratio - covered.hits / covered.tokens)
-        if missed < 2 * pool_tokens:
+        if missed < 3 * pool_tokens:
             error += _FILLING / sqrt(max(1, self._size))
         wanted = min(_POOLS * pool_tokens, missed - pool_tokens)
         filled = max(1.0, covered.tokens - covered.hits - pool_tokens)
         return error + _UNFILLED * max(0.0, wanted / filled - 1)
 
 
-def _open_share(counts: LookupCounts, block_size: int) -> float:
+def _most_beyond(total: float, spread: float) -> float:
+    """Return by how much a sum that is never negative may be larger than its sample says.
+
+    Few blocks that are asked for often make most of what is gained and lost, and a sample that
+    has missed them knows of no spread either. So errors are taken to be even in the logarithm:
+    of one block that was seen there may be seven, of ten nineteen.
+    """
+    return total * (exp(min(_STUDENT, _STUDENT * spread / total)) - 1) if total > 0 else 0.0
+
+
+def _open_share(counts: Counted, block_size: int) -> float:
     """Share of looked-up tokens that missed and might have hit in whole blocks.
 
     The last token of a prompt never hits, nor does what is left of its last block.

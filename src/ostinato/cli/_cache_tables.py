@@ -37,8 +37,8 @@ def draw_stats(console: Console, answer: dict[str, Any]) -> None:
 
 
 def _ghosts(rows: list[dict[str, Any]]) -> Table:
-    """Draw what other sizes and policies would have found."""
-    table = _table("Memory", ("Policy", "Blocks", "Would hit", "Between", "Requests"))
+    """Draw what other sizes and policies would have found, and what came since that was seen."""
+    table = _table("Memory", ("Policy", "Blocks", "Would hit", "Between", "Requests", "Since"))
     for row in sorted(rows, key=lambda row: (row["memory"] == 1.0, row["memory"], row["policy"])):
         table.add_row(
             Text(f"{row['memory']:g} x"),
@@ -47,6 +47,7 @@ def _ghosts(rows: list[dict[str, Any]]) -> Table:
             f"{row['hit_ratio']:.1%}",
             f"{row['low']:.1%} and {row['high']:.1%}",
             f"{row['num_requests']:,}",
+            f"{row['num_later_requests']:,}",
         )
     return table
 

@@ -31,6 +31,11 @@ def ghost_metrics(ghosts: Sequence[GhostEstimate]) -> Iterable[Metric]:
         "Requests of the traffic that the estimate rests on.",
         labels=["memory", "policy"],
     )
+    later = GaugeMetricFamily(
+        "ostinato_ghost_later_requests",
+        "Requests that came since the last that the estimate rests on.",
+        labels=["memory", "policy"],
+    )
     for ghost in ghosts:
         labels = [f"{ghost.memory:g}", ghost.policy]
         ratios.add_metric(labels, ghost.hit_ratio)
@@ -38,7 +43,8 @@ def ghost_metrics(ghosts: Sequence[GhostEstimate]) -> Iterable[Metric]:
         ends.add_metric([*labels, "high"], ghost.high)
         sampled.add_metric(labels, ghost.num_sampled)
         requests.add_metric(labels, ghost.num_requests)
-    yield from (ratios, ends, sampled, requests)
+        later.add_metric(labels, ghost.num_later_requests)
+    yield from (ratios, ends, sampled, requests, later)
 
 
 def ghost_rows(ghosts: Sequence[GhostEstimate]) -> list[dict[str, Any]]:
@@ -52,6 +58,7 @@ def ghost_rows(ghosts: Sequence[GhostEstimate]) -> list[dict[str, Any]]:
             "low": round(ghost.low, 6),
             "high": round(ghost.high, 6),
             "num_requests": ghost.num_requests,
+            "num_later_requests": ghost.num_later_requests,
             "num_sampled_blocks": ghost.num_sampled,
         }
         for ghost in ghosts

@@ -88,6 +88,18 @@ class ReuseHazard(EvictionPolicy):
         """Evicted blocks whose return would be noticed."""
         return self._memory.num_blocks
 
+    @property
+    def index(self) -> Sequence[float]:
+        """Hits per block-second by class and age bin, as fitted last; always the same array."""
+        return self._table.index
+
+    def kinds_of(self, turn: Turn) -> int:
+        """Return the class of what a turn lets go of, uses left out."""
+        share = turn.num_new_blocks / max(1e-9, self._new_per_turn.value)
+        kinds = 0 if turn.gap_s is None else bisect_right(_GAPS_S, turn.gap_s)
+        kinds = kinds * _SHAPE[2] + bisect_right(_OUTPUT_TOKENS, turn.num_output_tokens)
+        return kinds * _SHAPE[3] + bisect_right(_NEW_SHARES, share)
+
     # --- what comes and goes ---
 
     def add(self, entry: CacheEntry, turn: Turn | None) -> None:
@@ -265,10 +277,7 @@ class ReuseHazard(EvictionPolicy):
             self._recent.reorder()
         self._turn = turn
         self._new_per_turn.add(turn.num_new_blocks)
-        share = turn.num_new_blocks / max(1e-9, self._new_per_turn.value)
-        kinds = 0 if turn.gap_s is None else bisect_right(_GAPS_S, turn.gap_s)
-        kinds = kinds * _SHAPE[2] + bisect_right(_OUTPUT_TOKENS, turn.num_output_tokens)
-        self._kinds = kinds * _SHAPE[3] + bisect_right(_NEW_SHARES, share)
+        self._kinds = self.kinds_of(turn)
 
     def _end(self, cohort: Cohort, num_blocks: int) -> None:
         """Note that evicted blocks were asked for."""
@@ -326,6 +335,11 @@ class ReuseHazard(EvictionPolicy):
             if not cohort.leaves:
                 cells = self._recent if cohort.moment.is_recent else self._old
                 cells.discard(cohort, cohort.cell)
+
+
+def class_of(kinds: int, uses: int) -> int:
+    """Return the class of a block that was in use so often."""
+    return bisect_left(_USES, uses) * _CLASSES_PER_USES + kinds
 
 
 def _looked_up(turn: Turn | None, first: int, most: int) -> EvictedRun | None:
