@@ -17,7 +17,7 @@ constexpr float kLog2E = 1.44269504088896340736f;
 template <class Math>
 struct Held {
   typename Math::Operand *queries;  // (rows, key_dim)
-  float *weighted, *max, *sum;      // (rows, value_stride), (rows,), (rows,)
+  float *weighted, *max, *sums;     // (rows, value_stride), (rows,), (rows, 16)
   int32_t *first, *last;            // (rows,)
   typename Math::Stored *ragged;    // values of a group that is not full, (16, value_dim)
   typename Math::Stored *joined;    // values of a chunk side by side, where tiles want them so
@@ -28,7 +28,7 @@ struct Held {
     const int64_t weighted_bytes = rows * setting.value_stride * sizeof(float);
     const int64_t group_bytes = kGroup * setting.value_dim * sizeof(typename Math::Stored);
     const int64_t row_bytes = rows * 4;
-    char *p = static_cast<char *>(thread_scratch(query_bytes + weighted_bytes + 4 * row_bytes +
+    char *p = static_cast<char *>(thread_scratch(query_bytes + weighted_bytes + 19 * row_bytes +
                                                  (kChunkGroups + 1) * group_bytes + 8 * 64));
     const auto place = [&p](int64_t bytes) {
       char *at = p;
@@ -38,18 +38,14 @@ struct Held {
     queries = reinterpret_cast<typename Math::Operand *>(place(query_bytes));
     weighted = reinterpret_cast<float *>(place(weighted_bytes));
     max = reinterpret_cast<float *>(place(row_bytes));
-    sum = reinterpret_cast<float *>(place(row_bytes));
+    sums = reinterpret_cast<float *>(place(16 * row_bytes));
     first = reinterpret_cast<int32_t *>(place(row_bytes));
     last = reinterpret_cast<int32_t *>(place(row_bytes));
     ragged = reinterpret_cast<typename Math::Stored *>(place(group_bytes));
     joined = reinterpret_cast<typename Math::Stored *>(place(kChunkGroups * group_bytes));
-    std::memset(queries, 0, query_bytes);
-    std::memset(weighted, 0, weighted_bytes);
-    for (int64_t i = 0; i < rows; ++i) {
-      max[i] = kLowest;
-      sum[i] = 0;
-      first[i] = last[i] = 0;
-    }
+    std::memset(weighted, 0, int64_t{num_rows} * setting.value_stride * sizeof(float));
+    std::memset(sums, 0, int64_t{num_rows} * 16 * sizeof(float));
+    for (int32_t i = 0; i < num_rows; ++i) max[i] = kLowest;
   }
 };
 
@@ -62,6 +58,17 @@ inline void load_query(const void *data, int32_t dtype, int64_t from, int32_t si
                                           : load_float16(halves));
   }
   for (; d < size; ++d) to[d] = load_element(data, dtype, from + d);
+}
+// Asks for the lines of a row's query, and of its output, which is written when all is read.
+inline void ask_for_row(const ost_attention &a, int32_t row, int64_t head) {
+  const int64_t token = a.tokens[row];
+  const int64_t key_bytes = bytes_of(a.queries.dtype), value_bytes = bytes_of(a.output.dtype);
+  const char *query = static_cast<const char *>(a.queries.data) +
+                      (token * a.queries.token_stride + head * a.queries.head_stride) * key_bytes;
+  const char *output = static_cast<const char *>(a.output.data) +
+                       (token * a.output.token_stride + head * a.output.head_stride) * value_bytes;
+  for (int64_t i = 0; i < a.kv.key_dim * key_bytes; i += 64) __builtin_prefetch(query + i);
+  for (int64_t i = 0; i < a.kv.value_dim * value_bytes; i += 64) __builtin_prefetch(output + i, 1, 2);
 }
 // Only bfloat16 queries are taken as they are.
 inline void load_query(const void *data, int32_t, int64_t from, int32_t size, uint16_t *to) {
@@ -136,7 +143,8 @@ void attend_rows(const ost_attention &a, const Task &task, int32_t first_row, in
   const int32_t kv_head = task.kv_head;
   Ahead ahead(a, task);
   const int32_t per_token = a.num_heads / a.kv.num_kv_heads, first_head = kv_head * per_token;
-  const int32_t value_stride = (a.kv.value_dim + 15) / 16 * 16;
+  // Neighbouring rows of sums do not fall on the same lines of a cache.
+  const int32_t value_stride = (a.kv.value_dim + 15) / 16 * 16 + (a.kv.value_dim % 64 == 0) * 16;
   const Setting setting{a.kv.key_dim, a.kv.value_dim, value_stride,
                         a.scale * kLog2E, a.soft_cap};
   const int32_t num_rows = (last_row - first_row) * per_token;
@@ -144,6 +152,9 @@ void attend_rows(const ost_attention &a, const Task &task, int32_t first_row, in
   const Held<Math> held(setting, num_rows);
   for (int32_t i = 0; i < num_rows; ++i) {
     const int64_t token = a.tokens[first_row + i / per_token], head = first_head + i % per_token;
+    const int32_t later = i + 16;
+    if (later < num_rows)
+      ask_for_row(a, first_row + later / per_token, first_head + later % per_token);
     load_query(a.queries.data, a.queries.dtype,
                token * a.queries.token_stride + head * a.queries.head_stride, setting.key_dim,
                held.queries + int64_t{i} * setting.key_dim);
@@ -168,7 +179,7 @@ void attend_rows(const ost_attention &a, const Task &task, int32_t first_row, in
     }
     const int32_t skip = (from - first_row) * per_token;
     const Rows<typename Math::Operand> rows{held.queries, held.weighted, held.max,
-                                            held.sum,     held.first,    held.last};
+                                            held.sums,    held.first,    held.last};
     Chunk<typename Math::Stored> chunk;
     chunk.joined = held.joined;
     chunk.ahead = &ahead;
@@ -182,15 +193,16 @@ void attend_rows(const ost_attention &a, const Task &task, int32_t first_row, in
   for (int32_t i = 0; i < num_rows; ++i) {
     const int32_t row = first_row + i / per_token, head = first_head + i % per_token;
     const float *weighted = held.weighted + int64_t{i} * value_stride;
+    const float sum = total(load(held.sums + i * 16));
     if (item.first_partial < 0) {
-      finish_row(a, row, head, weighted, held.max[i], held.sum[i]);
+      finish_row(a, row, head, weighted, held.max[i], sum);
       continue;
     }
     const int64_t partial = item.first_partial + row - item.first_row;
     float *out = a.partials + (partial * a.num_heads + head) * (setting.value_dim + 2);
     std::memcpy(out, weighted, setting.value_dim * sizeof(float));
     out[setting.value_dim] = held.max[i];
-    out[setting.value_dim + 1] = held.sum[i];
+    out[setting.value_dim + 1] = sum;
   }
 }
 

@@ -22,7 +22,7 @@ constexpr int kLinesPerTake = sizeof(typename Math::Stored) == 4 ? 2 : 1;
 
 // What is the same for all rows of a call.
 struct Setting {
-  int32_t key_dim, value_dim, value_stride;  // of a weighted sum: value_dim rounded up to vectors
+  int32_t key_dim, value_dim, value_stride;  // of a weighted sum: value_dim or somewhat more
   float scale;                               // of scores as they are multiplied out, to base 2
   float soft_cap;
 };
@@ -40,14 +40,14 @@ struct Chunk {
 template <class Operand>
 struct Rows {
   const Operand *queries;
-  float *weighted, *max, *sum;
+  float *weighted, *max, *sums;  // sums of weights in 16 lanes each
   const int32_t *first, *last;
 
   Rows from(int32_t row, const Setting &setting) const {
     return {queries + int64_t{row} * setting.key_dim,
             weighted + int64_t{row} * setting.value_stride,
             max + row,
-            sum + row,
+            sums + int64_t{row} * 16,
             first + row,
             last + row};
   }
@@ -131,7 +131,7 @@ inline void scale_row(float *row, int32_t size, float factor) {
 // Scores of a row become weights; what the row has gathered so far is scaled to the new maximum.
 template <class Math, int kTerms>
 inline void weigh_row(float *scores, typename Math::Operand *weights, int32_t groups, int32_t first,
-                      int32_t last, const Setting &setting, float *max, float *sum,
+                      int32_t last, const Setting &setting, float *max, float *sums,
                       float *weighted) {
   if (setting.soft_cap > 0) cap_scores(scores, groups, setting);
   const float scale = setting.soft_cap > 0 ? 1.0f : setting.scale;
@@ -157,10 +157,10 @@ inline void weigh_row(float *scores, typename Math::Operand *weights, int32_t gr
   if (new_max != old_max) {
     const float keep = std::exp2(old_max - new_max);
     scale_row(weighted, setting.value_stride, keep);
-    *sum *= keep;
+    scale_row(sums, 16, keep);
     *max = new_max;
   }
-  *sum += total(even + odd);
+  store(sums, load(sums) + (even + odd));
 }
 
 // weighted[row][16 * kWide] += weights[row][..] * values[..][16 * kWide]
@@ -243,7 +243,7 @@ void attend_tile(const Chunk<typename Math::Stored> &chunk, const Rows<typename 
   for (int i = 0; i < kRows; ++i)
     weigh_row<Math, sizeof(typename Math::Operand) == 2 ? 3 : 5>(
         scores + i * kScoreStride, weights + i * kScoreStride, groups, rows.first[i] - start,
-        rows.last[i] - start, setting, rows.max + i, rows.sum + i,
+        rows.last[i] - start, setting, rows.max + i, rows.sums + i * 16,
         rows.weighted + i * setting.value_stride);
 
   int32_t dim = 0;

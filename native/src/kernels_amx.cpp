@@ -17,10 +17,10 @@
 namespace ost {
 namespace {
 
-// Sizes that tiles do not divide are for vectors, and so is what is not bfloat16.
+// Sizes that tiles do not divide, or too large ones, are for vectors, and so is what is not bfloat16.
 void attend(const ost_attention &a, const Task &task) {
   const bool brain = a.kv.dtype == OST_BFLOAT16 && a.queries.dtype == OST_BFLOAT16;
-  if (!brain || a.kv.key_dim % 32 != 0 || a.kv.value_dim % 16 != 0) {
+  if (!brain || a.kv.key_dim % 32 != 0 || a.kv.key_dim > kMostKeyDim || a.kv.value_dim % 16 != 0) {
     kAvx512Bf16Kernels.attend(a, task);
     return;
   }
