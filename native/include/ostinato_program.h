@@ -23,7 +23,8 @@ enum ost_operation_kind {
   OST_WRITE = 4,    /* ost_write */
   OST_ATTEND = 5,   /* ost_layer_attention */
   OST_COPY = 6,     /* ost_layer_copy */
-  OST_TAKE = 7      /* ost_take */
+  OST_TAKE = 7,     /* ost_take */
+  OST_GATED_PRODUCT = 8 /* ost_gated_product */
 };
 
 /* On which rows an operation is run. */

@@ -39,6 +39,9 @@ class Chunk {
     of_matrices(bytes_of(OST_BFLOAT16), {&op.inputs, &op.outputs});
     return with_rows(op);
   }
+  ost_gated_product of(ost_gated_product op) const {
+    return {of(op.product), of(op.gated)};
+  }
   ost_write of(ost_write op) const {
     for (ost_rows *rows : {&op.keys, &op.values})
       rows->data = from_first(rows->data, rows->token_stride * bytes_of(rows->dtype));

@@ -45,7 +45,7 @@ Work work_of(const ost_take &take) {
 template <class Record>
 using Kept = std::deque<Record>;
 using Records = std::tuple<Kept<ost_add_norm>, Kept<ost_heads>, Kept<ost_gated>, Kept<ost_product>,
-                           Kept<ost_write>, Kept<ost_take>>;
+                           Kept<ost_write>, Kept<ost_take>, Kept<ost_gated_product>>;
 
 struct Run {
   Works works;
@@ -53,9 +53,22 @@ struct Run {
 
   template <class Record>
   void add(const Chunk &chunk, const void *record) {
+    works.push_back(work_of(keep<Record>(chunk, record)));
+  }
+
+  void add_gated_product(const Chunk &chunk, const void *record) {
+    const auto &op = keep<ost_gated_product>(chunk, record);
+    if (gates_at_once(op)) return works.push_back(work_of(op));
+    works.push_back(work_of(op.product));
+    works.push_back(work_of(op.gated));
+  }
+
+ private:
+  template <class Record>
+  const Record &keep(const Chunk &chunk, const void *record) {
     auto &kept = std::get<Kept<Record>>(records);
     kept.push_back(chunk.of(*static_cast<const Record *>(record)));
-    works.push_back(work_of(kept.back()));
+    return kept.back();
   }
 };
 
@@ -118,6 +131,8 @@ void add(Run &run, const ost_operation &operation, const Chunk &chunk) {
       return run.add<ost_gated>(chunk, operation.record);
     case OST_PRODUCT:
       return run.add<ost_product>(chunk, operation.record);
+    case OST_GATED_PRODUCT:
+      return run.add_gated_product(chunk, operation.record);
     case OST_WRITE:
       return run.add<ost_write>(chunk, operation.record);
     case OST_TAKE:

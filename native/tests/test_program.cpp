@@ -103,6 +103,13 @@ void check_feed_forward(uint32_t seed) {
   for (ost_operation &operation : operations) operation.rows = OST_ALL_ROWS;
   run(operations, rows, rows, random.between(1, 4), rows_per_chunk, &desk.numbers);
   if (!f.stream.equals(stream) || !f.normed.equals(normed)) fail(seed, "a program in chunks differs");
+
+  ost_gated_product gated{f.up, f.gate};
+  operations[1] = {&gated, OST_GATED_PRODUCT, OST_ALL_ROWS};
+  operations.erase(operations.begin() + 2);
+  f.stream.copy(before);
+  run(operations, rows, rows, random.between(1, 4), rows_per_chunk, &desk.numbers);
+  if (!f.stream.equals(stream) || !f.normed.equals(normed)) fail(seed, "gates in one differ");
 }
 
 // The scene's rows as keys and values of a layer, and its attention.

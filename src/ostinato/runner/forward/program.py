@@ -32,10 +32,20 @@ class Kind(enum.IntEnum):
     ATTEND = 5
     COPY = 6
     TAKE = 7
+    GATED_PRODUCT = 8
 
 
 _CHUNK_STEP = 32
 """What the rows of a chunk are a multiple of."""
+
+
+class GatedProduct(ctypes.Structure):
+    """``ost_gated_product``: gates and ups of one product, and what the gates let through.
+
+    What the product itself leaves is nobody else's: where it need not be written, it is not.
+    """
+
+    _fields_ = (("product", Product), ("gated", Gated))
 
 
 class Write(ctypes.Structure):
@@ -108,13 +118,14 @@ class Take(ctypes.Structure):
         self.rows = address_of(lookup.places)
 
 
-Record = AddNorm | TakeApart | Gated | Product | Write | Copy | Attend | Take
+Record = AddNorm | TakeApart | Gated | Product | GatedProduct | Write | Copy | Attend | Take
 
 _KINDS: dict[type[Any], Kind] = {
     AddNorm: Kind.ADD_NORM,
     TakeApart: Kind.HEADS,
     Gated: Kind.GATED,
     Product: Kind.PRODUCT,
+    GatedProduct: Kind.GATED_PRODUCT,
     Write: Kind.WRITE,
     Attend: Kind.ATTEND,
     Copy: Kind.COPY,

@@ -30,7 +30,16 @@ from ostinato.runner.forward.desk import Desk, apart
 from ostinato.runner.forward.few_rows import Product
 from ostinato.runner.forward.lookups import Lookup
 from ostinato.runner.forward.parts import Heads, Norm, Turns
-from ostinato.runner.forward.program import Attend, Copies, Copy, Program, Record, Take, Write
+from ostinato.runner.forward.program import (
+    Attend,
+    Copies,
+    Copy,
+    GatedProduct,
+    Program,
+    Record,
+    Take,
+    Write,
+)
 from ostinato.runner.forward.records import AddNorm, Gated, TakeApart
 from ostinato.runner.inputs import Ints
 from ostinato.runner.native.checks import address_of, fill_rows, within
@@ -205,9 +214,9 @@ class _LaidDown:
         layer = self._decoder.layers[index]
         combined = yield from self._product(layer.combine, attended, "added")
         yield AddNorm.of(stream, combined, layer.output_norm, normed)
-        gate_up = yield from self._product(layer.gate_up, normed, "gate_up")
+        product, gate_up = self._product_into(layer.gate_up, normed, "gate_up")
         gated = self._chunk("gated", gate_up.shape[1] // 2)
-        yield Gated.of(gate_up, gated)
+        yield GatedProduct(product, Gated.of(gate_up, gated))
         down = yield from self._product(layer.down, gated, "added")
         yield AddNorm.of(stream, down, self._norm_behind(index), normed)
 
@@ -240,14 +249,21 @@ class _LaidDown:
         self, projection: Projection, inputs: Tensor, name: str
     ) -> Generator[Record, None, Tensor]:
         """Yield a product; returns where it is put."""
+        product, outputs = self._product_into(projection, inputs, name)
+        yield product
+        return outputs
+
+    def _product_into(
+        self, projection: Projection, inputs: Tensor, name: str
+    ) -> tuple[Product, Tensor]:
+        """Return a product and where it is put."""
         few = projection.weight.few
         assert few is not None, "looked at before"
         outputs = self._chunk(name, projection.weight.num_rows)
         bias = projection.bias()
         if bias is not None and len(projection.biases) > 1:
             self._joined.append((bias, projection.biases))
-        yield few.record(inputs, bias, outputs)
-        return outputs
+        return few.record(inputs, bias, outputs), outputs
 
     def _of_kind(self, index: int) -> Attention:
         """Return where what layers of a kind share is put in each step."""
