@@ -159,6 +159,7 @@ class Block {
   ~Block() {
     put_rows(before_, 0);
     _tile_release();
+    _mm_sfence();  // what went past the cache is there before anybody is told that it is
   }
 
   // Sums of a tile, to be finished somehow; next is the tile after it.
@@ -200,12 +201,14 @@ class Block {
     pass.is_first = chunk == 0;
     pass.sums = sums_ + strip * kStripSums;
     pass.next = after + strip * pass.num_steps * runs_.num_asked * 64;
-    // Sums of all rows are put meanwhile, as far as there are steps.
-    const bool puts = before_.num_rows == kStripRows;
+    // Sums of all rows are put meanwhile, as far as there are steps; but where a block has one strip,
+    // they lie where those of the next tile will.
+    const bool puts = before_.num_rows == kStripRows && num_strips_ > 1;
+    if (!puts) put_rows(before_, 0);
     if (is_rest) _tile_loadconfig(&rest_);
     runs_.of[puts ? static_cast<int>(before_.finish) : 0](pass, before_);
     if (is_rest) _tile_loadconfig(&all_);
-    put_rows(before_, puts ? kPutRows * pass.num_steps : 0);
+    if (puts) put_rows(before_, kPutRows * pass.num_steps);
     before_.num_rows = 0;
   }
 
@@ -219,6 +222,8 @@ class Block {
       before_.bias = static_cast<const uint16_t *>(p_.bias) + tile * kTileOutputs;
     before_.outputs = static_cast<uint16_t *>(outputs.data) + row_of(strip) * outputs.stride + column;
     before_.stride = outputs.stride;
+    before_.are_lines = reinterpret_cast<uintptr_t>(before_.outputs) % 64 == 0 &&
+                        before_.stride % kTileOutputs == 0;
     before_.gates = gates;
     if (finish == Finish::kOpen) {
       before_.outputs = gates;

@@ -33,6 +33,7 @@ struct Sums {
   uint16_t *outputs = nullptr;
   int64_t stride = 0;
   const uint16_t *gates = nullptr;  // (num_rows, 32)
+  bool are_lines = false;  // what is written of a row is a line of the cache
 };
 
 // 16 numbers that are finished but for the last rounding.
@@ -46,7 +47,8 @@ inline Floats finished(const float *numbers, const uint16_t *bias, const uint16_
   return rounded * load<BFloat16>(gates);
 }
 
-// One row of finished sums.
+// One row of finished sums. Outputs go past the cache where they can: to read a line first, only to
+// write all of it, would take more of the memory's time than the weights do.
 template <Finish kFinish>
 inline void put(const Sums &sums, int32_t row) {
   const float *numbers =
@@ -56,7 +58,12 @@ inline void put(const Sums &sums, int32_t row) {
   const Floats right = finished<kFinish>(numbers + kTileSums, sums.bias + 16, gates + 16);
   const __m512bh line = _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(right),
                                             reinterpret_cast<__m512>(left));
-  _mm512_storeu_si512(sums.outputs + row * sums.stride, reinterpret_cast<__m512i>(line));
+  auto *outputs = reinterpret_cast<__m512i *>(sums.outputs + row * sums.stride);
+  const auto bits = reinterpret_cast<__m512i>(line);
+  if (kFinish == Finish::kOpen || !sums.are_lines)
+    _mm512_storeu_si512(outputs, bits);
+  else
+    _mm512_stream_si512(outputs, bits);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ostinato.runner.forward.few_rows import FewRows, Product, for_tiles
@@ -106,6 +106,8 @@ def test_many_rows_are_left_to_onednn_without_tiles() -> None:
     threads=st.integers(1, 3),
     seed=st.integers(0, 2**16),
 )
+@example(num_rows=961, tiles=7, steps=80, with_bias=False, gap=0, threads=1, seed=0)
+@example(num_rows=645, tiles=7, steps=96, with_bias=True, gap=8, threads=1, seed=0)
 def test_a_product_of_many_rows_is_the_one_in_float64_up_to_rounding(
     num_rows: int, tiles: int, steps: int, with_bias: bool, gap: int, threads: int, seed: int
 ) -> None:
