@@ -14,11 +14,11 @@ from dataclasses import replace
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.ghost import Ghost
+from ostinato.cache.group_state import live_slots
 from ostinato.cache.groups import Groups
 from ostinato.cache.journal import Journal
 from ostinato.cache.lease_book import Lease, LeaseBook
-from ostinato.cache.prefix_index import PrefixMatch
-from ostinato.core.config import window_blocks
+from ostinato.cache.lease_limits import LeaseLimits
 from ostinato.core.errors import CacheInUse
 from ostinato.core.identity import PrefixKey
 from ostinato.core.lease import PINNED, LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
@@ -56,6 +56,7 @@ class Custody:
         self._live = tables
         self._ghost = ghost
         self._leases = LeaseBook(clock)
+        self._limits = LeaseLimits(groups, self._leases)
         self._public: dict[bytes, LeaseId] = {}  # by the salt of the public head
 
     @property
@@ -66,7 +67,7 @@ class Custody:
     @property
     def num_leased_blocks(self) -> int:
         """Blocks of the full-attention group that leases hold, each counted once."""
-        return len(self._leased(0))
+        return len(self._limits.leased(0))
 
     def tables(self) -> list[BlockTable]:
         """List what leases hold."""
@@ -90,15 +91,15 @@ class Custody:
         match = self._groups.match(key, len(key))
         wanted, cached = len(key) // self._groups.block_size, len(match.blocks)
         if not cached:
-            return LeaseReceipt(LeaseStatus.REJECTED, reason=self._nothing_to_hold(key))
-        bindable = self._num_bindable(key, match)
+            return LeaseReceipt(LeaseStatus.REJECTED, reason=self._limits.nothing_to_hold(key))
+        bindable = self._limits.num_bindable(key, match)
         if not bindable:
-            return LeaseReceipt(LeaseStatus.REJECTED, reason=self._limit(key))
+            return LeaseReceipt(LeaseStatus.REJECTED, reason=self._limits.reason(key))
         held = self._hold(key, bindable)
         lease = self._leases.open(held, terms)
         reason = ""
         if bindable < cached:
-            reason = self._limit(key)
+            reason = self._limits.reason(key)
         elif cached < wanted:
             reason = f"only {cached} of {wanted} blocks are cached"
         status = LeaseStatus.CLIPPED if reason else LeaseStatus.ACCEPTED
@@ -212,7 +213,7 @@ class Custody:
 
     def live_slots(self) -> list[dict[int, int]]:
         """Say, group by group, which blocks have content and how many tokens of it."""
-        return list(self._groups.live_slots([*self._live.values(), *self.tables()]))
+        return list(live_slots(self._groups, [*self._live.values(), *self.tables()]))
 
     def new_epoch(self, weights: bytes | None = None) -> int:
         """Note that the weights have changed.
@@ -277,69 +278,3 @@ class Custody:
         table = self._groups.hold(key, self._groups.match(key, num_tokens))
         table.writes, table.num_planned = False, num_tokens
         return table
-
-    def _num_bindable(self, key: PrefixKey, match: PrefixMatch) -> int:
-        """Return how many blocks of a match may be held besides all other leases and floors.
-
-        What a tenant pins is resident for good, so it stays within its quota.
-        """
-        config, tenant = self._groups.config, key.identity.owner
-        floors = sum(allotment.floor for allotment in config.allotments.values())
-        leased = self._leased(0)
-        left = config.num_bindable - floors - len(leased)
-        quota = config.quota_of(tenant)
-        if quota is not None:
-            left = min(left, quota - len(self._leased(0, tenant)))
-        count = 0
-        for block in match.blocks:
-            left -= block not in leased
-            if left < 0:
-                break
-            count += 1
-        if self._groups.windows and count < len(match.blocks):
-            count = len(self._groups.match(key, count * self._groups.block_size).blocks)
-        return count if self._windows_bindable(count) else 0
-
-    def _windows_bindable(self, num_blocks: int) -> bool:
-        """Whether the windows before a boundary may be held besides those of all other leases."""
-        for number, window in enumerate(self._groups.windows, 1):
-            size = self._groups.block_size
-            needed = num_blocks - window.first_needed(num_blocks * size)
-            floors = sum(account.allotment.floor for account in window.pool.accounts)
-            reserve = window.pool.num_blocks - floors - len(self._leased(number)) - needed
-            if reserve < window_blocks(window.window, size):
-                return False
-        return True
-
-    def _leased(self, group: int, tenant: bytes | None = None) -> set[int]:
-        """List the blocks that leases hold in a group; those of one tenant, if it is named.
-
-        A public head that a tenant's leases begin with is not the tenant's.
-        """
-        null = self._groups.windows[group - 1].null_block if group else None
-        size, held = self._groups.block_size, set[int]()
-        for table in self.tables():
-            if tenant in (None, table.tenant):
-                first = 0 if tenant is None else table.key.head_tokens // size
-                held.update(table.groups[group][first:])
-        return held - {null} if null is not None else held
-
-    def _nothing_to_hold(self, key: PrefixKey) -> str:
-        size = self._groups.block_size
-        if len(key) < size:
-            return f"its {len(key)} tokens do not fill a block of {size}: lease a longer prefix"
-        return "no whole block of it is cached: send it as a prompt first"
-
-    def _limit(self, key: PrefixKey) -> str:
-        config = self._groups.config
-        quota = config.quota_of(key.identity.owner)
-        if quota is not None and len(self._leased(0, key.identity.owner)) >= quota:
-            return (
-                f"leases of its tenant may hold its quota of {quota} blocks: raise the quota, or "
-                "end another lease"
-            )
-        return (
-            f"leases and floors may bind {config.num_bindable} of {config.num_blocks} blocks, so "
-            "that the longest sequence can always run; raise num_blocks, lower max_model_len, or "
-            "end another lease"
-        )

@@ -13,27 +13,23 @@ group 0 as well, without bytes behind its blocks: as the list of prefixes.
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
-from ostinato.cache.accounts import Accounts
 from ostinato.cache.allocator import Allocator
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_hash import BlockHasher
 from ostinato.cache.block_table import BlockTable
+from ostinato.cache.group_match import common_match
+from ostinato.cache.group_pools import make_pool, make_window_pool
 from ostinato.cache.hash_index import HashIndex
 from ostinato.cache.journal import Journal
-from ostinato.cache.policies import make_policy
-from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import PrefixIndex, PrefixMatch
 from ostinato.cache.radix_index import RadixIndex
 from ostinato.cache.window_group import WindowGroup
-from ostinato.core.config import CacheConfig, PolicyName, WindowConfig, window_blocks
+from ostinato.core.config import CacheConfig
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockId
-from ostinato.core.tenancy import Allotment
-from ostinato.core.tokens import TOKEN_BYTES
 
 
 class Groups:
@@ -58,7 +54,7 @@ class Groups:
         """
         self.config = config
         self.block_size = config.block_size
-        self.pool = _pool(config, config.num_blocks, config.allotments, clock, config.policy)
+        self.pool = make_pool(config, config.num_blocks, config.allotments, clock, config.policy)
         self.index: PrefixIndex[Any]
         outside = hasher if journal.events is not None else None
         if config.index == "radix":
@@ -66,10 +62,11 @@ class Groups:
         else:
             self.index = HashIndex(self.pool, index_hasher, outside)
         self.windows = [
-            WindowGroup(w.window, _window_pool(config, w, clock), hasher) for w in config.windows
+            WindowGroup(w.window, make_window_pool(config, w, clock), hasher)
+            for w in config.windows
         ]
         self._full = Allocator(self.pool, self.index, journal, 0)
-        self._allocators = [self._full] + [
+        self.allocators = [self._full] + [
             Allocator(window.pool, window, journal, group)
             for group, window in enumerate(self.windows, 1)
         ]
@@ -80,23 +77,9 @@ class Groups:
 
     def match(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
         """Find the longest prefix that is cached in every group; no effects."""
-        match = self.index.match(key, num_tokens)
         if not self.windows:
-            return match
-        end = self._common_end(key, len(match.blocks))
-        if end < len(match.blocks):
-            return self.index.match(key, end * self.block_size)
-        if match.tail is None:
-            return match
-        name = self.index.tail_name(match.tail)
-        tails = tuple(window.find_tail(key, end, name) for window in self.windows)
-        if None in tails:
-            return self.index.match(key, end * self.block_size)
-        return replace(match, window_tails=tails)
-
-    def without_tail(self, key: PrefixKey, match: PrefixMatch) -> PrefixMatch:
-        """Return a match without what would be copied."""
-        return replace(match, tail=None, window_tails=())
+            return self.index.match(key, num_tokens)
+        return common_match(self.index, self.windows, key, num_tokens)
 
     def room(self, key: PrefixKey, match: PrefixMatch, num_tokens: int) -> int:
         """Return how many tokens could have slots in every group if a match were held.
@@ -123,7 +106,7 @@ class Groups:
             return num_tokens
         tenant = key.identity.owner
         for number, window in enumerate(self.windows):
-            free = self._allocators[number + 1].num_free_for(tenant)
+            free = self.allocators[number + 1].num_free_for(tenant)
             free -= window.num_idle_blocks(key, held)
             if match.window_tails and not match.window_tails[number].ref_count:
                 free -= 1
@@ -164,7 +147,7 @@ class Groups:
 
     def growable(self, table: BlockTable, num_tokens: int) -> int:
         """Return how many tokens could have slots in every group, at most ``num_tokens``."""
-        for allocator, blocks in zip(self._allocators, table.groups, strict=True):
+        for allocator, blocks in zip(self.allocators, table.groups, strict=True):
             if self.blocks_for(num_tokens) > len(blocks):
                 free = allocator.num_free_for(table.tenant)
                 num_tokens = min(num_tokens, (len(blocks) + free) * self.block_size)
@@ -181,7 +164,7 @@ class Groups:
             held = table.windows[number]
             missing = self.blocks_for(num_window_tokens) - len(held.blocks)
             if missing > 0:
-                taken = self._allocators[number + 1].take(table.key.identity, missing)
+                taken = self.allocators[number + 1].take(table.key.identity, missing)
                 window.append(held, taken)
 
     def publish(self, table: BlockTable, num_blocks: int, journal: Journal) -> "array[int]":
@@ -296,7 +279,7 @@ class Groups:
             for window, held in zip(self.windows, table.windows, strict=True):
                 window.release(held)
         if self.config.allotments:
-            for allocator in self._allocators:
+            for allocator in self.allocators:
                 allocator.trim(table.tenant)
 
     def num_shared(self, table: BlockTable, group: int, num_tokens: int) -> int:
@@ -311,7 +294,7 @@ class Groups:
         Returns:
             None, with no effect, if it does not fit.
         """
-        for group, allocator in enumerate(self._allocators):
+        for group, allocator in enumerate(self.allocators):
             missing = self.blocks_for(num_tokens) - self.num_shared(table, group, num_tokens)
             if missing > allocator.num_free_for(table.tenant):
                 return None
@@ -329,96 +312,4 @@ class Groups:
 
     def forget(self, belongs: Callable[[CacheEntry], bool]) -> int:
         """Make all evictable blocks scratch that belong to something; returns how many."""
-        return sum(allocator.forget(belongs) for allocator in self._allocators)
-
-    def check(self, tables: Iterable[BlockTable]) -> None:
-        """Assert every invariant of pools, index and windows."""
-        tables = list(tables)
-        self.pool.check()
-        paths = [table.path for table in tables if table.path is not None]
-        tails = [table.tail_path for table in tables if table.tail_path is not None]
-        self.index.check(paths, tails)
-        cached: list[int] = [block.block for block in self.index.contents()]
-        private = [block for table in tables for block in table.private_blocks]
-        scratch: list[int] = list(self.pool.scratch)
-        owned = sorted(cached + private + scratch)
-        assert owned == list(range(self.config.num_blocks)), "a block has two owners or none"
-        for table in tables:
-            assert len(set(table.blocks)) == len(table.blocks), "a block twice in a table"
-        for number, window in enumerate(self.windows):
-            window.check([table.windows[number] for table in tables])
-        if not tables:
-            for allocator in self._allocators:
-                pool = allocator.pool
-                assert pool.num_free == pool.num_blocks, "blocks leaked (law 9)"
-
-    def live_slots(self, tables: Iterable[BlockTable]) -> "Iterator[dict[int, int]]":
-        """Say, group by group, which blocks have content and how many tokens of it."""
-        tables = list(tables)
-        size = self.block_size
-        live: dict[int, int] = {
-            c.block: len(c.tokens) // TOKEN_BYTES for c in self.index.contents()
-        }
-        private = {
-            block: table.num_planned - place * size
-            for table in tables
-            for place, block in enumerate(table.blocks)
-            if block not in live
-        }
-        yield {**live, **_clamped(private, size)}
-        for number, window in enumerate(self.windows):
-            live = {c.block: c.content.num_tokens for c in window.copies()}
-            private = {
-                block: table.num_planned - place * size
-                for table in tables
-                for place, block in enumerate(table.windows[number].blocks)
-                if block not in live and block != window.null_block
-            }
-            yield {**live, **_clamped(private, size)}
-
-    def _common_end(self, key: PrefixKey, end: int) -> int:
-        """Return the longest prefix, in blocks, that every window group can go on from."""
-        while True:
-            before = end
-            for window in self.windows:
-                end = window.longest_hit(key, end)
-            if end == before:
-                return end
-
-
-def _clamped(tokens: dict[int, int], most: int) -> dict[int, int]:
-    return {block: max(0, min(count, most)) for block, count in tokens.items()}
-
-
-def _pool(
-    config: CacheConfig,
-    num_blocks: int,
-    allotments: Mapping[bytes, Allotment],
-    clock: Callable[[], float],
-    policy: PolicyName,
-) -> BlockPool:
-    accounts = Accounts(allotments, lambda: make_policy(policy, num_blocks, clock))
-    return BlockPool(num_blocks, accounts, config.free_order, clock)
-
-
-def _window_pool(
-    config: CacheConfig, window: WindowConfig, clock: Callable[[], float]
-) -> BlockPool:
-    """Make a window's pool; tenants have the same share of it as of group 0's.
-
-    Its policy is LRU whatever the other one is: a block that left a window is of use to a hit
-    that ends there and to no other, so it has no past to learn from.
-
-    Floors leave what one sequence needs to go on, as they do in group 0.
-    """
-    share = window.num_blocks / config.num_blocks
-    spare = window.num_blocks - window_blocks(window.window, config.block_size)
-    floor_share = min(share, spare / config.num_blocks)
-    allotments = {
-        tenant: Allotment(
-            int(allotment.floor * floor_share),
-            None if allotment.quota is None else max(1, int(allotment.quota * share)),
-        )
-        for tenant, allotment in config.allotments.items()
-    }
-    return _pool(config, window.num_blocks, allotments, clock, "lru")
+        return sum(allocator.forget(belongs) for allocator in self.allocators)

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_hash import BlockHasher
 from ostinato.cache.hash_content import Content, Copy, HashPath
-from ostinato.cache.hash_walk import cached_blocks, cached_runs, walk
+from ostinato.cache.hash_walk import cached_blocks, cached_runs, check
 from ostinato.cache.policies.contract import Recall, Turn
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import (
@@ -236,28 +236,8 @@ class HashIndex:
 
     def check(self, paths: "list[HashPath]", tails: "Sequence[HashPath]" = ()) -> None:
         """Assert rules 1 to 4 and that digests and links agree."""
-        counted: dict[int, int] = {}
-        for path in (*paths, *tails):
-            for copy in path.copies:
-                counted[id(copy)] = counted.get(id(copy), 0) + 1
         idle = {id(entry) for entry in self._pool.entries()}
-        contents = [content for content, _ in walk(self._roots)]
-        copies = [copy for content in contents for copy in content.copies]
-        for copy in copies:
-            assert copy.ref_count == counted.pop(id(copy), 0), "references are miscounted"
-            assert (id(copy) in idle) == (copy.ref_count == 0), "idle copies alone are evictable"
-        assert not counted, "a path holds a copy outside the index"
-        assert len(idle) == sum(copy.ref_count == 0 for copy in copies), "a lost copy is evictable"
-        for content in contents:
-            assert content.copies, "a content without a copy"
-            parent = content.parent
-            parted = parent is not None and parent.copies and parent.identity != content.identity
-            held_head = parent is not None and any(copy.ref_count for copy in parent.copies)
-            assert not parted or held_head, "content behind a public head that may go"
-            assert content.name is not None or not content.children, "a sealed tail goes on"
-            known = self._contents.get(content.digest, []) if content.digest else [content]
-            assert content in known, "a content has lost its digest"
-        assert sum(map(len, self._contents.values())) == sum(c.digest is not None for c in contents)
+        check(self._roots, self._contents, idle, (*paths, *tails))
         for identity, root in self._roots.items():
             held = sum(path.root is root for path in paths)
             assert self._root_uses[identity] == held, "a root's uses are miscounted"

@@ -1,11 +1,12 @@
 """What lies in the hash index, from the roots on? For pictures, surveys and checks."""
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from ostinato.cache.hash_content import Content
+from ostinato.cache.hash_content import Content, HashPath
 from ostinato.cache.prefix_index import CachedBlock, CachedRun
 from ostinato.core.identity import Identity
+from ostinato.core.ids import BlockDigest
 from ostinato.core.tokens import TOKEN_BYTES
 
 Roots = Mapping[Identity, Content]
@@ -53,3 +54,40 @@ def cached_runs(roots: Roots, block_size: int) -> Iterator[CachedRun]:
         )  # fmt: skip
         stack += [(child, number) for child in content.children]
         number += 1
+
+
+def check(
+    roots: Roots,
+    by_digest: Mapping[BlockDigest, Sequence[Content]],
+    idle: set[int],
+    paths: Sequence[HashPath],
+) -> None:
+    """Assert the index's rules 1 to 4 and that digests and links agree.
+
+    Args:
+        roots: The contents that all others hang behind.
+        by_digest: All contents with a digest.
+        idle: ``id`` of every entry that the pool can evict.
+        paths: Every live path and every tail that is held.
+    """
+    counted: dict[int, int] = {}
+    for path in paths:
+        for copy in path.copies:
+            counted[id(copy)] = counted.get(id(copy), 0) + 1
+    contents = [content for content, _ in walk(roots)]
+    copies = [copy for content in contents for copy in content.copies]
+    for copy in copies:
+        assert copy.ref_count == counted.pop(id(copy), 0), "references are miscounted"
+        assert (id(copy) in idle) == (copy.ref_count == 0), "idle copies alone are evictable"
+    assert not counted, "a path holds a copy outside the index"
+    assert len(idle) == sum(copy.ref_count == 0 for copy in copies), "a lost copy is evictable"
+    for content in contents:
+        assert content.copies, "a content without a copy"
+        parent = content.parent
+        parted = parent is not None and parent.copies and parent.identity != content.identity
+        held_head = parent is not None and any(copy.ref_count for copy in parent.copies)
+        assert not parted or held_head, "content behind a public head that may go"
+        assert content.name is not None or not content.children, "a sealed tail goes on"
+        known = by_digest.get(content.digest, []) if content.digest else [content]
+        assert content in known, "a content has lost its digest"
+    assert sum(map(len, by_digest.values())) == sum(c.digest is not None for c in contents)

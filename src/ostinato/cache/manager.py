@@ -24,13 +24,15 @@ from ostinato.cache.chronicle import Chronicle
 from ostinato.cache.custody import Custody
 from ostinato.cache.events import EventLog
 from ostinato.cache.ghost import Ghost
+from ostinato.cache.group_match import without_tail
+from ostinato.cache.group_state import check, describe
 from ostinato.cache.groups import Groups
 from ostinato.cache.journal import Journal
 from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.cache.stats import CacheStats
+from ostinato.cache.step_copies import StepCopies
 from ostinato.core.config import CacheConfig
 from ostinato.core.identity import PrefixKey
-from ostinato.core.ids import BlockId, SlotId
 from ostinato.core.plan import CopyRun
 
 
@@ -74,9 +76,7 @@ class CacheManager:
         self.groups = Groups(config, hasher, index_hasher, self._journal, clock)
         self._journal.stats.reuse_distances = self.groups.pool.reuse_distances
         self.pool, self.index = self.groups.pool, self.groups.index
-        # Copies of the running step, by group and target block: a copy of a copy reads the
-        # first source.
-        self._copies: dict[tuple[int, int], list[CopyRun]] = {}
+        self._copies = StepCopies(config.block_size)
         self._tables: dict[int, BlockTable] = {}
         counts = self._journal.stats.first
         accounts = self.pool.accounts
@@ -148,7 +148,7 @@ class CacheManager:
         wanted = num_tokens if most_new is None else min(num_tokens, hit + most_new)
         room = self.groups.room(key, match, wanted)
         if room <= hit and tail is not None:
-            match, tail = self.groups.without_tail(key, match), None
+            match, tail = without_tail(match), None
             hit, copied = shared, 0
             room = self.groups.room(key, match, wanted)
         if room <= hit:
@@ -172,7 +172,7 @@ class CacheManager:
         if shared and not preempted:
             self.index.count_hit(table.path)
         self.custody.used(key, hit)
-        copies = self._copy_tail(table, match) if tail is not None else ()
+        copies = self._copies.of_tail(table, match) if tail is not None else ()
         if ghost is not None and not preempted:
             ghost.num_seen += 1
             if began_s:
@@ -292,14 +292,13 @@ class CacheManager:
         child.visit = self.chronicle.arrive(child.key, blocks, 0, is_first=False)
         if child.visit is not None and table.visit is not None:
             child.visit.name, child.visit.writes = table.visit.name, child.writes
-        runs: list[CopyRun] = []
-        for group, (mine, theirs) in enumerate(zip(child.groups, table.groups, strict=True)):
-            for place in range(self.groups.num_shared(table, group, num_tokens), len(mine)):
-                used = min(self.block_size, num_tokens - place * self.block_size)
-                runs += self._copy(group, BlockId(theirs[place]), BlockId(mine[place]), used)
+        firsts = [
+            self.groups.num_shared(table, group, num_tokens) for group in range(len(table.groups))
+        ]
+        runs = self._copies.of_fork(table, child, firsts, num_tokens)
         child.num_planned = num_tokens
         self._tables[id(child)] = child
-        return child, tuple(runs)
+        return child, runs
 
     def check(self) -> None:
         """Assert every invariant of pools and indexes; slow, for tests.
@@ -309,47 +308,13 @@ class CacheManager:
         """
         try:
             self.chronicle.check()
-            self.groups.check([*self._tables.values(), *self.custody.tables()])
+            check(self.groups, [*self._tables.values(), *self.custody.tables()])
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.describe()}") from error
 
     def describe(self) -> str:
         """Return the whole state as text, one line per block."""
-        contents = {cached.block: cached for cached in self.groups.index.contents()}
-        lines = [f"free order: {list(self.groups.pool.free_order())}"]
-        for block in range(self.config.num_blocks):
-            cached = contents.get(BlockId(block))
-            lines.append(f"block {block}: {'no content' if cached is None else cached}")
-        lines += [f"table {table}" for table in self._tables.values()]
-        return "\n".join(lines)
-
-    def _copy_tail(self, table: BlockTable, match: PrefixMatch) -> tuple[CopyRun, ...]:
-        """Plan the copies of a block that the prompt leaves in its middle, in every group."""
-        assert match.tail is not None
-        place, count = len(match.blocks), match.tail.num_tokens
-        runs = self._copy(0, match.tail.block, BlockId(table.blocks[place]), count)
-        if not match.window_tails:
-            return tuple(runs)
-        runs = runs[:]
-        for group, source in enumerate(match.window_tails, 1):
-            target = BlockId(table.groups[group][place])
-            runs += self._copy(group, source.block, target, count)
-        return tuple(runs)
-
-    def _copy(self, group: int, source: BlockId, target: BlockId, num_tokens: int) -> list[CopyRun]:
-        """Plan the copy of a block's first slots, around slots that are copies themselves."""
-        runs, done = [], 0
-        first, target_slot = source * self.block_size, target * self.block_size
-        for earlier in self._copies.get((group, source), ()) if self._copies else ():
-            size = min(earlier.num_tokens, num_tokens - done)
-            if size > 0:
-                runs.append(CopyRun(earlier.source, SlotId(target_slot + done), size, group))
-                done += size
-        if done < num_tokens:
-            slots = SlotId(first + done), SlotId(target_slot + done)
-            runs.append(CopyRun(*slots, num_tokens - done, group))
-        self._copies[group, target] = runs
-        return runs
+        return describe(self.groups, self.live_tables)
 
     def _leave(self, table: BlockTable, num_tokens: int, tail: CacheEntry | None = None) -> None:
         """Let go of all that a table holds.

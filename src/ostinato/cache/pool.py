@@ -20,6 +20,7 @@ from ostinato.cache.accounts import Account, Accounts
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.histogram import Histogram
 from ostinato.cache.policies.contract import Recall, Turn
+from ostinato.cache.scratch import ScratchRuns
 from ostinato.core.config import FreeOrder
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockId
@@ -36,7 +37,6 @@ class BlockPool:
         accounts: Whose blocks they are.
         joins: Whether the policy lets an entry grow that was there before.
         remembers: Whether the policy wants to know what is looked up and published.
-        num_scratch: Blocks that are free and without content.
         num_allocated: Blocks given away so far; the clock of ``reuse_distances``.
         reuse_distances: For each evictable block that was held again, the blocks given away
             meanwhile: a pool smaller by so many would have lost it.
@@ -55,16 +55,17 @@ class BlockPool:
         self._only = None if accounts.are_several else accounts.common
         self.joins = accounts.common.policy.joins
         self.remembers = accounts.common.policy.remembers
-        self.num_scratch = num_blocks
         self.num_allocated = 0
         self.reuse_distances = Histogram()
         self._classic = free_order == "classic"
         self._clock = clock
         self._tick = 0
-        # Runs of scratch blocks with the tick of their release; the last of a run goes first, so
-        # that taking some costs no copy of the rest.
-        first = array("i", range(num_blocks - 1, -1, -1))
-        self._scratch: deque[tuple[int, array[int]]] = deque([(0, first)])
+        self._scratch = ScratchRuns(num_blocks, self._classic)
+
+    @property
+    def num_scratch(self) -> int:
+        """Blocks that are free and without content."""
+        return self._scratch.num_blocks
 
     @property
     def num_evictable(self) -> int:
@@ -83,7 +84,7 @@ class BlockPool:
     @property
     def scratch(self) -> list[BlockId]:
         """Scratch blocks in the order in which they would be given away."""
-        return [BlockId(block) for _, run in self._scratch for block in reversed(run)]
+        return [block for _, block in self._scratch]
 
     def next_victim(self, account: Account, num_wanted: int) -> CacheEntry | None:
         """Name the entry to evict for an account's next blocks; None if scratch comes first."""
@@ -98,7 +99,7 @@ class BlockPool:
         if not self.num_scratch:
             assert victim is not None, "the caller takes no more than num_free_for tells"
             return victim
-        older = victim is not None and victim.idle_tick < self._scratch[0][0]
+        older = victim is not None and victim.idle_tick < self._scratch.first_tick
         return victim if older else None
 
     def num_takeable(self, victim: CacheEntry, account: Account) -> int:
@@ -113,16 +114,12 @@ class BlockPool:
         Returns:
             Block ids, charged to the one account that there is; None if it is not that simple.
         """
-        account = self._only
-        if account is None or self._classic or self.num_scratch <= num_blocks:
+        account, scratch = self._only, self._scratch
+        if account is None or self._classic or scratch.num_blocks < num_blocks:
             return None
-        run, first = self._scratch[0][1], -num_blocks
-        if len(run) <= num_blocks:
-            return None
-        taken = run[first:]
-        taken.reverse()
-        del run[first:]
-        self.num_scratch += first
+        taken = scratch.take(num_blocks)
+        while len(taken) < num_blocks:
+            taken.extend(scratch.take(num_blocks - len(taken)))
         account.num_charged += num_blocks
         self.num_allocated += num_blocks
         return taken
@@ -133,15 +130,7 @@ class BlockPool:
         Returns:
             Block ids, now private to the caller, who charges them.
         """
-        run = self._scratch[0][1]
-        taken = run[-most:]
-        taken.reverse()
-        if len(taken) == len(run):
-            self._scratch.popleft()
-        else:
-            del run[-most:]
-        self.num_scratch -= len(taken)
-        return taken
+        return self._scratch.take(most)
 
     def charge(self, account: Account, num_blocks: int) -> None:
         """Note that an account was given blocks."""
@@ -158,12 +147,7 @@ class BlockPool:
         if not blocks:
             return
         self._tick += 1
-        run = (self._tick, blocks[:])
-        if self._classic:
-            self._scratch.append(run)
-        else:
-            self._scratch.appendleft(run)
-        self.num_scratch += len(blocks)
+        self._scratch.give(blocks, self._tick)
         account.num_charged -= len(blocks)
 
     def now(self) -> float:
@@ -314,9 +298,7 @@ class BlockPool:
 
     def free_order(self) -> Iterator[BlockId]:
         """Walk all free blocks in the order in which they would be given away under LRU."""
-        scratch = deque(
-            (tick, BlockId(block)) for tick, run in self._scratch for block in reversed(run)
-        )
+        scratch = deque(self._scratch)
         for entry in self.entries():
             while scratch and not (self._classic and entry.idle_tick < scratch[0][0]):
                 yield scratch.popleft()[1]

@@ -35,6 +35,7 @@ from ostinato.cache.prefix_index import (
 from ostinato.cache.radix_growth import first_text, go_on, overtaken, split
 from ostinato.cache.radix_match import longest_prefix
 from ostinato.cache.radix_node import RadixNode
+from ostinato.cache.radix_path import hold, let_go, quote
 from ostinato.cache.radix_walk import cached_blocks, cached_runs, check
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockDigest, BlockId
@@ -87,7 +88,7 @@ class RadixIndex:
             path, used = match.cursor
             if used < path.num_blocks:
                 path = self._split(path, used)
-        idle, source = _raised(path), None
+        idle, source = hold(path), None
         if match.tail is not None:
             source = self._source(match.tail)
             if not source.ref_count:
@@ -121,7 +122,7 @@ class RadixIndex:
 
     def fork(self, path: RadixNode) -> RadixNode:
         """Hold what a path holds once more."""
-        idle = _raised(path)
+        idle = hold(path)
         if idle:
             self._pool.hold_all(idle)
         return path
@@ -195,29 +196,16 @@ class RadixIndex:
         self, path: RadixNode, turn: Turn | None = None, tail: CacheEntry | None = None
     ) -> None:
         """Let go of a path, tail first, in O(depth)."""
-        node, idle = path, [] if tail is None else [tail]
-        while (parent := node.parent) is not None:
-            count = node.ref_count = node.ref_count - 1
-            assert count >= 0, "released more often than acquired"
-            if not count:
-                idle.append(node)
-                node.is_growing = False
-            node = parent
-        node.ref_count -= 1
+        idle = [] if tail is None else [tail]
+        root = let_go(path, idle)
         if idle:
             self._pool.idle_all(idle, turn)
-        if not node.ref_count and not node.children:
-            del self._roots[node.identity]
+        if not root.ref_count and not root.children:
+            del self._roots[root.identity]
 
     def quote(self, path: RadixNode) -> list[tuple[bytearray, int]]:
         """Return a path's tokens without a copy: those of its nodes, in O(depth)."""
-        node, quotes = path, []
-        while (parent := node.parent) is not None:
-            node.is_quoted = True
-            quotes.append((node.tokens, len(node.tokens)))
-            node = parent
-        quotes.reverse()
-        return quotes
+        return quote(path)
 
     def evict(self, entry: CacheEntry, most: int) -> Forgotten:
         """Cut blocks off an idle leaf, deepest first; at once only what was published at once."""
@@ -307,15 +295,3 @@ class RadixIndex:
         head = split(node, num_blocks, self._block_size)
         self._pool.split(node, head)
         return head
-
-
-def _raised(path: RadixNode) -> list[RadixNode]:
-    """Count one more who holds a path; returns the nodes that nobody held, the deepest first."""
-    node, idle = path, []
-    while (parent := node.parent) is not None:
-        if not node.ref_count:
-            idle.append(node)
-        node.ref_count += 1
-        node = parent
-    node.ref_count += 1
-    return idle
