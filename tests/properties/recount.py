@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import CachedBlock
-from ostinato.cache.window_group import WindowCopy
+from ostinato.cache.window_content import WindowCopy
 from ostinato.core.identity import Identity
 from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.sched.sequence import Sequence

@@ -9,7 +9,7 @@ from array import array
 from collections import Counter
 
 from ostinato.cache.block_hash import BlockHasher, sha256
-from ostinato.cache.window_group import WindowCopy
+from ostinato.cache.window_content import WindowCopy
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan

@@ -6,14 +6,16 @@ Files in reading order, the plain path first:
 * ``free_queue``: which entry is given away next?
 * ``policies``: which cached entry is worth least?
 * ``accounts``: whose blocks are they, and who may evict whose?
+* ``scratch``: which empty block is given away next?
+* ``past``: what is remembered of content that comes back?
 * ``pool``: who holds which block?
 * ``siblings``: which cached blocks may follow a prefix?
 * ``block_hash``: when are two prefixes the same?
 * ``prefix_index``: the contract every index keeps
-* ``radix_node``, ``radix_match``, ``radix_growth``, ``radix_walk``, ``radix_index``: how are
-  prefixes found by walking a tree?
+* ``radix_node``, ``radix_match``, ``radix_path``, ``radix_growth``, ``radix_walk``,
+  ``radix_index``: how are prefixes found by walking a tree?
 * ``hash_content``, ``hash_walk``, ``hash_index``: how are prefixes found by chained digest?
-* ``window_group``: what do layers with a sliding window keep?
+* ``window_content``, ``window_group``: what do layers with a sliding window keep?
 * ``visit``: what is remembered of one sequence that was served?
 * ``block_table``: which blocks does one sequence hold?
 * ``histogram``, ``stats``: what did the cache do so far?
@@ -27,8 +29,12 @@ Files in reading order, the plain path first:
   cache find of a part of the traffic?
 * ``answers``: what is known by now of other sizes and policies?
 * ``ghost``: what would more memory bring, or another policy, and what may it cost to know?
-* ``groups``: what does a sequence hold, over all groups of layers at once?
-* ``lease_book``, ``custody``: what may an administrator ask?
+* ``group_pools``, ``group_match``, ``groups``: what does a sequence hold, over all groups of
+  layers at once?
+* ``group_room``: how many tokens would fit?
+* ``group_state``: what do all groups hold, and does it add up?
+* ``lease_book``, ``lease_limits``, ``custody``: what may an administrator ask?
+* ``step_copies``: which slots are copied in this step?
 * ``manager``: what may the scheduler ask?
 * ``explain``, ``difference``: why did each token of a prompt miss?
 

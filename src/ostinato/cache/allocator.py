@@ -84,7 +84,7 @@ class Allocator:
                     inner.append(entry)
             assert len(inner) < len(waiting), "what is forgotten has descendants that are not"
             waiting = inner[::-1]  # a chain that came root first goes in the second round
-        self.pool.forget(belongs)
+        self.pool.past.forget(belongs)
         return count
 
     def _forget(self, entry: CacheEntry) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ostinato.cache.policies.contract import Turn
 from ostinato.cache.visit import Visit
-from ostinato.cache.window_group import WindowTable
+from ostinato.cache.window_content import WindowTable
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockId
 

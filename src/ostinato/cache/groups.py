@@ -81,38 +81,6 @@ class Groups:
             return self.index.match(key, num_tokens)
         return common_match(self.index, self.windows, key, num_tokens)
 
-    def room(self, key: PrefixKey, match: PrefixMatch, num_tokens: int) -> int:
-        """Return how many tokens could have slots in every group if a match were held.
-
-        Group 0 gives slots to the whole prompt or to none of it; windows as far as they go.
-
-        Args:
-            key: The sequence.
-            match: What would be held of it.
-            num_tokens: How many slots are wanted.
-
-        Returns:
-            At most ``num_tokens``; 0 if group 0 lacks blocks. Effects: none.
-        """
-        held = len(match.blocks)
-        missing = -(-len(key.tokens) // self.block_size) - held
-        if missing > self.pool.num_scratch or self.config.allotments:
-            free = self._full.num_free_for(key.identity.owner) - self.index.num_idle_blocks(match)
-            if match.tail is not None and not match.tail.entry.ref_count:
-                free -= 1
-            if missing > free:
-                return 0
-        if not self.windows:
-            return num_tokens
-        tenant = key.identity.owner
-        for number, window in enumerate(self.windows):
-            free = self.allocators[number + 1].num_free_for(tenant)
-            free -= window.num_idle_blocks(key, held)
-            if match.window_tails and not match.window_tails[number].ref_count:
-                free -= 1
-            num_tokens = min(num_tokens, (held + free) * self.block_size)
-        return num_tokens
-
     def hold(self, key: PrefixKey, match: PrefixMatch) -> BlockTable:
         """Hold a match in every group, and the sources of what will be copied."""
         num_blocks, tail = len(match.blocks), match.tail
@@ -123,7 +91,7 @@ class Groups:
         if not self.pool.joins:  # who goes by the moment of release alone learns from no gap
             last = self.index.last_entry(table.path)
             if last is not None and last.idle_tick:
-                self.pool.note_gap(table.turn, last.uses, last.idle_since_s)
+                self.pool.past.note_gap(table.turn, last.uses, last.idle_since_s)
         if self.windows:
             table.windows = [window.acquire(key, num_blocks) for window in self.windows]
             for number, copy in enumerate(match.window_tails):
@@ -132,26 +100,18 @@ class Groups:
 
     def look_up(self, table: BlockTable) -> None:
         """Tell the eviction policy what a request asks for and did not find."""
-        if not self.pool.remembers:
+        if not self.pool.past.remembers:
             return
         num_asked = (len(table.key) - 1) // self.block_size
         if table.writes and num_asked:
             num_found = table.num_published
-            self.pool.look_up(table.key, num_found, num_asked, self.block_size, table.turn)
+            self.pool.past.look_up(table.key, num_found, num_asked, self.block_size, table.turn)
 
     def empty_table(self, key: PrefixKey) -> BlockTable:
         """Return the table of a sequence that neither reads nor writes the cache."""
         table = BlockTable(key, array("i"), writes=False)
         table.windows = [window.acquire(key, 0) for window in self.windows]
         return table
-
-    def growable(self, table: BlockTable, num_tokens: int) -> int:
-        """Return how many tokens could have slots in every group, at most ``num_tokens``."""
-        for allocator, blocks in zip(self.allocators, table.groups, strict=True):
-            if self.blocks_for(num_tokens) > len(blocks):
-                free = allocator.num_free_for(table.tenant)
-                num_tokens = min(num_tokens, (len(blocks) + free) * self.block_size)
-        return num_tokens
 
     def take(self, table: BlockTable, num_tokens: int, num_window_tokens: int) -> None:
         """Give a table slots; the caller knows that there is room."""

@@ -152,7 +152,7 @@ class HashIndex:
             if content is None:
                 content = self._add(parent, key, index)
                 if not left:
-                    known = self._pool.recall(key, index, last - index, self._block_size, turn)
+                    known = self._pool.past.recall(key, index, last - index, self._block_size, turn)
                     left = known.num_blocks
                 left -= 1
             else:

@@ -25,6 +25,7 @@ from ostinato.cache.custody import Custody
 from ostinato.cache.events import EventLog
 from ostinato.cache.ghost import Ghost
 from ostinato.cache.group_match import without_tail
+from ostinato.cache.group_room import room_to_admit, room_to_grow
 from ostinato.cache.group_state import check, describe
 from ostinato.cache.groups import Groups
 from ostinato.cache.journal import Journal
@@ -146,11 +147,11 @@ class CacheManager:
         copied = 0 if tail is None else tail.num_tokens
         hit = shared + copied
         wanted = num_tokens if most_new is None else min(num_tokens, hit + most_new)
-        room = self.groups.room(key, match, wanted)
+        room = room_to_admit(self.groups, key, match, wanted)
         if room <= hit and tail is not None:
             match, tail = without_tail(match), None
             hit, copied = shared, 0
-            room = self.groups.room(key, match, wanted)
+            room = room_to_admit(self.groups, key, match, wanted)
         if room <= hit:
             return None
         visit = self.chronicle.arrive(key, match.blocks, copied, not preempted)
@@ -162,7 +163,7 @@ class CacheManager:
             table = self.groups.empty_table(key)
         if visit is not None:
             table.visit, visit.writes = visit, table.writes
-        if self.pool.remembers and not preempted:
+        if self.pool.past.remembers and not preempted:
             self.groups.look_up(table)
         self.groups.take(table, num_tokens, room)
         table.num_planned = hit
@@ -191,7 +192,7 @@ class CacheManager:
         """
         if num_tokens <= len(table.blocks) * self.block_size and not table.windows:
             return num_tokens  # so it is in most decodes
-        return self.groups.growable(table, num_tokens)
+        return room_to_grow(self.groups, table, num_tokens)
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
         """Give a table slots for its first ``num_tokens`` tokens in every group.
@@ -201,7 +202,7 @@ class CacheManager:
         """
         if num_tokens <= len(table.blocks) * self.block_size and not table.windows:
             return True
-        if self.groups.growable(table, num_tokens) < num_tokens:
+        if room_to_grow(self.groups, table, num_tokens) < num_tokens:
             return False
         self.chronicle.acting = table.visit
         self.groups.take(table, num_tokens, num_tokens)

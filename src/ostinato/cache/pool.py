@@ -19,14 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from ostinato.cache.accounts import Account, Accounts
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.histogram import Histogram
-from ostinato.cache.policies.contract import Recall, Turn
+from ostinato.cache.past import Past
+from ostinato.cache.policies.contract import Turn
 from ostinato.cache.scratch import ScratchRuns
 from ostinato.core.config import FreeOrder
-from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockId
-
-MANY_USES = 20
-"""Content that was in use more often is shared: it tells nothing of one conversation's pace."""
 
 
 class BlockPool:
@@ -36,7 +33,7 @@ class BlockPool:
         num_blocks: All blocks.
         accounts: Whose blocks they are.
         joins: Whether the policy lets an entry grow that was there before.
-        remembers: Whether the policy wants to know what is looked up and published.
+        past: What the policy remembers, and learns of what comes back.
         num_allocated: Blocks given away so far; the clock of ``reuse_distances``.
         reuse_distances: For each evictable block that was held again, the blocks given away
             meanwhile: a pool smaller by so many would have lost it.
@@ -54,7 +51,7 @@ class BlockPool:
         self.accounts = accounts
         self._only = None if accounts.are_several else accounts.common
         self.joins = accounts.common.policy.joins
-        self.remembers = accounts.common.policy.remembers
+        self.past = Past(accounts, clock)
         self.num_allocated = 0
         self.reuse_distances = Histogram()
         self._classic = free_order == "classic"
@@ -239,49 +236,6 @@ class BlockPool:
         """Note that nothing builds on an entry any more, or on this copy of it."""
         if not entry.ref_count:
             self.accounts.of(entry.identity.owner).policy.expose(entry)
-
-    def look_up(
-        self, key: PrefixKey, num_found: int, num_asked: int, block_size: int, turn: Turn
-    ) -> None:
-        """Note what a request asks for, when it holds what it found; counts are in blocks."""
-        if self.remembers:
-            policy = self.accounts.of(key.identity.owner).policy
-            policy.look_up(key, num_found, num_asked, block_size, turn)
-
-    def recall(
-        self, key: PrefixKey, first: int, most: int, block_size: int, turn: Turn | None
-    ) -> Recall:
-        """Say what is remembered of blocks that are published anew.
-
-        Args:
-            key: The sequence.
-            first: The first of its blocks that is not cached.
-            most: How many of them are published.
-            block_size: Tokens per block.
-            turn: Of the request that publishes them: learns of the gap, or of new blocks.
-
-        Returns:
-            What is true of the first of them, one at least.
-        """
-        if not self.remembers:
-            return Recall(most)
-        policy = self.accounts.of(key.identity.owner).policy
-        recalled = policy.recall(key, first, most, block_size, turn)
-        if turn is not None:
-            if recalled.idle_since_s is None:
-                turn.num_new_blocks += recalled.num_blocks
-            else:
-                self.note_gap(turn, recalled.uses, recalled.idle_since_s)
-        return recalled
-
-    def note_gap(self, turn: Turn, uses: int, idle_since_s: float) -> None:
-        """Note the time since content was let go of that a request found."""
-        turn.gap_s = self._clock() - idle_since_s if uses < MANY_USES else None
-
-    def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
-        """Remember nothing of what was evicted and belongs to something."""
-        for account in self.accounts:
-            account.policy.forget(belongs)
 
     def age_s(self, entry: CacheEntry) -> float:
         """Seconds since an evictable entry was last held."""

@@ -270,7 +270,7 @@ class RadixIndex:
             if tails is not None:
                 go_on(node, tails, self._pool.now())
         else:
-            known = self._pool.recall(key, node.end, len(blocks), self._block_size, turn)
+            known = self._pool.past.recall(key, node.end, len(blocks), self._block_size, turn)
             blocks, uses = blocks[: known.num_blocks], known.uses + 1
             is_own = node.parent is not None and node.identity == key.identity
             goes_on = is_own and node.uses == uses and node.ref_count == 1 and node.is_leaf

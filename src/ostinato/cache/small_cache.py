@@ -17,10 +17,10 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 from ostinato.cache.block import CacheEntry
+from ostinato.cache.past import MANY_USES
 from ostinato.cache.policies import make_policy
 from ostinato.cache.policies.contract import Turn
 from ostinato.cache.policies.reuse_hazard import ReuseHazard
-from ostinato.cache.pool import MANY_USES
 from ostinato.core.config import PolicyName
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES
