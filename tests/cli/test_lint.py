@@ -30,6 +30,18 @@ def test_a_time_at_the_head_is_found(terminal: Terminal, tmp_path: Path):
     assert "Tokens are words and pieces of words." in page
 
 
+def test_a_time_above_a_document_is_found_in_its_message(terminal: Terminal, tmp_path: Path):
+    messages = [
+        [{"role": "user", "content": f"Read at 9:{n:02}: {SYSTEM} What of scene {n % 7}?"}]
+        for n in range(20)
+    ]
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join(json.dumps({"body": {"messages": m}}) for m in messages))
+    page = terminal.show("lint", str(log))
+    assert "1. message_timestamp costs" in page
+    assert "in messages[0] (user): '9:00', '9:01', '9:02'" in page
+
+
 def test_clean_requests_are_clean(terminal: Terminal, tmp_path: Path):
     log = write(tmp_path / "log.jsonl", [SYSTEM] * 20)
     assert "nothing breaks their prefixes early" in terminal.show("lint", "--strict", log)

@@ -175,6 +175,81 @@ def test_what_changes_is_known_among_tags_and_where_no_blanks_are_written(head, 
     assert report.num_groups == 1
 
 
+CHANGING = {
+    "message_timestamp": lambda n: f"Now it is {at(n):%Y-%m-%d %H:%M:%S}.",
+    "message_date": lambda n: f"Today is {at(40 * n):%d %B %Y}.",
+    "message_id": lambda n: f"Trace {n:08x}-0000-4000-8000-{n * 7919:012x}:",
+    "message_counter": lambda n: f"This is request #{100 + n}.",
+}
+"""What does not stay the same, by the finding that it is to make."""
+
+
+def asked(app: Application, before: str, behind: str, shared: str, role: str) -> dict:
+    """A request whose user, or tool, sends a text that all share, between two that change."""
+    question = {"role": "user", "content": app.sentence(6)}
+    content = f"{before} {shared} {behind}"
+    if role == "user":
+        question["content"] = f"{before} {shared} {question['content']} {behind}"
+        return {"messages": [{"role": "system", "content": "You are a clerk."}, question]}
+    call = {"role": "assistant", "content": "Let me look it up."}
+    result = {"role": "tool", "content": content}
+    start = {"role": "user", "content": "What do the rules say?"}
+    return {"messages": [start, call, result, question]}
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+@pytest.mark.parametrize("kind", CHANGING)
+def test_what_changes_inside_a_message_before_shared_text_is_found(kind, role):
+    app = Application(f"{kind} {role}")
+    write = CHANGING[kind]
+    bodies = [asked(app, write(n), "", app.head, role) for n in range(12)]
+    [finding] = lint(requests_of(bodies), tokenizer()).findings
+    assert finding.kind == kind and finding.after > 0.7 > finding.before
+    assert finding.where == ("messages[1] (user)" if role == "user" else "messages[2] (tool)")
+    assert len(finding.examples) == 3
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+@pytest.mark.parametrize("kind", CHANGING)
+def test_what_changes_at_the_end_is_no_finding(kind, role):
+    """Nothing that requests share stands behind it."""
+    app = Application(f"{kind} {role}")
+    bodies = [asked(app, "", "", app.head, role) for _ in range(12)]
+    for n, body in enumerate(bodies):
+        body["messages"][-1]["content"] += " " + CHANGING[kind](n)
+    assert lint(requests_of(bodies), tokenizer()).findings == ()
+
+
+@pytest.mark.parametrize("kind", CHANGING)
+def test_stamps_that_stay_what_they_were_are_no_finding(kind):
+    """Each message of a conversation has its own, and is sent again as it was."""
+    app, bodies = Application(kind), []
+    for _ in range(3):
+        messages = [{"role": "system", "content": app.head}]
+        for _turn in range(5):
+            stamp = CHANGING[kind](app.random.randrange(90))
+            messages.append({"role": "user", "content": f"{stamp} {app.sentence(20)}"})
+            bodies.append({"messages": messages[:]})
+            messages.append({"role": "assistant", "content": app.sentence(20)})
+    assert lint(requests_of(bodies), tokenizer()).findings == ()
+
+
+def test_history_that_is_stamped_anew_with_each_request_is_found():
+    """What a tool answered is fetched once, and written with the time of each request."""
+    app, bodies = Application("stamped"), []
+    messages = [{"role": "system", "content": "You are a clerk."}]
+    result = {"role": "tool", "content": ""}
+    messages += [{"role": "user", "content": "Look it up."}, result]
+    for n in range(12):
+        fresh = {"role": "tool", "content": f"{at(n):%H:%M} {app.head}"}
+        bodies.append({"messages": [fresh if m is result else m for m in messages]})
+        messages.append({"role": "assistant", "content": app.sentence(8)})
+        messages.append({"role": "user", "content": app.sentence(8)})
+        bodies[-1]["messages"].append({"role": "user", "content": app.sentence(5)})
+    [finding] = lint(requests_of(bodies), tokenizer()).findings
+    assert finding.kind == "message_timestamp"
+
+
 def test_progress_is_told_of_each_request_twice():
     told: list[int] = []
     lint(requests_of([chat(Application("a"), f"Now {n}") for n in range(5)]), tokenizer(),

@@ -82,8 +82,7 @@ def _lines(place: int, finding: Finding, report: LintReport) -> list[Text]:
     ]
     if finding.examples:
         shown = ", ".join(repr(example[:40]) for example in finding.examples)
-        behind = f"behind {finding.where[-40:]!r}: " if finding.where else "at the beginning: "
-        lines.append(Text(f"   {behind}{shown}"))
+        lines.append(Text(f"   {_place(finding)}: {shown}"))
     behind = f", with {' and '.join(finding.behind)} mended" if finding.behind else ""
     ratios = f"{finding.before:.1%} -> {finding.after:.1%}"
     lines += [
@@ -91,6 +90,13 @@ def _lines(place: int, finding: Finding, report: LintReport) -> list[Text]:
         Text(f"   {finding.advice}", style="cyan"),
     ]
     return lines
+
+
+def _place(finding: Finding) -> str:
+    """Say where it stands."""
+    if finding.kind.startswith("message_"):
+        return f"in {finding.where}"
+    return f"behind {finding.where[-40:]!r}" if finding.where else "at the beginning"
 
 
 def _end(report: LintReport) -> str:

@@ -29,6 +29,7 @@ Files in reading order:
 * ``word_tokens``: what is a token if no model is named?
 * ``lint_templates``: which requests are made from one template, and what changes in it?
 * ``lint_remedies``: what could be done so that requests begin alike?
+* ``lint_messages``: what changes inside messages, before what requests share?
 * ``lint_replay``: how many tokens would the requests of a group have computed?
 * ``lint``: what breaks the prefixes of these requests, and what would mending it save?
 

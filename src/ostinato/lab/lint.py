@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from ostinato.lab.explain_log import Tokenizer
+from ostinato.lab.lint_messages import message_remedies
 from ostinato.lab.lint_remedies import Remedy, remedies_for
 from ostinato.lab.lint_replay import Replayed, replay
 from ostinato.lab.lint_templates import Group, group_requests
@@ -140,7 +141,7 @@ def _mend(group: Group, tokenizer: Tokenizer, block_size: int) -> list[_Trial]:
         keep_seams = any(remedy.rewrite is None for remedy in chosen)
         return _Trial(chosen, replay(requests, tokenizer, block_size, keep_seams))
 
-    known = remedies_for(group) if len(group.requests) > 1 else []
+    known = [*remedies_for(group), *message_remedies(group)] if len(group.requests) > 1 else []
     trials = [attempt(())]
     left = [remedy for remedy in known if _changes(remedy, group, known)]
     least = LEAST_SAVING * trials[0].result.prompt_tokens

@@ -128,7 +128,7 @@ def settle_tools(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
             settled.append(known)
             if known != tool:
                 changed.append(json.dumps(tool, ensure_ascii=False))
-        mended.append(_with_tail(_with_tools(request, settled), changed) if changed else request)
+        mended.append(with_tail(_with_tools(request, settled), changed) if changed else request)
     return mended
 
 
@@ -158,7 +158,7 @@ def sort_examples(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
     orders: dict[tuple[str, ...], tuple[str, ...]] = {}
     mended = []
     for request in requests:
-        messages, texts = _messages(request), head_of(request.body).split("\n\n")
+        messages, texts = messages_of(request), head_of(request.body).split("\n\n")
         request = _reordered(request, texts, orders)
         pairs = _examples(messages)
         if pairs is not None:
@@ -172,7 +172,7 @@ def keep_reasoning(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
     answers: dict[tuple[str, ...], str] = {}
     mended = []
     for request in requests:
-        messages = list(_messages(request))
+        messages = list(messages_of(request))
         key: tuple[str, ...] = ()
         for place, message in enumerate(messages):
             text = text_of(message)
@@ -185,7 +185,7 @@ def keep_reasoning(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
             key = (*key, _THINKING.sub("", text).strip())
         if _THINKING.search(request.answer):
             answers[key] = request.answer
-        mended.append(_with_messages(request, messages))
+        mended.append(with_messages(request, messages))
     return mended
 
 
@@ -217,39 +217,40 @@ def _move_to_tail(
     if not values:
         return request
     if isinstance(request.body.get("prompt"), str):
-        return _with_tail(replace(request, body={**request.body, "prompt": text}), values)
-    messages = _messages(request)
+        return with_tail(replace(request, body={**request.body, "prompt": text}), values)
+    messages = messages_of(request)
     num_leading = next(
         (i for i, m in enumerate(messages) if m["role"] not in ("system", "developer")),
         len(messages),
     )
     head = {**messages[0], "content": text}
-    return _with_tail(_with_messages(request, [head, *messages[num_leading:]]), values)
+    return with_tail(with_messages(request, [head, *messages[num_leading:]]), values)
 
 
-def _with_tail(request: LoggedRequest, values: Sequence[str]) -> LoggedRequest:
+def with_tail(request: LoggedRequest, values: Sequence[str]) -> LoggedRequest:
     """Put texts behind a request's prompt, or behind its last message."""
     tail = "\n" + " ".join(values)
     if isinstance(request.body.get("prompt"), str):
         return replace(request, body={**request.body, "prompt": request.body["prompt"] + tail})
-    messages = list(_messages(request))
+    messages = list(messages_of(request))
     messages[-1:] = [{**last, "content": text_of(last) + tail} for last in messages[-1:]]
-    return _with_messages(request, messages)
+    return with_messages(request, messages)
 
 
 def _map_earlier(request: LoggedRequest, change: Callable[[str], str]) -> LoggedRequest:
     """Change the texts of all messages but the last."""
     if isinstance(request.body.get("prompt"), str):
         return replace(request, body={**request.body, "prompt": change(request.body["prompt"])})
-    messages = _messages(request)
+    messages = messages_of(request)
     earlier = [
-        {**message, "content": change(text_of(message))} if _is_plain(message) else message
+        {**message, "content": change(text_of(message))} if is_plain(message) else message
         for message in messages[:-1]
     ]
-    return _with_messages(request, [*earlier, *messages[-1:]])
+    return with_messages(request, [*earlier, *messages[-1:]])
 
 
-def _is_plain(message: Mapping[str, Any]) -> bool:
+def is_plain(message: Mapping[str, Any]) -> bool:
+    """Whether a message is a text and nothing else."""
     return isinstance(message.get("content"), str) and not message.get("tool_calls")
 
 
@@ -271,14 +272,14 @@ def _with_examples(
     pairs: list[tuple[int, int]],
     orders: dict[tuple[str, ...], tuple[str, ...]],
 ) -> LoggedRequest:
-    messages = list(_messages(request))
+    messages = list(messages_of(request))
     by_text = {json.dumps([text_of(messages[i]) for i in pair]): pair for pair in pairs}
     if len(by_text) < len(pairs):
         return request
     order = orders.setdefault(tuple(sorted(by_text)), tuple(by_text))
     moved = [messages[i] for text in order for i in by_text[text]]
     messages[pairs[0][0] : pairs[-1][1] + 1] = moved
-    return _with_messages(request, messages)
+    return with_messages(request, messages)
 
 
 def _reordered(
@@ -290,20 +291,22 @@ def _reordered(
     order = orders.setdefault(tuple(sorted(parts)), tuple(parts))
     if isinstance(request.body.get("prompt"), str) or list(order) == parts:
         return request
-    messages = _messages(request)
+    messages = messages_of(request)
     leading = [m for m in messages if m["role"] in ("system", "developer")]
     if len(leading) != 1 or messages[0] is not leading[0]:
         return request
     head = {**messages[0], "content": "\n\n".join(order)}
-    return _with_messages(request, [head, *messages[1:]])
+    return with_messages(request, [head, *messages[1:]])
 
 
-def _messages(request: LoggedRequest) -> Sequence[Mapping[str, Any]]:
+def messages_of(request: LoggedRequest) -> Sequence[Mapping[str, Any]]:
+    """Return a request's messages; none if it is a prompt."""
     messages: Sequence[Mapping[str, Any]] = request.body.get("messages") or ()
     return messages
 
 
-def _with_messages(request: LoggedRequest, messages: Sequence[Mapping[str, Any]]) -> LoggedRequest:
+def with_messages(request: LoggedRequest, messages: Sequence[Mapping[str, Any]]) -> LoggedRequest:
+    """Return a request with other messages, if it has any."""
     if "messages" not in request.body:
         return request
     return replace(request, body={**request.body, "messages": list(messages)})

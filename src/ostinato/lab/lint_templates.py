@@ -46,14 +46,14 @@ _PIECES = re.compile(r"[\w.:+%-]+")
 
 _PUNCTUATION = " .,;:!?()[]\"'`<>"
 _TIME = re.compile(r"\d{1,2}:\d{2}")
-_EPOCH = re.compile(r"(?<![0-9a-z])1[5-9]\d{8}(\d{3})?(\.\d+)?(?![0-9a-z])", re.IGNORECASE)
-_MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
+EPOCH = re.compile(r"(?<![0-9a-z])1[5-9]\d{8}(\d{3})?(\.\d+)?(?![0-9a-z])", re.IGNORECASE)
+MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
 _DATE = re.compile(
-    rf"\d{{4}}-\d\d-\d\d|\d\d?[./]\d\d?[./]\d{{2,4}}|\b({_MONTHS})[a-z]*\.? \d|"
-    rf"\d\.? ({_MONTHS})|\b(mon|tues|wednes|thurs|fri|satur|sun)day",
+    rf"\d{{4}}-\d\d-\d\d|\d\d?[./]\d\d?[./]\d{{2,4}}|\b({MONTHS})[a-z]*\.? \d|"
+    rf"\d\.? ({MONTHS})|\b(mon|tues|wednes|thurs|fri|satur|sun)day",
     re.IGNORECASE,
 )
-_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
+UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
 _NAMED_ID = re.compile(r"^[a-z]+[-_](?=[0-9a-z]*\d)[0-9a-z]{6,}$", re.IGNORECASE)
 _COUNT = re.compile(r"^\D{0,3}(\d+)\D{0,3}$")
 _NONCE = re.compile(r"^(?=.*\d)[0-9a-z.+/=_-]{6,}$", re.IGNORECASE)
@@ -242,9 +242,9 @@ def _kind(slot: Slot, requests: Sequence[LoggedRequest]) -> SlotKind:
     values = _what_varies([value for value in slot.values.values() if value])
     if not values:
         return "wording"
-    if _mostly(_UUID.search(value) for value in values):
+    if _mostly(UUID.search(value) for value in values):
         return "id"
-    if _mostly(_EPOCH.search(v) or _touches(_TIME, slot, v) for v in values):
+    if _mostly(EPOCH.search(v) or _touches(_TIME, slot, v) for v in values):
         return "timestamp"
     if _mostly(_touches(_DATE, slot, value) for value in values):
         return "date"
