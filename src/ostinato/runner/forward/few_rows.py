@@ -3,7 +3,7 @@
 A decode step reads every weight once and computes next to nothing with it, so it takes as long as
 the reading. The native library streams oneDNN's own tiles, by threads that ask ahead; nothing is
 kept twice. With AMX it multiplies many rows as well, in blocks that stay in the processor's cache
-while tiles pass by, half as fast again as oneDNN.
+while tiles pass by, a quarter to a half faster than oneDNN.
 
 Which order the tiles have is oneDNN's affair, so it is looked at for every weight: one that lies
 otherwise, or has sizes that tiles do not divide, is left to oneDNN.
