@@ -8,8 +8,10 @@ namespace {
 
 // Numbers that a thread takes at a time: some microseconds' work.
 constexpr int64_t kNumbersPerPiece = 4096;
-// Numbers below which waking another thread costs more than it saves.
+// Numbers below which waking another thread costs more than it saves: where they are computed with,
+// and where they are but compared, many at a time.
 constexpr int64_t kNumbersPerThread = 16384;
+constexpr int64_t kComparedPerThread = 1 << 20;
 
 const OpsKernels &kernels_in_use() {
 #if defined(__x86_64__)
@@ -31,8 +33,8 @@ Work over_rows(const Op &op, int64_t row_width) {
 }
 
 template <class Op>
-void run(const Op &op, int64_t row_width) {
-  const int64_t num_threads = op.num_rows * row_width / kNumbersPerThread;
+void run(const Op &op, int64_t row_width, int64_t per_thread = kNumbersPerThread) {
+  const int64_t num_threads = op.num_rows * row_width / per_thread;
   run_work(work_of(op), num_threads < op.num_threads ? static_cast<int32_t>(num_threads)
                                                      : op.num_threads);
 }
@@ -69,5 +71,5 @@ void ost_ops_heads(const ost_heads *op) { ost::run(*op, ost::width_of(*op)); }
 
 void ost_ops_gated(const ost_gated *op) { ost::run(*op, 2 * int64_t{op->width}); }
 
-void ost_ops_best(const ost_best *op) { ost::run(*op, op->width); }
+void ost_ops_best(const ost_best *op) { ost::run(*op, op->width, ost::kComparedPerThread); }
 }

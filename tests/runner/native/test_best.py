@@ -25,6 +25,14 @@ def test_it_is_the_first_of_the_largest(dtype: torch.dtype, width: int) -> None:
     assert best_places(NATIVE, rows.t().contiguous().t()) == best_places(NATIVE, rows)
 
 
+def test_so_many_rows_that_threads_share_them() -> None:
+    assert NATIVE is not None
+    rows = torch.zeros(80, 32_000, dtype=torch.bfloat16)
+    places = np.random.default_rng(0).integers(32_000, size=80)
+    rows[torch.arange(80), torch.from_numpy(places)] = 1.0
+    assert best_places(NATIVE, rows) == places.tolist()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_rows_without_a_finite_largest_number_have_none(dtype: torch.dtype) -> None:
     assert NATIVE is not None
