@@ -5,7 +5,7 @@ Files in reading order:
 * ``kv_store``: what does a store of keys and values keep, and what may it be asked?
 * ``plain_store``: where do they live, if torch is to read them?
 * ``native/``: how does Python reach the native library?
-* ``inputs``: how does a plan become tensors?
+* ``inputs``: how does a plan become arrays?
 * ``attention/``: how does a query read scattered blocks?
 * ``model_call``: how is a model called?
 * ``forward/``: how is it made fast on a CPU without computing anything else?
