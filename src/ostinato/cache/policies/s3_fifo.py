@@ -12,14 +12,17 @@ from ostinato.core.identity import PrefixKey
 _SMALL_SHARE = 0.1
 _MOST_USES = 3
 
+_Waiting = tuple[int, int, CacheEntry]
+
 
 class S3Fifo(LeafHeap):
     """Three queues: what is new, what was in use again, and what was evicted of the new.
 
     New content joins the small queue, content that was evicted lately the main one. An entry
     keeps its place however often it is in use; when it comes up, use moves it to the end of the
-    main queue. So does being no leaf: if it stayed, the small queue would be too long for ever,
-    and whatever is new would be evicted at once.
+    main queue. So does being no leaf, in either queue: if it stayed, the small queue would be too
+    long for ever, and whatever is new would be evicted at once; and of the main queue whole
+    conversations would go at once, for what was before a tail would come up behind it.
 
     Source: Yang, Zhang, Qiu, Yue, Vigfusson, FIFO queues are all you need for cache eviction,
     SOSP 2023.
@@ -32,7 +35,8 @@ class S3Fifo(LeafHeap):
         super().__init__(num_segments=2)
         self._most_small = _SMALL_SHARE * num_blocks
         self._num_small = 0
-        self._small: list[tuple[int, int, CacheEntry]] = []  # leaves or not, a heap by turn
+        # By turn, leaves or not: of the small queue and of the main one.
+        self._waiting: tuple[list[_Waiting], list[_Waiting]] = ([], [])
         self._turns = 0
         self._memory = EvictedMemory(num_blocks, lambda run: None)
 
@@ -53,13 +57,12 @@ class S3Fifo(LeafHeap):
             self._join(entry)
         if not noted["is_main"]:
             self._num_small += entry.num_blocks
-            self._wait(entry)
+        self._wait(entry)
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
         """Take the head; it waits where its tail does."""
         super().split(tail, head)
-        if not facts(head)["is_main"]:
-            self._wait(head)
+        self._wait(head)
 
     def taken(self, entry: CacheEntry) -> None:
         """Count what waits in the small queue."""
@@ -89,11 +92,12 @@ class S3Fifo(LeafHeap):
         """Let what was in use go on, until something comes up that was not."""
         while (entry := self._head()) is not None:
             noted = facts(entry)
+            if noted["is_main"]:
+                self._turn_over(noted["turn"])
             if entry.uses <= noted["seen"]:
                 return entry
             if noted["is_main"]:
-                noted["seen"] = max(noted["seen"] + 1, entry.uses - _MOST_USES)
-                self._join(entry)
+                self._go_on(entry)
             else:
                 self._promote(entry)
             self.offer(entry)
@@ -105,37 +109,58 @@ class S3Fifo(LeafHeap):
         self._memory.check()
         small = sum(entry.num_blocks for entry in self if not facts(entry)["is_main"])
         assert small == self._num_small, "the small queue is miscounted"
-        waiting = {place for _, place, _ in self._small}
+        places = [{place for _, place, _ in waiting} for waiting in self._waiting]
         for entry in self:
             noted = facts(entry)
-            assert noted["is_main"] or noted.get("waits") in waiting, "an entry waits nowhere"
+            assert noted.get("waits") in places[noted["is_main"]], "an entry waits nowhere"
 
     def _wait(self, entry: CacheEntry) -> None:
-        """Note an entry's place in the small queue."""
+        """Note an entry's place in its queue."""
         noted = facts(entry)
         noted["waits"] = next(self._numbers)
-        heapq.heappush(self._small, (noted["turn"], noted["waits"], entry))
-        if len(self._small) > 64 and len(self._small) > 4 * len(self._queue):
-            self._small = [held for held in self._small if held[1] == facts(held[2]).get("waits")]
-            heapq.heapify(self._small)
+        waiting = self._waiting[noted["is_main"]]
+        heapq.heappush(waiting, (noted["turn"], noted["waits"], entry))
+        if len(waiting) > 64 and len(waiting) > 4 * len(self._queue):
+            waiting[:] = [held for held in waiting if held[1] == facts(held[2]).get("waits")]
+            heapq.heapify(waiting)
 
     def _promote(self, entry: CacheEntry) -> None:
         """Move an entry from the small queue to the end of the main one."""
         noted = facts(entry)
         self._num_small -= entry.num_blocks
         noted["is_main"], noted["seen"] = True, entry.uses
-        noted.pop("waits", None)
         self._join(entry)
+        self._wait(entry)
+
+    def _go_on(self, entry: CacheEntry) -> None:
+        """Move an entry to the end of the main queue; a use of it counts no more."""
+        noted = facts(entry)
+        if entry.uses > noted["seen"]:
+            noted["seen"] = max(noted["seen"] + 1, entry.uses - _MOST_USES)
+        self._join(entry)
+        self._wait(entry)
 
     def _pass(self) -> None:
         """Promote what comes up in the small queue and is no leaf, in O(log n) amortised."""
-        while self._small and self._num_small > self._most_small:
-            _, place, entry = self._small[0]
+        small = self._waiting[0]
+        while small and self._num_small > self._most_small:
+            _, place, entry = small[0]
             if place == facts(entry).get("waits"):
                 if entry.is_leaf:
                     return
                 self._promote(entry)
-            heapq.heappop(self._small)
+            heapq.heappop(small)
+
+    def _turn_over(self, turn: int) -> None:
+        """Let what is no leaf and comes up in the main queue before a turn go on.
+
+        Cost: O(log n) for each; it comes up again when all of the queue has.
+        """
+        main = self._waiting[1]
+        while main and main[0][0] < turn:
+            _, place, entry = heapq.heappop(main)
+            if place == facts(entry).get("waits"):
+                self._go_on(entry)
 
     def _join(self, entry: CacheEntry) -> None:
         """Stand last in the entry's queue."""
