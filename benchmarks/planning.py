@@ -4,10 +4,10 @@
 
     python benchmarks/planning.py
 
-A step's tables are checked once, then planned once for each kind of layer: here for 16 heads of
-queries on 8 of keys, without a window, for two threads. Scenes are decodes on a prefix that all
-share; trees of a system prompt, four documents and two chats on each; and steps in which a prompt
-is computed beside. ``inputs`` is what comes before: the plan of a step as arrays.
+A step's tables are taken once (``checked``), then planned once for each kind of layer: here for
+16 heads of queries on 8 of keys, without a window, for two threads. Scenes are decodes on a prefix
+that all share; trees of a system prompt, four documents and two chats on each; and steps in which a
+prompt is computed beside. ``inputs`` is what comes before: the plan of a step as arrays.
 """
 
 import argparse

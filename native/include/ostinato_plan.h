@@ -4,8 +4,9 @@
  * that is worth a reading of its own, becomes one segment for all of them; rows are cut into items,
  * and items that would keep one thread busy while others wait are cut by keys.
  *
- * As in ostinato_native.h, whoever calls has checked what comes in
- * (src/ostinato/runner/attention/native_plan.py); what goes out points at nothing that is not there.
+ * Whoever calls has seen to the lengths of arrays (src/ostinato/runner/attention/native_plan.py); what
+ * is in them is looked at here, in one pass, before anything goes by it. What goes out points at nothing
+ * that is not there.
  */
 #ifndef OSTINATO_PLAN_H
 #define OSTINATO_PLAN_H
@@ -22,10 +23,19 @@ typedef struct ost_step {
   const int64_t *first_positions; /* (num_sequences,): of each one's first row */
   const int64_t *blocks;          /* tables end to end */
   const int64_t *table_starts;    /* (num_sequences + 1,) */
+  int64_t num_entries;            /* in blocks */
   int32_t num_sequences;
   int32_t block_size;
-  int32_t missing; /* stands in tables where a block has left the window */
+  int32_t num_blocks; /* of the store; the last stands in tables where one has left the window */
 } ost_step;
+
+/* What may be wrong with a step. */
+enum ost_step_fault {
+  OST_WRONG_ROWS = -1,      /* they do not begin at 0, or a sequence has none */
+  OST_WRONG_POSITIONS = -2, /* negative, or past what fits 32 bits */
+  OST_WRONG_TABLES = -3,    /* they are not within blocks, or do not cover what a sequence sees */
+  OST_WRONG_BLOCKS = -4     /* no block of the store */
+};
 
 /* How layers of one kind are read, and how the library's time is spent; costs are in readings of one
  * key of one head, and rows count each head of queries. */
@@ -64,7 +74,7 @@ typedef struct ost_plan {
 /* Plan a step into num_bytes bytes at arena, aligned to 8; plan points into it.
  *
  * Returns how many bytes that takes. If there are fewer, nothing is written and plan is as it was:
- * call again with as many. */
+ * call again with as many. Returns what is wrong if something is. */
 OST_EXPORT int64_t ost_make_plan(const ost_step *step, const ost_rules *rules, void *arena,
                                  int64_t num_bytes, ost_plan *plan);
 

@@ -80,6 +80,7 @@ ost_plan lay_down(const Planning &p, char *memory) {
 
 extern "C" int64_t ost_make_plan(const ost_step *step, const ost_rules *rules, void *arena,
                                  int64_t num_bytes, ost_plan *plan) {
+  if (const int64_t fault = ost::find_fault(*step)) return fault;
   static thread_local ost::Planning planning;
   planning.step = step;
   planning.rules = rules;

@@ -1,7 +1,7 @@
 // What do the parts of planning hand each other? In the order in which they are worked out:
 //
-//   sequences ─► tables, windows filled in ─► tree: order and runs ─► rows: items ─► segments
-//                                             ─► parts: cut by keys, packed, dearest first
+//   checks ─► sequences ─► tables, windows filled in ─► tree: order and runs ─► rows: items ─► segments
+//                                                       ─► parts: cut by keys, packed, dearest first
 #pragma once
 
 #include <cstdint>
@@ -55,6 +55,7 @@ struct Planning {
   int32_t num_partials;
 };
 
+int64_t find_fault(const ost_step &step);  // 0 if there is none
 void fill_windows(Planning &planning);
 void find_runs(Planning &planning);
 void order_rows(Planning &planning);

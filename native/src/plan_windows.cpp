@@ -26,7 +26,7 @@ class Filling {
     for (const Sequence &s : p_.sequences) {
       const int32_t length = (s.end() + p_.step->block_size - 1) / p_.step->block_size;
       int32_t left = 0;
-      while (left < length && s.table[left] == p_.step->missing) ++left;
+      while (left < length && s.table[left] == p_.step->num_blocks - 1) ++left;
       lengths_.push_back(length);
       lefts_.push_back(left);
     }

@@ -136,9 +136,10 @@ int main(int argc, char **argv) {
                         t.firsts.data(),
                         t.blocks.data(),
                         t.table_starts.data(),
+                        static_cast<int64_t>(t.blocks.size()),
                         static_cast<int32_t>(t.tables.size()),
                         t.block_size,
-                        Tables::missing};
+                        Tables::missing + 1};
     ost_plan plan{};
     const int64_t needed = ost_make_plan(&step, &rules, nullptr, 0, &plan);
     if (plan.num_rows != 0) fail(seed, "what does not fit is written");

@@ -303,6 +303,7 @@ def test_auto_never_plans_more_than_never(num_decodes: int, num_blocks: int, isa
         ("starts", 1, 0, "rows"),
         ("first_positions", 0, -1, "positions"),
         ("first_positions", 0, 2**31, "positions"),
+        ("starts", -1, 2**31, "rows"),
         ("first_positions", 1, 48, "tables"),
         ("table_starts", 0, -1, "tables"),
         ("table_starts", 1, 312, "tables"),
@@ -314,14 +315,31 @@ def test_auto_never_plans_more_than_never(num_decodes: int, num_blocks: int, isa
 def test_tables_that_point_beyond_what_is_there_are_refused(
     array: str, index: int, value: int, said: str
 ):
-    """Before the library sees them: what it plans goes by them unseen."""
+    """Before anything goes by them."""
     metadata = Tables(Shape(((5_000, 1), (40, 3)), block_size=16)).metadata
-    StepTables(metadata, Tables.num_blocks + 1)
+    kind, sizes = PlanKind(None, 1, 1, 1), NativeLimits()
+    plan_tables(metadata, kind, sizes, "auto")
     wrong = getattr(metadata, array).copy()
     wrong[index] = value
 
     with pytest.raises(ValueError, match=rf"^{said} of a step point beyond"):
-        StepTables(replace(metadata, **{array: wrong}), Tables.num_blocks + 1)
+        plan_tables(replace(metadata, **{array: wrong}), kind, sizes, "auto")
+
+
+def test_arrays_that_are_too_short_and_numbers_that_are_apart_are_seen_to():
+    metadata = Tables(Shape(((50, 1), (40, 3)), block_size=16)).metadata
+    kind, sizes = PlanKind(None, 1, 1, 1), NativeLimits()
+    for array in ("starts", "table_starts"):
+        with pytest.raises(AssertionError, match="an end for each"):
+            plan_tables(
+                replace(metadata, **{array: getattr(metadata, array)[:-1]}), kind, sizes, "auto"
+            )
+    apart = {name: np.repeat(getattr(metadata, name), 2)[::2] for name in ("starts", "blocks")}
+    few = {"first_positions": metadata.first_positions.astype(np.int32)}
+
+    plan = plan_tables(replace(metadata, **apart, **few), kind, sizes, "auto")
+
+    assert looks(plan, None) == looks(plan_tables(metadata, kind, sizes, "auto"), None)
 
 
 def test_a_plan_that_takes_much_memory_is_given_it():

@@ -10,8 +10,10 @@ is missing, everything runs in plain torch. Files in reading order:
 * ``best``: where does each row have its largest number?
 * ``store``: where do keys and values live, if the library is to read them?
 
-Rules: no bound is checked in C++, so every one is checked here, before the call; what the library
-derives from what was checked, as the plan of a step from its tables, is right by construction and
-goes back to it unseen. C++ keeps no pointer longer than the call that it was passed to, and whoever
-lays pointers down for later calls, as a program of the forward does, holds what they point to.
+Rules: no bound is checked in C++, so every one is checked here, before the call. Planning is the
+exception, since it walks over all tables anyhow: there it is lengths that are checked here, and the
+library looks at what the tables say before it goes by it. What it plans is right by construction
+and goes back to it unseen. C++ keeps no pointer longer than the call that it was passed to, and
+whoever lays pointers down for later calls, as a program of the forward does, holds what they point
+to.
 """

@@ -15,6 +15,9 @@ from ostinato.runner.native.face import DTYPES, Rows
 
 Ints = npt.NDArray[np.int64]
 
+_INT64 = np.dtype(np.int64)
+_FEW = 128
+
 
 @dataclass(frozen=True, slots=True)
 class Slots:
@@ -35,8 +38,9 @@ class Slots:
         Raises:
             ValueError: One of them is none.
         """
-        _require(slots.dtype == np.int64 and slots.ndim == 1, "slots are a row of int64")
-        ids = np.ascontiguousarray(slots)
+        if slots.dtype is not _INT64 or slots.ndim != 1:
+            _require(slots.dtype == _INT64 and slots.ndim == 1, "slots are a row of int64")
+        ids = slots if slots.flags.c_contiguous else np.ascontiguousarray(slots)
         _require(within(ids, num_slots), f"slots lie between 0 and {num_slots}")
         return cls(ids, address_of(ids))
 
@@ -45,8 +49,15 @@ class Slots:
 
 
 def within(numbers: Ints, stop: int) -> bool:
-    """Whether all numbers lie between 0 and ``stop``: as unsigned ones, negative ones are large."""
-    return not len(numbers) or int(numbers.view(np.uint64).max()) < stop
+    """Whether all numbers lie between 0 and ``stop``.
+
+    Few are looked at in Python: behind a forward, NumPy's code has to be fetched first. Of many,
+    those that are negative are large as unsigned ones.
+    """
+    if len(numbers) <= _FEW:
+        few = numbers.tolist()
+        return not few or (min(few) >= 0 and max(few) < stop)
+    return int(numbers.view(np.uint64).max()) < stop
 
 
 def address_of(numbers: npt.NDArray[Any]) -> int:

@@ -98,10 +98,15 @@ class Tables(ctypes.Structure):
         ("first_positions", ctypes.c_void_p),
         ("blocks", ctypes.c_void_p),
         ("table_starts", ctypes.c_void_p),
+        ("num_entries", ctypes.c_int64),
         ("num_sequences", ctypes.c_int32),
         ("block_size", ctypes.c_int32),
-        ("missing", ctypes.c_int32),
+        ("num_blocks", ctypes.c_int32),
     )
+
+
+STEP_FAULTS = {-1: "rows", -2: "positions", -3: "tables", -4: "blocks"}
+"""``ost_step_fault``, by what is wrong."""
 
 
 class Rules(ctypes.Structure):
