@@ -122,6 +122,34 @@ def test_a_request_of_a_running_server_is_explained_to_whoever_sent_it(
     assert "leave prompts out" in terminal.refuse("explain", "-r", names[1], "-p", "One")
 
 
+def test_causes_are_named_for_requests_of_a_running_server(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each is brought about over HTTP, and asked for from a shell."""
+    settings = {"num_blocks": 24, "block_size": 16, "seal_tails": False}
+    with keyed_server(tmp_path, **settings, eviction_policy="lru") as keyed:
+        monkeypatch.setenv("OSTINATO_URL", keyed.url)
+
+        def causes(prompt: str, **body: object) -> set[str]:
+            name = keyed.complete("ann", prompt, **body)["id"]
+            shown = ("explain", "--key", keyed.keys["ann"], "-r", name)
+            [told] = map(json.loads, terminal.show(*shown, "--json").splitlines())
+            page = terminal.show(*shown)
+            assert page.startswith(f"{name}")
+            return {s["cause"] for s in told["stretches"] if "cause" in s}
+
+        text = "When shall we three meet again, in thunder, lightning, or in rain?"
+        assert causes(text) == {"never seen"}
+        assert causes("X" + text[1:]) == {"differs"}
+        assert "block boundary" in causes(text + " And where?")
+        assert "other tenant" not in causes(text, cache_salt="mine")
+        for number in range(12):  # more than the pool holds
+            keyed.complete("ann", chr(ord("a") + number) * 120)
+        assert "evicted" in causes(text)
+        keyed.administer("/admin/reset", {})
+        assert "removed" in causes(text)
+
+
 def test_what_cannot_be_explained_is_refused(terminal: Terminal, tmp_path: Path):
     assert "nothing to explain" in terminal.refuse("explain")
     assert "nowhere.txt" in terminal.refuse("explain", str(tmp_path / "nowhere.txt"))
