@@ -1,7 +1,7 @@
 """Turns of one conversation become one node, and nobody can tell that they were many."""
 
 from ostinato.cache.radix_walk import walk
-from tests.support.tiny_cache import TinyCache, tiny_cache
+from tests.support.tiny_cache import TinyCache, letters, tiny_cache
 
 
 def nodes(cache: TinyCache, name: str) -> list[tuple[int, int]]:
@@ -99,3 +99,37 @@ def test_blocks_of_one_node_are_lost_with_the_time_since_their_own_publication()
     cache.admit("other", "0123456789ab")  # evicts EFGH
     residencies = cache.manager.stats.residencies_s
     assert residencies.num_values == 1 and residencies.total < 1000
+
+
+# --- what is remembered of a sequence is quoted from its nodes -------------------------------
+
+
+def test_what_is_remembered_of_a_sequence_outlives_its_blocks():
+    """The end of a run is evicted, and the run goes on with something else: both are told apart."""
+    cache = tiny_cache(4, keep_explanations=8)
+    cache.serve("ABCDEFGHIJKLM")
+    cache.serve("QRSTUVWXY")  # takes the tail and two blocks
+    cache.serve("ABCDefghi")
+    assert [letters(visit.tokens) for visit in cache.manager.chronicle.visits()] == [
+        "ABCDefghi",
+        "QRSTUVWXY",
+        "ABCDEFGHIJKLM",
+    ]
+
+
+def test_a_split_leaves_what_is_remembered_as_it_was():
+    cache = tiny_cache(12, keep_explanations=8)
+    cache.serve("ABCDEFGHIJKLM")
+    cache.serve("ABCDxyz")
+    cache.serve("ABCDEFGHuvw")
+    visits = [letters(visit.tokens) for visit in cache.manager.chronicle.visits()]
+    assert visits == ["ABCDEFGHuvw", "ABCDxyz", "ABCDEFGHIJKLM"]
+
+
+def test_the_turns_of_a_conversation_keep_its_tokens_once():
+    cache = tiny_cache(12, keep_explanations=8)
+    for prompt in ("ABCDEFGHI", "ABCDEFGHIJKLM", "ABCDEFGHIJKLMNOPQ"):
+        cache.serve(prompt)
+    visits = list(cache.manager.chronicle.visits())
+    assert len({id(buffer) for visit in visits for buffer, _ in visit.quotes}) == 1
+    assert [visit.num_unpacked for visit in visits] == [1, 1, 1]
