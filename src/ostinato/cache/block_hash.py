@@ -75,8 +75,9 @@ class BlockHasher:
             memo = key.digests[self] = []
         if len(memo) < num_blocks:
             parent = memo[-1] if memo else self.root(key)
+            digest, size = self._digest, self.block_size
             for index in range(len(memo), num_blocks):
-                parent = BlockDigest(self._digest(parent + self.block(key, index)))
+                parent = BlockDigest(digest(parent + block_bytes(key, index, size)))
                 memo.append(parent)
         return memo
 
@@ -99,7 +100,7 @@ class BlockHasher:
 def block_bytes(key: PrefixKey, index: int, block_size: int) -> bytes:
     """Return packed tokens and extras of one full block of a sequence."""
     start, stop = index * block_size, (index + 1) * block_size
-    packed = key.packed_range(start, stop)
+    packed = key.tokens[start:stop].tobytes()
     if key.has_extras and (extra := key.extra(start, stop)) is not None:
         return packed + extra.encoded
     return packed

@@ -206,13 +206,14 @@ class HashIndex:
         self, path: HashPath, turn: Turn | None = None, tail: CacheEntry | None = None
     ) -> None:
         """Let go of a path, tail first, in O(blocks)."""
-        if tail is not None:
-            self._pool.idle(tail, turn)
+        idle = [] if tail is None else [tail]
         for copy in reversed(path.copies):
-            assert copy.ref_count > 0, "released more often than acquired"
-            copy.ref_count -= 1
-            if copy.ref_count == 0:
-                self._pool.idle(copy, turn)
+            count = copy.ref_count = copy.ref_count - 1
+            assert count >= 0, "released more often than acquired"
+            if not count:
+                idle.append(copy)
+        if idle:
+            self._pool.idle_all(idle, turn)
         self._root_uses[path.root.identity] -= 1
         self._drop_empty_root(path.root)
 
