@@ -100,6 +100,10 @@ SCENES = (
     Scene("decode-1", 1, 1, 2048),
     Scene("decode-16", 16, 1, 2048),
     Scene("decode-32", 32, 1, 2048),
+    Scene("prompt-119", 1, 119, 0),
+    Scene("prompt-131", 1, 131, 0),
+    Scene("prompt-512", 1, 512, 0),
+    Scene("warm-16", 16, 32, 2048),
 )
 
 

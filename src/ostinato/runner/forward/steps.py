@@ -45,7 +45,7 @@ from ostinato.runner.inputs import Ints
 from ostinato.runner.native.checks import address_of, fill_rows, within
 from ostinato.runner.native.face import Attention, Rows
 
-ROWS_PER_CHUNK = 256
+ROWS_PER_CHUNK = 384
 """Rows that go from one attention to the next together: what one operation leaves is still in the
 processor's cache when the next needs it, and a weight is not read too often."""
 
