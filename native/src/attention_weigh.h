@@ -130,6 +130,7 @@ class Weighing {
     float *scores = scores_[turn_];
     turn_ = 1 - turn_;
     if (!tile->is_whole(pair) || setting_.soft_cap > 0) hide(*tile, pair, scores);
+    if (tile->num_rows % 2 != 0) forget(scores + tile->num_rows * kPair);
     if (tile->is_fresh && pair == tile->first_pair) meet(*tile, pair, scores);
     tile_ = tile;
     pair_ = pair;
@@ -145,10 +146,15 @@ class Weighing {
   }
 
  private:
+  // Behind the last row is nobody's, or another's: whatever it scores, its neighbour does not wait.
+  static void forget(float *scores) {
+    store(scores, fill(kUnseen));
+    store(scores + kGroup, fill(kUnseen));
+  }
   // Rows whose scores exceed their maxima.
   __attribute__((noinline)) void weigh_late(Tile &tile, int32_t pair, uint32_t late,
                                             const float *scores) const {
-    for (int32_t i = 0; i < kTallRows; i += 2) {
+    for (int32_t i = 0; i < tile.num_rows; i += 2) {
       if (!(late >> i & 1)) continue;
       renew(tile, i, pair, scores + i * kPair);
       if (i + 1 < tile.num_rows) renew(tile, i + 1, pair, scores + (i + 1) * kPair);

@@ -69,13 +69,15 @@ inline Vec keep_lanes(const Vec &a, int first, int last, const Vec &other) {
   return each([&](int i) { return i >= first && i < last ? a.v[i] : other.v[i]; });
 }
 
-// The largest whole number not above x, and 2 to it; 0 where that is below the smallest float.
+// The largest whole number not above x, and 2 to it; 0 where that is below the smallest float,
+// infinity where it is above the largest.
 inline Vec whole_part(const Vec &x) {
   return each([&](int i) { return std::floor(x.v[i]); });
 }
 inline Vec scale_by_power(const Vec &a, const Vec &whole) {
   return each([&](int i) {
     if (whole.v[i] < -126.0f) return 0.0f;
+    if (!(whole.v[i] <= 127.0f)) return a.v[i] * whole.v[i] * INFINITY;  // too large, or no number
     return a.v[i] * float_of_bits(static_cast<uint32_t>(static_cast<int32_t>(whole.v[i]) + 127)
                                   << 23);
   });
