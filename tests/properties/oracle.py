@@ -192,15 +192,15 @@ class Oracle:
     def release(self, table: Table, num_tokens: int) -> None:
         """Predict what an ended sequence leaves behind."""
         full, rest = divmod(num_tokens, self.size)
+        sealed = None
         sealable = self.config.seal_tails and table.writes and table.num_published == full
         if sealable and rest and num_text_tokens(table.key, full * self.size, num_tokens) == rest:
             content = self._content(table, full, rest)
             siblings = [cached for _, cached in self._children(content.before)]
             if not any(c.values[: c.num_text][:rest] == content.values for c in siblings):
-                block = table.blocks.pop(full)
-                self.cached[block] = content
-                self._idle(block)
-        self._drop(table)
+                sealed = table.blocks.pop(full)
+                self.cached[sealed] = content
+        self._drop(table, sealed)
 
     def fork(self, table: Table, num_tokens: int) -> Table | None:
         """Predict a second continuation."""
@@ -280,9 +280,11 @@ class Oracle:
         is_copied = len(self._with_content(values)) > 1
         assert is_copied or not self._children(values[-1]), "cached content builds on it"
 
-    def _drop(self, table: Table) -> None:
-        self._give_scratch(table.private)
+    def _drop(self, table: Table, sealed: int | None = None) -> None:
+        self._give_scratch(table.private)  # all of it lies behind what is sealed
         self.tables.remove(table)
+        if sealed is not None:
+            self._idle(sealed)
         self._idle_unless_held(table.held)
 
     def _release_tail(self, table: Table) -> None:
