@@ -55,7 +55,7 @@ async def chat(body: ChatBody, request: Request, caller: CallerOfRequest) -> Res
         **body.cache_settings(),
     )
     check_room(state, caller, [call])  # before work is put into the prompt
-    tokens = await render_prompt(state, messages, use, body.add_generation_prompt)
+    tokens = await render_prompt(state, caller, messages, use, body.add_generation_prompt)
     call = replace(call, token_ids=tokens)
     answer = Answer(state, body, caller, call, bool(use.tools))
     if body.stream:

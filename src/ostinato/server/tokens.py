@@ -43,9 +43,11 @@ async def tokenize(body: TokenizeBody, request: Request, caller: CallerOfRequest
     check_model(state, body.model or state.config.model_names[0])
     if body.messages is not None:
         messages = [message.rendered() for message in body.messages]
-        tokens = await state.llm.render(messages, None, body.add_generation_prompt)
+        tokens = await state.llm.render(
+            messages, None, body.add_generation_prompt, cache_salt=caller.salt
+        )
     else:
-        tokens = await state.llm.encode(body.prompt or "")
+        tokens = await state.llm.encode(body.prompt or "", cache_salt=caller.salt)
     return {"tokens": tokens, "count": len(tokens), "max_model_len": state.llm.max_model_len}
 
 
