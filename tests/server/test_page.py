@@ -12,6 +12,7 @@ from ostinato.lab.savings import Workload, by_token
 from ostinato.server.callers import Caller
 from ostinato.server.config import ServerConfig
 from ostinato.server.errors import ApiError
+from ostinato.server.ledger import salt_label
 from ostinato.server.state import ServerState
 from tests.support.browsers import chromium
 from tests.support.servers import await_idle, serving
@@ -123,7 +124,7 @@ def test_figures_follow_the_traffic_without_a_reload(open_url, view) -> None:
     expect(view.locator("#origins-text")).to_contain_text("Of 82 prompt tokens")
     expect(view.locator("#origins path.cached")).to_have_attribute("d", re.compile("^M"))
     assert view.locator("#first circle").count() == 2
-    expect(view.locator("#tenants tbody")).to_contain_text("live")
+    expect(view.locator("#tenants tbody")).to_contain_text(salt_label("live"))
 
 
 def test_a_pause_stops_the_figures_and_the_same_button_lets_them_go_on(open_url, view) -> None:
@@ -150,13 +151,12 @@ def test_a_server_that_ends_is_said_to_be_gone(llm, view) -> None:
 
 
 def test_what_clients_write_stays_text(open_url, view) -> None:
-    """A name made of markup is shown letter by letter, and nothing of it runs."""
-    name = "<img src=x onerror=alert(1)>"
+    """A prompt made of markup is shown letter by letter, and nothing of it runs."""
+    markup = "<img src=x onerror=alert(1)>"
     for _ in range(2):
-        complete(open_url, "Markup for the page, twice.", cache_salt=name)
+        complete(open_url, markup + " twice.")
     view.goto(open_url)
-    expect(view.locator("#tenants tbody")).to_contain_text(name)
-    expect(view.locator("#prefixes tbody")).to_contain_text(name)
+    expect(view.locator("#prefixes tbody")).to_contain_text(markup)
     assert view.locator("main img").count() == 0
 
 

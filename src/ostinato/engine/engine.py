@@ -204,6 +204,10 @@ class Engine:
         """
         return self._forms.compile(wanted, cache_salt)
 
+    def forget_forms(self, salt: bytes) -> None:
+        """Forget which forms a tenant asked for."""
+        self._forms.forget(salt.decode(errors="replace"))
+
     def add(self, made: EngineRequest) -> None:
         """Take a request that was made.
 

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from ostinato.core.errors import InvalidSamplingParams, MissingTokenizer
 from ostinato.core.structured_outputs import StructuredOutputs
+from ostinato.core.tenancy import belongs_to
 from ostinato.engine.grammar_check import GrammarChecker
 from ostinato.engine.grammar_vocabulary import grammar_vocabulary
 from ostinato.runner.model_loader import LoadedModel
@@ -128,9 +129,10 @@ class FormCompiler:
         return form.copy()
 
     def forget(self, tenant: str) -> None:
-        """Forget what was compiled for a tenant."""
+        """Forget what was compiled for a tenant, by whichever salts it was narrowed."""
         with self._guard:
-            self._compiled.pop(tenant, None)
+            for salt in [salt for salt in self._compiled if belongs_to(salt, tenant)]:
+                del self._compiled[salt]
 
     def _known_to(self, tenant: str) -> "OrderedDict[tuple[str, str], GrammarForm | str]":
         known = self._compiled.setdefault(tenant, OrderedDict())

@@ -58,7 +58,7 @@ def create_app(state: ServerState) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     install_error_handlers(app)
-    app.add_middleware(BodyGuard, config=state.config)
+    app.add_middleware(BodyGuard, state=state)
     page_state.install(app, state)
     if state.config.keys_file is None:
         app.add_middleware(HostGuard)

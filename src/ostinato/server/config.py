@@ -30,7 +30,14 @@ class ServerConfig:
             comes on top is answered with 429.
         max_n: Most continuations of one prompt.
         max_body_bytes: Longest body of a request.
+        max_tenant_body_bytes: Bodies of one tenant's requests under way together.
         max_json_depth: Most brackets inside each other in a body.
+        max_json_items: Most values in a body; None is eight for each token that the model can
+            hold, and at least 262,144.
+        max_connections: Open connections; fewer where the process may open fewer files.
+        max_connections_per_address: Those of one address.
+        header_timeout_s: Time for a request's head.
+        body_timeout_s: Time for its body.
         drain_timeout_s: How long running requests may go on after SIGTERM.
         traces_folder: Where the administrator's recordings go; None records nothing.
         metrics_tenant_names: Whether metrics and spans may name tenants; else metrics number them.
@@ -44,7 +51,13 @@ class ServerConfig:
     max_requests: int = 1024
     max_n: int = 128
     max_body_bytes: int = 8 * 2**20
+    max_tenant_body_bytes: int = 64 * 2**20
     max_json_depth: int = 64
+    max_json_items: int | None = None
+    max_connections: int = 8192
+    max_connections_per_address: int = 2048
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
     drain_timeout_s: float = 30.0
     metrics_tenant_names: bool = False
     otel_traces: bool = False
@@ -57,8 +70,21 @@ class ServerConfig:
             ConfigError: Naming the value and what to set instead.
         """
         at_least("port", self.port, 0)
-        for name in ("max_requests", "max_n", "max_body_bytes", "max_json_depth"):
+        for name in (
+            "max_requests",
+            "max_n",
+            "max_body_bytes",
+            "max_tenant_body_bytes",
+            "max_json_depth",
+            "max_connections",
+            "max_connections_per_address",
+        ):
             at_least(name, getattr(self, name), 1)
+        if self.max_json_items is not None:
+            at_least("max_json_items", self.max_json_items, 1)
+        for name in ("header_timeout_s", "body_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must be above 0")
         if self.port > 65535:
             raise ConfigError(f"port={self.port}: must be at most 65535")
         if not self.drain_timeout_s >= 0:

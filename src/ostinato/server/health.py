@@ -20,7 +20,7 @@ async def ready(request: Request) -> JSONResponse:
     """Say whether requests are taken."""
     state: ServerState = request.app.state.server
     if state.is_draining:
-        return JSONResponse({"status": "draining", "live": state.num_live}, 503)
+        return JSONResponse({"status": "draining"}, 503)
     if not state.llm.is_running:
         return JSONResponse({"status": "stopped"}, 503)
     return JSONResponse({"status": "ready"})

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from ostinato.server.callers import CallerOfRequest
 from ostinato.server.models import check_model
-from ostinato.server.protocol.body import Body
+from ostinato.server.protocol.body import Body, Items
 from ostinato.server.protocol.chat import ChatMessage
 from ostinato.server.state import ServerState
 
@@ -19,7 +19,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(default=None, min_length=1)
+    messages: Items[ChatMessage] | None = Field(default=None, min_length=1)
     add_generation_prompt: bool = True
 
     @model_validator(mode="after")
@@ -33,7 +33,7 @@ class DetokenizeBody(Body):
     """Token ids."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Items[int]
 
 
 @router.post("/tokenize")

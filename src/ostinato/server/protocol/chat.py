@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from ostinato.core.errors import InvalidSamplingParams
 from ostinato.core.sampling_params import SamplingParams
-from ostinato.server.protocol.body import Body
+from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
 from ostinato.server.protocol.sampling import SamplingFields, ShortText
 from ostinato.server.protocol.tools import (
     MOST_TOOLS,
@@ -33,8 +33,8 @@ class ChatMessage(Body):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    tool_calls: list[CallBody] | None = Field(default=None, description="Of the assistant.")
+    content: str | Items[TextPart] | None = None
+    tool_calls: Items[CallBody] | None = Field(default=None, description="Of the assistant.")
     tool_call_id: CallId | None = Field(default=None, description="Which call this answers.")
     name: ShortText | None = None
     refusal: Literal[""] | None = None
@@ -68,7 +68,7 @@ class ChatMessage(Body):
 class ChatBody(SamplingFields):
     """Continue a conversation."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Items[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_tokens: int | None = Field(
         default=None, ge=1, description="Older name of max_completion_tokens."
     )
@@ -82,7 +82,7 @@ class ChatBody(SamplingFields):
     )
     modalities: list[Literal["text"]] = Field(default=["text"], min_length=1)
     response_format: ResponseFormat | None = None
-    tools: list[ToolBody] = Field(default_factory=list, max_length=MOST_TOOLS)
+    tools: Items[ToolBody] = Field(default_factory=list, max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
 

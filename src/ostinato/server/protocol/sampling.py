@@ -6,20 +6,32 @@ OpenAI's, vLLM's additions under vLLM's names, and ours about the cache. Ranges 
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from ostinato.core.lease import OPENAI_24H, LeaseTerms
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.structured_outputs import StructuredOutputs
-from ostinato.server.protocol.body import Body
+from ostinato.server.protocol.body import Body, Items
 
 TokenIdText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")]
 """JSON has string keys only."""
 
+MOST_BIASES = 1024
+
+
+def _few(biases: Any) -> Any:
+    """Refuse more biases than are looked at, before each of them is."""
+    if isinstance(biases, dict) and len(biases) > MOST_BIASES:
+        raise ValueError(f"{len(biases)} tokens: at most {MOST_BIASES} can be biased")
+    return biases
+
+
+Biases = Annotated[dict[TokenIdText, float], BeforeValidator(_few)]
+
 ShortText = Annotated[str, StringConstraints(max_length=512)]
 
 
-Stops = Annotated[list[ShortText], Field(max_length=64)]
+Stops = Annotated[Items[ShortText], Field(max_length=64)]
 """Each is looked for after every token, so there is an end to them."""
 
 
@@ -40,7 +52,7 @@ class FormBody(Body):
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
     json_object: bool = False
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Items[str] | None = None
     grammar: str | None = None
 
     def form(self) -> StructuredOutputs:
@@ -114,7 +126,7 @@ class SamplingFields(CacheFields):
     top_p: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[TokenIdText, float] = Field(default_factory=dict)
+    logit_bias: Biases = Field(default_factory=dict)
     seed: int | None = None
     stop: ShortText | Stops | None = None
     stream: bool = False
@@ -127,7 +139,7 @@ class SamplingFields(CacheFields):
     repetition_penalty: float = 1.0
     min_tokens: int = 0
     ignore_eos: bool = False
-    stop_token_ids: list[int] = Field(default_factory=list)
+    stop_token_ids: Items[int] = Field(default_factory=list)
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     structured_outputs: FormBody | None = None
