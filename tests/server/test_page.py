@@ -152,11 +152,10 @@ def test_a_server_that_ends_is_said_to_be_gone(llm, view) -> None:
 
 def test_what_clients_write_stays_text(open_url, view) -> None:
     """A prompt made of markup is shown letter by letter, and nothing of it runs."""
-    markup = "<img src=x onerror=alert(1)>"
     for _ in range(2):
-        complete(open_url, markup + " twice.")
-    view.goto(open_url)
-    expect(view.locator("#prefixes tbody")).to_contain_text(markup)
+        complete(open_url, "<img src=x onerror=alert(1)> twice.")
+    view.goto(open_url)  # the model has no letter "<": its unknown token looks like markup itself
+    expect(view.locator("#prefixes tbody")).to_contain_text("<unk>img src<unk>x onerror")
     assert view.locator("main img").count() == 0
 
 
@@ -247,7 +246,7 @@ def test_blocks_are_walked_with_the_arrow_keys(open_url, view) -> None:
     tab_to_by_tenant = view.locator("#by-tenant")
     tab_to_by_tenant.press("Enter")
     expect(tab_to_by_tenant).to_have_attribute("aria-pressed", "true")
-    expect(view.locator("#blocks-legend")).to_contain_text("walker")
+    expect(view.locator("#blocks-legend")).to_contain_text(salt_label("walker"))
 
 
 def test_every_control_and_picture_has_a_name(open_url, view) -> None:
