@@ -70,6 +70,19 @@ def run(
     body_timeout: Annotated[
         float, typer.Option(help="Seconds for the body of a request.", rich_help_panel=_SERVER)
     ] = 60.0,
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Origin of web pages that may call from browsers; may be repeated, '*' is all.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    tls_key: Annotated[
+        str | None, typer.Option(help="File of a private key, for TLS.", rich_help_panel=_SERVER)
+    ] = None,
+    tls_certificate: Annotated[
+        str | None, typer.Option(help="File of its certificates.", rich_help_panel=_SERVER)
+    ] = None,
     metrics_tenant_names: Annotated[
         bool,
         typer.Option(
@@ -136,6 +149,9 @@ def run(
         max_json_items=max_json_items,
         max_connections=max_connections,
         max_connections_per_address=max_connections_per_address,
+        allowed_origins=tuple(allowed_origin or ()),
+        tls_key_file=tls_key,
+        tls_certificate_file=tls_certificate,
         header_timeout_s=header_timeout,
         body_timeout_s=body_timeout,
         drain_timeout_s=drain_timeout,

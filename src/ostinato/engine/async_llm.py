@@ -136,17 +136,18 @@ class AsyncLLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         cache_salt: str = "",
+        **options: Any,
     ) -> list[int]:
         """Write a conversation as token ids, as ``chat`` does, beside the event loop.
 
-        Tenants, by ``cache_salt``, take turns.
+        Tenants, by ``cache_salt``, take turns; ``options`` are those of ``render_chat``.
 
         Raises:
             MissingTokenizer: The checkpoint has none.
             RequestError: There is no message or no template, or the template refuses.
         """
         return await self._workroom.render(
-            messages, chat_template, add_generation_prompt, tools, cache_salt
+            messages, chat_template, add_generation_prompt, tools, options, cache_salt
         )
 
     def generate(

@@ -107,6 +107,7 @@ class Workroom:
         chat_template: str | None,
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None,
+        options: Mapping[str, Any],
         cache_salt: str,
     ) -> list[int]:
         """Write a conversation as token ids."""
@@ -117,7 +118,9 @@ class Workroom:
         def work(tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
             if tokenizer is not None:
                 refuse_long_text(text, self._engine.max_model_len, tokenizer)
-            return render_chat(tokenizer, messages, chat_template, add_generation_prompt, tools)
+            return render_chat(
+                tokenizer, messages, chat_template, add_generation_prompt, tools, **options
+            )
 
         return await self._with_tokenizer(cache_salt, len(text), work)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from ipaddress import ip_address
+from pathlib import Path
 
 from ostinato.core.config import at_least
 from ostinato.core.errors import ConfigError
@@ -38,6 +39,9 @@ class ServerConfig:
         max_connections_per_address: Those of one address.
         header_timeout_s: Time for a request's head.
         body_timeout_s: Time for its body.
+        allowed_origins: Origins of web pages that may call from browsers; empty is none, ``*`` all.
+        tls_key_file: Private key for TLS, with ``tls_certificate_file``; None speaks plain HTTP.
+        tls_certificate_file: Certificate chain for TLS.
         drain_timeout_s: How long running requests may go on after SIGTERM.
         traces_folder: Where the administrator's recordings go; None records nothing.
         metrics_tenant_names: Whether metrics and spans may name tenants; else metrics number them.
@@ -58,6 +62,9 @@ class ServerConfig:
     max_connections_per_address: int = 2048
     header_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
+    allowed_origins: tuple[str, ...] = ()
+    tls_key_file: str | None = None
+    tls_certificate_file: str | None = None
     drain_timeout_s: float = 30.0
     metrics_tenant_names: bool = False
     otel_traces: bool = False
@@ -89,6 +96,14 @@ class ServerConfig:
             raise ConfigError(f"port={self.port}: must be at most 65535")
         if not self.drain_timeout_s >= 0:
             raise ConfigError(f"drain_timeout_s={self.drain_timeout_s!r}: must be at least 0")
+        if (self.tls_key_file is None) != (self.tls_certificate_file is None):
+            raise ConfigError(
+                f"tls_key_file={self.tls_key_file!r}, tls_certificate_file="
+                f"{self.tls_certificate_file!r}: TLS needs both of them"
+            )
+        for path in filter(None, (self.tls_key_file, self.tls_certificate_file)):
+            if not Path(path).is_file():
+                raise ConfigError(f"{path!r}: there is no such file, and TLS needs it")
         if not self.model_names or not all(self.model_names):
             raise ConfigError(f"model_names={self.model_names!r}: needs a name, and none is empty")
         if self.keys_file is None and not is_loopback(self.host):

@@ -1,6 +1,7 @@
 """How does a conversation with tools become a prompt?"""
 
 from collections.abc import Sequence
+from typing import Any
 
 from ostinato.server.callers import Caller
 from ostinato.server.state import ServerState
@@ -13,6 +14,7 @@ async def render_prompt(
     messages: Sequence[Message],
     use: ToolUse,
     opens_turn: bool = True,
+    **options: Any,
 ) -> list[int]:
     """Write a conversation as token ids, through the model's chat template.
 
@@ -22,6 +24,7 @@ async def render_prompt(
         messages: In OpenAI's form, contents as text.
         use: The tools that are offered.
         opens_turn: Whether the assistant is to speak next.
+        **options: What the template is told besides.
 
     Raises:
         MissingTokenizer: The checkpoint has none.
@@ -33,4 +36,6 @@ async def render_prompt(
         messages, described = read_arguments(messages), [tool.describe() for tool in use.tools]
     else:
         messages = describe_tools(messages, use)
-    return await state.llm.render(messages, None, opens_turn, described, cache_salt=caller.salt)
+    return await state.llm.render(
+        messages, None, opens_turn, described, cache_salt=caller.salt, **options
+    )

@@ -85,6 +85,8 @@ class DrainingServer(uvicorn.Server):
                 log_level="warning",
                 access_log=False,
                 server_header=False,
+                ssl_keyfile=state.config.tls_key_file,
+                ssl_certfile=state.config.tls_certificate_file,
                 lifespan="off",
                 ws="none",
                 timeout_keep_alive=75,  # longer than most clients keep their connections
@@ -107,7 +109,8 @@ class DrainingServer(uvicorn.Server):
         for listener in sockets or []:
             host, port = listener.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
-            self._announce(f"http://{shown}:{port}")
+            scheme = "http" if self._state.config.tls_key_file is None else "https"
+            self._announce(f"{scheme}://{shown}:{port}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, end at the second."""
