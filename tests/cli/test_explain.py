@@ -20,7 +20,7 @@ def test_two_prompts_and_a_caret_under_the_difference(terminal: Terminal):
     mine = next(line for line in page.splitlines() if line.startswith("this prompt"))
     caret = next(line for line in page.splitlines() if "^ token 8" in line)
     assert mine[caret.index("^")] == "A"
-    assert "19 tokens behind the difference agree again" in page
+    assert "The 19 tokens after it match but cannot hit" in page
 
 
 def test_files_are_prompts(terminal: Terminal, tmp_path: Path):
@@ -155,7 +155,7 @@ def test_what_cannot_be_explained_is_refused(terminal: Terminal, tmp_path: Path)
     assert "nowhere.txt" in terminal.refuse("explain", str(tmp_path / "nowhere.txt"))
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"messages": [{"content": "no role"}]}\n')
-    assert "line 1: messages[0] is no object with a 'role'" in terminal.refuse(
+    assert "line 1: messages[0].role is missing" in terminal.refuse(
         "explain", str(broken)
     )
     assert "explain it without other" in terminal.refuse("explain", str(broken), "-p", "more")

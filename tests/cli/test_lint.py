@@ -25,8 +25,8 @@ def test_a_time_at_the_head_is_found(terminal: Terminal, tmp_path: Path):
     page = terminal.show("lint", write(tmp_path / "log.jsonl", heads))
     assert "20 requests, 1 template: 1 finding." in page
     assert "1. timestamp costs" in page
-    assert "behind 'It is': '9:00', '9:01', '9:02'" in page
-    assert "move the time to the end of the last message" in page
+    assert "after 'It is': '9:00', '9:01', '9:02'" in page
+    assert "Move the time to the end of the last message" in page
     assert "Tokens are words and pieces of words." in page
 
 

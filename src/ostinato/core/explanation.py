@@ -42,6 +42,7 @@ class Cause(StrEnum):
     OTHER_IMAGE = "other image"
     OTHER_HEAD = "other public prefix"
     OTHER_WEIGHTS = "other weights"
+    OTHER_MODEL = "other model"
     EVICTED = "evicted"
     REMOVED = "removed"
     NEVER_COMPUTED = "never computed"
@@ -118,6 +119,8 @@ class Stretch:
                 return f"seen from {whose}, who began with another public prefix or with none"
             case Cause.OTHER_WEIGHTS:
                 return f"computed for {whose} with the weights before the update"
+            case Cause.OTHER_MODEL:
+                return f"seen from {whose}, which asked for another model"
             case Cause.EVICTED:
                 return self._eviction(whose)
             case Cause.REMOVED:
@@ -156,7 +159,7 @@ class Difference:
         caret: Place of the first character that differs, in both.
         width: Characters of this prompt's token behind it, at least 1.
         place: Where it is in the request, such as ``messages[0] (system)`` or ``line 2``.
-        num_alike_after: Tokens behind the difference that agree again; they miss for its sake.
+        num_alike_after: Tokens after the difference that match again, but cannot hit.
     """
 
     token: int
@@ -268,9 +271,11 @@ class Explanation:
         """What else is worth knowing."""
         notes = []
         if self.difference is not None and self.difference.num_alike_after:
+            num = self.difference.num_alike_after
+            what = "1 token after it matches" if num == 1 else f"{num:,} tokens after it match"
             notes.append(
-                f"{self.difference.num_alike_after:,} tokens behind the difference agree again, "
-                "and miss for its sake: move what changes behind them."
+                f"The {what} but cannot hit, because the prefix differs. "
+                f"Move the changing part after {'it' if num == 1 else 'them'}."
             )
         if self.num_forgotten:
             notes.append(

@@ -235,7 +235,7 @@ def read_openai(path: Path, options: ReadOptions) -> BlockTrace:
         logged = parse_request(line, next(numbers))
         tokens = _tokenize(tokenizer, logged.body)
         answer = _answer_tokens(tokenizer, logged)
-        blocks = _blocks(tokens, size, (logged.tenant,))
+        blocks = _blocks(tokens, size, (logged.tenant, logged.model))
         return logged.at_s, BlockRequest(logged.at_s or 0.0, len(tokens), answer, blocks)
 
     lines = read_lines(path, parse, options.on_broken)
