@@ -155,7 +155,5 @@ def test_what_cannot_be_explained_is_refused(terminal: Terminal, tmp_path: Path)
     assert "nowhere.txt" in terminal.refuse("explain", str(tmp_path / "nowhere.txt"))
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"messages": [{"content": "no role"}]}\n')
-    assert "line 1: messages[0].role is missing" in terminal.refuse(
-        "explain", str(broken)
-    )
+    assert "line 1: messages[0].role is missing" in terminal.refuse("explain", str(broken))
     assert "explain it without other" in terminal.refuse("explain", str(broken), "-p", "more")

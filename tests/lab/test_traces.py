@@ -195,7 +195,7 @@ def test_a_prompt_that_cannot_be_tokenized_is_a_broken_line(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text('{"prompt": "AB"}\n{"messages": [{"role": "user"}]}\n')
     options = ReadOptions(block_tokens=4, tokenizer=by_letters)
-    with pytest.raises(BrokenTrace, match="line 2: messages.0..content is missing"):
+    with pytest.raises(BrokenTrace, match=r"line 2: messages\[0\]\.content is missing"):
         read_trace(path, options)
 
 

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
@@ -13,7 +13,7 @@ from ostinato.cli._quantities import count, read_bytes
 from ostinato.cli._tokenizer import IgnoredFields, ModelOfTokens, load_tokenizer
 from ostinato.cli._trace_source import SkipBroken, name_broken, progress_bar
 from ostinato.lab.lint import Finding, LintReport, lint
-from ostinato.lab.lint_templates import shortened
+from ostinato.lab.lint_templates import SlotKind, shortened
 from ostinato.lab.request_log import LogOptions, read_request_log
 
 
@@ -91,9 +91,9 @@ def _lines(place: int, finding: Finding, report: LintReport) -> list[Text]:
         Text.assemble(f"{place}. ", (finding.kind, "bold red"), f" costs {saved}"),
         Text(f"   in {count(finding.num_requests, 'request')}: {finding.group}"),
     ]
-    if finding.examples:
+    if there := _place(finding):
         shown = ", ".join(repr(shortened(example)) for example in finding.examples)
-        lines.append(Text(f"   {_place(finding)}: {shown}"))
+        lines.append(Text(f"   {there}{': ' if shown else ''}{shown}"))
     first = f", with {' and '.join(finding.fixed_before)} fixed" if finding.fixed_before else ""
     ratios = f"{finding.before:.1%} -> {finding.after:.1%}"
     lines += [
@@ -104,13 +104,11 @@ def _lines(place: int, finding: Finding, report: LintReport) -> list[Text]:
 
 
 def _place(finding: Finding) -> str:
-    """Say where it is: a field, or the words before it."""
-    if finding.kind.startswith("message_"):
-        return f"in {finding.where}"
+    """Say where it is: a field, or the words before it; empty if it is everywhere."""
     if finding.kind == "cache_control":
-        return "now on"
-    if finding.kind in ("model", "settings"):
-        return f"{finding.where} is"
+        return "sent on" if finding.examples else ""
+    if finding.kind not in get_args(SlotKind):
+        return f"in {finding.where}" if finding.where else ""
     return f"after {finding.where[-40:]!r}" if finding.where else "at the beginning"
 
 

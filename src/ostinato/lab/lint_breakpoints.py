@@ -163,7 +163,7 @@ def _remedy(
     num_marks = max(map(len, sent))
     fields = [[row.fields[p] for p in places] for row, places in zip(rows, better, strict=True)]
     longest = max(fields, key=lambda mine: len(mine))
-    wanted = list(dict.fromkeys(longest))
+    wanted = [f"{f} (as a text block)" if _is_plain(f) else f for f in dict.fromkeys(longest)]
     target = " and ".join(wanted) or "the last block that stays the same"
     used = dict.fromkeys(row.fields[p] for row, mine in zip(rows, sent, strict=True) for p in mine)
     if num_marks > MAX_BREAKPOINTS:
@@ -182,3 +182,8 @@ def _remedy(
             "request, so no block that changes may be before it or carry it."
         )
     return Remedy("cache_control", advice, None, target, tuple(used)[:3])
+
+
+def _is_plain(field: str) -> bool:
+    """Whether a field was sent as a string, which has no place for ``cache_control``."""
+    return field == "system" or (field.startswith("messages[") and ".content[" not in field)

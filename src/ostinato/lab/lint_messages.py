@@ -21,7 +21,9 @@ _DAY = (
     rf"(?:{MONTHS})[a-z]*\.? \d\d?,? \d{{4}}"
 )
 _CHANGING: dict[str, re.Pattern[str]] = {
-    "timestamp": re.compile(rf"(?:\b(?:{_DAY})[T ,]+)?\b{_CLOCK}|{EPOCH.pattern}", re.IGNORECASE),
+    "timestamp": re.compile(
+        rf"(?:\b(?:{_DAY})(?:T|[ ,]+)|\b){_CLOCK}|{EPOCH.pattern}", re.IGNORECASE
+    ),
     "date": re.compile(rf"\b(?:{_DAY})(?![T ,]+\d\d?:)", re.IGNORECASE),
     "id": re.compile(
         rf"\b(?:{UUID.pattern})\b|\b(?=[0-9a-f]*\d)[0-9a-f]{{16,64}}\b|"

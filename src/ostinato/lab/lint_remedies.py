@@ -42,54 +42,9 @@ _SLOT_ADVICE: dict[SlotKind, str] = {
 
 def remedies_for(group: Group) -> list[Remedy]:
     """List what could be done for a group, in the order in which it would be applied."""
-    return [
-        Remedy(
-            "reasoning",
-            "Send earlier turns back as they were answered, reasoning included: without it, all "
-            "that follows is another prompt.",
-            keep_reasoning,
-        ),
-        Remedy(
-            "history_window",
-            "Do not drop the oldest message every turn, since that changes the prefix every "
-            "time. Let the history grow by half, then drop the oldest third at once.",
-            keep_window,
-        ),
-        Remedy(
-            "call_ids",
-            "Send the ids of earlier tool calls back as they were answered.",
-            keep_call_ids,
-        ),
-        Remedy("white_space", "Write line ends and blanks in one way.", normalise_white_space),
-        Remedy("json_keys", "Write JSON with its keys in one order (sort_keys=True).", sort_keys),
-        Remedy("tools_order", "List the tools in one order.", sort_tools),
-        Remedy(
-            "tools_list",
-            "Always send the full list of tools, and restrict with tool_choice (or "
-            "allowed_tools) which may be called.",
-            unite_tools,
-        ),
-        Remedy(
-            "tools_text",
-            "Describe each tool in the same words every time; move what changes to the end of "
-            "the last message.",
-            settle_tools,
-        ),
-        Remedy("few_shot_order", "Keep the examples in one order.", sort_examples),
-        Remedy(
-            "document_order",
-            "Put documents into one order, for example sorted by id, not by rank of relevance.",
-            sort_documents,
-        ),
-        *_parameter_remedies(group),
-        *_slot_remedies(group),
-        Remedy(
-            "seam",
-            "End prompts before a blank instead of after it: it merges with the next word, so "
-            "the tokens change when text is appended.",
-            None,
-        ),
-    ]
+    fixed = [Remedy(kind, advice, rewrite, where) for kind, where, advice, rewrite in _REMEDIES]
+    seam = Remedy("seam", _SEAM_ADVICE, None)
+    return [*fixed, *_parameter_remedies(group), *_slot_remedies(group), seam]
 
 
 def normalise_white_space(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
@@ -171,3 +126,57 @@ def _to_tail(template: Sequence[str], numbers: Sequence[int]) -> Rewrite:
         return with_tail(shorter, values) if values else request
 
     return lambda requests: [moved(request) for request in requests]
+
+
+_REMEDIES: tuple[tuple[str, str, str, Rewrite], ...] = (
+    (
+        "reasoning",
+        "messages of the assistant",
+        "Send earlier turns back as they were answered, reasoning included: without it, all that "
+        "follows is another prompt.",
+        keep_reasoning,
+    ),
+    (
+        "history_window",
+        "messages",
+        "Do not drop the oldest messages every turn, since that changes the prefix every time. "
+        "Let the history grow by half, then drop its oldest third at once.",
+        keep_window,
+    ),
+    (
+        "call_ids",
+        "messages",
+        "Send the ids of earlier tool calls back as they were answered.",
+        keep_call_ids,
+    ),
+    ("white_space", "", "Write line ends and blanks in one way.", normalise_white_space),
+    ("json_keys", "", "Write JSON with its keys in one order (sort_keys=True).", sort_keys),
+    ("tools_order", "tools", "List the tools in one order.", sort_tools),
+    (
+        "tools_list",
+        "tools",
+        "Always send the full list of tools, and restrict with tool_choice which may be called "
+        "(OpenAI: type allowed_tools).",
+        unite_tools,
+    ),
+    (
+        "tools_text",
+        "tools",
+        "Describe each tool in the same words every time; move what changes to the end of the "
+        "last message.",
+        settle_tools,
+    ),
+    ("few_shot_order", "messages", "Keep the examples in one order.", sort_examples),
+    (
+        "document_order",
+        "messages",
+        "Put the documents into one order, such as by id, and not by rank of relevance.",
+        sort_documents,
+    ),
+)
+"""Kind, place, advice and rewriting, in the order in which they are applied."""
+
+_SEAM_ADVICE = (
+    "End prompts before a blank, not after it: it merges with the next word, so that tokens change "
+    "when text is appended."
+)

@@ -97,10 +97,9 @@ def without_spans(
             for start, stop in reversed(spans) if block.kind == "text" else ():
                 cut = slice(max(0, start - at), max(0, min(stop - at, len(block.text))))
                 text = text[: cut.start] + text[max(cut.start, cut.stop) :]
-            at += len(block.written)
+            at += len(block.written) + 1  # and the line break between two blocks
             blocks.append(replace(block, text=text))
         messages[place] = replace(message, blocks=tuple(blocks))
-        at += 1  # the line break between two messages
     return with_messages(request, messages), [value for value in values if value]
 
 

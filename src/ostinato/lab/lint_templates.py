@@ -79,6 +79,20 @@ class Slot:
     values: dict[int, str] = field(default_factory=dict)
     kind: SlotKind = "wording"
 
+    def narrow(self) -> None:
+        """Move words that all its values begin with before it, and drop those they all end with."""
+        split = {number: value.split() for number, value in self.values.items()}
+        while all(len(words) > 1 for words in split.values()) and split:
+            first, last = ({words[end] for words in split.values()} for end in (0, -1))
+            if len(first) == 1:
+                self.before = f"{self.before} {first.pop()}".strip()
+                split = {number: words[1:] for number, words in split.items()}
+            elif len(last) == 1:
+                split = {number: words[:-1] for number, words in split.items()}
+            else:
+                break
+        self.values = {number: " ".join(words) for number, words in split.items()}
+
 
 @dataclass(slots=True)
 class Group:
@@ -122,6 +136,7 @@ class Group:
                 slot.values[number] = text[start:stop]
         for slot in slots:
             slot.kind = _kind(slot, self.requests)
+            slot.narrow()
         return slots
 
 
@@ -255,12 +270,19 @@ def sort_json(text: str) -> str:
         except (ValueError, RecursionError):
             start = text.find("{", start + 1)
             continue
-        if isinstance(value, dict) and len(value) > 1:
+        if _has_order(value):
             written = json.dumps(value, sort_keys=True, ensure_ascii=False)
             parts += [text[done:start], written]
             done = end
         start = text.find("{", end)
     return "".join([*parts, text[done:]])
+
+
+def _has_order(value: object) -> bool:
+    """Whether a JSON value has an object of several keys in it."""
+    if isinstance(value, dict):
+        return len(value) > 1 or any(map(_has_order, value.values()))
+    return isinstance(value, list) and any(map(_has_order, value))
 
 
 def _kind(slot: Slot, requests: Sequence[LoggedRequest]) -> SlotKind:

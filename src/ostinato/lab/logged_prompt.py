@@ -155,8 +155,9 @@ class Prompt:
 
     @property
     def head(self) -> str:
-        """The text of its leading system messages, or the raw prompt."""
-        return "\n".join(message.text for message in self.messages[: self.num_leading])
+        """The text of its leading system messages, blocks on lines of their own; or the prompt."""
+        leading = self.messages[: self.num_leading]
+        return "\n".join(block.written for message in leading for block in message.blocks)
 
     def fields(self) -> tuple[tuple[str, str], ...]:
         """List its texts in order, each with the field that it was sent in."""
@@ -186,7 +187,7 @@ class Prompt:
     def as_template_input(self) -> dict[str, Any]:
         """Return ``prompt``, or ``messages`` and ``tools`` as chat templates read them."""
         if not any(message.role for message in self.messages):
-            return {"prompt": self.head}
+            return {"prompt": "".join(message.text for message in self.messages)}
         written: dict[str, Any] = {"messages": [m.as_template_input() for m in self.messages]}
         if self.tools:
             written["tools"] = [tool.as_template_input() for tool in self.tools]
