@@ -147,7 +147,7 @@ def _fix(group: Group, tokenizer: Tokenizer, block_size: int) -> list[_Trial]:
 
     known = [*remedies_for(group), *message_remedies(group)] if len(group.requests) > 1 else []
     trials = [attempt(())]
-    left = [remedy for remedy in known if _changes(remedy, group, known)]
+    left = _that_change(known, group.requests)
     least = LEAST_SAVING * trials[0].result.prompt_tokens
     while left:
         best = min(
@@ -161,19 +161,18 @@ def _fix(group: Group, tokenizer: Tokenizer, block_size: int) -> list[_Trial]:
     return trials
 
 
-def _changes(remedy: Remedy, group: Group, known: Sequence[Remedy]) -> bool:
-    """Whether a remedy changes any request, as it was sent or after the other remedies."""
-    if remedy.rewrite is None:
-        return True
-    requests = list(group.requests)
-    if remedy.rewrite(requests) != requests:
-        return True
-    for other in known:
-        if other is remedy:
-            return remedy.rewrite(requests) != requests
-        if other.rewrite is not None:
-            requests = other.rewrite(requests)
-    return False
+def _that_change(known: Sequence[Remedy], requests: list[LoggedRequest]) -> list[Remedy]:
+    """Return the remedies that change a request, as it was sent or after those before them."""
+    changing, fixed = [], requests
+    for remedy in known:
+        if remedy.rewrite is None:
+            changing.append(remedy)
+            continue
+        on_top = remedy.rewrite(fixed)
+        if on_top != fixed or (fixed is not requests and remedy.rewrite(requests) != requests):
+            changing.append(remedy)
+            fixed = on_top
+    return changing
 
 
 def _findings(group: Group, trials: Sequence[_Trial], hours: float) -> list[Finding]:

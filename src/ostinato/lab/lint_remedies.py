@@ -54,14 +54,14 @@ def normalise_white_space(requests: Sequence[LoggedRequest]) -> list[LoggedReque
         lines = _LINE_ENDS.sub("\n", text)
         return _BLANKS.sub(" ", _GAPS.sub("\n\n", lines)).strip()
 
-    return [map_texts(request, normalised) for request in requests]
+    return map_texts(requests, normalised)
 
 
 def sort_keys(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
     """Write JSON with sorted keys, in texts, in calls of tools and in tools."""
     fixed = []
-    for request in requests:
-        prompt = map_texts(request, sort_json, ("text", "call")).prompt
+    for request in map_texts(requests, sort_json, ("text", "call")):
+        prompt = request.prompt
         tools = tuple(replace(tool, text=sort_json(tool.text)) for tool in prompt.tools)
         prompt = replace(prompt, tools=tools, settings=sort_json(prompt.settings))
         fixed.append(with_prompt(request, prompt))

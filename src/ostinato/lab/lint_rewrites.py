@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import TypeVar
 
-from ostinato.lab.logged_prompt import Block, Message, Prompt
+from ostinato.lab.logged_prompt import Block, BlockKind, Message, Prompt
 from ostinato.lab.request_log import LoggedRequest
 
 Rewrite = Callable[[Sequence[LoggedRequest]], list[LoggedRequest]]
@@ -60,17 +60,28 @@ def with_tail(request: LoggedRequest, values: Sequence[str]) -> LoggedRequest:
 
 
 def map_texts(
-    request: LoggedRequest, change: Callable[[str], str], kinds: Sequence[str] = ("text",)
-) -> LoggedRequest:
-    """Change the texts of all messages but the last; a raw prompt is changed as a whole."""
-    messages = request.prompt.messages
-    stop = len(messages) - (messages[-1].role != "")
-    return with_messages(
-        request, [*(_mapped(m, change, kinds) for m in messages[:stop]), *messages[stop:]]
-    )
+    requests: Sequence[LoggedRequest],
+    change: Callable[[str], str],
+    kinds: Sequence[BlockKind] = ("text",),
+) -> list[LoggedRequest]:
+    """Change the texts of all messages but the last; a raw prompt is changed as a whole.
+
+    A message that is sent again and again is changed once.
+    """
+    mapped: dict[Message, Message] = {}
+    changed = []
+    for request in requests:
+        messages = list(request.prompt.messages)
+        for place in range(len(messages) - (messages[-1].role != "")):
+            message = messages[place]
+            if message not in mapped:
+                mapped[message] = _mapped(message, change, kinds)
+            messages[place] = mapped[message]
+        changed.append(with_messages(request, messages))
+    return changed
 
 
-def _mapped(message: Message, change: Callable[[str], str], kinds: Sequence[str]) -> Message:
+def _mapped(message: Message, change: Callable[[str], str], kinds: Sequence[BlockKind]) -> Message:
     blocks = (replace(b, text=change(b.text)) if b.kind in kinds else b for b in message.blocks)
     return replace(message, blocks=tuple(blocks))
 

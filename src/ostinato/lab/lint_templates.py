@@ -267,9 +267,11 @@ def sort_json(text: str) -> str:
     while start >= 0:
         try:
             value, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
+        except ValueError:
             start = text.find("{", start + 1)
             continue
+        except RecursionError:
+            break
         if _has_order(value):
             written = json.dumps(value, sort_keys=True, ensure_ascii=False)
             parts += [text[done:start], written]

@@ -12,6 +12,7 @@ field of the request that it was read from.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 BlockKind = Literal["text", "reasoning", "call", "opaque"]
@@ -107,22 +108,13 @@ class Tool:
     is_marked: bool = False
 
     @property
-    def definition(self) -> dict[str, Any]:
-        """Its definition."""
-        parsed: dict[str, Any] = json.loads(self.text)
-        return parsed
-
-    @property
     def name(self) -> str:
         """What it is called by; its type if it has no name."""
-        parsed = self.definition
-        inner = parsed.get("function")
-        named = inner if isinstance(inner, dict) else parsed
-        return str(named.get("name") or named.get("server_label") or named.get("type"))
+        return _tool_name(self.text)
 
     def as_template_input(self) -> dict[str, Any]:
         """Return it in the form of OpenAI's chat completions, as chat templates read it."""
-        parsed = self.definition
+        parsed: dict[str, Any] = json.loads(self.text)
         if "function" in parsed or "name" not in parsed:
             return parsed
         schema = parsed.get("input_schema", parsed.get("parameters", {}))
@@ -208,3 +200,11 @@ def _call(block: Block) -> dict[str, Any]:
     if isinstance(parsed, dict):
         call["arguments"] = parsed
     return {"id": block.call_id, "type": "function", "function": call}
+
+
+@lru_cache(maxsize=4096)
+def _tool_name(text: str) -> str:
+    parsed = json.loads(text)
+    inner = parsed.get("function")
+    named = inner if isinstance(inner, dict) else parsed
+    return str(named.get("name") or named.get("server_label") or named.get("type"))
