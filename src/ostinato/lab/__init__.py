@@ -10,7 +10,7 @@ Files in reading order:
 * ``kv_families``: what does a family assume where its config is silent?
 * ``kv_layers``: what does each layer keep of a token?
 * ``kv_bytes``: how many bytes is that, per token, per sequence, in all?
-* ``lines``: what becomes of the lines of a file that cannot be read?
+* ``lines``: how are the records of a log read: lines of JSON or one JSON array, gzipped or not?
 * ``recording``: what does a recorded trace hold, once it is read?
 * ``replay``: does a recorded run, done again, give the same hits?
 * ``block_trace``: what is known of traffic whose tokens nobody wrote down?
@@ -24,14 +24,24 @@ Files in reading order:
 * ``plan``: how much memory is worth buying for the cache, and what does it save?
 * ``plots``: how do the figures look?
 * ``report``: how is it all put on one page?
+* ``logged_prompt``: what is a logged prompt, whichever API it was sent to?
+* ``request_fields``: how is an object of a request read, so that no field of it is missed?
+* ``request_parts``: what is a message made of?
+* ``request_formats``: how does the body of a request become a prompt?
+* ``request_envelope``: where in a record of a log are the request, its time, its tenant and its response?
 * ``request_log``: what does a log of requests hold?
 * ``explain_log``: why did each request of a log miss, or each of a recorded run?
 * ``word_tokens``: what is a token if no model is named?
 * ``lint_templates``: which requests are made from one template, and what changes in it?
-* ``lint_remedies``: what could be done so that requests begin alike?
+* ``lint_rewrites``: how is a request rewritten as its sender could have written it?
+* ``lint_tools``: how should tools be listed so that prompts begin alike?
+* ``lint_order``: what comes in changing order, though any order would do?
+* ``lint_history``: which earlier turns are sent back in another form than they had, or no longer at all?
+* ``lint_remedies``: what could the sender do so that requests begin alike?
 * ``lint_messages``: what changes inside messages, before what requests share?
 * ``lint_replay``: how many tokens would the requests of a group have computed?
-* ``lint``: what breaks the prefixes of these requests, and what would mending it save?
+* ``lint_breakpoints``: is ``cache_control`` where it keeps what requests share?
+* ``lint``: what breaks the prefixes of these requests, and what would fixing it save?
 
 Rules:
 
