@@ -287,6 +287,26 @@ def chat_documents_by_number(n: int, dice: random.Random) -> Body:
     return chat("You are a clerk.", user(f"Sources:\n\n{written}\n\nQuestion: {question(dice)}"))
 
 
+def chat_documents_under_headings(n: int, dice: random.Random) -> Body:
+    parts = [f"## Book {i}\n\n{DOCUMENTS[i]}\n\n{DOCUMENTS[i][::-1]}"
+             for i in dice.sample(range(5), 4)]  # fmt: skip
+    return chat("You are a clerk.", user("\n\n".join([*parts, question(dice)])))
+
+
+def chat_documents_in_json(n: int, dice: random.Random) -> Body:
+    found = [{"id": i, "text": DOCUMENTS[i]} for i in dice.sample(range(5), 5)]
+    return chat("You are a clerk.", user(f"Found: {json.dumps(found)}\n\n{question(dice)}"))
+
+
+def chat_model_by_conversation_turns(n: int, dice: random.Random) -> Body:
+    return clean_chat(n, dice) | {"model": ["gpt-4.1", "gpt-4.1-2025-04-14"][n % 2]}
+
+
+def no_mark_at_the_end(n: int, dice: random.Random) -> Body:
+    talk, turns = growing(n)
+    return anthropic(cached_system(), tool_turns(talk, turns))
+
+
 def chat_window(n: int, dice: random.Random) -> Body:
     talk = dice_of("endless")
     turns = [user(sentences(talk, 3)) if i % 2 == 0 else assistant(sentences(talk, 5))
@@ -378,6 +398,10 @@ FAULTS: dict[str, tuple[str, Callable[[int, random.Random], Body]]] = {
     "chat: name of the user in a part": ("user", chat_name_of_the_user),
     "chat: tagged documents": ("document_order", chat_documents),
     "chat: numbered documents": ("document_order", chat_documents_by_number),
+    "chat: documents under headings": ("document_order", chat_documents_under_headings),
+    "chat: documents in JSON": ("document_order", chat_documents_in_json),
+    "chat: two names of a model in a conversation": ("model", chat_model_by_conversation_turns),
+    "anthropic: no mark at the end of a conversation": ("cache_control", no_mark_at_the_end),
     "chat: rolling window": ("history_window", chat_window),
     "chat: rolling window after a task": ("history_window", chat_pinned_window),
     "chat: schema with keys in changing order": ("json_keys", chat_schema_of_the_answer),
@@ -455,10 +479,24 @@ def clean_batch(n: int, dice: random.Random) -> Body:
     return {"custom_id": str(n), "method": "POST", "url": "/v1/responses", "body": body}
 
 
+def clean_models_by_user(n: int, dice: random.Random) -> Body:
+    """An A/B test in which each user stays with one model."""
+    body = chat(RULES, user(question(dice)), user=f"user-{n % 6}")
+    return body | {"model": ["gpt-4.1", "gpt-4.1-mini"][n % 2]}
+
+
+def clean_time_after_the_mark(n: int, dice: random.Random) -> Body:
+    hour = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    system = [text(RULES, **hour), text(f"It is {clock(n)}.")]
+    return anthropic(system, [user(question(dice))])
+
+
 CLEAN: dict[str, Callable[[int, random.Random], Body]] = {
     "anthropic": clean_anthropic,
     "anthropic agent": clean_agent,
+    "anthropic, time after the mark": clean_time_after_the_mark,
     "chat": clean_chat,
+    "chat, models by user": clean_models_by_user,
     "chat with documents": clean_documents,
     "responses": clean_responses,
     "completions": clean_completions,

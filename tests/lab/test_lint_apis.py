@@ -55,6 +55,7 @@ def test_values_are_shown_whole_with_the_words_before_them():
         ("anthropic: five marks", "may have 4 cache_control blocks and has 5"),
         ("anthropic: no mark", "Add cache_control to system (as a text block)."),
         ("anthropic: no mark on a shared document", "system[0] and messages[0].content[0]."),
+        ("anthropic: no mark at the end of a conversation", "and the last block of each request."),
     ],
 )
 def test_advice_on_breakpoints_names_the_blocks(name, advice):

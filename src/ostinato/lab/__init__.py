@@ -28,7 +28,8 @@ Files in reading order:
 * ``request_fields``: how is an object of a request read, so that no field of it is missed?
 * ``request_parts``: what is a message made of?
 * ``request_formats``: how does the body of a request become a prompt?
-* ``request_envelope``: where in a record of a log are the request, its time, its tenant and its response?
+* ``request_envelope``: where in a record of a log are the request, its time, its tenant and
+  its response?
 * ``request_log``: what does a log of requests hold?
 * ``explain_log``: why did each request of a log miss, or each of a recorded run?
 * ``word_tokens``: what is a token if no model is named?
@@ -36,7 +37,8 @@ Files in reading order:
 * ``lint_rewrites``: how is a request rewritten as its sender could have written it?
 * ``lint_tools``: how should tools be listed so that prompts begin alike?
 * ``lint_order``: what comes in changing order, though any order would do?
-* ``lint_history``: which earlier turns are sent back in another form than they had, or no longer at all?
+* ``lint_history``: which earlier turns are sent back in another form than they had, or no
+  longer at all?
 * ``lint_remedies``: what could the sender do so that requests begin alike?
 * ``lint_messages``: what changes inside messages, before what requests share?
 * ``lint_replay``: how many tokens would the requests of a group have computed?

@@ -31,6 +31,8 @@ LOOKBACK_BLOCKS = 20
 MIN_CACHED_TOKENS = 1024
 """Tokens of the shortest prefix that is cached; some models need more."""
 
+_HEAD = ("tools", "system")
+
 
 @dataclass(frozen=True, slots=True)
 class _Row:
@@ -125,7 +127,7 @@ def _better(rows: Sequence[_Row], counts: Counter[bytes]) -> Iterator[tuple[int,
     before: set[bytes] = set()
     for row in rows:
         shared = [place for place, digest in enumerate(row.chain) if counts[digest] > 1]
-        head = [p for p in shared if row.fields[p].startswith(("tools", "system"))]
+        head = [p for p in shared if row.fields[p].startswith(_HEAD)]
         known = [place for place in shared if row.chain[place] in before]
         most = max((counts[row.chain[p]] for p in shared), default=0)
         common = [place for place in shared if counts[row.chain[place]] == most]
@@ -161,10 +163,7 @@ def _remedy(
 ) -> Remedy:
     """Say what is wrong with the breakpoints that were sent."""
     num_marks = max(map(len, sent))
-    fields = [[row.fields[p] for p in places] for row, places in zip(rows, better, strict=True)]
-    longest = max(fields, key=lambda mine: len(mine))
-    wanted = [f"{f} (as a text block)" if _is_plain(f) else f for f in dict.fromkeys(longest)]
-    target = " and ".join(wanted) or "the last block that stays the same"
+    target = " and ".join(_targets(rows, better)) or "the last block that stays the same"
     used = dict.fromkeys(row.fields[p] for row, mine in zip(rows, sent, strict=True) for p in mine)
     if num_marks > MAX_BREAKPOINTS:
         advice = (
@@ -184,6 +183,18 @@ def _remedy(
     return Remedy("cache_control", advice, None, target, tuple(used)[:3])
 
 
+def _targets(rows: Sequence[_Row], better: Sequence[tuple[int, ...]]) -> list[str]:
+    """Name the blocks that should have breakpoints; in a conversation, its end."""
+    fields = [[row.fields[p] for p in places] for row, places in zip(rows, better, strict=True)]
+    named = dict.fromkeys(field for mine in fields for field in mine)
+    fixed = [field for field in named if field.startswith(_HEAD)]
+    moving = [field for field in named if not field.startswith(_HEAD)]
+    shown = [f"{field} (as a text block)" if _is_plain(field) else field for field in fixed]
+    if len(moving) > 1:
+        return [*shown, "the last block of each request"]
+    return [*shown, *moving]
+
+
 def _is_plain(field: str) -> bool:
     """Whether a field was sent as a string, which has no place for ``cache_control``."""
-    return field == "system" or (field.startswith("messages[") and ".content[" not in field)
+    return field == "system"

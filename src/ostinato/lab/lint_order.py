@@ -1,5 +1,6 @@
 """What comes in changing order, though any order would do? Examples, documents, ids of calls."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,8 +15,10 @@ LEAST_LETTERS = 30
 """Letters of a document; shorter pieces recur by chance."""
 
 _TAG = re.compile(r"<(\w+)\b[^<>]*>")
-_GAPS = (re.compile(r"\n\s*\n|\n-{3,}\n"), re.compile(r"\n+"))
-"""What separates paragraphs, and lines."""
+_GAPS = re.compile(r"\n\s*\n|\n-{3,}\n")
+_LINE_ENDS = re.compile(r"\n+")
+_COMMA = re.compile(r"[\s,]*")
+_JSON = json.JSONDecoder()
 
 _NUMBER = re.compile(
     r"^(\s*(?:<\w+[^>]*?\b(?:index|number|no|n)=[\"']?|\[|\(|#*\s*(?:document|doc|source|passage|"
@@ -108,13 +111,37 @@ def _numbered(texts: Sequence[tuple[str, str]]) -> list[_Piece]:
 
 
 def _cut(text: str) -> list[str]:
-    """Cut a text at its tags, else between paragraphs, else between lines."""
-    for cuts in (_tag_edges(text), *([m.end() for m in gap.finditer(text)] for gap in _GAPS)):
-        edges = [0, *cuts, len(text)]
-        pieces = [text[a:b] for a, b in pairwise(edges) if a < b]
+    """Cut a text at its tags, else at the items of a JSON list, between paragraphs or lines."""
+    for edges in (_tag_edges, _item_edges, _paragraph_edges, _line_edges):
+        places = [0, *edges(text), len(text)]
+        pieces = [text[a:b] for a, b in pairwise(places) if a < b]
         if sum(len(piece) >= LEAST_LETTERS for piece in pieces) > 1:
             return pieces
     return [text]
+
+
+def _line_edges(text: str) -> list[int]:
+    return [gap.end() for gap in _LINE_ENDS.finditer(text)]
+
+
+def _paragraph_edges(text: str) -> list[int]:
+    """Return where paragraphs end; a heading stays with what it is above."""
+    ends = [gap.end() for gap in _GAPS.finditer(text)]
+    return [end for start, end in pairwise([0, *ends]) if not text.startswith("#", start)]
+
+
+def _item_edges(text: str) -> list[int]:
+    """Return where the items of the first list of JSON objects begin and end."""
+    at, edges = text.find("[{") + 1, list[int]()
+    while at and text.startswith("{", at):
+        try:
+            end = _JSON.raw_decode(text, at)[1]
+        except (ValueError, RecursionError):
+            break
+        edges += [at, end]
+        comma = _COMMA.match(text, end)
+        at = comma.end() if comma else end
+    return edges
 
 
 def _tag_edges(text: str) -> list[int]:

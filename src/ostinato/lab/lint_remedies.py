@@ -77,7 +77,7 @@ def _parameter_remedies(group: Group) -> list[Remedy]:
         examples = tuple(shortened(value) for value in settings[:3] if value)
         remedies.append(Remedy("settings", advice, _keep_settings, "parameters", examples))
     models = tuple(dict.fromkeys(request.model for request in group.requests))
-    if len(models) > 1:
+    if len(models) > 1 and not _keep_to_their_model(group.requests):
         advice = (
             "Models share no cache. Keep each user or conversation on one model (an A/B test by "
             "user, not by request), and use one name for it."
@@ -95,6 +95,18 @@ def _keep_settings(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
             request = with_tail(request, [settings] if settings else [])
         fixed.append(request)
     return fixed
+
+
+def _keep_to_their_model(requests: Sequence[LoggedRequest]) -> bool:
+    """Whether each user, or each conversation if users are not named, has one model."""
+    models: dict[str, list[str]] = {}
+    for request in requests:
+        said = request.prompt.messages[request.prompt.num_leading :]
+        models.setdefault(request.user or "".join(m.text for m in said[:1]), []).append(
+            request.model
+        )
+    recurring = [mine for mine in models.values() if len(mine) > 1]
+    return 2 * len(recurring) >= len(models) and all(len(set(mine)) == 1 for mine in recurring)
 
 
 def _keep_model(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:

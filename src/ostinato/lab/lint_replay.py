@@ -4,6 +4,7 @@ They are served one after the other by the real cache, large enough that nothing
 that every miss is due to content.
 """
 
+from array import array
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,20 +43,20 @@ class Seams:
         """Start with no text."""
         self._tokenizer = tokenizer
         self._texts: list[str] = []
-        self._tokens: dict[str, list[int]] = {}
+        self._tokens: dict[str, array[int]] = {}
 
     def add(self, text: str, tokens: list[int]) -> None:
         """Note a text and the tokens that it has in the cache."""
         if text and text not in self._tokens:
             insort(self._texts, text)
-            self._tokens[text] = tokens
+            self._tokens[text] = array("I", tokens)
 
     def encode(self, text: str) -> list[int]:
         """Tokenize a text: the longest part seen before as it was, then the rest."""
         known = self._longest_known(text)
         if not known:
             return self._tokenizer.encode(text)
-        return self._tokens[known] + self._tokenizer.encode(text[len(known) :])
+        return [*self._tokens[known], *self._tokenizer.encode(text[len(known) :])]
 
     def _longest_known(self, text: str) -> str:
         """Find the longest text seen that this one begins with; each try costs O(log n)."""
@@ -103,6 +104,7 @@ def replay(
         answer = tokenizer.encode(request.answer) if request.answer else []
         if tokens:
             keys.append((PrefixKey(identity_of(request), tokens), answer))
+        if tokens and keep_seams:
             seams.add(text, tokens)
             seams.add(text + request.answer, tokens + answer)
     return _serve(keys, block_size)
