@@ -115,6 +115,14 @@ def test_chat_templates_are_given_openai_messages_whatever_was_sent():
     assert body["tools"] == [{"type": "function", "function": described}]
 
 
+def test_older_calls_of_functions_are_read_as_tool_calls():
+    old = {"role": "assistant", "content": None, "function_call": {"name": "look"}}
+    said = {**CHAT, "messages": [*SAID, old, {"role": "function", "name": "look", "content": "A"}]}
+    assert '{"name": "look"}' in rendered(said)
+    call = read(said).body["messages"][1]["tool_calls"][0]
+    assert call["function"] == {"name": "look"}
+
+
 def test_images_are_told_apart_by_content_however_their_base64_is_wrapped():
     def with_image(data: str) -> str:
         source = {"type": "base64", "media_type": "image/png", "data": data}
@@ -230,6 +238,11 @@ def test_a_request_is_found_in_what_gateways_write_around_it(name):
     assert request.model == "m"
     if {"response", "response_body", "output"} & WRAPPED[name].keys():
         assert request.answer == "A knight."
+
+
+def test_a_response_without_an_answer_or_with_an_error_is_none():
+    for response in ({"choices": []}, {"error": {"code": 429}}, {"body": {"error": "no"}}, ""):
+        assert read({**CHAT, "response": response}).answer == ""
 
 
 def test_tools_that_litellm_logs_as_parameters_are_read():

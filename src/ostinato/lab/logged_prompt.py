@@ -194,7 +194,7 @@ def _call(block: Block) -> dict[str, Any]:
     """Return a call with its arguments as an object, if they are one."""
     call: dict[str, Any] = json.loads(block.text)
     try:
-        parsed = json.loads(call["arguments"])
+        parsed = json.loads(call.get("arguments", ""))
     except (TypeError, ValueError, RecursionError):
         parsed = None
     if isinstance(parsed, dict):

@@ -118,7 +118,7 @@ class Fields:
         """Return a field, which stays to be read."""
         return self._left.get(name)
 
-    def any(self, name: str) -> Any:
+    def pop(self, name: str) -> Any:
         """Return a field of any type; None if it is missing."""
         return self._left.pop(name, None)
 

@@ -42,9 +42,9 @@ def read_prompts(body: Mapping[str, Any], ignored: Collection[str] = ()) -> list
     """
     body = _without(body, ignored) if ignored else body
     fields = Fields(body, "")
-    fields.any("model")
+    fields.pop("model")
     tools = _tools(fields)
-    choice = fields.any("tool_choice")
+    choice = fields.pop("tool_choice")
     rest = {"model", "previous_response_id", *NOT_IN_PROMPT}
     if "messages" in body:
         messages, is_anthropic = _conversation(fields, body)
@@ -52,8 +52,8 @@ def read_prompts(body: Mapping[str, Any], ignored: Collection[str] = ()) -> list
     elif "input" in body:
         prompts = [Prompt(_response_input(fields), tools, api="responses")]
     else:
-        prompts = [Prompt((m,), tools, api="completions") for m in _raw(fields.any("prompt"))]
-    settings = {name: fields.any(name) for name in sorted(SETTINGS & body.keys())}
+        prompts = [Prompt((m,), tools, api="completions") for m in _raw(fields.pop("prompt"))]
+    settings = {name: fields.pop(name) for name in sorted(SETTINGS & body.keys())}
     if prompts[0].api == "messages" and _is_forced(choice):
         settings["tool_choice"] = choice
     settings = {k: v for k, v in settings.items() if v not in (None, {}, [], "", ["text"])}
@@ -71,10 +71,12 @@ def read_reply(response: Any) -> tuple[Block, ...]:
     if isinstance(response, str):
         return (Block("response", response),) if response else ()
     body = Fields(response, "response").rest()
-    if isinstance(body.get("choices"), list) and body["choices"]:
+    if body.get("choices") == []:
+        return ()
+    if isinstance(body.get("choices"), list):
         choice = Fields(body["choices"][0], "response.choices[0]")
-        text = choice.any("text")
-        message = choice.any("message")
+        text = choice.pop("text")
+        message = choice.pop("message")
         if isinstance(text, str):
             return (Block("response", text),)
         if isinstance(message, Mapping):
@@ -91,7 +93,7 @@ def read_reply(response: Any) -> tuple[Block, ...]:
 
 def _conversation(fields: Fields, body: Mapping[str, Any]) -> tuple[tuple[Message, ...], bool]:
     """Read ``messages``, with Anthropic's ``system``, and tell whether it is Anthropic's API."""
-    system, automatic = fields.any("system"), fields.any("cache_control")
+    system, automatic = fields.pop("system"), fields.pop("cache_control")
     messages = (
         [] if system is None else [Message("system", read_blocks(system, "system"), "system")]
     )
@@ -121,12 +123,12 @@ def _is_anthropic(body: Mapping[str, Any], messages: Sequence[Message]) -> bool:
 def _response_input(fields: Fields) -> tuple[Message, ...]:
     """Read ``input`` and ``instructions`` of the responses API."""
     for name in ("conversation", "prompt"):
-        if fields.any(name) is not None:
+        if fields.pop(name) is not None:
             raise BrokenTrace(f"{name} refers to what the provider stores: the log lacks it")
     messages = []
     if instructions := fields.take("instructions", str, ""):
         messages.append(Message("system", (Block("instructions", instructions),), "instructions"))
-    sent = fields.any("input")
+    sent = fields.pop("input")
     if isinstance(sent, str):
         return (*messages, Message("user", (Block("input", sent),), "input"))
     return (*messages, *_items(sent, "input"))
@@ -150,20 +152,20 @@ def _item(fields: Fields) -> list[Message]:
     kind = str(fields.peek("type") or "message")
     if kind == "message":
         return read_message(fields)
-    fields.any("type")
+    fields.pop("type")
     if kind in ("function_call", "custom_tool_call"):
         call_id = fields.take("call_id", str, "")
-        given = fields.any("arguments" if kind == "function_call" else "input")
+        given = fields.pop("arguments" if kind == "function_call" else "input")
         call = {"name": fields.take("name", str, ""), "arguments": given}
         fields.finish([*IN_BLOCK, "namespace"])
         blocks = (Block(fields.path, to_json(call), "call", call_id),)
         return [Message("assistant", blocks, fields.path)]
     if kind in ("function_call_output", "custom_tool_call_output"):
-        call_id, output = fields.take("call_id", str, ""), fields.any("output")
+        call_id, output = fields.take("call_id", str, ""), fields.pop("output")
         fields.finish(IN_BLOCK)
         return [Message("tool", read_blocks(output, fields.at("output")), fields.path, call_id)]
     if kind == "reasoning":
-        parts = [*(fields.any("summary") or []), *(fields.any("content") or [])]
+        parts = [*(fields.pop("summary") or []), *(fields.pop("content") or [])]
         secret = fields.take("encrypted_content", str, "")
         fields.finish(IN_BLOCK)
         texts = [block.text for block in read_blocks(parts, fields.path)]

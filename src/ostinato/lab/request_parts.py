@@ -39,13 +39,13 @@ def read_message(fields: Fields) -> list[Message]:
         reason = f"={role!r} is not understood" if role else " is missing"
         raise BrokenTrace(f"{fields.at('role')}{reason}")
     call_id, name = fields.take("tool_call_id", str, ""), fields.take("name", str, "")
-    thoughts = [fields.any(n) for n in ("reasoning_content", "reasoning", "reasoning_details")]
-    is_marked = fields.any("cache_control") is not None
+    thoughts = [fields.pop(n) for n in ("reasoning_content", "reasoning", "reasoning_details")]
+    is_marked = fields.pop("cache_control") is not None
     results, blocks = list[Message](), list[Block]()
     if thought := next(filter(None, thoughts), None):
         text = thought if isinstance(thought, str) else to_json(thought)
         blocks.append(Block(fields.at("reasoning_content"), text, "reasoning"))
-    content = fields.any("content")
+    content = fields.pop("content")
     if isinstance(content, str):
         blocks += [Block(fields.path, content)] if content else []
     elif content is not None:
@@ -56,7 +56,7 @@ def read_message(fields: Fields) -> list[Message]:
                 blocks += _part(part)
     if refusal := fields.take("refusal", str, ""):
         blocks.append(Block(fields.at("refusal"), refusal))
-    if (audio := fields.any("audio")) is not None:
+    if (audio := fields.pop("audio")) is not None:
         blocks.append(opaque(audio, fields.at("audio"), "audio"))
     for place, call in enumerate(fields.take("tool_calls", list, [])):
         blocks.append(_tool_call(Fields(call, fields.at(f"tool_calls[{place}]"))))
@@ -95,20 +95,20 @@ def _part(fields: Fields) -> list[Block]:
         BrokenTrace: Its type is not understood.
     """
     kind = fields.take("type", str, "text")
-    is_marked = fields.any("cache_control") is not None
+    is_marked = fields.pop("cache_control") is not None
     if kind in _TEXTS:
         blocks = [Block(fields.path, fields.take(_TEXTS[kind], str, ""))]
     elif kind == "thinking":
         blocks = [Block(fields.path, fields.take("thinking", str, ""), "reasoning")]
     elif kind in _CALLS:
-        call = {"name": fields.take("name", str, ""), "arguments": fields.any("input")}
+        call = {"name": fields.take("name", str, ""), "arguments": fields.pop("input")}
         blocks = [Block(fields.path, to_json(call), "call", fields.take("id", str, ""))]
-        fields.any("server_name")
+        fields.pop("server_name")
     elif kind == "document" and _is_text(fields):
         blocks = _document(fields)
     elif kind == "search_result":
         head = "\n".join(fields.take(name, str, "") for name in ("source", "title"))
-        content = read_blocks(fields.any("content") or [], fields.at("content"))
+        content = read_blocks(fields.pop("content") or [], fields.at("content"))
         blocks = [Block(fields.path, "\n".join([head, *(block.text for block in content)]))]
     elif kind in OPAQUE_PARTS or kind.endswith("_tool_result"):
         blocks = [opaque(fields.rest(), fields.path, kind)]
@@ -134,10 +134,10 @@ def _document(fields: Fields) -> list[Block]:
 
 def _result(fields: Fields) -> Message:
     """Read Anthropic's result of a tool call."""
-    fields.any("type")
+    fields.pop("type")
     call_id, is_error = fields.take("tool_use_id", str, ""), fields.take("is_error", bool, False)
-    is_marked = fields.any("cache_control") is not None
-    content = fields.any("content")
+    is_marked = fields.pop("cache_control") is not None
+    content = fields.pop("content")
     blocks = read_blocks(content, fields.path if isinstance(content, str) else fields.at("content"))
     if is_error:
         blocks = (Block(fields.path, "Error: "), *blocks)
@@ -150,8 +150,8 @@ def _result(fields: Fields) -> Message:
 def _tool_call(fields: Fields) -> Block:
     """Read one of OpenAI's tool calls."""
     kind, call_id = fields.take("type", str, "function"), fields.take("id", str, "")
-    inner = Fields(fields.any(kind), fields.at(kind))
-    given = inner.any("arguments") if kind == "function" else inner.any("input")
+    inner = Fields(fields.pop(kind), fields.at(kind))
+    given = inner.pop("arguments") if kind == "function" else inner.pop("input")
     call = {"name": inner.take("name", str, ""), "arguments": given}
     inner.finish()
     fields.finish([*IN_BLOCK, "provider_specific_fields", "extra_content"])
