@@ -272,6 +272,17 @@ def test_a_conversation_continued_by_the_id_of_a_response_is_completed(tmp_path:
     )
 
 
+def test_an_answer_that_was_logged_again_and_again_is_held_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("ostinato.lab.request_log._Conversations.MAX_LETTERS", 40)
+    again = {"body": {"model": "m", "input": "Who comes?"},
+             "response": {"id": "resp_1", "output": []}}  # fmt: skip
+    more = {"model": "m", "input": "And?", "previous_response_id": "resp_1"}
+    log = read_request_log(write(tmp_path / "log.jsonl", [*[again] * 9, more]))
+    assert "Who comes?" in render_plainly(log.requests[9])
+
+
 def test_several_prompts_of_one_request_are_several_requests(tmp_path: Path):
     log = write(tmp_path / "log.jsonl", [{"model": "m", "prompt": ["One", "Two"]}])
     assert [render_plainly(r) for r in read_request_log(log).requests] == ["One", "Two"]
@@ -352,9 +363,11 @@ def test_a_json_text_in_a_string_may_be_nested_as_deeply(tmp_path: Path):
     assert len(read_request_log(path, LogOptions("skip")).requests) == 1
 
 
-def test_halves_of_letters_do_not_reach_the_prompt():
-    record = b'{"model": "m", "messages": [{"role": "user", "content": "cut \\ud83d"}]}'
-    assert render_plainly(parse_request(record, 1)).encode().count("\ufffd".encode()) == 1
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_halves_of_letters_do_not_reach_the_prompt(is_wrapped):
+    record = '{"model": "m", "messages": [{"role": "user", "content": "cut \\ud83d"}]}'
+    record = json.dumps({"request_body": record}) if is_wrapped else record
+    assert render_plainly(parse_request(record.encode(), 1)).count("\ufffd") == 1
 
 
 @pytest.mark.parametrize("form", ["line", "array"])
@@ -378,12 +391,13 @@ def test_a_record_over_the_limit_is_skipped_without_being_held(
 
 def peak_of(path: Path, num_records: int, form: str) -> int:
     """Peak memory of reading a log of long prompts one request at a time."""
-    record = json.dumps({**CHAT, "messages": [{"role": "user", "content": "word " * 2000}]})
+    body = {"model": "m", "input": "word " * 2000}
     with gzip.open(path, "wt", compresslevel=1) as file:
         file.write("[" if form == "array" else "")
         for number in range(num_records):
             file.write("," if number and form == "array" else "")
-            file.write(record + "\n")
+            response = {"id": f"resp_{number}", "output": []}
+            file.write(json.dumps({"body": body, "response": response}) + "\n")
         file.write("]" if form == "array" else "")
     tracemalloc.start()
     assert sum(1 for _ in iter_requests(path, LogOptions())) == num_records
@@ -393,8 +407,9 @@ def peak_of(path: Path, num_records: int, form: str) -> int:
 
 
 @pytest.mark.parametrize("form", ["lines", "array"])
-def test_memory_does_not_grow_with_the_log(tmp_path: Path, form):
-    """A hundred times 10 kB, and four times as many."""
+def test_memory_does_not_grow_with_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form):
+    """Prompts of 10 kB whose responses have names, which later ones could refer to."""
+    monkeypatch.setattr("ostinato.lab.request_log._Conversations.MAX_LETTERS", 2**18)
     small, large = (peak_of(tmp_path / "log.gz", n, form) for n in (400, 1600))
     assert large < 1.2 * small < 16 * 2**20
 

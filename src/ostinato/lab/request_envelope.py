@@ -41,6 +41,25 @@ _MAX_NESTING = 4
 _SHOWN_FIELDS = 8
 
 
+def load_json(data: bytes | str) -> Any:
+    """Read JSON; halves of letters, which a string cut in JavaScript ends with, are replaced.
+
+    Raises:
+        ValueError: It is no JSON, or not UTF-8.
+    """
+    text = data.decode() if isinstance(data, bytes) else data
+    value = json.loads(text)
+    return _without_halves(value) if "\\ud" in text.lower() else value
+
+
+def _without_halves(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_without_halves(k): _without_halves(v) for k, v in value.items()}
+    return [_without_halves(item) for item in value] if isinstance(value, list) else value
+
+
 def find_body(whole: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a record, the objects inside it, and last the body of the request.
 
@@ -78,7 +97,7 @@ def _parsed(value: Any, name: str) -> Any:
     if not isinstance(value, str) or not value.lstrip().startswith("{"):
         return value
     try:
-        return json.loads(value)
+        return load_json(value)
     except ValueError as error:
         raise BrokenTrace(f"{name} is no JSON: {error}") from error
 

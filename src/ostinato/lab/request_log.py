@@ -12,7 +12,6 @@ Bodies are those of OpenAI's chat completions, completions and responses, and of
 messages. What is not understood is an error that names the line and the field.
 """
 
-import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from ostinato.lab.request_envelope import (
     find_body,
     find_response,
     first_text,
+    load_json,
     seconds_of,
 )
 from ostinato.lab.request_formats import read_prompts, read_reply
@@ -227,11 +227,13 @@ def filled_times(times: Sequence[float | None]) -> list[float]:
 class _Conversations:
     """Completes requests that name an earlier response instead of sending its messages."""
 
-    MAX_RESPONSES = 10_000
+    MAX_LETTERS = 2**24
+    """Letters of conversations that are held for later requests; the oldest are dropped."""
 
     def __init__(self) -> None:
         """Know no response."""
         self._messages: dict[str, tuple[Message, ...]] = {}
+        self._num_letters = 0
 
     def complete(self, request: LoggedRequest) -> LoggedRequest:
         """Return a request with the messages that it continues.
@@ -246,34 +248,34 @@ class _Conversations:
             if earlier is None:
                 raise BrokenTrace(
                     f"previous_response_id={request.previous_id!r}: the log holds no earlier "
-                    "response with that id, so the prompt is not known"
+                    "response with that id, or it is too long ago, so the prompt is not known"
                 )
             messages = (*messages[:num_leading], *earlier, *messages[num_leading:])
-        if request.response_id:
+        if request.response_id and prompt.api == "responses":
             reply = Message("assistant", request.reply, "response")
-            self._messages[request.response_id] = (*messages[num_leading:], reply)
-            if len(self._messages) > self.MAX_RESPONSES:
-                del self._messages[next(iter(self._messages))]
+            self._hold(request.response_id, (*messages[num_leading:], reply))
         return replace(request, prompt=prompt.with_messages(messages))
+
+    def _hold(self, response_id: str, messages: tuple[Message, ...]) -> None:
+        self._num_letters -= _num_letters(self._messages.pop(response_id, ()))
+        self._messages[response_id] = messages
+        self._num_letters += _num_letters(messages)
+        while self._num_letters > self.MAX_LETTERS:
+            oldest = next(iter(self._messages))
+            self._num_letters -= _num_letters(self._messages.pop(oldest))
+
+
+def _num_letters(messages: Sequence[Message]) -> int:
+    return sum(len(block.text) for message in messages for block in message.blocks)
 
 
 def _object(record: bytes | str) -> dict[str, Any]:
     try:
-        whole = json.loads(record)
+        whole = load_json(record)
     except UnicodeDecodeError as error:
         raise BrokenTrace(f"it is not valid UTF-8 at byte {error.start}") from error
     except ValueError as error:
         raise BrokenTrace(f"it is no JSON: {error}") from error
     if not isinstance(whole, dict):
         raise BrokenTrace(f"a request must be an object, not {type(whole).__name__}")
-    has_surrogates = b"\\ud" in record.lower() if isinstance(record, bytes) else False
-    return _without_surrogates(whole) if has_surrogates else whole
-
-
-def _without_surrogates(value: Any) -> Any:
-    """Replace halves of letters, which a string cut in JavaScript ends with."""
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict):
-        return {_without_surrogates(k): _without_surrogates(v) for k, v in value.items()}
-    return [_without_surrogates(item) for item in value] if isinstance(value, list) else value
+    return whole
