@@ -49,6 +49,22 @@ def test_a_log_of_requests_names_the_message(terminal: Terminal, tmp_path: Path)
     assert "seen from another tenant" in page
 
 
+def test_what_a_chat_template_leaves_out_is_compared_as_well(terminal: Terminal, tmp_path: Path):
+    """The embedded model's template knows neither tools nor calls."""
+    tool = {"name": "look", "input_schema": {}}
+    call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": "door"}}
+    asked = [TALK[1], {"role": "assistant", "content": [call]}, TALK[1]]
+    other = [TALK[1], {"role": "assistant", "content": [call | {"input": {"at": "wall"}}]}, TALK[1]]
+    path = tmp_path / "log.jsonl"
+    records = [
+        {"system": "Rome.", "messages": messages, "tools": [tool | {"name": name}]}
+        for messages, name in ((asked, "look"), (other, "look"), (other, "hear"))
+    ]
+    path.write_text("\n".join(map(json.dumps, records)))
+    page = terminal.show("explain", "--all", "--model", "tiny-shakespeare", str(path))
+    assert page.count("differs at token") == 2
+
+
 def test_a_recorded_trace_tells_where_and_shows_no_text(terminal: Terminal, tmp_path: Path):
     with LLM(num_blocks=64) as llm:
         path = llm.start_recording(tmp_path / "run.jsonl")

@@ -218,6 +218,13 @@ def new_call_ids(n: int, dice: random.Random) -> Body:
     return anthropic(cached_system(), json.loads(written))
 
 
+def name_before_a_document(n: int, dice: random.Random) -> Body:
+    name = ["Ann Lee", "Bob", "Cleo", "Dan"][n % 4]
+    document = text(" ".join(DOCUMENTS), **EPHEMERAL)
+    parts = [text(f"User: {name}"), document, text(question(dice))]
+    return anthropic(cached_system(), [user(parts)])
+
+
 def documents_as_blocks(n: int, dice: random.Random) -> Body:
     order = dice.sample(range(5), 5)
     blocks = [
@@ -390,6 +397,7 @@ FAULTS: dict[str, tuple[str, Callable[[int, random.Random], Body]]] = {
     "anthropic: no mark on a shared document": ("cache_control", no_mark_on_the_document),
     "anthropic: result stamped anew": ("message_timestamp", tool_result_with_the_time),
     "anthropic: new ids of calls": ("call_ids", new_call_ids),
+    "anthropic: name before a document": ("message_user", name_before_a_document),
     "anthropic: documents as blocks": ("document_order", documents_as_blocks),
     "anthropic: thinking left out": ("reasoning", thinking_left_out),
     "anthropic: tool choice by turns": ("settings", tool_choice_forced_by_turns),

@@ -53,10 +53,16 @@ def load_tokenizer(model: str | None) -> Tokenizer:
     def decode(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+
     def render(request: LoggedRequest) -> str:
         body = request.body
-        if "messages" not in body or not getattr(tokenizer, "chat_template", None):
+        if "messages" not in body or not template:
             return render_plainly(request)
+        prompt, before = request.prompt, [request.prompt.settings]
+        if "tools" not in template or "tool_calls" not in template:  # it would leave them out
+            before += [tool.text for tool in prompt.tools]
+            body = {"messages": [{"role": m.role, "content": m.text} for m in prompt.messages]}
         try:
             text = tokenizer.apply_chat_template(
                 body["messages"],
@@ -68,6 +74,6 @@ def load_tokenizer(model: str | None) -> Tokenizer:
             raise RequestError(
                 f"line {request.line}: the chat template of {model} refuses it: {error}"
             ) from error
-        return f"{request.prompt.settings}{text}"
+        return "\n".join([*filter(None, before), str(text)])
 
     return Tokenizer(encode, render, decode)

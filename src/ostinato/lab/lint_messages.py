@@ -35,6 +35,11 @@ _CHANGING: dict[str, re.Pattern[str]] = {
         r"(?: no\.?)?[ :=]+#?\d+\b",
         re.IGNORECASE,
     ),
+    "user": re.compile(
+        r"\b(?:user|customer|client|account|name|locale|language)(?:[ _-](?:name|id))?"
+        r"(?: is|[:=]) *[^\n.,;<>]{1,40}",
+        re.IGNORECASE,
+    ),
 }
 """What changes from request to request, by kind."""
 
@@ -44,6 +49,7 @@ _ADVICE = {
     "date": "Put the date at the end of the last message.",
     "id": "Leave ids out of what is sent to the model, or put them at the end of the last message.",
     "counter": "Put the counter at the end of the last message.",
+    "user": "Put what is specific to a user at the end of the last message.",
 }
 
 
