@@ -33,6 +33,7 @@ Files in reading order:
 * ``request_log``: what does a log of requests hold?
 * ``explain_log``: why did each request of a log miss, or each of a recorded run?
 * ``word_tokens``: what is a token if no model is named?
+* ``lint_slots``: what changes in one place of a template: a time, a date, an id, a counter, a name?
 * ``lint_templates``: which requests are made from one template, and what changes in it?
 * ``lint_rewrites``: how is a request rewritten as its sender could have written it?
 * ``lint_tools``: how should tools be listed so that prompts begin alike?

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ostinato.lab.lint_rewrites import Remedy, Rewrite, with_messages, with_tail
-from ostinato.lab.lint_templates import EPOCH, MONTHS, UUID, Group
+from ostinato.lab.lint_slots import EPOCH, MONTHS, UUID
+from ostinato.lab.lint_templates import Group
 from ostinato.lab.logged_prompt import Block, Message
 from ostinato.lab.request_log import LoggedRequest
 

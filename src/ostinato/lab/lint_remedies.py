@@ -18,7 +18,8 @@ from ostinato.lab.lint_rewrites import (
     with_tail,
     without_spans,
 )
-from ostinato.lab.lint_templates import Group, SlotKind, shortened, slot_spans, sort_json
+from ostinato.lab.lint_slots import SlotKind, shortened
+from ostinato.lab.lint_templates import Group, slot_spans, sort_json
 from ostinato.lab.lint_tools import settle_tools, sort_tools, unite_tools
 from ostinato.lab.request_log import LoggedRequest
 
