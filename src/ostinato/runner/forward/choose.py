@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ostinato.core.config import ForwardName
+from ostinato.runner.forward.converted import can_convert, convert_linears
 from ostinato.runner.forward.decoder import take_apart, unlike
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.ops import NativeOps
@@ -49,7 +50,11 @@ def choose_forward(
 
     Effects: may replace linear layers by packed ones; says at info level what was chosen.
     """
-    if wanted == "plain" or not can_pack(model.dtype, model.device):
+    if wanted == "plain":
+        return None
+    if not can_pack(model.dtype, model.device):
+        if can_convert(model.dtype, model.device):
+            _try_converted(model, probed)
         return None
     fused = _try_fused(model, probed) if wanted == "auto" else None
     if fused is None:
@@ -91,6 +96,26 @@ def _try_packed(model: PreTrainedModel, probed: Probed) -> None:
     unpack_linears(model)
     logger.info(
         "%s keeps plain weights: packed, its logits differ by %.2g of their spread",
+        type(model).__name__,
+        found,
+    )
+
+
+def _try_converted(model: PreTrainedModel, probed: Probed) -> None:
+    """Multiply in float32 what the processor cannot multiply, if the model comes out the same."""
+    replaced = convert_linears(model)
+    found = _difference(model, probed, ModelCall(model))
+    if found <= _limit(model.dtype):
+        logger.info(
+            "%s multiplies %s in float32: this processor cannot multiply it as it is",
+            type(model).__name__,
+            str(model.dtype).removeprefix("torch."),
+        )
+        return
+    for parent, name, linear in replaced:
+        setattr(parent, name, linear)
+    logger.info(
+        "%s keeps plain weights: in float32, its logits differ by %.2g of their spread",
         type(model).__name__,
         found,
     )
