@@ -21,7 +21,7 @@ from ostinato.runner.kv_store import KVSpec, LayerKV
 from ostinato.runner.native import library as library_file
 from ostinato.runner.native.library import library
 from ostinato.runner.native.store import TOKEN_GROUP
-from tests.runner.attention.native_scenes import needs_library
+from tests.support.instruction_sets import needs_library
 
 ORDINARY = AttentionCase(
     KVSpec((LayerKV(2, 64, 64),)), torch.bfloat16, torch.bfloat16, 16, torch.device("cpu")
