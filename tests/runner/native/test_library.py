@@ -104,7 +104,7 @@ def test_a_library_of_another_version_is_not_used_and_it_is_said(
     assert "but 1000000 is needed" in said and "run `python native/compile.py`" in said
     library.cache_clear()
     monkeypatch.setattr(library_file, "_COMPILER", library_file.PATH / "nowhere")
-    assert library() is None and "install the package anew" in caplog.messages[1]
+    assert library() is None and "install a C++ compiler" in caplog.messages[1]
 
 
 @pytest.mark.parametrize(
