@@ -9,10 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ostinato.runner.forward.packed import PackedLinear, PackedWeight, padded
-from ostinato.runner.forward.packing import pack_linears, stack, unpack_linears
+from ostinato.runner.forward.packing import can_pack, pack_linears, stack, unpack_linears
 from ostinato.runner.forward.places import replace_weights, weight_places
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+DTYPES = [
+    dtype
+    for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    if can_pack(dtype, torch.device("cpu"))
+]
 
 
 class Tied(nn.Module):

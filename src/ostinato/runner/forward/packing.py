@@ -5,6 +5,7 @@ twice. A weight that is an embedding as well stays plain there, where rows are l
 packed copy here; one that other modules share in any other way is left alone.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from typing import cast
@@ -15,9 +16,16 @@ from torch import nn
 from ostinato.runner.forward.packed import DTYPES, PackedLinear, PackedWeight
 
 
+@functools.cache
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Say whether weights of that kind can be packed here."""
-    return dtype in DTYPES and device.type == "cpu" and torch.backends.mkldnn.is_available()
+    """Say whether weights of that kind can be packed here, by packing one."""
+    if dtype not in DTYPES or device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    try:
+        PackedWeight([torch.zeros(1, 1, dtype=dtype)])
+    except RuntimeError:
+        return False
+    return True
 
 
 def pack_linears(model: nn.Module) -> int:
@@ -31,7 +39,7 @@ def pack_linears(model: nn.Module) -> int:
         (parent, name, child)
         for parent in list(model.modules())
         for name, child in parent.named_children()
-        if type(child) is nn.Linear and _is_packable(child)
+        if type(child) is nn.Linear and is_plain(child)
     ]
     num_packed = 0
     for parent, name, linear in found:
@@ -71,8 +79,8 @@ def unpack_linears(model: nn.Module) -> None:
                 setattr(parent, name, child.unpacked())
 
 
-def _is_packable(linear: nn.Linear) -> bool:
-    """Say whether a layer is what it looks like: no hooks, no other way to get at its weight."""
+def is_plain(linear: nn.Linear) -> bool:
+    """Say whether a layer is what it appears to be: a plain weight of a known format, no hooks."""
     hooks = (*linear._forward_hooks.values(), *linear._forward_pre_hooks.values())
     plain = type(linear.weight) is nn.Parameter and not hooks
     return plain and linear.weight.dtype in DTYPES and linear.weight.numel() > 0
