@@ -36,7 +36,7 @@ class Chunk {
     return with_rows(op);
   }
   ost_product of(ost_product op) const {
-    of_matrices(bytes_of(OST_BFLOAT16), {&op.inputs, &op.outputs});
+    of_matrices(bytes_of(op.dtype), {&op.inputs, &op.outputs});
     return with_rows(op);
   }
   ost_gated_product of(ost_gated_product op) const {

@@ -12,12 +12,15 @@ from typing import cast
 import torch
 from torch import nn
 
-from ostinato.runner.forward.packed import DTYPES, PackedLinear, PackedWeight
+from ostinato.runner.forward.packed import PackedWeight
+from ostinato.runner.forward.packed_linear import PackedLinear
+from ostinato.runner.native.face import DTYPES
+from ostinato.runner.native.library import library
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Say whether weights of that kind can be packed here."""
-    return dtype in DTYPES and device.type == "cpu" and torch.backends.mkldnn.is_available()
+    return dtype in DTYPES and device.type == "cpu" and library() is not None
 
 
 def pack_linears(model: nn.Module) -> int:

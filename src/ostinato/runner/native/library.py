@@ -19,7 +19,7 @@ PATH = Path(__file__).with_name("libostinato_native.so")
 _COMPILER = Path(__file__).parents[4] / "native/compile.py"
 """Compiles it, in a copy of the repository."""
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 """The version of the header that these files were written for."""
 
 
