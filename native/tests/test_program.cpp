@@ -27,10 +27,10 @@ struct Matrix {
 };
 
 void run(const std::vector<ost_operation> &operations, int64_t num_rows, int64_t num_wanted,
-         int32_t num_threads, int64_t rows_per_chunk = 32, Guarded<uint16_t> *desk = nullptr) {
+         int32_t num_threads, int64_t rows_per_chunk = 32, Guarded<uint16_t> *arena = nullptr) {
   const ost_program program{operations.data(), static_cast<int64_t>(operations.size()),
-                            rows_per_chunk, desk == nullptr ? nullptr : desk->data(),
-                            desk == nullptr ? 0 : 2 * desk->size()};
+                            rows_per_chunk, arena == nullptr ? nullptr : arena->data(),
+                            arena == nullptr ? 0 : 2 * arena->size()};
   ost_run_program(&program, num_rows, num_wanted, num_threads);
 }
 
@@ -59,10 +59,10 @@ struct FeedForward {
             {&add_back, OST_ADD_NORM, OST_ALL_ROWS}};
   }
   // Let what is between the two norms have room for a chunk's rows, one behind the other.
-  void lie_on(uint16_t *desk, int64_t num_rows) {
-    up.outputs.data = gate.gate_up.data = desk;
-    gate.output.data = back.inputs.data = desk + num_rows * 2 * inner;
-    back.outputs.data = add_back.addend.data = desk + num_rows * 3 * inner;
+  void put_into(uint16_t *arena, int64_t num_rows) {
+    up.outputs.data = gate.gate_up.data = arena;
+    gate.output.data = back.inputs.data = arena + num_rows * 2 * inner;
+    back.outputs.data = add_back.addend.data = arena + num_rows * 3 * inner;
   }
   void one_by_one() {
     add.num_rows = gate.num_rows = add_back.num_rows = rows;
@@ -96,19 +96,19 @@ void check_feed_forward(uint32_t seed) {
 
   const int64_t rows_per_chunk = 32 * random.between(1, 3);
   const int64_t largest = rows < rows_per_chunk ? rows : rows_per_chunk;
-  Matrix desk(largest, 3 * f.inner + f.width);
-  f.lie_on(desk.numbers.data(), largest);
+  Matrix arena(largest, 3 * f.inner + f.width);
+  f.put_into(arena.numbers.data(), largest);
   f.stream.copy(before);
   std::vector<ost_operation> operations = f.operations();
   for (ost_operation &operation : operations) operation.rows = OST_ALL_ROWS;
-  run(operations, rows, rows, random.between(1, 4), rows_per_chunk, &desk.numbers);
+  run(operations, rows, rows, random.between(1, 4), rows_per_chunk, &arena.numbers);
   if (!f.stream.equals(stream) || !f.normed.equals(normed)) fail(seed, "a program in chunks differs");
 
   ost_gated_product gated{f.up, f.gate};
   operations[1] = {&gated, OST_GATED_PRODUCT, OST_ALL_ROWS};
   operations.erase(operations.begin() + 2);
   f.stream.copy(before);
-  run(operations, rows, rows, random.between(1, 4), rows_per_chunk, &desk.numbers);
+  run(operations, rows, rows, random.between(1, 4), rows_per_chunk, &arena.numbers);
   if (!f.stream.equals(stream) || !f.normed.equals(normed)) fail(seed, "gates in one differ");
 }
 

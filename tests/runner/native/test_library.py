@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ostinato.core.errors import ConfigError
 from ostinato.runner.native import library as library_file
 from ostinato.runner.native.library import (
     Isa,
@@ -17,6 +18,7 @@ from ostinato.runner.native.library import (
     best_isa,
     current_isa,
     library,
+    requested_isa,
     use_isa,
 )
 from tests.runner.attention.native_scenes import ISAS, isa_in_use, needs_library
@@ -24,9 +26,13 @@ from tests.runner.attention.native_scenes import ISAS, isa_in_use, needs_library
 
 @pytest.fixture
 def loaded_anew() -> Iterator[None]:
+    """Load the library again in this test; the instruction set in use stays what it was."""
+    before = None if (native := library()) is None else current_isa(native)
     library.cache_clear()
     yield
     library.cache_clear()
+    if native is not None and before is not None:
+        use_isa(native, before)
 
 
 @needs_library
@@ -48,6 +54,47 @@ def test_an_instruction_set_that_the_processor_lacks_is_refused():
 
     with pytest.raises(ValueError, match="this processor has"):
         use_isa(native, Isa.AMX)
+
+
+@needs_library
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_environment_chooses_the_instruction_set(
+    isa: Isa, loaded_anew: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OSTINATO_ISA", isa.name.lower())
+
+    native = library()
+
+    assert native is not None
+    assert (current_isa(native), attention_isa(native)) == (isa, isa)
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["avx3", "4", "sse"])
+def test_an_unknown_instruction_set_in_the_environment_is_refused_with_those_there_are(
+    name: str, loaded_anew: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OSTINATO_ISA", name)
+
+    with pytest.raises(ConfigError, match=f"OSTINATO_ISA={name}: this machine runs generic"):
+        library()
+
+
+def test_an_instruction_set_that_the_machine_lacks_is_refused_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("OSTINATO_ISA", "amx")
+
+    with pytest.raises(ConfigError, match="OSTINATO_ISA=amx: this machine runs generic, avx2; set"):
+        requested_isa(Isa.AVX2)
+    assert requested_isa(Isa.AMX) is Isa.AMX
+    monkeypatch.setenv("OSTINATO_ISA", "AVX2")
+    assert requested_isa(Isa.AMX) is Isa.AVX2
+
+
+def test_an_empty_variable_leaves_the_choice_to_the_processor(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OSTINATO_ISA", "")
+    assert requested_isa(Isa.AVX512) is None
 
 
 @needs_library

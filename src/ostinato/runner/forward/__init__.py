@@ -5,6 +5,7 @@ Files in reading order:
 * ``packed``: how does a weight lie so that products with it are fast?
 * ``few_rows``: how are a few rows multiplied with it as fast as it can be read?
 * ``packing``: which layers of a model get packed weights?
+* ``converted``: how are 16-bit weights multiplied where the processor cannot do so?
 * ``parts``: what is an operation between products told, besides rows of numbers?
 * ``records``: how does the native library see what an operation works on?
 * ``ops``: how does Python call what lies between products?

@@ -59,11 +59,10 @@ def choose_forward(
 
 def _try_fused(model: PreTrainedModel, probed: Probed) -> FusedForward | None:
     """Return the fused forward, if there is one for this model; else leave the model plain."""
-    native = library() if model.dtype in DTYPES else None
-    reason = unlike(model)
+    native = library()
+    reason = unlike(model) if model.dtype in DTYPES else f"no fused operations for {model.dtype}"
     if native is None or reason is not None:
-        missing = f"no native operations for {model.dtype}" if native is None else reason
-        logger.info("%s runs its own modules: %s", type(model).__name__, missing)
+        logger.info("%s runs its own modules: %s", type(model).__name__, reason)
         return None
     with torch.no_grad():
         fused = FusedForward(take_apart(model, probed.styles), NativeOps(native))

@@ -34,7 +34,7 @@ def pack_linears(model: nn.Module) -> int:
         (parent, name, child)
         for parent in list(model.modules())
         for name, child in parent.named_children()
-        if type(child) is nn.Linear and _is_packable(child)
+        if type(child) is nn.Linear and is_plain(child)
     ]
     num_packed = 0
     for parent, name, linear in found:
@@ -74,8 +74,8 @@ def unpack_linears(model: nn.Module) -> None:
                 setattr(parent, name, child.unpacked())
 
 
-def _is_packable(linear: nn.Linear) -> bool:
-    """Say whether a layer is what it looks like: no hooks, no other way to get at its weight."""
+def is_plain(linear: nn.Linear) -> bool:
+    """Say whether a layer is what it appears to be: a plain weight of a known format, no hooks."""
     hooks = (*linear._forward_hooks.values(), *linear._forward_pre_hooks.values())
     plain = type(linear.weight) is nn.Parameter and not hooks
     return plain and linear.weight.dtype in DTYPES and linear.weight.numel() > 0

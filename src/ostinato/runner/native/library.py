@@ -1,14 +1,18 @@
-"""Is there a native library, and what can this processor do?
+"""Load the native library, and choose the instruction set that it runs on.
 
-``native/include/ostinato_native.h`` is its face; the numbers here are those of its enums.
+Attention, the store, products, the operations between them and whole programs all use the one that
+is in use: the processor's best, or the one that ``OSTINATO_ISA`` names. The numbers here are those
+of the enums in ``native/include/ostinato_native.h``.
 """
 
 import ctypes
 import enum
 import functools
 import logging
+import os
 from pathlib import Path
 
+from ostinato.core.errors import ConfigError
 from ostinato.runner.native.face import declare
 
 logger = logging.getLogger(__name__)
@@ -18,6 +22,9 @@ PATH = Path(__file__).with_name("libostinato_native.so")
 
 _COMPILER = Path(__file__).parents[4] / "native/compile.py"
 """Compiles it, in a copy of the repository."""
+
+ISA_VARIABLE = "OSTINATO_ISA"
+"""The environment variable that names the instruction set to use, such as ``avx2``."""
 
 ABI_VERSION = 8
 """The version of the header that these files were written for."""
@@ -37,7 +44,10 @@ class Isa(enum.IntEnum):
 def library() -> ctypes.CDLL | None:
     """Return the library, loaded once; None where there is none.
 
-    Effects: says once why there is none.
+    Effects: logs once why there is none; uses the instruction set that ``OSTINATO_ISA`` names.
+
+    Raises:
+        ConfigError: ``OSTINATO_ISA`` names none that this machine runs.
     """
     # torch's OpenMP runtime has to be there before ours is looked for.
     import torch  # noqa: F401
@@ -57,7 +67,30 @@ def library() -> ctypes.CDLL | None:
     except AttributeError as error:  # a version that grew since it was compiled
         _say_stale(f"older than the Python around it ({error})")
         return None
+    if (asked_for := requested_isa(best_isa(loaded))) is not None:
+        use_isa(loaded, asked_for)
     return loaded
+
+
+def requested_isa(best: Isa) -> Isa | None:
+    """Return the instruction set that ``OSTINATO_ISA`` names; None where it is not set.
+
+    Args:
+        best: The best one that this machine runs.
+
+    Raises:
+        ConfigError: It is not the name of one that this machine runs.
+    """
+    name = os.environ.get(ISA_VARIABLE, "")
+    if not name:
+        return None
+    names = {isa.name.lower(): isa for isa in Isa if isa <= best}
+    if name.lower() not in names:
+        raise ConfigError(
+            f"{ISA_VARIABLE}={name}: this machine runs {', '.join(names)}; "
+            f"set {ISA_VARIABLE} to one of them, or unset it for the best"
+        )
+    return names[name.lower()]
 
 
 def _say_stale(reason: str) -> None:
