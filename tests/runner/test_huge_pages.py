@@ -9,7 +9,7 @@ import torch
 
 from ostinato.runner.forward.packed import PackedWeight
 from ostinato.runner.huge_pages import PAGE_BYTES, expect_block, into_huge_pages
-from tests.runner.attention.native_scenes import needs_library
+from tests.support.instruction_sets import needs_library
 
 ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 has_pages = pytest.mark.skipif(

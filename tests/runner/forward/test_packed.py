@@ -12,7 +12,7 @@ from ostinato.runner.forward.packed import PackedWeight
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import pack_linears, stack, unpack_linears
 from ostinato.runner.forward.places import replace_weights, weight_places
-from tests.runner.attention.native_scenes import needs_library
+from tests.support.instruction_sets import needs_library
 
 pytestmark = needs_library
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ostinato.runner.forward.packed import PackedWeight
 from ostinato.runner.forward.records import Packing, Product
 from ostinato.runner.native.library import Isa, library, use_isa
-from tests.runner.attention.native_scenes import (
+from tests.support.instruction_sets import (
     ISAS,
     isa_in_use,
     needs_library,
@@ -26,7 +26,7 @@ UNITS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-
 """Half a unit in the last place."""
 
 
-@pytest.fixture(params=ISAS, ids=lambda isa: isa.name, autouse=True, scope="module")
+@pytest.fixture(params=ISAS, ids=lambda isa: isa.name.lower(), autouse=True, scope="module")
 def isa(request: pytest.FixtureRequest) -> Iterator[Isa]:
     with isa_in_use(request.param):
         yield request.param

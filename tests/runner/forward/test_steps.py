@@ -21,9 +21,9 @@ from ostinato.runner.forward.steps import Steps
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.native.face import Attention, Kv
 from ostinato.runner.native.library import Isa, library
-from tests.runner.attention.native_scenes import ISAS, isa_in_use, needs_library, threads_in_use
 from tests.runner.bench import Bench, own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints
+from tests.support.instruction_sets import ISAS, isa_in_use, needs_library, threads_in_use
 
 NATIVE = library()
 pytestmark = needs_library
@@ -44,7 +44,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(params=ISAS, ids=lambda isa: isa.name, autouse=True, scope="module")
+@pytest.fixture(params=ISAS, ids=lambda isa: isa.name.lower(), autouse=True, scope="module")
 def isa(request: pytest.FixtureRequest) -> Iterator[Isa]:
     with isa_in_use(request.param):
         yield request.param

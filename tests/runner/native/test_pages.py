@@ -14,7 +14,7 @@ from ostinato.runner.native import store as store_file
 from ostinato.runner.native.library import library
 from ostinato.runner.native.pages import HUGE_PAGE, Area, take_pages
 from ostinato.runner.native.store import NativeKVStore
-from tests.runner.attention.native_scenes import needs_library
+from tests.support.instruction_sets import needs_library
 
 LINUX = tuple(int(part) for part in platform.release().split(".")[:2])
 pytestmark = pytest.mark.skipif(LINUX < (5, 14), reason="the kernel cannot be asked for pages")

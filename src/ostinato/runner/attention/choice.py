@@ -17,12 +17,10 @@ from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.torch_backend import SHARING, TorchAttention
 from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.native.face import DTYPES
-from ostinato.runner.native.library import library
+from ostinato.runner.native.library import library, why_missing
 from ostinato.runner.native.store import TOKEN_GROUP
 
 logger = logging.getLogger(__name__)
-
-NO_LIBRARY = "the package was installed without its native library, for want of a C++ compiler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +49,7 @@ def check_asked_for(name: AttentionName) -> None:
         ConfigError: The library was asked for by name, and there is none.
     """
     if name == "native" and library() is None:
-        raise ConfigError(
-            f"attention='native' cannot be had: {NO_LIBRARY}; or set attention='auto'"
-        )
+        raise _refusal(None)
 
 
 def choose_attention(
@@ -79,12 +75,16 @@ def choose_attention(
     if native is not None:
         return NativeAttention(native, read_once)
     if name == "native":
-        raise ConfigError(
-            f"attention='native' cannot be had: {hindrance or NO_LIBRARY}; or set attention='auto'"
-        )
+        raise _refusal(hindrance)
     if hindrance is not None and case.device.type == "cpu" and case.dtype != torch.float64:
         _say(hindrance)
     return TorchAttention(sharing=SHARING[read_once])
+
+
+def _refusal(hindrance: str | None) -> ConfigError:
+    """Say why the library cannot be had; None if there is none."""
+    reason = hindrance or why_missing()
+    return ConfigError(f"attention='native' cannot be had: {reason}; or set attention='auto'")
 
 
 def _hindrance(case: AttentionCase) -> str | None:

@@ -23,9 +23,7 @@ class Arena:
         dtype: Of all buffers.
     """
 
-    def __init__(
-        self, most_rows: int, rows_per_chunk: int, width: int, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, most_rows: int, rows_per_chunk: int, width: int, dtype: torch.dtype) -> None:
         """Make room.
 
         Args:

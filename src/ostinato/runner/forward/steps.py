@@ -110,7 +110,9 @@ class _LaidDown:
         self._joined: list[tuple[Tensor, tuple[Tensor, ...]]] = []
         self._takes: dict[str, Take] = {}
         self._head: Product
-        self._program = Program(library, list(self._records()), list(self._on_wanted()), self._arena)
+        self._program = Program(
+            library, list(self._records()), list(self._on_wanted()), self._arena
+        )
 
     def fits(self, steps: tuple[NativeStep, ...], num_rows: int) -> bool:
         """Whether there is room, and steps are on the stores that it was laid down for."""

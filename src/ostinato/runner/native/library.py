@@ -49,27 +49,49 @@ def library() -> ctypes.CDLL | None:
     Raises:
         ConfigError: ``OSTINATO_ISA`` names none that this machine runs.
     """
-    # torch's OpenMP runtime has to be there before ours is looked for.
-    import torch  # noqa: F401
-
-    try:
-        loaded = ctypes.CDLL(str(PATH))
-    except OSError as error:
-        reason = "it was built without a C++ compiler" if not PATH.exists() else str(error)
-        logger.warning("no native library (%s): attention runs in plain torch, slower", reason)
-        return None
-    try:
-        found = loaded.ost_abi_version()
-        if found != ABI_VERSION:
-            _say_stale(f"of version {found}, but {ABI_VERSION} is needed")
-            return None
-        declare(loaded)
-    except AttributeError as error:  # a version that grew since it was compiled
-        _say_stale(f"older than the Python around it ({error})")
+    loaded = _load()
+    if isinstance(loaded, str):
+        logger.warning("%s; until then models run in plain torch, slower", loaded)
         return None
     if (asked_for := requested_isa(best_isa(loaded))) is not None:
         use_isa(loaded, asked_for)
     return loaded
+
+
+def why_missing() -> str | None:
+    """Say why there is no library and how to get it; None where there is one."""
+    loaded = _load()
+    return loaded if isinstance(loaded, str) else None
+
+
+def _load() -> ctypes.CDLL | str:
+    """Load the library, or say why that cannot be and what to do."""
+    # torch's OpenMP runtime has to be there before ours is looked for.
+    import torch  # noqa: F401
+
+    if not PATH.exists():
+        return (
+            f"no native library (the package was built without a C++ compiler): {_way_to_get_it()}"
+        )
+    try:
+        loaded = ctypes.CDLL(str(PATH))
+        found = loaded.ost_abi_version()
+        if found == ABI_VERSION:
+            declare(loaded)
+            return loaded
+    except OSError as error:
+        return f"the native library does not load ({error}): {_way_to_get_it()}"
+    except AttributeError as error:  # a version that grew since it was compiled
+        stale = f"older than the Python around it ({error})"
+    else:
+        stale = f"of version {found}, but {ABI_VERSION} is needed"
+    return f"the native library is {stale}: {_way_to_get_it()}"
+
+
+def _way_to_get_it() -> str:
+    if _COMPILER.exists():
+        return "run `python native/compile.py`, which needs a C++ compiler, CMake and Ninja"
+    return "install a C++ compiler, and then the package again"
 
 
 def requested_isa(best: Isa) -> Isa | None:
@@ -91,14 +113,6 @@ def requested_isa(best: Isa) -> Isa | None:
             f"set {ISA_VARIABLE} to one of them, or unset it for the best"
         )
     return names[name.lower()]
-
-
-def _say_stale(reason: str) -> None:
-    """Say what is wrong with the library, and what to run."""
-    again = "run `python native/compile.py`" if _COMPILER.exists() else "install the package anew"
-    logger.warning(
-        "the native library is %s: attention runs in plain torch, slower; %s", reason, again
-    )
 
 
 def best_isa(native: ctypes.CDLL) -> Isa:
