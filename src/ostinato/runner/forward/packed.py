@@ -1,8 +1,8 @@
 """A weight in the order in which the native library multiplies with it.
 
 A plain weight has its outputs one after the other; the kernels want many outputs of one input side
-by side. So a weight is packed once, into tiles that ``native/src/weight_tiles.h`` describes, and the
-plain one is dropped: the memory is the same. One order serves every instruction set.
+by side. So a weight is packed once, into the tiles of ``native/src/weight_tiles.h``, and the plain
+one is dropped: the memory is the same. One order serves every instruction set.
 
 Several linear layers that read one input share a packed weight, and one product computes them::
 

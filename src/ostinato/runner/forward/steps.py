@@ -11,7 +11,8 @@ A long step goes from one attention to the next in chunks, each in the place of 
 that what one operation leaves is still in the processor's cache when the next needs it. Attention
 alone sees all rows at once, and behind the last one only rows whose logits are wanted go on.
 
-It runs where the library reads every layer's keys and values. A step brings its ids, positions and slots, and one plan for all layers of a kind.
+It runs where the library reads every layer's keys and values. A step brings its ids, positions and
+slots, and one plan for all layers of a kind.
 """
 
 import ctypes
