@@ -107,6 +107,15 @@ async def known_traffic(state: ServerState) -> None:
     await ask(state, BOB, "abcdefghijklmnop")
 
 
+def test_how_steps_are_computed_is_information_that_never_changes(llm) -> None:
+    with serving(ServerState(llm, ServerConfig())) as url:
+        page = scrape(url)
+
+    path = llm.engine.compute_path
+    assert page.value("ostinato_compute_path_info", **path.fields()) == 1
+    assert page.labels("ostinato_compute_path_info", "dtype") == {"float32"}
+
+
 def test_prompt_tokens_by_origin_add_up_to_known_traffic(llm) -> None:
     """Of 80: 12 cached, 12 waited for and 3 copied (MNO); Bob finds nothing of Ann's."""
     state = ServerState(llm, ServerConfig())

@@ -124,14 +124,16 @@ def run(
         with Console(stderr=True).status(f"Loading {model} ..."):
             state = open_state(model, settings, config)
             warm_up(state, prompts)
-        run_server(state, listener, lambda address: _announce(model, address, config.keys_file))
+        path = str(state.llm.engine.compute_path)
+        run_server(state, listener, lambda address: _announce(model, address, keys, path))
 
 
-def _announce(model: str, address: str, keys_file: str | None) -> None:
-    """Say where the model is served, and to whom."""
+def _announce(model: str, address: str, keys_file: str | None, compute_path: str) -> None:
+    """Say where the model is served, to whom, and how it is computed."""
     console = Console(stderr=True, soft_wrap=True)
     line = Text("Serving ").append(model, style="bold").append(" on ")
     console.print(line.append(f"{address}/v1", style="bold"))
+    console.print(f"Computing in {compute_path}.", style="dim", markup=False, highlight=False)
     if keys_file is not None:
         console.print(f"Whoever has a key of {keys_file} may call it.", style="dim")
     else:

@@ -237,10 +237,10 @@ class EngineConfig:
             f"block_size={self.block_size} must be a multiple of {NATIVE_BLOCK}: set block_size": (
                 self.block_size % NATIVE_BLOCK
             ),
-            f"device={self.device!r}, and it computes on a CPU": self.device != "cpu",
+            f"device={self.device!r}, and the library computes on a CPU": self.device != "cpu",
         }
         for name in ("dtype", "kv_cache_dtype"):
-            known = "it knows float32, bfloat16, float16"
+            known = "the library knows float32, bfloat16, float16"
             hindrances[f"{name} is float64, and {known}: set {name}"] = (
                 getattr(self, name) == "float64"
             )

@@ -45,8 +45,8 @@ from ostinato.engine.requests import (
 from ostinato.engine.sizing import size_pools
 from ostinato.engine.token_table import TokenTable
 from ostinato.engine.weights import WeightUpdate
-from ostinato.runner.attention.backend import AttentionBackend
 from ostinato.runner.attention.choice import AttentionCase, check_asked_for, choose_attention
+from ostinato.runner.compute_path import ComputePath
 from ostinato.runner.heap import keep_large_blocks
 from ostinato.runner.layer_groups import group_layers
 from ostinato.runner.model_loader import LoadedModel, load_model
@@ -66,6 +66,7 @@ class Engine:
         config: As given.
         loaded: The model.
         runner: Executes steps.
+        compute_path: How it does so, and why not faster.
         cache: Who holds which block.
         public_prefixes: Which prefixes several tenants share.
         scheduler: Who computes what.
@@ -99,9 +100,11 @@ class Engine:
             sizes.all,
             config.block_size,
             kv_dtype,
-            self._attention(),
+            choose_attention(config.attention, self._attention_case(), config.read_once),
             groups,
         )
+        self.compute_path = ComputePath.of(self.loaded, config.attention, self._attention_case())
+        logger.info("%s computes in %s", self.loaded.name, self.compute_path)
         longest = -(-scheduling.max_model_len // config.block_size)
         reserved = min(longest, sizes.num_blocks)
         self.recorder = Recorder(clock)
@@ -360,13 +363,10 @@ class Engine:
         self.recorder.cancelled(request_id, ended)
         return ended
 
-    def _attention(self) -> AttentionBackend:
-        """Settle who computes attention."""
-        loaded, config = self.loaded, self.config
-        case = AttentionCase(
-            loaded.kv_spec, loaded.dtype, self.kv_dtype(), config.block_size, loaded.device
-        )
-        return choose_attention(config.attention, case, config.read_once)
+    def _attention_case(self) -> AttentionCase:
+        """Say what attention is wanted for."""
+        loaded, size = self.loaded, self.config.block_size
+        return AttentionCase(loaded.kv_spec, loaded.dtype, self.kv_dtype(), size, loaded.device)
 
     def _new_id(self) -> str:
         """Return a name that no live request has."""

@@ -28,7 +28,7 @@ from ostinato.core.errors import BrokenCheckpoint, MissingTokenizer, Unsupported
 from ostinato.runner.attention.registration import ATTENTION_NAME, register
 from ostinato.runner.checkpoint import fingerprint, read_config, weight_files
 from ostinato.runner.device import resolve_device
-from ostinato.runner.forward.choose import choose_forward
+from ostinato.runner.forward.choose import ChosenForward, choose_forward
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.model_call import ModelCall
@@ -63,7 +63,7 @@ class LoadedModel:
         device: Where it computes.
         fingerprint: SHA-256 over config and weights.
         kv_spec: What each layer keeps of a token.
-        fused: Computes steps in place of the model; None where the model does so itself.
+        forward: How steps are computed, and why not faster.
     """
 
     name: str
@@ -78,7 +78,12 @@ class LoadedModel:
     device: torch.device
     fingerprint: bytes
     kv_spec: KVSpec
-    fused: FusedForward | None = None
+    forward: ChosenForward
+
+    @property
+    def fused(self) -> FusedForward | None:
+        """Computes steps in place of the model; None where the model does so itself."""
+        return self.forward.fused
 
     @property
     def max_model_len(self) -> int:
@@ -136,7 +141,7 @@ def load_model(
         model = _load_weights(path, config, _torch_dtype(dtype, config), device)
         call = ModelCall(model)
         probed = probe_model(model, call, attention)
-        fused = choose_forward(model, probed, forward)
+        chosen = choose_forward(model, probed, forward)
         tokenizer = _load_tokenizer(path)
     return LoadedModel(
         name=str(name),
@@ -151,7 +156,7 @@ def load_model(
         device=device,
         fingerprint=fingerprint(path, files),
         kv_spec=probed.spec,
-        fused=fused,
+        forward=chosen,
     )
 
 

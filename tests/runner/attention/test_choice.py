@@ -87,10 +87,10 @@ def test_where_nobody_would_expect_the_library_nothing_is_said(
     ("reason", "changed"),
     {
         **UNKNOWN,
-        "dtype is float64, and it knows float32, bfloat16, float16: set dtype": {
+        "dtype is float64, and the library knows float32, bfloat16, float16: set dtype": {
             "dtype": torch.float64
         },
-        "device='cuda:0', and it computes on a CPU": {"device": torch.device("cuda", 0)},
+        "device='cuda:0', and the library computes on a CPU": {"device": torch.device("cuda", 0)},
     }.items(),
 )
 def test_a_library_that_cannot_is_refused_if_it_is_asked_for(reason: str, changed: dict[str, Any]):

@@ -18,9 +18,13 @@ from ostinato.runner.native.face import DTYPES
 from ostinato.runner.native.library import library
 
 
-def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Say whether weights of that kind can be packed here."""
-    return dtype in DTYPES and device.type == "cpu" and library() is not None
+def why_unpacked(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Say why weights of that kind stay plain here; None if they can be packed."""
+    if device.type != "cpu":
+        return f"weights are packed on a CPU, and device={str(device)!r}"
+    if dtype not in DTYPES:
+        return f"weights in {str(dtype).removeprefix('torch.')} are not packed"
+    return "packed weights need the native library" if library() is None else None
 
 
 def pack_linears(model: nn.Module) -> int:
