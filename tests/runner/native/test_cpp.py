@@ -3,8 +3,8 @@
 Arrays end at pages that may not be touched. By default the tests run against the library that is
 installed; with the address and undefined behaviour sanitizers they are `nightly`, since all kernels
 are compiled anew for that. Where a processor has AVX512_BF16 and no AMX, kernels for AMX run on
-emulated tile instructions, by default those of products, in a library of their own. All are compiled
-once per content of `native/`, in `build/`.
+emulated tile instructions, by default those of products, in a library of their own. All are
+compiled once per content of `native/`, in `build/`.
 """
 
 import hashlib
