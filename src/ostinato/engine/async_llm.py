@@ -7,8 +7,8 @@ The engine runs in a thread of its own; the caller's loop never waits for a forw
        ▲                                            │
        └──────────── mailbox ◄── post_all ──────────┘
 
-Outputs are cumulative, so a mailbox keeps the newest alone: a slow reader misses no token
-and holds up nobody.
+What crosses is cumulative, so a mailbox keeps the newest alone: a slow reader misses no token
+and delays no one. The reader's side takes what is new out of it, if ``output_kind`` asks for that.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ostinato.cache.stats import CacheStats
 from ostinato.core.explanation import Explanation
@@ -34,6 +34,7 @@ from ostinato.engine.engine_thread import EngineThread
 from ostinato.engine.explaining import explain_request
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt, PromptInput, TokenIds, parse_prompt
+from ostinato.engine.vllm_keywords import refuse_arguments, refuse_call
 from ostinato.engine.weights import WeightSource
 from ostinato.engine.workroom import Workroom
 
@@ -58,6 +59,12 @@ class AsyncLLM:
         self._workroom = Workroom(self._engine)
         self._thread = EngineThread(self._engine)
         self._operator = AsyncAdministration(administration, self._thread, self._workroom)
+
+    if not TYPE_CHECKING:  # type checkers shall go on to see what is missing
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what to use instead of a method that only vLLM has."""
+            refuse_call(self, name)
 
     @property
     def cache_stats(self) -> CacheStats:
@@ -153,31 +160,34 @@ class AsyncLLM:
     def generate(
         self,
         prompt: PromptInput,
-        params: SamplingParams | None = None,
-        *,
+        sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
         priority: int = 0,
+        **unsupported: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue a prompt, and yield everything so far whenever there is more.
+        """Continue a prompt, and yield what ``output_kind`` asks for whenever there is more.
 
         Args:
             prompt: A text, a row of token ids, or a dict (see ``PromptDict``).
-            params: How to sample; None is ``SamplingParams()``.
+            sampling_params: How to sample; None is ``SamplingParams()``.
             request_id: To cancel it by; None makes one up.
             priority: Lower goes first.
+            **unsupported: Arguments of vLLM's that ask for nothing special.
 
         Raises:
             RequestError: The request can never be served.
-            EngineStopped: The engine was shut down.
+            EngineStopped: The engine was shut down, or this is a fork of its process.
 
         Effects: leaving the iteration early cancels the request and frees its blocks.
         """
-        return self._stream(parse_prompt(prompt), params, request_id, priority)
+        refuse_arguments(unsupported)
+        return self._stream(parse_prompt(prompt), sampling_params, request_id, priority)
 
     def chat(
         self,
         messages: Sequence[Message],
-        params: SamplingParams | None = None,
+        sampling_params: SamplingParams | None = None,
         *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
@@ -193,7 +203,7 @@ class AsyncLLM:
         tokenizer = self._engine.loaded.require_tokenizer()
         token_ids = render_chat(tokenizer, messages, chat_template, add_generation_prompt)
         prompt = Prompt(token_ids=token_ids, fields=fields_of(messages))
-        return self._stream(prompt, params, request_id, priority)
+        return self._stream(prompt, sampling_params, request_id, priority)
 
     async def explain(
         self,

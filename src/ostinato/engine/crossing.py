@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar, cast
 
 from ostinato.core.errors import EngineStopped, OstinatoError
+from ostinato.engine.caller import Owner
 from ostinato.engine.engine import logger
 from ostinato.engine.outputs import RequestOutput
 
@@ -86,8 +87,9 @@ def _put_all(letters: list[tuple[Mailbox, RequestOutput | OstinatoError]]) -> No
 class CommandQueue:
     """What event loops want done in the engine's thread, between steps."""
 
-    def __init__(self) -> None:
-        """Start empty and open."""
+    def __init__(self, owner: Owner) -> None:
+        """Start empty and open, in the engine's process."""
+        self._owner = owner
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._closing = threading.Lock()
         self._reason: str | None = None
@@ -95,24 +97,26 @@ class CommandQueue:
     @property
     def is_open(self) -> bool:
         """Whether commands are taken."""
-        return self._reason is None
+        return self._reason is None and self._owner.is_here
 
     def put(self, command: Command) -> None:
         """Have something done and do not wait for it; called from any thread.
 
         Raises:
-            EngineStopped: The queue was closed.
+            EngineStopped: The queue was closed, or this is a fork of the engine's process.
         """
+        self._owner.check()
         with self._closing:
             self.check()
             self._commands.put(command)
 
     def check(self) -> None:
-        """Refuse to go on if the queue was closed.
+        """Refuse to go on if the queue was closed, or in a fork of the engine's process.
 
         Raises:
-            EngineStopped: Saying why it was closed.
+            EngineStopped: Saying why.
         """
+        self._owner.check()
         if self._reason is not None:
             raise EngineStopped(self._reason)
 

@@ -17,11 +17,14 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 
 from ostinato.core.errors import EngineStopped, OstinatoError
+from ostinato.core.sampling_params import RequestOutputKind
 from ostinato.engine.crossing import AnswerT, CommandQueue, Mailbox, post_all
 from ostinato.engine.engine import Engine, logger
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.request_state import RequestState
 from ostinato.engine.requests import EngineRequest
+
+_FINAL_ONLY = RequestOutputKind.FINAL_ONLY
 
 PATIENCE = 1 / 32
 """How much of the last step's time is waited for next turns; each that comes gains a whole step."""
@@ -41,7 +44,7 @@ class EngineThread:
     def __init__(self, engine: Engine) -> None:
         """Start the thread."""
         self.engine = engine
-        self.commands = CommandQueue()
+        self.commands = CommandQueue(engine.owner)
         self._mailboxes: dict[str, Mailbox] = {}
         self._is_broken = False
         self._in_vain = 0  # how often somebody was answered and nobody came, one after another
@@ -49,7 +52,7 @@ class EngineThread:
         self._thread.start()
 
     async def stream(self, made: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
-        """Have a request served, and yield everything so far whenever there is more.
+        """Have a request served, and yield what its ``output_kind`` asks for when there is more.
 
         Raises:
             EngineStopped: No requests are taken any more.
@@ -59,12 +62,14 @@ class EngineThread:
         """
         mailbox = Mailbox()
         self.commands.put(lambda: self._add(made, mailbox))
-        finished = False
+        is_delta = made.request.params.output_kind is RequestOutputKind.DELTA
+        finished, last = False, None
         try:
             while not finished:
                 output = await mailbox.take()
                 finished = output.finished
-                yield output
+                yield output.since(last) if is_delta else output
+                last = output
         except OstinatoError:
             finished = True
             raise
@@ -98,7 +103,9 @@ class EngineThread:
         return len(names)
 
     def shutdown(self) -> None:
-        """End all requests and the thread; a second call does nothing."""
+        """End all requests and the thread; a second call does nothing, nor does one in a fork."""
+        if not self.engine.owner.is_here:
+            return
         self.commands.close("the engine was shut down: make another AsyncLLM")
         self._thread.join()
 
@@ -140,7 +147,8 @@ class EngineThread:
             if state.finished:
                 del self._mailboxes[name]
                 num_ended += 1
-            letters.append((mailbox, state.output()))
+            if state.finished or state.request.params.output_kind is not _FINAL_ONLY:
+                letters.append((mailbox, state.output()))
         post_all(letters)
         return num_ended
 
