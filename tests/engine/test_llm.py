@@ -105,7 +105,9 @@ def test_lower_priority_numbers_run_first(make_llm: MakeLLM) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_one_setting_for_all_or_one_per_prompt(count: int, llm: LLM) -> None:
-    with pytest.raises(RequestError, match=f"{count} sampling_params for 6 prompts: give one for all"):
+    with pytest.raises(
+        RequestError, match=f"{count} sampling_params for 6 prompts: give one for all"
+    ):
         llm.generate(PROMPTS, [GREEDY] * count, use_tqdm=False)
     with pytest.raises(RequestError, match=f"{count} priority for 6 prompts"):
         llm.generate(PROMPTS, GREEDY, use_tqdm=False, priority=[1] * count)
@@ -119,7 +121,7 @@ def test_what_is_no_sampling_params_is_refused(params: Any, llm: LLM) -> None:
         llm.generate([PROMPTS[0]], params, use_tqdm=False)
 
 
-@pytest.mark.parametrize("priority", ["high", None, 1.5, [None], ["a"], float("nan")])
+@pytest.mark.parametrize("priority", ["high", 1.5, [None], ["a"], float("nan")])
 def test_a_priority_is_an_integer(priority: Any, llm: LLM) -> None:
     with pytest.raises(RequestError, match=r"priority=.*: must be an integer"):
         llm.generate([PROMPTS[0]], GREEDY, use_tqdm=False, priority=priority)
