@@ -2,7 +2,9 @@
 
 Files in reading order:
 
+* ``vllm_keywords``: what becomes of a program written for vLLM?
 * ``config``: what may a user set?
+* ``caller``: may this thread and this process call the engine now?
 * ``prompts``: what may a prompt be?
 * ``chat``: how does a conversation become a prompt?
 * ``outputs``: what does the caller get?
@@ -39,4 +41,5 @@ Rules:
    traces bring theirs.
 2. A request is checked in full before anything of it is added.
 3. A failed step ends the requests that took part in it and no other.
+4. One call at a time runs in an ``LLM``, in the process that made it.
 """
