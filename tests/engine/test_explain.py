@@ -197,8 +197,8 @@ def test_the_face_with_an_event_loop_explains_as_well(checkpoints):
 
 def test_a_notebook_shows_a_table_whose_texts_are_escaped(bard):
     """Names of requests come from callers, and may hold markup."""
-    explained(bard, PROMPT)
-    explanation = explained(bard, PROMPT.replace("What", "That"))
+    explained(bard, "Notes for a friend who reads them in a browser.")
+    explanation = explained(bard, "Notes for a friend who hears them in a theatre.")
     first, *others = explanation.stretches
     named = replace(first, fate=Fate.COMPUTED, cause=Cause.DIFFERS, request="<script>alert(1)")
 
