@@ -22,8 +22,8 @@ from ostinato.core.errors import (
 )
 from ostinato.core.plan import StepPlan, StepResult
 from ostinato.engine import engine_thread
-from ostinato.engine.crossing import CommandQueue
 from ostinato.engine.engine import EngineRequest
+from ostinato.engine.thread_bridge import CommandQueue
 from tests.engine.faults import Sabotage
 from tests.engine.stepping import StepByStep, async_llm, last
 from tests.support.checkpoints import Checkpoints
@@ -139,7 +139,7 @@ def test_the_next_turn_of_who_was_just_answered_misses_no_step(
 ) -> None:
     """Two talk: while one goes on, the other is answered and asks again, three times."""
     monkeypatch.setattr(engine_thread, "PATIENCE", 1e6)  # a test's steps take no time
-    wait_for_turns = CommandQueue.obey_until
+    wait_for_turns = CommandQueue.run_until
 
     async def talk(llm: AsyncLLM, prompt: list[int], lengths: Sequence[int]) -> None:
         for turn, length in enumerate(lengths):
@@ -156,7 +156,7 @@ def test_the_next_turn_of_who_was_just_answered_misses_no_step(
             loop.call_soon_threadsafe(waits.release)
             return wait_for_turns(*arguments)
 
-        monkeypatch.setattr(CommandQueue, "obey_until", noted)
+        monkeypatch.setattr(CommandQueue, "run_until", noted)
         await asyncio.gather(talk(llm, [9, 8, 7], [40]), talk(llm, [1, 2, 3], [5, 5, 5]))
 
     waits = asyncio.Semaphore(0)
@@ -176,7 +176,7 @@ def test_callers_who_never_ask_again_are_seldom_waited_for(
     with async_llm(checkpoints, num_blocks=128, max_num_seqs=2) as llm:
         waits: list[int] = []
         count = lambda _, most, __: waits.append(most) or 0  # noqa: E731
-        monkeypatch.setattr(CommandQueue, "obey_until", count)
+        monkeypatch.setattr(CommandQueue, "run_until", count)
         run(ends(*(llm.generate([n + 1], GREEDY) for n in range(40))))
 
     assert 8 <= len(waits) <= 8 + 40 // 8, waits

@@ -28,10 +28,10 @@ Files in reading order:
 * ``administration``: what may an operator ask of an engine?
 * ``interrupts``: how does Ctrl-C end a batch without tearing the engine?
 * ``llm``: how is it used offline?
-* ``crossing``: how do an event loop and the engine's thread talk?
+* ``thread_bridge``: how do an event loop and the engine's thread talk?
 * ``engine_thread``: what does the engine's thread do all day?
 * ``tenant_queue``: whose work is done next, beside the event loop?
-* ``workroom``: how are requests and texts made without holding up the event loop?
+* ``tokenizer_executor``: how are requests and texts made without holding up the event loop?
 * ``async_administration``: what may an operator ask of a running engine, from an event loop?
 * ``async_llm``: how is it used from an event loop?
 

@@ -26,7 +26,7 @@ from ostinato.engine.chat import Message, fields_of, is_conversation, render_cha
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.explaining import explain_request
-from ostinato.engine.interrupts import InterruptGate
+from ostinato.engine.interrupts import DeferredSigint
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.progress import GenerationProgress, ShowProgress
 from ostinato.engine.prompts import Prompt, PromptInput, check_salt, parse_prompt, parse_prompts
@@ -367,7 +367,7 @@ class LLM:
             engine.make_request(prompt, p, priority=rank)
             for prompt, p, rank in zip(prompts, each_params, each_priority, strict=True)
         ]
-        with InterruptGate(lambda: engine.is_computing) as gate:
+        with DeferredSigint(lambda: engine.is_computing) as gate:
             try:
                 outputs = self._drain(made, use_tqdm, gate)
             finally:
@@ -376,7 +376,7 @@ class LLM:
         return _raise_failures([outputs[request.request.request_id] for request in made])
 
     def _drain(
-        self, made: list[EngineRequest], use_tqdm: ShowProgress, gate: InterruptGate
+        self, made: list[EngineRequest], use_tqdm: ShowProgress, gate: DeferredSigint
     ) -> dict[str, RequestOutput]:
         engine = self.engine
         outputs: dict[str, RequestOutput] = {}

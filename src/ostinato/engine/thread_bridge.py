@@ -5,8 +5,8 @@
     event loop    ── CommandQueue ──►  engine thread, between steps
     one reader    ◄──── Mailbox ─────  newest output of its request
 
-The queue is closed under a lock, and whatever came in before is still obeyed: so each command
-is either refused to whoever gives it, or run. Nobody waits for a thread that is gone.
+The queue is closed under a lock, and what came in before still runs: each command is either refused
+or run, and no caller waits for a thread that is gone.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ def post_all(letters: Iterable[tuple[Mailbox, RequestOutput | OstinatoError]]) -
         try:
             loop.call_soon_threadsafe(_put_all, its_letters)
         except RuntimeError:  # the readers' loop is closed, and the readers with it
-            logger.debug("nobody reads the output of %d requests any more", len(its_letters))
+            logger.debug("%d outputs came after their event loop was closed", len(its_letters))
 
 
 def _put_all(letters: list[tuple[Mailbox, RequestOutput | OstinatoError]]) -> None:
@@ -138,7 +138,7 @@ class CommandQueue:
         answer: asyncio.Future[AnswerT] = loop.create_future()
 
         def settle(value: AnswerT | None, error: Exception | None) -> None:
-            if answer.done():  # whoever asked was cancelled meanwhile
+            if answer.done():  # the caller was cancelled meanwhile
                 return
             if error is not None:
                 answer.set_exception(error)
@@ -154,15 +154,15 @@ class CommandQueue:
                 problem = error
             try:
                 loop.call_soon_threadsafe(settle, value, problem)
-            except RuntimeError:  # the loop is closed, and whoever asked with it
-                logger.debug("nobody waits for an answer any more")
+            except RuntimeError:  # the loop is closed, and the caller with it
+                logger.debug("an answer came after its event loop was closed")
             if problem is not None and not isinstance(problem, OstinatoError):
                 raise problem
 
         self.put(command)
         return await answer
 
-    def obey(self, wait: bool) -> None:
+    def run_pending(self, wait: bool) -> None:
         """Run the commands that have come, or wait for the first; for the engine's thread."""
         try:
             self._commands.get(block=wait)()
@@ -171,7 +171,7 @@ class CommandQueue:
         except queue.Empty:
             return
 
-    def obey_until(self, most: int, deadline_s: float) -> int:
+    def run_until(self, most: int, deadline_s: float) -> int:
         """Run up to so many commands as they come; returns how many came.
 
         Args:
@@ -186,10 +186,10 @@ class CommandQueue:
             command()
         return most
 
-    def obey_the_last(self) -> None:
+    def drain(self) -> None:
         """Run what came before the queue was closed, each whatever the others raise."""
         while not self._commands.empty():
             try:
-                self.obey(wait=False)
+                self.run_pending(wait=False)
             except Exception:
                 logger.exception("a command to a stopped engine raised")
