@@ -15,7 +15,7 @@ from ostinato.engine.config import EngineConfig
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.vllm_keywords import ALIASES, UNSUPPORTED_CALLS, UNSUPPORTED_SETTINGS
 from ostinato.runner import resolve
-from tests.engine.stepping import async_llm
+from tests.engine.stepping import async_llm, last
 from tests.support.checkpoints import VOCAB_SIZE, Checkpoints
 from tests.support.engines import MakeLLM
 
@@ -233,6 +233,21 @@ def test_a_stream_holds_what_its_output_kind_asks_for(checkpoints: Checkpoints, 
         assert [token for part in parts for token in part.token_ids] == whole.token_ids
         assert [row for part in parts for row in part.logprobs] == whole.logprobs
         assert [part.finish_reason for part in parts if part.finished] == ["length"]
+
+
+def test_a_stream_of_a_text_is_cut_and_spared_bad_words_as_offline(bard: LLM) -> None:
+    text = "ROMEO: " + "To be, or not to be. " * 4
+    wanted = params(max_tokens=24, truncate_prompt_tokens=30, bad_words=["the", "a"])
+    [offline] = bard.generate(text, wanted, use_tqdm=False)
+    llm = AsyncLLM("tiny-shakespeare", dtype="float32", num_blocks=64)
+    try:
+        streamed = asyncio.run(last(llm.generate(text, wanted)))
+    finally:
+        llm.shutdown()
+
+    assert len(offline.prompt_token_ids) == 30
+    assert streamed.prompt_token_ids == offline.prompt_token_ids
+    assert streamed.outputs[0].text == offline.outputs[0].text
 
 
 def test_offline_outputs_are_complete_whatever_their_kind(llm: LLM) -> None:
