@@ -71,7 +71,7 @@ def test_parameters_that_ask_for_nothing_special_are_accepted(
         ({"extra_args": {"a": 1}}, "extra_args={'a': 1} is not supported: there are no sampling"),
         ({"guided_decoding": "x"}, "use structured_outputs=StructuredOutputs"),
         ({"use_beam_search": True}, "beam search is not served"),
-        ({"max_token": 5}, "there is no setting 'max_token': did you mean 'max_tokens'"),
+        ({"max_token": 5}, "there is no keyword 'max_token': did you mean 'max_tokens'"),
         ({"temprature": 5}, "did you mean 'temperature'"),
         ({"best_off": 5}, "did you mean 'best_of'"),
         ({"output_kind": "delta"}, "output_kind='delta': must be a RequestOutputKind"),
@@ -298,7 +298,7 @@ def test_settings_of_vllm_that_mean_the_same_are_taken(
         ({"enable_lora": True}, "merge them into the weights"),
         ({"quantization": "awq_marlin"}, "quantization='awq_marlin'"),
         ({"swap_space": 4}, "blocks of preempted requests stay cached"),
-        ({"tensor_paralel_size": 1}, "there is no setting .* did you mean 'tensor_parallel_size'"),
+        ({"tensor_paralel_size": 1}, "there is no keyword .* did you mean 'tensor_parallel_size'"),
         ({"num_gpu_blocks_override": 7, "num_blocks": 8}, "another name of num_blocks"),
         ({"revision": 5}, "revision=5: must be a branch, tag or commit"),
         ({"tokenizer": 5}, "tokenizer=5: must be a name or a directory"),
@@ -380,7 +380,7 @@ def test_a_method_that_no_engine_has_is_an_ordinary_mistake(llm: LLM) -> None:
     [
         ({"lora_request": object()}, "merge them into the weights"),
         ({"tokenization_kwargs": {"truncation": True}}, "truncate_prompt_tokens"),
-        ({"tqdm": True}, "did you mean|there is no setting 'tqdm'"),
+        ({"tqdm": True}, "there is no keyword 'tqdm': did you mean 'use_tqdm'"),
     ],
 )
 def test_arguments_that_cannot_be_had_are_refused(

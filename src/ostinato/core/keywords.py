@@ -83,4 +83,4 @@ def accepts_vllm_keywords(
 def _unknown(name: str, known: Collection[str], unsupported: UnsupportedTable) -> str:
     near = get_close_matches(name, [*known, *unsupported], n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-    return f"there is no setting {name!r}: {hint}"
+    return f"there is no keyword {name!r}: {hint}"

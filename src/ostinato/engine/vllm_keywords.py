@@ -255,6 +255,20 @@ UNSUPPORTED_ARGUMENTS: Mapping[str, Unsupported] = {
 }
 """Arguments of vLLM's ``generate`` and ``chat`` that have no counterpart here."""
 
+_ARGUMENTS = (
+    "prompts",
+    "messages",
+    "sampling_params",
+    "use_tqdm",
+    "priority",
+    "request_id",
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tools",
+    "chat_template_kwargs",
+)
+
 UNSUPPORTED_CALLS: Mapping[str, str] = {
     "embed": _NO_POOLING,
     "encode": f"{_NO_POOLING}; for token ids, call get_tokenizer()(text)",
@@ -315,7 +329,7 @@ def refuse_arguments(given: Mapping[str, Any]) -> None:
     Raises:
         RequestError: One is unknown, or asks for something that is not served.
     """
-    known_keywords(given, (), UNSUPPORTED_ARGUMENTS, RequestError)
+    known_keywords(given, _ARGUMENTS, UNSUPPORTED_ARGUMENTS, RequestError)
 
 
 def refuse_call(owner: object, name: str) -> NoReturn:
