@@ -138,11 +138,13 @@ async def ask(llm):
     return [output async for output in llm.generate(PROMPT, SAY)][-1].outputs[0].text
 
 llm, stream = LLM(num_blocks=64), AsyncLLM(num_blocks=64)
+asyncio.run(stream.encode("To be"))
 text = answer(llm)
 child = os.fork()
 if child == 0:
     print("same:", refused(lambda: answer(llm)))
     print("stream:", refused(lambda: asyncio.run(ask(stream))), stream.is_running)
+    print("encode:", refused(lambda: asyncio.run(stream.encode("To be"))))
     print("new:", refused(lambda: answer(LLM(num_blocks=64))))
     torch.set_num_threads(1)
     print("one thread:", refused(lambda: answer(LLM(num_blocks=64)) == text))
@@ -162,6 +164,7 @@ def test_a_forked_child_is_told_to_make_an_engine_of_its_own() -> None:
 
     assert "is a fork of it, without its threads: start workers with" in said["same"]
     assert "get_context('spawn')" in said["stream"] and said["stream"].endswith(" False")
+    assert "is a fork of it" in said["encode"]
     assert "torch.set_num_threads(1) before" in said["new"]
     assert (said["one thread"], said["parent"]) == (" True", " True")
     assert "closed" in said

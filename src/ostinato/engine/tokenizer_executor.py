@@ -84,7 +84,12 @@ class TokenizerExecutor:
         return await self._with_tokenizer(prompt.cache_salt, len(prompt.text), tokenize_and_make)
 
     async def do(self, work: Callable[[], AnswerT], cache_salt: str = "") -> AnswerT:
-        """Do something short with the tokenizer, beside the event loop."""
+        """Do something short with the tokenizer, beside the event loop.
+
+        Raises:
+            ForkedProcess: This is a fork of the engine's process; the threads stayed there.
+        """
+        self._engine.owner.check()
         return await self._texts.run(_tenant(cache_salt), work)
 
     async def encode(self, prompt: Prompt) -> list[int]:
@@ -146,7 +151,8 @@ class TokenizerExecutor:
         num_characters: int,
         work: Callable[[PreTrainedTokenizerBase | None], AnswerT],
     ) -> AnswerT:
-        """Do work with a tokenizer that no other thread uses meanwhile."""
+        """Do work with a tokenizer that no other thread uses meanwhile; as ``do``."""
+        self._engine.owner.check()
         tokenizer = self._engine.loaded.tokenizer
         if num_characters < LONG_CHARACTERS or tokenizer is None or not tokenizer.is_fast:
             return await self._texts.run(_tenant(cache_salt), lambda: work(tokenizer))
