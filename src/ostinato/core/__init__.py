@@ -6,6 +6,7 @@ Files in reading order:
 * ``tokens``: how are token ids checked and packed?
 * ``identity``: what must be equal before KV may be shared?
 * ``structured_outputs``: what form must an output have?
+* ``keywords``: which keywords of another engine are accepted, and what is said about the others?
 * ``sampling_params``: what may a user ask of the sampler?
 * ``request``: what is known about one request?
 * ``plan``: what is one step asked to do, and what came back?

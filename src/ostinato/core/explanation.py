@@ -12,6 +12,7 @@ was waited for, was copied, or was computed, and what was computed has a cause (
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from html import escape
 from typing import Any
 
 _WIDEST_LABEL = 16
@@ -283,6 +284,22 @@ class Explanation:
                 "ones are no longer remembered (keep_explanations)."
             )
         return tuple(notes)
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: one row per stretch, all texts escaped."""
+        rows = "".join(
+            f"<tr><td>{s.start:,}</td><td>{s.stop - 1:,}</td><td>{escape(s.fate)}</td>"
+            f'<td style="text-align:left">{escape(s.sentence)}</td></tr>'
+            for s in self.stretches
+        )
+        lines = [*(self.difference.lines if self.difference else ())]
+        below = f"<pre>{escape(chr(10).join(lines))}</pre>" if lines else ""
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        head = "".join(f"<th>{name}</th>" for name in ("first token", "last token", "fate", "why"))
+        return (
+            f"<p><b>{escape(self.title)}</b></p><table><thead><tr>{head}</tr></thead>"
+            f"<tbody>{rows}</tbody></table>{below}{notes}"
+        )
 
     def __str__(self) -> str:
         lines = [self.title, ""]
