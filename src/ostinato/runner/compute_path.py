@@ -27,7 +27,7 @@ class ComputePath:
         dtype: In which format.
         instruction_set: Of the native library, such as ``avx2``; ``none`` without one.
         attention: ``native`` or ``torch``.
-        forward: ``fused``, ``packed``, ``converted`` or ``plain``.
+        forward: ``fused``, ``packed`` or ``plain``.
         why_not_faster: What stands in the way of the fastest; empty where nothing does.
     """
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ostinato import LLM, SamplingParams
-from ostinato.runner.forward import choose
-from ostinato.runner.forward.packed import PackedLinear, PackedWeight
+from ostinato.runner.forward import packing
+from ostinato.runner.forward.packed import PackedWeight
+from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.native.library import library
 from tests.runner.bench import Bench, own_logits, random_prompt
@@ -112,9 +113,9 @@ def test_granite_is_found_out_by_its_logits(checkpoints: Checkpoints) -> None:
 def test_packed_weights_that_compute_something_else_are_unpacked(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if oneDNN were broken here: twice what it should be."""
-    right = PackedWeight.multiply
-    monkeypatch.setattr(PackedWeight, "multiply", lambda *a, **k: 2 * right(*a, **k))
+    """As if a kernel were broken here: twice what it should be."""
+    right = PackedWeight.replace
+    monkeypatch.setattr(PackedWeight, "replace", lambda *a: right(*a[:-1], 2 * a[-1]))
 
     loaded = load_model(checkpoints.path("llama"), "float32")
 
@@ -123,13 +124,20 @@ def test_packed_weights_that_compute_something_else_are_unpacked(
     assert "packed, its logits differ" in loaded.forward.reason
 
 
-def test_without_the_library_weights_are_packed_all_the_same(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_without_the_library_a_model_runs_its_own_modules(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, dtype: Any
 ) -> None:
-    monkeypatch.setattr(choose, "library", lambda: None)
+    monkeypatch.setattr(packing, "library", lambda: None)
 
-    loaded = load_model(checkpoints.path("llama"), "float32")
+    loaded = load_model(checkpoints.path("llama"), dtype)
 
+    assert loaded.fused is None and packed_layers(loaded) == 0
+    assert loaded.forward.reason == "packed weights need the native library"
+
+
+def test_float16_is_packed_on_every_processor(checkpoints: Checkpoints) -> None:
+    loaded = load_model(checkpoints.path("llama"), "float16")
     assert loaded.fused is None and packed_layers(loaded) == 22
 
 

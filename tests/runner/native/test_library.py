@@ -171,3 +171,15 @@ def test_attention_multiplies_pairs_where_that_is_faster(best: Isa, vendor: byte
     native = library()
     assert native is not None
     assert native.ost_attention_isa_of(int(best), vendor) == expected
+
+
+@needs_library
+def test_the_library_loads_wherever_torch_does():
+    """It needs no newer glibc and libstdc++ than torch's own wheels (manylinux_2_28)."""
+    needed = re.findall(rb"\0(GLIBC|GLIBCXX)_([0-9.]+)(?=\0)", library_file.PATH.read_bytes())
+    newest = {b"GLIBC": (0,), b"GLIBCXX": (0,)}
+    for name, version in needed:
+        newest[name] = max(newest[name], tuple(map(int, version.split(b"."))))
+
+    assert (0,) < newest[b"GLIBC"] <= (2, 28)
+    assert newest[b"GLIBCXX"] <= (3, 4, 22)

@@ -3,8 +3,7 @@
 ::
 
     auto     fused, if the model is a decoder that we know and it comes out the same; else packed
-    packed   the modules of transformers, their linear layers with packed weights; where 16-bit
-             weights cannot be packed, they are converted to float32 piece by piece
+    packed   the modules of transformers, their linear layers with packed weights
     plain    the modules of transformers as they are
 
 Whatever is chosen has answered the probe's prompt in chunks, in scattered blocks, as the plain
@@ -18,11 +17,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ostinato.core.config import ForwardName
-from ostinato.runner.forward.converted import can_convert, convert_linears
 from ostinato.runner.forward.decoder import take_apart, unlike
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.ops import NativeOps
-from ostinato.runner.forward.packing import can_pack, pack_linears, unpack_linears
+from ostinato.runner.forward.packing import pack_linears, unpack_linears, why_unpacked
 from ostinato.runner.forward.records import DTYPES
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.library import library
@@ -39,7 +37,7 @@ class ChosenForward:
     """How the steps of a model are computed.
 
     Attributes:
-        name: ``fused``, ``packed``, ``converted`` or ``plain``.
+        name: ``fused``, ``packed`` or ``plain``.
         reason: Why it is not ``fused``; empty if it is.
         fused: Computes steps in place of the model; None where the model does so itself.
     """
@@ -61,11 +59,8 @@ def choose_forward(model: PreTrainedModel, probed: Probed, wanted: ForwardName) 
     """
     if wanted == "plain":
         return ChosenForward("plain", "forward='plain' is set")
-    if not can_pack(model.dtype, model.device):
-        dtype = str(model.dtype).removeprefix("torch.")
-        reason = f"{dtype} weights are not packed on this {model.device.type}"
-        can = can_convert(model.dtype, model.device)
-        return _try_converted(model, probed, reason) if can else ChosenForward("plain", reason)
+    if (unpacked := why_unpacked(model.dtype, model.device)) is not None:
+        return ChosenForward("plain", unpacked)
     reason = "forward='packed' is set"
     if wanted == "auto":
         fused = _try_fused(model, probed)
@@ -78,8 +73,7 @@ def choose_forward(model: PreTrainedModel, probed: Probed, wanted: ForwardName) 
 def _try_fused(model: PreTrainedModel, probed: Probed) -> FusedForward | str:
     """Return the fused forward; why there is none for this model, which stays plain then."""
     native, dtype = library(), str(model.dtype).removeprefix("torch.")
-    if native is None:
-        return "fused operations need the native library"
+    assert native is not None, "weights can be packed"
     if model.dtype not in DTYPES:
         return f"there are no fused operations in {dtype}"
     if (difference := unlike(model)) is not None:
@@ -102,17 +96,6 @@ def _try_packed(model: PreTrainedModel, probed: Probed, reason: str) -> ChosenFo
         return ChosenForward("packed", reason)
     unpack_linears(model)
     return ChosenForward("plain", f"{reason}; packed, {different}")
-
-
-def _try_converted(model: PreTrainedModel, probed: Probed, reason: str) -> ChosenForward:
-    """Multiply in float32, if the model comes out the same."""
-    replaced = convert_linears(model)
-    different = _difference(model, probed, ModelCall(model))
-    if different is None:
-        return ChosenForward("converted", reason)
-    for parent, name, linear in replaced:
-        setattr(parent, name, linear)
-    return ChosenForward("plain", f"{reason}; converted, {different}")
 
 
 def _difference(model: PreTrainedModel, probed: Probed, call: StepCall) -> str | None:

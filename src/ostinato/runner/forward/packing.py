@@ -5,7 +5,6 @@ twice. A weight that is an embedding as well stays plain there, where rows are l
 packed copy here; one that other modules share in any other way is left alone.
 """
 
-import functools
 from collections import Counter
 from collections.abc import Sequence
 from typing import cast
@@ -13,19 +12,19 @@ from typing import cast
 import torch
 from torch import nn
 
-from ostinato.runner.forward.packed import DTYPES, PackedLinear, PackedWeight
+from ostinato.runner.forward.packed import PackedWeight
+from ostinato.runner.forward.packed_linear import PackedLinear
+from ostinato.runner.native.face import DTYPES
+from ostinato.runner.native.library import library
 
 
-@functools.cache
-def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Say whether weights of that kind can be packed here, by packing one."""
-    if dtype not in DTYPES or device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    try:
-        PackedWeight([torch.zeros(1, 1, dtype=dtype)])
-    except RuntimeError:
-        return False
-    return True
+def why_unpacked(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Say why weights of that kind stay plain here; None if they can be packed."""
+    if device.type != "cpu":
+        return f"weights are packed on a CPU, and device={str(device)!r}"
+    if dtype not in DTYPES:
+        return f"weights in {str(dtype).removeprefix('torch.')} are not packed"
+    return "packed weights need the native library" if library() is None else None
 
 
 def pack_linears(model: nn.Module) -> int:
