@@ -68,7 +68,7 @@ def test_a_smaller_instruction_set_names_the_variable_that_chose_it(make_llm: Ma
         ({"block_size": 8}, "torch", "fused", "block_size=8 must be a multiple of 16"),
         ({"forward": "plain"}, "native", "plain", "forward='plain' is set"),
         ({"forward": "packed"}, "native", "packed", "forward='packed' is set"),
-        ({"dtype": "float64"}, "torch", "plain", "float64 weights are not packed on this cpu"),
+        ({"dtype": "float64"}, "torch", "plain", "float64 weights are not packed"),
         ({"family": "gpt2"}, "native", "packed", "GPT2LMHeadModel is not built like Llama"),
     ],
 )

@@ -23,7 +23,7 @@ def why_unpacked(dtype: torch.dtype, device: torch.device) -> str | None:
     if device.type != "cpu":
         return f"weights are packed on a CPU, and device={str(device)!r}"
     if dtype not in DTYPES:
-        return f"weights in {str(dtype).removeprefix('torch.')} are not packed"
+        return f"{str(dtype).removeprefix('torch.')} weights are not packed"
     return "packed weights need the native library" if library() is None else None
 
 
