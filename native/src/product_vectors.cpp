@@ -56,16 +56,11 @@ struct InFloat32 {
   }
 };
 
-struct InFloat16 {
+struct InFloat16 : InFloat32 {
   using Stored = uint16_t;
-  using Input = float;
-  static constexpr int kInputs = 1;
   static Vec load_numbers(const uint16_t *from) { return load_float16(from); }
   static void store_numbers(uint16_t *to, const Vec &value) { store_float16(to, value); }
   static Vec weight(const uint16_t *tile) { return load_float16(tile); }
-  static Vec add(const Vec &sum, const Vec &weight, const float *input) {
-    return multiply_add(weight, fill(*input), sum);
-  }
 };
 
 #if defined(__AVX512BF16__)
