@@ -18,7 +18,8 @@ from ostinato.core.trace import (
     Stopped,
     write_line,
 )
-from ostinato.lab.block_trace import BlockRequest, make_block_trace
+from ostinato.lab.block_trace import BlockRequest
+from ostinato.lab.trace_builder import make_block_trace
 from ostinato.lab.traces import ReadOptions, read_trace
 from tests.lab.small_traces import write_mooncake, write_npz
 
@@ -70,7 +71,7 @@ def row(timestamp=1, length=5, ids="[1]"):
         ("{", "this is no JSON"),
         ("[1]", "this is list, not an object"),
         (row(length=-5), "input_length=-5"),
-        (row(ids='["a"]'), "hash_ids must be"),
+        (row(ids="[1.5]"), "hash_ids must be"),
         (row(ids="[1, 2]"), "2 hash_ids for 5"),
         (row(timestamp='"x"'), "timestamp='x'"),
     ],

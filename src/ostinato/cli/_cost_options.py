@@ -12,8 +12,15 @@ from rich.console import Console
 
 from ostinato.core.config import at_least
 from ostinato.core.errors import ConfigError
-from ostinato.lab.cost_model import ASSUMED, CostModel, error_of, fit
-from ostinato.lab.measured_steps import Measured, cost_of, measured_steps
+from ostinato.lab.cost_model import (
+    ASSUMED,
+    CostModel,
+    Measured,
+    cost_of,
+    error_of,
+    fit,
+    measured_steps,
+)
 from ostinato.lab.recording import Recording, read_recording
 
 if TYPE_CHECKING:
@@ -101,8 +108,8 @@ class CostOptions:
     def _as_given(self) -> CostModel:
         token_s = 1 / self.prefill_rate if self.prefill_rate else ASSUMED.token_s
         doubles = self.attention_doubles or ASSUMED.token_s / ASSUMED.pair_s
-        step_s = ASSUMED.step_s if self.step_ms is None else self.step_ms / 1000
-        return CostModel(step_s, token_s, token_s / doubles, "given")
+        fixed_s = ASSUMED.fixed_s if self.step_ms is None else self.step_ms / 1000
+        return CostModel(fixed_s, token_s, token_s / doubles, "given")
 
 
 def measure_cost(model: str, **settings: int) -> CostModel:
@@ -117,7 +124,7 @@ def measure_cost(model: str, **settings: int) -> CostModel:
     """
     # Imported here: only this needs tensors.
     from ostinato import LLM
-    from ostinato.lab.measured_steps import of_repeats
+    from ostinato.lab.cost_model import of_repeats
 
     console = Console(stderr=True)
     with (
@@ -131,7 +138,7 @@ def measure_cost(model: str, **settings: int) -> CostModel:
         measured = of_repeats([_recorded(llm, waves, path) for path in paths])
     cost = fit(measured, f"measured: {model} on this machine")
     console.print(
-        f"{model}: {cost.step_s * 1000:.2f} ms per step, {cost.token_s * 1e6:.1f} us per token, "
+        f"{model}: {cost.fixed_s * 1000:.2f} ms per step, {cost.token_s * 1e6:.1f} us per token, "
         f"{cost.pair_s * 1e9:.2f} ns per pair; half of the {len(measured):,} steps within "
         f"{error_of(cost, measured):.0%} of that",
         style="dim",

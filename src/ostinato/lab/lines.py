@@ -5,6 +5,8 @@ asked: a log of a million requests is still worth reading without its torn last 
 in silence.
 """
 
+import gzip
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,27 +51,40 @@ def read_lines(
     on_broken: OnBroken = "refuse",
     progress: Callable[[int], None] | None = None,
 ) -> ReadLines[ItemT]:
-    """Read a file line by line; empty lines are none.
+    """Read all lines of a file; see ``each_line``."""
+    broken: list[BrokenLine] = []
+    items = list(each_line(path, parse, on_broken, broken, progress))
+    return ReadLines(items, tuple(broken))
+
+
+def each_line(
+    path: Path,
+    parse: Callable[[bytes], ItemT],
+    on_broken: OnBroken,
+    broken: list[BrokenLine],
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[ItemT]:
+    """Read a file line by line, unpacked if its name ends in ``.gz``; empty lines are skipped.
 
     Args:
         path: The file.
         parse: Reads one line; raises ``BrokenTrace`` if it cannot.
         on_broken: Whether a line that cannot be read ends the reading or is left out.
+        broken: Gets the lines that were left out.
         progress: Is told the bytes of each line.
 
     Raises:
         BrokenTrace: The file cannot be opened, no line can be read, or one cannot and
             ``on_broken`` is ``refuse``; the message names the line.
     """
-    items: list[ItemT] = []
-    broken: list[BrokenLine] = []
-    for number, line in _numbered(path):
+    num_read = 0
+    for number, line in enumerate(open_lines(path), 1):
         if progress is not None:
             progress(len(line))
         if not line.strip():
             continue
         try:
-            items.append(parse(line))
+            item = parse(line)
         except (BrokenTrace, RecursionError) as error:
             reason = str(error) if isinstance(error, BrokenTrace) else "it is nested too deeply"
             if on_broken == "refuse":
@@ -78,15 +93,23 @@ def read_lines(
                     "leaves it out"
                 ) from error
             broken.append(BrokenLine(number, reason))
-    if not items:
+            continue
+        num_read += 1
+        yield item
+    if not num_read:
         reason = f": line {broken[0].number}: {broken[0].reason}" if broken else ": it is empty"
         raise BrokenTrace(f"{path.name}: no line of it can be read{reason}")
-    return ReadLines(items, tuple(broken))
 
 
-def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
+def open_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, unpacked if its name ends in ``.gz``.
+
+    Raises:
+        BrokenTrace: It cannot be read.
+    """
     try:
-        with path.open("rb") as file:
-            yield from enumerate(file, 1)
-    except OSError as error:
-        raise BrokenTrace(f"{path}: {error.strerror or error}") from error
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            yield from file
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BrokenTrace(f"{path}: {reason}") from error
