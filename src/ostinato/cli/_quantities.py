@@ -1,4 +1,4 @@
-"""How are bytes and counts written for people?"""
+"""How are bytes and counts written for people, and read again?"""
 
 import re
 from fractions import Fraction
@@ -53,6 +53,31 @@ def write_bytes(num_bytes: int) -> str:
     if "." in number:
         number = number.rstrip("0").rstrip(".")
     return f"{number} {_BINARY_UNITS[unit]}"
+
+
+_COUNTS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
+
+
+def read_count(name: str, text: str) -> int:
+    """Read a number of things, such as ``2000``, ``2k`` or ``1.5M``.
+
+    Raises:
+        ConfigError: It is not a whole number above 0.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMG]?)\s*", text)
+    units = _COUNTS | {"K": 10**3}
+    amount = Fraction(match[1]) * units[match[2]] if match else Fraction(0)
+    if amount < 1 or amount.denominator != 1:
+        raise ConfigError(f"{name}={text!r}: must be a whole number above 0, such as 2000 or 2k")
+    return int(amount)
+
+
+def write_count(num: int) -> str:
+    """Write a number as tables do: ``20k`` for 20,000, ``1.5M`` for 1,500,000, ``1,234``."""
+    for factor, unit in ((10**6, "M"), (10**3, "k")):
+        if num >= factor and num % (factor // 10) == 0:
+            return f"{num / factor:,.1f}".removesuffix(".0") + unit
+    return f"{num:,}"
 
 
 def count(num: int, noun: str) -> str:
