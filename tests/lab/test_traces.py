@@ -155,13 +155,6 @@ def test_arrays_that_no_traffic_has_are_refused(tmp_path, changed, reason):
         read_trace(tmp_path / "t.npz")
 
 
-def test_public_traces_have_blocks_of_their_own(tmp_path):
-    path = write_mooncake(tmp_path / "t.jsonl", ROWS)
-    with pytest.raises(ConfigError, match="block_size=16"):
-        read_trace(path, ReadOptions(block_tokens=16))
-    assert len(read_trace(path, ReadOptions(block_tokens=512))) == len(ROWS)
-
-
 def test_a_line_without_a_time_comes_after_the_one_before_it(tmp_path):
     """Otherwise a log of today would begin in 1970."""
     path = tmp_path / "log.jsonl"

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from ostinato.cli._quantities import read_bytes
 from ostinato.core.config import at_least
 from ostinato.lab.gpus import DENSE_SHARE, GPUS, MEMORY_SHARE, MOE_SHARE, find_gpu
 from ostinato.lab.model_work import WEIGHT_FORMATS
+from ostinato.lab.quantities import read_bytes
 from ostinato.lab.roofline import Machine
 
 _MACHINE = "The machine"

@@ -18,7 +18,7 @@ from ostinato.cli._config_source import load_config
 from ostinato.cli._cost_options import CostOptions
 from ostinato.cli._machine_options import MachineOptions
 from ostinato.cli._option_groups import grouped
-from ostinato.cli._quantities import count, write_bytes
+from ostinato.cli._quantities import count
 from ostinato.cli._report_folder import open_folder, say_written, unwritable
 from ostinato.core.config import PolicyName, one_of
 from ostinato.core.errors import ConfigError
@@ -27,8 +27,9 @@ from ostinato.lab.cost_model import StepCost
 from ostinato.lab.kv_bytes import kv_bytes
 from ostinato.lab.kv_config import Config
 from ostinato.lab.kv_groups import KVGroups, kv_groups
-from ostinato.lab.plan import Option, Plan, Prices, Setup, make_plan, plan_memories
+from ostinato.lab.plan import Fleet, Option, Plan, Prices, Setup, make_plan
 from ostinato.lab.plan_words import in_words, money
+from ostinato.lab.quantities import write_bytes
 from ostinato.lab.roofline import RooflineCost
 from ostinato.lab.serial_replay import USUAL_POLICY
 from ostinato.lab.simulation import POLICIES
@@ -52,7 +53,7 @@ class Paper:
 
     def words(self) -> tuple[str, ...]:
         """What to do."""
-        return tuple(in_words(self.plan, write_bytes, self.currency))
+        return tuple(in_words(self.plan, self.currency))
 
     def notes(self) -> tuple[str, ...]:
         """What the figures assume."""
@@ -121,10 +122,9 @@ def run(
         utilisation,
         cast("PolicyName", policy),
     )
-    memories = plan_memories(traffic, setup, points)
     open_folder(out)
-    with source.progress_bar("Sizes", len(memories)) as advance:
-        plan = make_plan(traffic, memories, setup, advance)
+    with source.progress_bar("Sizes", points) as advance:
+        plan = make_plan(traffic, setup, points, advance)
     paper = Paper(traffic, plan, currency)
     if as_json:
         typer.echo(json.dumps(_as_json(paper), indent=2))
@@ -162,13 +162,12 @@ def _print(paper: Paper) -> None:
     title = Text("\n").append(paper.trace.name, style="bold")
     console.print(title.append(f": {source.describe(paper.trace)}."))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    rows = list(_rows(paper))
-    for heading in rows[0]:
-        table.add_column(heading, justify="right", no_wrap=not heading)
+    for heading in _headings(paper):
+        table.add_column(heading, justify="right", no_wrap=bool(heading))
     plan = paper.plan
-    for option, row in zip((None, *plan.options), rows, strict=True):
+    for option, row in zip((None, *plan.options), _rows(paper), strict=True):
         style = "bold" if option is not None and option in (plan.knee, plan.best) else ""
-        table.add_row(*row.values(), style=style)
+        table.add_row(*row, style=style)
     console.print(table)
     for sentence in paper.words():
         console.print(Text(sentence), "", sep="\n")
@@ -176,27 +175,30 @@ def _print(paper: Paper) -> None:
         console.print(Text(note, style="dim"))
 
 
-def _rows(paper: Paper) -> Iterator[dict[str, str]]:
-    """Write the figures without a cache, then each size's, by the heading of their column."""
+def _headings(paper: Paper) -> tuple[str, ...]:
+    bill = f"{paper.currency}/h"
+    return "memory\neach", "hits", "replicas", bill, "hits\nin turn", "replicas\nin turn", ""
+
+
+def _rows(paper: Paper) -> Iterator[tuple[str, ...]]:
+    """Write the figures without a cache, then those of each size."""
     plan = paper.plan
-    yield _row(paper, "no cache", None)
+    yield _row("no cache", plan.without, plan.without, "")
     for option in plan.options:
-        yield _row(paper, write_bytes(option.memory_bytes), option)
+        memory, remark = write_bytes(option.memory_bytes), _remark(plan, option)
+        yield _row(memory, option.affinity, option.round_robin, remark)
 
 
-def _row(paper: Paper, memory: str, option: Option | None) -> dict[str, str]:
-    plan = paper.plan
-    routed = plan.without if option is None else option.affinity
-    in_turn = plan.without if option is None else option.round_robin
-    return {
-        "memory of a replica": memory,
-        "hits": f"{routed.hit_ratio:.1%}",
-        "replicas": f"{routed.num_replicas:,}",
-        f"{paper.currency}/h": money(routed.money),
-        "hits, in turn": f"{in_turn.hit_ratio:.1%}",
-        "replicas, in turn": f"{in_turn.num_replicas:,}",
-        "": "" if option is None else _remark(plan, option),
-    }
+def _row(memory: str, routed: Fleet, in_turn: Fleet, remark: str) -> tuple[str, ...]:
+    return (
+        memory,
+        f"{routed.hit_ratio:.1%}",
+        f"{routed.num_replicas:,}",
+        money(routed.money),
+        f"{in_turn.hit_ratio:.1%}",
+        f"{in_turn.num_replicas:,}",
+        remark,
+    )
 
 
 def _remark(plan: Plan, option: Option) -> str:
@@ -214,14 +216,14 @@ def _notes(setup: Setup, currency: str) -> Iterator[str]:
     yield f"Steps: {setup.cost.origin}."
     if setup.own_bytes:
         yield (
-            f"A replica is {count(setup.num_gpus, 'GPU')}, which have "
-            f"{write_bytes(setup.own_bytes)} left for KV beside the weights."
+            f"Beside the weights, the {count(setup.num_gpus, 'GPU')} of a replica can hold "
+            f"{write_bytes(setup.own_bytes)} of KV."
         )
     if setup.kv.windows:
         yield (
             f"A token takes {setup.kv.token_bytes:,} bytes while it is in every window, and "
-            f"{setup.kv.full_bytes:,} in a long cached prefix; {setup.kv.num_running:,} sequences "
-            "run at once, whose windows are kept apart."
+            f"{setup.kv.full_bytes:,} in a long cached prefix; the windows of "
+            f"{count(setup.kv.num_running, 'running sequence')} have memory of their own."
         )
     else:
         yield f"A token takes {setup.kv.token_bytes:,} bytes."
@@ -244,8 +246,8 @@ def _write(paper: Paper, out: Path) -> None:
     from ostinato.lab.report import Table as Rows
 
     figure = plan_plot(paper.plan, paper.trace.name, paper.currency)
-    rows = list(_rows(paper))
-    table = Rows(tuple(rows[0]), [tuple(row.values()) for row in rows])
+    headings = [heading.replace("\n", " ") for heading in _headings(paper)]
+    table = Rows(headings, list(_rows(paper)))
     page = write_report(
         f"Plan: {paper.trace.name}",
         source.describe(paper.trace),

@@ -12,7 +12,6 @@ from ostinato.cli._config_source import load_config
 from ostinato.cli._cost_options import CostOptions
 from ostinato.cli._machine_options import MachineOptions
 from ostinato.cli._option_groups import grouped
-from ostinato.cli._quantities import read_bytes, read_count
 from ostinato.cli._report_folder import open_folder
 from ostinato.core.config import (
     CacheConfig,
@@ -28,6 +27,7 @@ from ostinato.lab.cost_model import ASSUMED, StepCost
 from ostinato.lab.kv_bytes import kv_bytes
 from ostinato.lab.kv_config import Config
 from ostinato.lab.kv_groups import KVGroups, kv_groups
+from ostinato.lab.quantities import read_bytes, read_count
 from ostinato.lab.replay import Replay
 from ostinato.lab.simulation import POLICIES, Simulation, add_bounds, simulate, usual_capacities
 from ostinato.lab.timed_replay import replay_timed, slowed_to_fit

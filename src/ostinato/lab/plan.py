@@ -18,11 +18,11 @@ import numpy as np
 
 from ostinato.core.config import PolicyName, at_least
 from ostinato.core.errors import ConfigError
-from ostinato.lab.block_trace import BlockTrace
+from ostinato.lab.block_trace import BlockTrace, Numbers
 from ostinato.lab.cost_model import StepCost
 from ostinato.lab.kv_groups import KVGroups
 from ostinato.lab.replicas import RoutedResult, Routing, Work, replay_routed, work_of
-from ostinato.lab.serial_replay import USUAL_POLICY
+from ostinato.lab.serial_replay import USUAL_POLICY, hit_tokens
 
 GIB = 2**30
 MOST_POINTS = 200
@@ -138,6 +138,8 @@ class Plan:
         without: Replicas without a cache.
         best: With the lowest bill; None if that is no lower than without a cache.
         knee: Where the curve of hits bends.
+        seen_ratio: Share of prompt tokens that any request had before: one cache for all traffic
+            that never evicts would find as many.
         setup: What was assumed.
     """
 
@@ -145,6 +147,7 @@ class Plan:
     without: Fleet
     best: Option | None
     knee: Option
+    seen_ratio: float
     setup: Setup
 
     @property
@@ -153,55 +156,63 @@ class Plan:
         return self.options[-1]
 
 
-def plan_memories(trace: BlockTrace, setup: Setup, num_points: int = 10) -> tuple[int, ...]:
-    """Return sizes of a replica's memory, from a two-hundredth of the distinct blocks to all.
-
-    Each is as many times as large as the one before; what the GPUs have left is among them.
-    """
-    at_least("points", num_points, 2)
-    if num_points > MOST_POINTS:
-        raise ConfigError(f"points={num_points}: {MOST_POINTS} at most, each is several replays")
-    size = trace.block_tokens
-    least = setup.kv.memory_for(max(1, trace.num_distinct // 200), size)
-    most = setup.kv.memory_for(max(1, trace.num_distinct), size)
-    sizes = {round(memory) for memory in np.geomspace(least, most, num_points).tolist()}
-    if least < setup.own_bytes < most:
-        sizes.add(setup.own_bytes)
-    return tuple(sorted(sizes))
-
-
 def make_plan(
     trace: BlockTrace,
-    memories: Sequence[int],
     setup: Setup,
+    num_points: int = 10,
     progress: Callable[[int], None] | None = None,
 ) -> Plan:
     """Weigh memory against the machines that it saves.
 
+    The largest size is the least at which no replica evicts anything, the smallest about a
+    two-hundredth of it; each is as many times as large as the one before. What the GPUs have left
+    is among them.
+
     Args:
         trace: The traffic.
-        memories: Bytes for the cache of each replica, rising.
         setup: What a replica is.
+        num_points: Sizes to look at.
         progress: Is told of sizes that are done, one at a time.
 
     Raises:
-        ConfigError: The trace is too short to speak of hours, or there is no size.
+        ConfigError: The trace is too short to speak of hours, or there are too few or too many
+            sizes.
+
+    Cost: two to four serial replays per size and routing.
     """
-    if not memories or trace.duration_s <= 0:
+    at_least("points", num_points, 2)
+    if num_points > MOST_POINTS:
+        raise ConfigError(f"points={num_points}: {MOST_POINTS} at most, each is several replays")
+    if trace.duration_s <= 0:
         raise ConfigError(
             f"{trace.name} spans {trace.duration_s:g} s: a plan needs a trace with times"
         )
     planner = _Planner(trace, setup)
     options: list[Option] = []
-    for memory in memories:
+    least, most = setup.kv.memory_for(1, trace.block_tokens), planner.least_for_all()
+    for memory in _memories(max(least, most // 200), most, num_points, setup.own_bytes):
         options.append(planner.option(memory))
         if progress is not None:
             progress(1)
-        if not options[-1].affinity.evicts and not options[-1].round_robin.evicts:
-            break
-    cheapest = min(options, key=lambda option: option.affinity.money)
+    cheapest = min(options, key=lambda o: (o.affinity.money, -o.affinity.hit_ratio))
     best = cheapest if cheapest.affinity.money < planner.without.money else None
-    return Plan(tuple(options), planner.without, best, knee(options), setup)
+    seen = float(_seen_tokens(trace).sum()) / max(1, trace.total_input_tokens)
+    return Plan(tuple(options), planner.without, best, knee(options), seen, setup)
+
+
+def _memories(least: int, most: int, num_points: int, own_bytes: int) -> list[int]:
+    """Return the sizes of a replica's memory to look at, rising."""
+    sizes = {round(memory) for memory in np.geomspace(least, most, num_points).tolist()}
+    own = {own_bytes} if least < own_bytes < most else set()
+    return sorted(sizes | own)
+
+
+def _seen_tokens(trace: BlockTrace) -> Numbers:
+    """Return the prompt tokens of each request in blocks that an earlier one had."""
+    request = np.repeat(np.arange(len(trace)), np.diff(trace.offsets))
+    _, firsts, block = np.unique(trace.ids, return_index=True, return_inverse=True)
+    known = request[firsts][block.ravel()] < request
+    return hit_tokens(trace, np.bincount(request[known], minlength=len(trace)).tolist())
 
 
 class _Planner:
@@ -211,28 +222,41 @@ class _Planner:
         self._trace, self._setup = trace, setup
         self._work = work_of(trace, setup.cost)
         idle = np.zeros(len(trace), np.int64)
-        nothing = RoutedResult(idle, idle, 0)
-        needed = self._needed(self._work.total_s)
-        self.without = self._fleet(nothing, needed, 0, self._work)
-        self._guess = dict.fromkeys(ROUTINGS, needed)
+        nothing = RoutedResult(idle, idle, 0, 0)
+        self.without = self._fleet(nothing, self._needed(self._work.total_s), 0, self._work)
+        seen = RoutedResult(_seen_tokens(trace), idle, 0, 0)
+        self._fewest = self._needed(self._work_behind(seen).total_s)
+
+    def least_for_all(self) -> int:
+        """Return the least memory of a replica with which none evicts anything."""
+        trace, setup = self._trace, self._setup
+        size = trace.block_tokens
+        everything = setup.kv.memory_for(max(1, trace.num_distinct), size)
+        fleet = self._serve(everything, "affinity")
+        pools = setup.kv.pools(everything, size)
+        result = replay_routed(
+            trace, pools, fleet.num_replicas, "affinity", setup.policy, self._work
+        )
+        return setup.kv.memory_for(max(1, result.most_cached_blocks), size)
 
     def option(self, memory_bytes: int) -> Option:
         """Return one size with the replicas that it needs."""
         return Option(memory_bytes, *(self._serve(memory_bytes, each) for each in ROUTINGS))
 
     def _serve(self, memory_bytes: int, routing: Routing) -> Fleet:
-        """Find the number of replicas that is enough with the hits that they have."""
-        num = self._guess[routing]
+        """Find the fewest replicas that are enough with the hits that they have."""
+        too_few, num = self._fewest - 1, self._fewest
         fleet, needed = self._try(memory_bytes, num, routing)
         while needed > num:
-            num = needed
+            too_few, num = num, needed
             fleet, needed = self._try(memory_bytes, num, routing)
-        while needed < num:
-            fewer, needed_by_fewer = self._try(memory_bytes, needed, routing)
-            if needed_by_fewer > needed:
-                break
-            fleet, num, needed = fewer, needed, needed_by_fewer
-        self._guess[routing] = num
+        while num - too_few > 1:
+            middle = (too_few + num) // 2
+            other, needed = self._try(memory_bytes, middle, routing)
+            if needed > middle:
+                too_few = middle
+            else:
+                fleet, num = other, middle
         return fleet
 
     def _try(self, memory_bytes: int, num_replicas: int, routing: Routing) -> tuple[Fleet, int]:
@@ -275,15 +299,15 @@ class _Planner:
 def knee(options: Sequence[Option]) -> Option:
     """Return where the curve of hits over memory bends.
 
-    It is the point that stands highest above the straight line from nothing to the end.
+    It is the point highest above the straight line from nothing to the end; of equals the last.
 
     Source: Satopää et al., "Finding a 'Kneedle' in a Haystack", 2011, without smoothing.
     """
     last = options[-1]
 
-    def above(option: Option) -> float:
+    def above(option: Option) -> tuple[float, int]:
         most = last.affinity.hit_ratio
         height = option.affinity.hit_ratio / most if most else 0.0
-        return height - option.memory_bytes / last.memory_bytes
+        return height - option.memory_bytes / last.memory_bytes, option.memory_bytes
 
     return max(options, key=above)

@@ -1,23 +1,20 @@
 """What does a plan advise, in words?"""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from ostinato.lab.plan import GIB, Fleet, Option, Plan
-
-WriteBytes = Callable[[int], str]
-"""Writes an amount of memory for people."""
+from ostinato.lab.quantities import write_bytes
 
 
-def in_words(plan: Plan, write_bytes: WriteBytes, currency: str) -> Iterator[str]:
+def in_words(plan: Plan, currency: str) -> Iterator[str]:
     """Say what to do, a sentence or two at a time.
 
     Args:
         plan: The curve.
-        write_bytes: Writes an amount of memory.
         currency: Of all prices.
     """
-    best, ceiling = plan.best, plan.ceiling
-    if not ceiling.affinity.hit_ratio:
+    best = plan.best
+    if not plan.seen_ratio:
         yield (
             "No prompt of this trace begins like another one: a cache of any size saves nothing. "
             f"{_serve(plan.without).capitalize()} this traffic."
@@ -29,17 +26,11 @@ def in_words(plan: Plan, write_bytes: WriteBytes, currency: str) -> Iterator[str
             f"{_why_not(plan)}. Use what the machines have anyway."
         )
     else:
-        yield _advice(best, plan, write_bytes, currency)
+        yield _advice(best, plan, currency)
         yield _without_affinity(best, plan, currency)
     if plan.knee is not best:
-        yield _knee(plan, write_bytes, currency)
-    rest = f"the other {1 - ceiling.affinity.hit_ratio:.1%} are seen for the first time"
-    most = f"No memory finds more than {ceiling.affinity.hit_ratio:.1%}"
-    if ceiling.affinity.evicts:
-        yield f"{most} with so many replicas: {rest}, or on another replica."
-    else:
-        size = write_bytes(ceiling.memory_bytes)
-        yield f"{most}: {rest}. From {size} per replica on, nothing is evicted."
+        yield _knee(plan, currency)
+    yield _ceiling(plan)
 
 
 def money(amount: float) -> str:
@@ -49,7 +40,7 @@ def money(amount: float) -> str:
     return f"{amount:,.0f}" if abs(amount) < 1_000_000 else f"{amount:.3g}"
 
 
-def _advice(best: Option, plan: Plan, write_bytes: WriteBytes, currency: str) -> str:
+def _advice(best: Option, plan: Plan, currency: str) -> str:
     fleet, without = best.affinity, plan.without
     own = plan.setup.own_bytes
     where = ""
@@ -81,7 +72,7 @@ def _without_affinity(best: Option, plan: Plan, currency: str) -> str:
     )
 
 
-def _knee(plan: Plan, write_bytes: WriteBytes, currency: str) -> str:
+def _knee(plan: Plan, currency: str) -> str:
     """Say what the knee is good for, beside the lowest bill."""
     bend, best = plan.knee, plan.best
     fleet = bend.affinity
@@ -91,6 +82,16 @@ def _knee(plan: Plan, write_bytes: WriteBytes, currency: str) -> str:
         return f"{where}: there {finds} per hour."
     side = "less" if bend.memory_bytes < best.memory_bytes else "more"
     return f"{where}, with {side} memory than that: there {finds} per hour."
+
+
+def _ceiling(plan: Plan) -> str:
+    """Say what no memory finds."""
+    most, seen = plan.ceiling.affinity, plan.seen_ratio
+    finds = f"No memory finds more than {most.hit_ratio:.1%}"
+    if most.num_replicas > 1:
+        finds += f" on {most.num_replicas:,} replicas, and one cache for all {seen:.1%}"
+    enough = f"From {write_bytes(plan.ceiling.memory_bytes)} per replica on, nothing is evicted."
+    return f"{finds}: the other {1 - seen:.1%} are seen for the first time. {enough}"
 
 
 def _why_not(plan: Plan) -> str:

@@ -4,7 +4,7 @@ Each function returns a ``matplotlib`` figure of its own, drawn without a displa
 state that is shared with other figures.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from itertools import cycle
 from pathlib import Path
@@ -23,6 +23,7 @@ from matplotlib.ticker import (
 )
 
 from ostinato.lab.plan import Option, Plan
+from ostinato.lab.quantities import write_bytes, write_count
 from ostinato.lab.simulation import Simulation
 from ostinato.lab.timed_replay import TimedResult
 
@@ -37,8 +38,8 @@ _MEMORY_UNITS = (
     ("bytes", 1.0),
 )
 
-MOST_TICKS = 10
-"""Sizes that have room below a plot."""
+MOST_TICKS = 9
+"""Sizes that have room below a plot, evenly spread."""
 
 _LEAST_DECADES = 30
 """Ratio of an axis's ends from which on its powers of ten say enough."""
@@ -54,8 +55,7 @@ def hit_ratio_plot(simulation: Simulation) -> Figure:
     """Draw hits against memory, or blocks: a line per policy, a dashed one per bound."""
     figure, axes = _canvas(f"Hits against memory: {simulation.trace.name}")
     memory = simulation.memory()
-    unit, scale = ("", 1.0) if memory is None else _memory_unit(memory[-1])
-    sizes = [size / scale for size in memory or simulation.capacities]
+    sizes = list(memory or simulation.capacities)
     styles = zip(simulation.results.items(), cycle(_COLOURS), cycle(_MARKERS), strict=False)
     for (policy, results), colour, marker in styles:
         ratios = [result.hit_ratio for result in results]
@@ -78,9 +78,9 @@ def hit_ratio_plot(simulation: Simulation) -> Figure:
     axes.set_xlabel(
         f"cache, in blocks of {simulation.trace.block_tokens:,} tokens"
         if memory is None
-        else f"memory for the cache, {unit}"
+        else "memory for the cache"
     )
-    _tick_at(axes, sizes)
+    _tick_at(axes, sizes, write_count if memory is None else write_bytes)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylabel("prompt tokens that hit")
     axes.legend(frameon=False, loc="lower right", fontsize=9)
@@ -159,8 +159,7 @@ def occupancy_plot(result: TimedResult, title: str) -> Figure:
 def plan_plot(plan: Plan, title: str, currency: str) -> Figure:
     """Draw hits and the bill against a replica's memory, with the points that matter."""
     figure, axes = _canvas(f"What memory buys: {title}")
-    unit, scale = _memory_unit(plan.options[-1].memory_bytes)
-    memory = [option.memory_bytes / scale for option in plan.options]
+    memory = [option.memory_bytes for option in plan.options]
     routed = [option.affinity for option in plan.options]
     in_turn = [option.round_robin for option in plan.options]
     axes.set_xscale("log")
@@ -172,13 +171,13 @@ def plan_plot(plan: Plan, title: str, currency: str) -> Figure:
         axes.plot(memory, ratios, color=colour, marker="o", markersize=4, label=label)
     if plan.best is None or plan.best == plan.knee:
         name = "the knee" if plan.best is None else "the knee and the lowest bill"
-        _mark(axes, name, plan.knee, 0.04, (unit, scale))
+        _mark(axes, name, plan.knee, 0.04)
     else:
-        _mark(axes, "the knee", plan.knee, 0.12, (unit, scale))
-        _mark(axes, "the lowest bill", plan.best, 0.04, (unit, scale))
+        _mark(axes, "the knee", plan.knee, 0.12)
+        _mark(axes, "the lowest bill", plan.best, 0.04)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel(f"memory of a replica's cache, {unit}")
-    _shorten(axes)
+    axes.set_xlabel("memory of each replica's cache")
+    _tick_at(axes, memory, write_bytes)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylabel("prompt tokens that hit")
     bill: Axes = axes.twinx()
@@ -210,14 +209,14 @@ def _legend_below(axes: Axes, handles: Sequence[Any], num_columns: int) -> None:
     )
 
 
-def _mark(axes: Axes, name: str, point: Option, height: float, unit: tuple[str, float]) -> None:
+def _mark(axes: Axes, name: str, point: Option, height: float) -> None:
     """Circle a point of a plan's curve, and name it below, where a rising curve leaves room."""
-    memory, ratio = point.memory_bytes / unit[1], point.affinity.hit_ratio
+    memory, ratio = point.memory_bytes, point.affinity.hit_ratio
     axes.plot(memory, ratio, marker="o", markersize=11, fillstyle="none", color=_INK, linewidth=0)
     axes.plot([memory] * 2, [0, ratio], color=_INK, linewidth=0.8, linestyle=":")
     is_right = axes.transData.transform((memory, 0))[0] > axes.transAxes.transform((0.55, 0))[0]
     axes.annotate(
-        f"{name}: {_short(memory, 0)} {unit[0]}, {ratio:.1%}",
+        f"{name}: {write_bytes(memory)}, {ratio:.1%}",
         (memory, height),
         xycoords=("data", "axes fraction"),
         xytext=(-5 if is_right else 5, 0),
@@ -261,12 +260,17 @@ def _canvas(title: str) -> tuple[Figure, Any]:
     return figure, axes
 
 
-def _tick_at(axes: Axes, sizes: Sequence[float]) -> None:
-    """Mark the sizes that were looked at, on a logarithmic axis; every other where they crowd."""
-    thinned = sizes[:: -(-len(sizes) // MOST_TICKS)]
-    axes.xaxis.set_major_locator(FixedLocator(thinned))
+def _tick_at(axes: Axes, sizes: Sequence[int], write: Callable[[int], str]) -> None:
+    """Mark the sizes that were looked at, as tables write them; fewer where they crowd."""
+    low, high = np.log(sizes[0]), np.log(sizes[-1])
+    least_gap = (high - low) / MOST_TICKS
+    marked = [sizes[-1]]
+    for size in reversed(sizes[:-1]):
+        if np.log(marked[-1]) - np.log(size) >= least_gap:
+            marked.append(size)
+    axes.xaxis.set_major_locator(FixedLocator(marked))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(_short))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: write(round(size))))
 
 
 def _shorten(axes: Axes) -> None:
@@ -277,11 +281,6 @@ def _shorten(axes: Axes) -> None:
         axes.xaxis.set_minor_formatter(NullFormatter())
     else:
         axes.xaxis.set_minor_formatter(FuncFormatter(_short))
-
-
-def _memory_unit(most_bytes: float) -> tuple[str, float]:
-    """Return the unit that an amount of memory is read in, and its bytes."""
-    return next((name, size) for name, size in _MEMORY_UNITS if most_bytes >= size or size == 1)
 
 
 def _time_unit(longest_s: float) -> tuple[str, float]:

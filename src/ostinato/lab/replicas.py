@@ -60,11 +60,13 @@ class RoutedResult:
         hit_tokens: Prompt tokens that hit, shape (num_requests,).
         replica: That served each request, shape (num_requests,).
         evicted_blocks: Over all replicas.
+        most_cached_blocks: At the end, in the fullest cache.
     """
 
     hit_tokens: Numbers
     replica: npt.NDArray[np.int64]
     evicted_blocks: int
+    most_cached_blocks: int
 
 
 def work_of(trace: BlockTrace, cost: StepCost) -> Work:
@@ -105,7 +107,8 @@ def replay_routed(
         if router is not None:
             router.served(number, replica, hits[number])
     evicted = sum(cache.manager.stats.evicted_blocks for cache in caches)
-    return RoutedResult(hit_tokens(trace, hits), np.array(chosen, np.int64), evicted)
+    most_cached = max(cache.manager.pool.num_evictable for cache in caches)
+    return RoutedResult(hit_tokens(trace, hits), np.array(chosen, np.int64), evicted, most_cached)
 
 
 class _Affinity:
