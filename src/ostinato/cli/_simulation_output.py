@@ -71,8 +71,9 @@ def _policy_ratios(found: Simulation) -> list[list[float]]:
 
 def _sentence(found: Simulation) -> str:
     return (
-        f"Share of prompt tokens that hit, by blocks of the cache. A cache that never evicts finds "
-        f"{found.unbounded.hit_ratio:.1%}; the rest is seen for the first time.{_cut(found)}\n"
+        f"Share of prompt tokens that hit, by blocks of the cache. A cache that never evicts, from "
+        f"{count(found.trace.num_distinct, 'block')} on, finds {found.unbounded.hit_ratio:.1%}; "
+        f"the rest is seen for the first time.{_cut(found)}\n"
     )
 
 

@@ -73,8 +73,11 @@ def read_count(name: str, text: str) -> int:
 
 
 def write_count(num: int) -> str:
-    """Write a number as tables do: ``20k`` for 20,000, ``1.5M`` for 1,500,000, ``1,234``."""
-    for factor, unit in ((10**6, "M"), (10**3, "k")):
-        if num >= factor and num % (factor // 10) == 0:
-            return f"{num / factor:,.1f}".removesuffix(".0") + unit
+    """Write a number as tables do: as it is below 1,000, then three digits, such as ``40.1k``."""
+    for factor, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if num >= factor * 0.9995:
+            amount = num / factor
+            digits = 0 if amount >= 99.95 else 1 if amount >= 9.995 else 2
+            number = f"{amount:,.{digits}f}"
+            return (number.rstrip("0").rstrip(".") if "." in number else number) + unit
     return f"{num:,}"
