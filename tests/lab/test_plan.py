@@ -24,7 +24,7 @@ def words(plan):
 
 
 def test_replicas_are_whole_and_no_busier_than_they_may_be():
-    trace = drawn_trace(1)
+    trace = drawn_trace(1, 150)
     plan = planned(trace, utilisation=0.5)
     hours_of_work = work_of(trace, SLOW).total_s / trace.duration_s
     assert plan.without.num_replicas == -(-hours_of_work // 0.5) > 2
@@ -38,7 +38,7 @@ def test_replicas_are_whole_and_no_busier_than_they_may_be():
 
 def test_the_bill_is_of_whole_machines_each_with_its_own_memory():
     """2 GPUs a replica at 3 EUR; 4 of its GiB come with them, the others cost 0.5 each."""
-    plan = planned(drawn_trace(1), Prices(3.0, 0.5), num_gpus=2, own_bytes=4 * GIB)
+    plan = planned(drawn_trace(1, 150), Prices(3.0, 0.5), num_gpus=2, own_bytes=4 * GIB)
     for option in plan.options:
         fleet, bought = option.affinity, max(0, option.memory_bytes / GIB - 4)
         assert fleet.money == pytest.approx(fleet.num_replicas * (2 * 3.0 + 0.5 * bought))
@@ -47,13 +47,13 @@ def test_the_bill_is_of_whole_machines_each_with_its_own_memory():
 
 
 def test_the_largest_size_is_the_least_at_which_nothing_is_evicted():
-    plan = planned(drawn_trace(3), points=8)
+    plan = planned(drawn_trace(3, 150), points=8)
     assert not plan.ceiling.affinity.evicts
     assert all(option.affinity.evicts for option in plan.options[:-1])
 
 
 def test_free_memory_is_bought_where_it_saves_machines_and_dear_memory_not_at_all():
-    trace = drawn_trace(2)
+    trace = drawn_trace(2, 150)
     free = planned(trace)
     assert free.best is not None and free.best.affinity.money < free.without.money
     dear = planned(trace, Prices(1.0, 1e6))
@@ -62,7 +62,7 @@ def test_free_memory_is_bought_where_it_saves_machines_and_dear_memory_not_at_al
 
 
 def test_of_equal_bills_the_one_with_more_hits_is_best():
-    plan = planned(drawn_trace(2))
+    plan = planned(drawn_trace(2, 150))
     same = [o for o in plan.options if o.affinity.money == plan.best.affinity.money]
     assert plan.best.affinity.hit_ratio == max(option.affinity.hit_ratio for option in same)
 
@@ -87,7 +87,7 @@ def test_the_words_of_a_plan_are_those_of_a_sum_by_hand():
 
 
 def test_what_routing_is_worth_is_said():
-    said = words(planned(drawn_trace(1), Prices(1.0, 0.001), CostModel(0.0, 0.2, 0.0)))
+    said = words(planned(drawn_trace(1, 150), Prices(1.0, 0.001), CostModel(0.0, 0.2, 0.0)))
     assert "route requests by their prefix" in said
     assert "If requests are sent to each replica in turn, the same memory finds" in said
     assert "and one cache for all" in said

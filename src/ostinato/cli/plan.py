@@ -75,7 +75,7 @@ def run(
     policy: Annotated[
         str, typer.Option("--policy", "-p", help="Which cached block is worth least.")
     ] = USUAL_POLICY,
-    points: Annotated[int, typer.Option(help="Sizes of the cache to look at.")] = 10,
+    points: Annotated[int, typer.Option(help="Sizes of the cache to look at.")] = 8,
     utilisation: Annotated[
         float, typer.Option(help="Share of the time that replicas may be busy on average.")
     ] = 0.7,

@@ -11,7 +11,7 @@ at which nothing is evicted.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
@@ -159,7 +159,7 @@ class Plan:
 def make_plan(
     trace: BlockTrace,
     setup: Setup,
-    num_points: int = 10,
+    num_points: int = 8,
     progress: Callable[[int], None] | None = None,
 ) -> Plan:
     """Weigh memory against the machines that it saves.
@@ -215,6 +215,15 @@ def _seen_tokens(trace: BlockTrace) -> Numbers:
     return hit_tokens(trace, np.bincount(request[known], minlength=len(trace)).tolist())
 
 
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """A number of replicas that was tried, what they found, and how many that load needs."""
+
+    fleet: Fleet
+    result: RoutedResult
+    needed: int
+
+
 class _Planner:
     """Finds how many replicas each size of memory needs."""
 
@@ -229,44 +238,41 @@ class _Planner:
 
     def least_for_all(self) -> int:
         """Return the least memory of a replica with which none evicts anything."""
-        trace, setup = self._trace, self._setup
-        size = trace.block_tokens
-        everything = setup.kv.memory_for(max(1, trace.num_distinct), size)
-        fleet = self._serve(everything, "affinity")
-        pools = setup.kv.pools(everything, size)
-        result = replay_routed(
-            trace, pools, fleet.num_replicas, "affinity", setup.policy, self._work
-        )
-        return setup.kv.memory_for(max(1, result.most_cached_blocks), size)
+        size, setup = self._trace.block_tokens, self._setup
+        everything = setup.kv.memory_for(max(1, self._trace.num_distinct), size)
+        # Nothing is evicted, so the fastest policy will do.
+        planner = _Planner(self._trace, replace(setup, policy="lru"))
+        tried = planner.serve(everything, "affinity")
+        return setup.kv.memory_for(max(1, tried.result.most_cached_blocks), size)
 
     def option(self, memory_bytes: int) -> Option:
         """Return one size with the replicas that it needs."""
-        return Option(memory_bytes, *(self._serve(memory_bytes, each) for each in ROUTINGS))
+        return Option(memory_bytes, *(self.serve(memory_bytes, each).fleet for each in ROUTINGS))
 
-    def _serve(self, memory_bytes: int, routing: Routing) -> Fleet:
+    def serve(self, memory_bytes: int, routing: Routing) -> _Tried:
         """Find the fewest replicas that are enough with the hits that they have."""
         too_few, num = self._fewest - 1, self._fewest
-        fleet, needed = self._try(memory_bytes, num, routing)
-        while needed > num:
-            too_few, num = num, needed
-            fleet, needed = self._try(memory_bytes, num, routing)
+        tried = self._try(memory_bytes, num, routing)
+        while tried.needed > num:
+            too_few, num = num, tried.needed
+            tried = self._try(memory_bytes, num, routing)
         while num - too_few > 1:
             middle = (too_few + num) // 2
-            other, needed = self._try(memory_bytes, middle, routing)
-            if needed > middle:
+            other = self._try(memory_bytes, middle, routing)
+            if other.needed > middle:
                 too_few = middle
             else:
-                fleet, num = other, middle
-        return fleet
+                tried, num = other, middle
+        return tried
 
-    def _try(self, memory_bytes: int, num_replicas: int, routing: Routing) -> tuple[Fleet, int]:
-        """Serve the trace from so many replicas; returns how many that load needs, too."""
+    def _try(self, memory_bytes: int, num_replicas: int, routing: Routing) -> _Tried:
+        """Serve the trace from so many replicas."""
         trace, setup = self._trace, self._setup
         pools = setup.kv.pools(memory_bytes, trace.block_tokens)
         result = replay_routed(trace, pools, num_replicas, routing, setup.policy, self._work)
         work = self._work_behind(result)
         fleet = self._fleet(result, num_replicas, memory_bytes, work)
-        return fleet, self._needed(work.total_s)
+        return _Tried(fleet, result, self._needed(work.total_s))
 
     def _work_behind(self, result: RoutedResult) -> Work:
         inputs = self._trace.input_tokens.astype(np.float64)
