@@ -124,7 +124,7 @@ def test_a_packed_trace_is_read_and_a_torn_one_refused(tmp_path):
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     assert read_trace(packed).paths() == read_trace(plain).paths()
     packed.write_bytes(packed.read_bytes()[:-12])
-    with pytest.raises(BrokenTrace, match=r"t.jsonl.gz: "):
+    with pytest.raises(BrokenTrace, match=r"t\.jsonl\.gz"):
         read_trace(packed)
 
 

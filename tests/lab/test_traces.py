@@ -93,7 +93,7 @@ def test_a_file_without_a_line_that_can_be_read_is_refused(tmp_path):
     with pytest.raises(BrokenTrace, match="No such file"):
         read_trace(path)
     path.write_text("\n\n")
-    with pytest.raises(BrokenTrace, match=r"t.jsonl: it is empty"):
+    with pytest.raises(BrokenTrace, match=r"t.jsonl: .*it is empty"):
         read_trace(path)
     path.write_text("root:x:0:0\n[1]\n")
     with pytest.raises(BrokenTrace, match=r"neither a trace nor a log of requests"):

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from ostinato.core.errors import BrokenTrace, ConfigError
 from ostinato.lab.block_trace import BlockRequest, BlockTrace
-from ostinato.lab.lines import BrokenLine, OnBroken, each_line
+from ostinato.lab.lines import BrokenLine, OnBroken, iter_lines
 from ostinato.lab.trace_builder import TraceBuilder
 
 TimeUnit = Literal["auto", "s", "ms", "us", "ns"]
@@ -77,18 +77,22 @@ def read_hash_trace(
 
     Cost: 4 bytes of memory per hash, and 8 to 16 per distinct one.
     """
-    sample = list(islice(each_line(path, _parse, "skip", []), _SAMPLE))
+    sample = list(islice(iter_lines(path, _parse, "skip", []), _SAMPLE))
     size = _block_size(path.name, sample, block_tokens)
     if unit == "auto":
         unit = _time_unit([row.timestamp for row in sample])
+
+    def parse(number: int, line: bytes) -> BlockRequest:
+        return _request(_parse(number, line), size)
+
     builder, broken = TraceBuilder(), list[BrokenLine]()
-    for request in each_line(path, lambda line: _request(_parse(line), size), on_broken, broken):
+    for request in iter_lines(path, parse, on_broken, broken):
         builder.add(request)
     trace = builder.build(path.name, size, tuple(broken), UNITS_PER_S[unit])
     return replace(trace, notes=(f"Timestamps are read as {_UNIT_NAMES[unit]}.",))
 
 
-def _parse(line: bytes) -> _Row:
+def _parse(_number: int, line: bytes) -> _Row:
     try:
         fields = json.loads(line)
     except ValueError as error:
@@ -98,15 +102,15 @@ def _parse(line: bytes) -> _Row:
     hashes = fields.get("hash_ids")
     if not isinstance(hashes, list) or not _are_hashes(hashes):
         raise BrokenTrace("hash_ids must be a list of integers or strings")
-    num_input, num_output = int(_number(fields, "input_length")), _number(fields, "output_length")
-    return _Row(_number(fields, "timestamp"), num_input, int(num_output), hashes)
+    num_input, num_output = int(_figure(fields, "input_length")), _figure(fields, "output_length")
+    return _Row(_figure(fields, "timestamp"), num_input, int(num_output), hashes)
 
 
 def _are_hashes(hashes: Iterable[object]) -> bool:
     return {type(each) for each in hashes} <= {int, str}
 
 
-def _number(fields: dict[str, Any], name: str) -> float:
+def _figure(fields: dict[str, Any], name: str) -> float:
     value: object = fields.get(name)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 2**63:
         shown = repr(value)[:_SHOWN_LETTERS]

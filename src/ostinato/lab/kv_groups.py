@@ -34,6 +34,15 @@ class KVGroups:
     windows: tuple[tuple[int, int], ...] = ()
     num_running: int = 1
 
+    def __post_init__(self) -> None:
+        """Refuse a model that keeps nothing of a token.
+
+        Raises:
+            ConfigError: It keeps states alone.
+        """
+        if self.token_bytes < 1:
+            raise ConfigError("this model keeps no KV of a token, so no prefix of it can be cached")
+
     @property
     def token_bytes(self) -> int:
         """Of a token inside every window."""

@@ -46,45 +46,38 @@ class ReadLines(Generic[ItemT]):
 
 
 def read_lines(
-    path: Path,
-    parse: Callable[[bytes], ItemT],
-    on_broken: OnBroken = "refuse",
-    progress: Callable[[int], None] | None = None,
+    path: Path, parse: Callable[[bytes], ItemT], on_broken: OnBroken = "refuse"
 ) -> ReadLines[ItemT]:
-    """Read all lines of a file; see ``each_line``."""
+    """Read all lines of a file; see ``iter_lines``."""
     broken: list[BrokenLine] = []
-    items = list(each_line(path, parse, on_broken, broken, progress))
-    return ReadLines(items, tuple(broken))
+    items = iter_lines(path, lambda _number, line: parse(line), on_broken, broken)
+    return ReadLines(list(items), tuple(broken))
 
 
-def each_line(
+def iter_lines(
     path: Path,
-    parse: Callable[[bytes], ItemT],
+    parse: Callable[[int, bytes], ItemT],
     on_broken: OnBroken,
     broken: list[BrokenLine],
-    progress: Callable[[int], None] | None = None,
 ) -> Iterator[ItemT]:
     """Read a file line by line, unpacked if its name ends in ``.gz``; empty lines are skipped.
 
     Args:
         path: The file.
-        parse: Reads one line; raises ``BrokenTrace`` if it cannot.
+        parse: Reads one line, given its number; raises ``BrokenTrace`` if it cannot.
         on_broken: Whether a line that cannot be read ends the reading or is left out.
         broken: Gets the lines that were left out.
-        progress: Is told the bytes of each line.
 
     Raises:
         BrokenTrace: The file cannot be opened, no line can be read, or one cannot and
             ``on_broken`` is ``refuse``; the message names the line.
     """
     num_read = 0
-    for number, line in enumerate(open_lines(path), 1):
-        if progress is not None:
-            progress(len(line))
+    for number, line in _numbered(path):
         if not line.strip():
             continue
         try:
-            item = parse(line)
+            item = parse(number, line)
         except (BrokenTrace, RecursionError) as error:
             reason = str(error) if isinstance(error, BrokenTrace) else "it is nested too deeply"
             if on_broken == "refuse":
@@ -101,15 +94,10 @@ def each_line(
         raise BrokenTrace(f"{path.name}: no line of it can be read{reason}")
 
 
-def open_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, unpacked if its name ends in ``.gz``.
-
-    Raises:
-        BrokenTrace: It cannot be read.
-    """
+def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            yield from file
+            yield from enumerate(file, 1)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise BrokenTrace(f"{path}: {reason}") from error

@@ -17,7 +17,6 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, islice
 from pathlib import Path
 from typing import Any, Literal
 from zipfile import BadZipFile
@@ -28,7 +27,7 @@ from ostinato.core.errors import BrokenTrace, ConfigError
 from ostinato.core.pseudonyms import unpack_names
 from ostinato.lab.block_trace import BlockRequest, BlockTrace
 from ostinato.lab.hash_traces import TimeUnit, read_hash_trace
-from ostinato.lab.lines import BrokenLine, OnBroken, each_line, open_lines
+from ostinato.lab.lines import BrokenLine, OnBroken, iter_lines
 from ostinato.lab.recording import read_recording
 from ostinato.lab.request_log import LoggedRequest, filled_times, parse_request
 from ostinato.lab.trace_builder import TraceBuilder
@@ -201,17 +200,16 @@ def read_openai(path: Path, options: ReadOptions) -> BlockTrace:
     tokenizer, size = options.tokenizer, options.block_tokens or 16
     if tokenizer is None:
         raise ConfigError(f"{path.name} is a log of requests: give a model, for its tokenizer")
-    numbers = count(1)
 
-    def parse(line: bytes) -> tuple[float | None, BlockRequest]:
-        logged = parse_request(line, next(numbers))
+    def parse(number: int, line: bytes) -> tuple[float | None, BlockRequest]:
+        logged = parse_request(line, number)
         tokens = _tokenize(tokenizer, logged.body)
         answer = _answer_tokens(tokenizer, logged)
         blocks = _blocks(tokens, size, (logged.tenant,))
         return logged.at_s, BlockRequest(logged.at_s or 0.0, len(tokens), answer, blocks)
 
     builder, broken, times = TraceBuilder(), list[BrokenLine](), list[float | None]()
-    for at_s, request in each_line(path, parse, options.on_broken, broken):
+    for at_s, request in iter_lines(path, parse, options.on_broken, broken):
         times.append(at_s)
         builder.add(request)
     builder.arrivals[:] = array("d", filled_times(times))
@@ -251,18 +249,26 @@ def _first_object(path: Path) -> dict[str, Any]:
     Raises:
         BrokenTrace: The file cannot be read, or there is none among its first lines.
     """
-    first = None
-    for line in islice((line for line in open_lines(path) if line.strip()), _LINES_TRIED):
-        try:
-            return _object(line)
-        except (BrokenTrace, RecursionError) as error:
-            first = first or error
-    if first is None:
-        raise BrokenTrace(f"{path.name}: it is empty")
-    raise BrokenTrace(
-        f"{path.name} is neither a trace nor a log of requests: in none of its first lines is a "
-        f"JSON object ({first})"
-    )
+
+    def parse(number: int, line: bytes) -> dict[str, Any]:
+        if number > _LINES_TRIED:
+            raise _Undecided
+        return _object(line)
+
+    broken: list[BrokenLine] = []
+    try:
+        return next(iter_lines(path, parse, "skip", broken))
+    except (BrokenTrace, _Undecided) as error:
+        if not broken:
+            raise
+        raise BrokenTrace(
+            f"{path.name} is neither a trace nor a log of requests: in none of its first lines is "
+            f"a JSON object ({broken[0].reason})"
+        ) from error
+
+
+class _Undecided(Exception):
+    """None of the first lines says what a file is."""
 
 
 def _object(line: bytes) -> dict[str, Any]:
