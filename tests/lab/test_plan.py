@@ -93,6 +93,12 @@ def test_what_routing_is_worth_is_said():
     assert "and one cache for all" in said
 
 
+def test_a_plan_with_windows_says_that_they_still_evict():
+    setup = Setup(SLOW, KVGroups(2**20, ((9, 2**20),), 2), Prices(1.0, 0.0), policy="lru")
+    said = words(make_plan(drawn_trace(1, 150), setup, 3))
+    assert "full attention evicts nothing" in said and "so more memory finds more" in said
+
+
 def test_traffic_without_prefixes_is_told_so():
     plan = planned(trace_of("A", "B", "C"))
     assert words(plan).startswith("No prompt of this trace begins like another one")

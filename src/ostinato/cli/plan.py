@@ -206,9 +206,13 @@ def _remark(plan: Plan, option: Option) -> str:
         "the GPUs' own": option.memory_bytes == plan.setup.own_bytes,
         "knee": option == plan.knee,
         "lowest bill": option == plan.best,
-        "evicts nothing": not option.affinity.evicts,
+        _evicts_nothing(plan): not option.affinity.evicts,
     }
     return ", ".join(remark for remark, holds in remarks.items() if holds)
+
+
+def _evicts_nothing(plan: Plan) -> str:
+    return "full attention evicts nothing" if plan.setup.kv.windows else "evicts nothing"
 
 
 def _notes(setup: Setup, currency: str) -> Iterator[str]:

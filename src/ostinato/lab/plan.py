@@ -102,7 +102,7 @@ class Fleet:
         busy_share: Share of its time that a replica is busy, on average.
         busiest_share: The same of the busiest.
         money: Per hour.
-        evicts: Whether any cache evicted something.
+        evicts: Whether any cache evicted something of full attention.
     """
 
     num_replicas: int
@@ -164,9 +164,9 @@ def make_plan(
 ) -> Plan:
     """Weigh memory against the machines that it saves.
 
-    The largest size is the least at which no replica evicts anything, the smallest about a
-    two-hundredth of it; each is as many times as large as the one before. What the GPUs have left
-    is among them.
+    The largest size is the least at which no replica evicts anything of full attention, the
+    smallest about a two-hundredth of it; each is as many times as large as the one before. What
+    the GPUs have left is among them.
 
     Args:
         trace: The traffic.
@@ -237,7 +237,7 @@ class _Planner:
         self._fewest = self._needed(self._work_behind(seen).total_s)
 
     def least_for_all(self) -> int:
-        """Return the least memory of a replica with which none evicts anything."""
+        """Return the least memory of a replica with which full attention evicts nothing."""
         size, setup = self._trace.block_tokens, self._setup
         everything = setup.kv.memory_for(max(1, self._trace.num_distinct), size)
         # Nothing is evicted, so the fastest policy will do.

@@ -87,11 +87,20 @@ def _knee(plan: Plan, currency: str) -> str:
 def _ceiling(plan: Plan) -> str:
     """Say what no memory finds."""
     most, seen = plan.ceiling.affinity, plan.seen_ratio
-    finds = f"No memory finds more than {most.hit_ratio:.1%}"
-    if most.num_replicas > 1:
-        finds += f" on {most.num_replicas:,} replicas, and one cache for all {seen:.1%}"
-    enough = f"From {write_bytes(plan.ceiling.memory_bytes)} per replica on, nothing is evicted."
-    return f"{finds}: the other {1 - seen:.1%} are seen for the first time. {enough}"
+    size = write_bytes(plan.ceiling.memory_bytes)
+    on_many = f" on {_replicas(most.num_replicas)}" if most.num_replicas > 1 else ""
+    one_cache = f", and one cache for all {seen:.1%}" if most.num_replicas > 1 else ""
+    first = f"the other {1 - seen:.1%} are seen for the first time."
+    if plan.setup.kv.windows:
+        return (
+            f"With {size} per replica full attention evicts nothing and {most.hit_ratio:.1%} "
+            f"hit{on_many}; windows still evict the ends of prefixes, so more memory finds more, "
+            f"up to {seen:.1%}: {first}"
+        )
+    return (
+        f"No memory finds more than {most.hit_ratio:.1%}{on_many}{one_cache}: {first} From {size} "
+        "per replica on, nothing is evicted."
+    )
 
 
 def _why_not(plan: Plan) -> str:

@@ -59,8 +59,8 @@ class RoutedResult:
     Attributes:
         hit_tokens: Prompt tokens that hit, shape (num_requests,).
         replica: That served each request, shape (num_requests,).
-        evicted_blocks: Over all replicas.
-        most_cached_blocks: At the end, in the fullest cache.
+        evicted_blocks: Of full attention, over all replicas.
+        most_cached_blocks: Of full attention, at the end, in the fullest cache.
     """
 
     hit_tokens: Numbers
