@@ -96,7 +96,7 @@ def replay_routed(
         work: What requests take; the router balances it.
     """
     caches = [SerialCache(pools, policy, trace.num_distinct) for _ in range(num_replicas)]
-    router = _Affinity(trace, caches, work) if routing == "affinity" else None
+    router = _PrefixRouter(trace, caches, work) if routing == "affinity" else None
     arrivals, outputs = trace.arrival_s.tolist(), trace.output_tokens.tolist()
     hits, chosen = [0] * len(trace), [0] * len(trace)
     for number, path in enumerate(each_path(trace)):
@@ -111,12 +111,12 @@ def replay_routed(
     return RoutedResult(hit_tokens(trace, hits), np.array(chosen, np.int64), evicted, most_cached)
 
 
-class _Affinity:
+class _PrefixRouter:
     """A router that remembers which replicas were sent which blocks, and balances their load."""
 
     def __init__(self, trace: BlockTrace, caches: list[SerialCache], work: Work) -> None:
         self._caches = caches
-        self._senders = [0] * trace.num_distinct  # replicas that were sent a block, as bits
+        self._sent_to = [0] * trace.num_distinct  # by block, the replicas that had it, as bits
         self._loads = [0.0] * len(caches)
         self._now_s = 0.0
         self._arrivals = trace.arrival_s.tolist()
@@ -133,7 +133,7 @@ class _Affinity:
         allowed = sum(1 << place for place, load in enumerate(loads) if load <= bound)
         holders = 0
         for block in reversed(path):
-            holders = self._senders[block] & allowed
+            holders = self._sent_to[block] & allowed
             if holders:
                 break
         places = range(len(loads))
@@ -148,7 +148,7 @@ class _Affinity:
         self._loads[replica] += self._prefill_s[number] * missed + self._decode_s[number]
         bit = 1 << replica
         for block in self._path(number).tolist():
-            self._senders[block] |= bit
+            self._sent_to[block] |= bit
 
     def _found(self, place: int, path: "array[int]", holders: int) -> int:
         """Return the blocks that a replica still has, if it was ever sent the prompt's last."""
