@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ostinato.cli._quantities import read_bytes
 from ostinato.engine.config import EngineConfig
+from ostinato.lab.quantities import read_bytes
 
 _CACHE = "Model and cache"
 _COMPUTING = "Computing"

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from ostinato.cli import _engine_options as options
 from ostinato.cli._option_groups import grouped
-from ostinato.cli._quantities import read_bytes
 from ostinato.engine.config import DEFAULT_MODEL
+from ostinato.lab.quantities import read_bytes
 
 _SERVER = "Server"
 

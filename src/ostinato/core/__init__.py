@@ -14,6 +14,7 @@ Files in reading order:
 * ``lease``: how long shall a prefix be kept, and what was promised?
 * ``explanation``: why did a prompt miss?
 * ``config``: what may a user set?
+* ``pool_sizes``: how many blocks does each group of layers get of a given memory?
 * ``pseudonyms``: by which names are tokens and tenants written down?
 * ``trace``: how is what happened written down, so that it can be replayed and not be read?
 * ``errors``: what can go wrong?

@@ -5,23 +5,31 @@ Files in reading order:
 * ``savings``: how many tokens does a shared prefix keep out of the model?
 * ``kv_config``: how does a config spell what we ask for?
 * ``kv_states``: what does a layer without KV keep instead?
-* ``kv_heads``: how many KV heads does an attention layer have?
-* ``kv_patterns``: which layer of a model is of which type?
+* ``kv_patterns``: of which type is each layer, and how many KV heads does it have?
 * ``kv_families``: what does a family assume where its config is silent?
 * ``kv_layers``: what does each layer keep of a token?
 * ``kv_bytes``: how many bytes is that, per token, per sequence, in all?
+* ``quantities``: how are bytes and counts written for people, and read again?
 * ``lines``: how are the records of a log read: lines of JSON or one JSON array, gzipped or not?
 * ``recording``: what does a recorded trace hold, once it is read?
 * ``replay``: does a recorded run, done again, give the same hits?
-* ``block_trace``: what is known of traffic whose tokens nobody wrote down?
-* ``traces``: how are traces of traffic read, whoever wrote them?
+* ``block_trace``: what is known of traffic without its tokens?
+* ``trace_builder``: how do requests with named blocks become compact arrays?
+* ``hash_traces``: how are public traces read, which list the hashes of blocks instead of tokens?
+* ``traces``: how are traces of traffic read?
 * ``serial_replay``: what would a cache of a given size and policy have found of a trace?
-* ``cost_model``: how long does a step take?
-* ``measured_steps``: how long did the steps of a recorded run take?
+* ``kv_groups``: how many blocks of a trace does an engine keep in so much memory?
+* ``cost_model``: how long does a step take, by prices that were given or measured?
+* ``weights``: how many parameters does a model have, and through how many does a token go?
+* ``model_work``: what does a token cost a model: multiplications, bytes of weights and bytes of KV?
+* ``gpus``: what can a GPU do?
+* ``roofline``: how long does a step take on given GPUs?
 * ``timed_replay``: how would the load have felt: first tokens, queues, who holds the memory?
-* ``bounds``: what could a cache of this size have found, had it known the future?
-* ``simulation``: what would each policy have found, at each size of the cache?
-* ``plan``: how much memory is worth buying for the cache, and what does it save?
+* ``simulation``: what would each policy have found, at each size of the cache, and what could none
+  exceed?
+* ``replicas``: what do several replicas find, each with a cache of its own?
+* ``plan``: how many replicas serve this traffic, with how much memory for the cache in each?
+* ``plan_words``: what does a plan advise, in words?
 * ``plots``: how do the figures look?
 * ``report``: how is it all put on one page?
 * ``logged_prompt``: what is a logged prompt, whichever API it was sent to?
