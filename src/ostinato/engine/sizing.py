@@ -15,6 +15,7 @@ from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.layer_groups import LayerGroups
 from ostinato.runner.memory import num_blocks_for
 
+
 @dataclass(frozen=True, slots=True)
 class PoolSizes:
     """Blocks per group.
