@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import ostinato.server
 from ostinato import AsyncLLM, SamplingParams
+from ostinato.engine.engine import Engine
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
 from ostinato.server.config import ServerConfig
@@ -88,9 +89,14 @@ async def go_round(state: ServerState) -> None:
 
 async def at_once(state: ServerState, *texts: str) -> None:
     """Hold the engine up until all of Ann's prompts have come, so that they share a step."""
-    goes_on = threading.Event()
-    holding = asyncio.create_task(state.llm.look(lambda engine: goes_on.wait(30)))
-    await asyncio.sleep(0)
+    held, goes_on = threading.Event(), threading.Event()
+
+    def hold(engine: Engine) -> None:
+        held.set()
+        goes_on.wait(30)
+
+    holding = asyncio.create_task(state.llm.look(hold))
+    await asyncio.to_thread(held.wait, 30)
     asking = [asyncio.create_task(ask(state, ANN, text)) for text in texts]
     commands = state.llm._thread.commands._commands
     while commands.qsize() < len(texts):
