@@ -22,8 +22,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"block_siz": 4}, "there is no setting 'block_siz': did you mean 'block_size'"),
-        ({"zzz": 4}, "there is no setting 'zzz': known are model, dtype"),
+        ({"block_siz": 4}, "there is no keyword 'block_siz': did you mean 'block_size'"),
+        ({"zzz": 4}, "there is no keyword 'zzz': known are model, revision"),
         ({"block_size": 0}, "block_size=0: must be an integer, at least 1"),
         ({"block_size": 16.0}, r"block_size=16\.0: must be an integer"),
         ({"block_size": True}, "block_size=True: must be an integer"),

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from ostinato.cli import _engine_options as options
 from ostinato.cli._option_groups import grouped
-from ostinato.cli._quantities import read_bytes
 from ostinato.engine.config import DEFAULT_MODEL
+from ostinato.lab.quantities import read_bytes
 
 _SERVER = "Server"
 
@@ -61,7 +61,7 @@ def run(
     max_connections: Annotated[
         int, typer.Option(help="Most open connections.", rich_help_panel=_SERVER)
     ] = 8192,
-    max_connections_per_address: Annotated[
+    max_per_address: Annotated[
         int, typer.Option(help="Most open connections of one address.", rich_help_panel=_SERVER)
     ] = 2048,
     header_timeout: Annotated[
@@ -148,7 +148,7 @@ def run(
         max_tenant_body_bytes=read_bytes("max_tenant_bodies", max_tenant_bodies),
         max_json_items=max_json_items,
         max_connections=max_connections,
-        max_connections_per_address=max_connections_per_address,
+        max_connections_per_address=max_per_address,
         allowed_origins=tuple(allowed_origin or ()),
         tls_key_file=tls_key,
         tls_certificate_file=tls_certificate,

@@ -110,6 +110,7 @@ def load_model(
     device: torch.device | str = "cpu",
     attention: AttentionName = "auto",
     forward: ForwardName = "auto",
+    revision: str | None = None,
 ) -> LoadedModel:
     """Load a model and make sure that it can be served correctly.
 
@@ -119,6 +120,7 @@ def load_model(
         device: Where to compute.
         attention: Who computes attention, and so is held against the model's own.
         forward: How steps may be computed, see ``runner.forward.choose``.
+        revision: Branch, tag or commit of a hub repository.
 
     Raises:
         ConfigError: An unknown dtype or forward, or a device that is not there.
@@ -132,7 +134,7 @@ def load_model(
     one_of("forward", forward, get_args(ForwardName))
     device = resolve_device(device)
     register()
-    path = resolve_model(name)
+    path = resolve_model(name, revision)
     with _quiet():
         config = _load_config(path)
         files = weight_files(path)
@@ -142,7 +144,7 @@ def load_model(
         call = ModelCall(model)
         probed = probe_model(model, call, attention)
         chosen = choose_forward(model, probed, forward)
-        tokenizer = _load_tokenizer(path)
+        tokenizer = load_tokenizer(path)
     return LoadedModel(
         name=str(name),
         path=path,
@@ -206,8 +208,12 @@ def _load_weights(
     return cast(PreTrainedModel, model.eval().to(device))
 
 
-def _load_tokenizer(path: Path) -> PreTrainedTokenizerBase | None:
-    """Read the tokenizer; None if there are no files of one."""
+def load_tokenizer(path: Path) -> PreTrainedTokenizerBase | None:
+    """Read the tokenizer in a directory; None if there are no files of one.
+
+    Raises:
+        BrokenCheckpoint: Its files are damaged.
+    """
     if not any((path / name).exists() for name in _TOKENIZER_FILES):
         return None
     try:
