@@ -162,7 +162,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 def make_config(family: str, **changes: Any) -> PreTrainedConfig:
     """Build the config of a family."""
-    special = FAMILIES.get(family) or UNSUPPORTED[family]
+    special = FAMILIES.get(family) or UNSUPPORTED.get(family, {})
     base = {} if family in ("gpt2", "t5") else _BASE
     common = {name: _BASE[name] for name in _BASE if name.endswith(("_id", "vocab_size"))}
     return CONFIG_MAPPING[family](**{**base, **common, **special, **changes})

@@ -33,6 +33,7 @@ from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.probe import probe_model
+from ostinato.runner.quantization import check_quantization
 from ostinato.runner.resolve import resolve_model
 from ostinato.runner.support import (
     LengthLimit,
@@ -132,6 +133,7 @@ def load_model(
         config = _load_config(path)
         files = weight_files(path)
         check_config(config)
+        check_quantization(config)
         check_attention_interface(config)
         model = _load_weights(path, config, _torch_dtype(dtype, config), device)
         call = ModelCall(model)

@@ -4,6 +4,7 @@ Files in reading order:
 
 * ``packed``: how does a weight lie so that products with it are fast?
 * ``few_rows``: how are a few rows multiplied with it as fast as it can be read?
+* ``plain_layers``: is a layer what its class says, so that it may be computed in another way?
 * ``packing``: which layers of a model get packed weights?
 * ``parts``: what is an operation between products told, besides rows of numbers?
 * ``records``: how does the native library see what an operation works on?

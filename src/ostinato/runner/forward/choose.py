@@ -13,7 +13,6 @@ modules did.
 import logging
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from ostinato.core.config import ForwardName
@@ -25,13 +24,12 @@ from ostinato.runner.forward.records import DTYPES
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.library import library
 from ostinato.runner.probe import Probed, StepCall, through_blocks
+from ostinato.runner.rounding import in_roundings
 
 logger = logging.getLogger(__name__)
 
-_MOST_DIFFERENCE = {torch.float32: 1e-4, torch.float16: 0.02}
-_MOST_DIFFERENCE_ROUGH = 0.05
-"""Largest difference of logits, relative to their spread, that another order of sums explains; the
-rest is bfloat16. The median of the prompt's rows is compared: experts may change over a tie."""
+_MOST_ROUNDINGS = 1.0
+"""Largest difference of logits from the plain modules', in multiples of what rounding explains."""
 
 
 def choose_forward(
@@ -68,12 +66,12 @@ def _try_fused(model: PreTrainedModel, probed: Probed) -> FusedForward | None:
     with torch.no_grad():
         fused = FusedForward(take_apart(model, probed.styles), NativeOps(native))
     found = _difference(model, probed, fused)
-    if found <= _limit(model.dtype):
+    if found <= _MOST_ROUNDINGS:
         logger.info("%s runs fused", type(model).__name__)
         return fused
     unpack_linears(model)
     logger.info(
-        "%s runs its own modules: fused, its logits differ by %.2g of their spread",
+        "%s runs its own modules: fused, its logits differ by %.2g times what rounding explains",
         type(model).__name__,
         found,
     )
@@ -85,24 +83,19 @@ def _try_packed(model: PreTrainedModel, probed: Probed) -> None:
     with torch.no_grad():
         num_packed = pack_linears(model)
     found = _difference(model, probed, ModelCall(model))
-    if found <= _limit(model.dtype):
+    if found <= _MOST_ROUNDINGS:
         logger.info("%s has %d packed linear layers", type(model).__name__, num_packed)
         return
     unpack_linears(model)
     logger.info(
-        "%s keeps plain weights: packed, its logits differ by %.2g of their spread",
+        "%s keeps plain weights: packed, its logits differ by %.2g times what rounding explains",
         type(model).__name__,
         found,
     )
 
 
 def _difference(model: PreTrainedModel, probed: Probed, call: StepCall) -> float:
-    """Return by how much of their spread logits differ from the plain modules'."""
+    """Return how far logits are from the plain modules', see ``in_roundings``."""
     with torch.inference_mode():
-        found: Tensor = through_blocks(probed.spec, call, model, probed.attention).double()
-    spread = probed.logits.std(dim=1)
-    return float(((found - probed.logits).square().mean(dim=1).sqrt() / spread).median())
-
-
-def _limit(dtype: torch.dtype) -> float:
-    return _MOST_DIFFERENCE.get(dtype, _MOST_DIFFERENCE_ROUGH)
+        found = through_blocks(probed.spec, call, model, probed.attention)
+    return in_roundings(found, probed.logits, probed.noise)

@@ -26,6 +26,7 @@ from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.forward.packed import PackedLinear, PackedWeight
 from ostinato.runner.forward.packing import stack
 from ostinato.runner.forward.parts import HeadShape, Norm
+from ostinato.runner.forward.plain_layers import is_plain_linear, is_unaltered
 
 _NORMS = frozenset({"q_norm", "k_norm"})
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -102,8 +103,11 @@ def unlike(model: PreTrainedModel) -> str | None:
         return "more or less than a decoder and a head"
     if _children(inner) != {"embed_tokens", "layers", "norm", "rotary_emb"}:
         return f"{type(inner).__name__} has other parts"
-    if type(inner.embed_tokens) is not nn.Embedding or type(model.lm_head) is not nn.Linear:
+    if type(inner.embed_tokens) is not nn.Embedding or not is_plain_linear(model.lm_head):
         return "another kind of embedding or head"
+    altered = (name for name, module in model.named_modules() if not is_unaltered(module))
+    if (name := next(altered, None)) is not None:
+        return f"{name or type(model).__name__} has hooks or a forward of its own"
     if not _is_norm(inner.norm):
         return f"{type(inner.norm).__name__} is no RMSNorm"
     return next(
@@ -202,7 +206,7 @@ def _unlike_products(attention: nn.Module, mlp: nn.Module) -> str | None:
     """Say what is wrong with a layer's linear parts."""
     linears = [attention.get_submodule(name) for name in (*_PROJECTIONS, "o_proj")]
     linears += [mlp.get_submodule(name) for name in (*_GATE_UP, "down_proj")]
-    if any(type(linear) is not nn.Linear for linear in linears):
+    if not all(map(is_plain_linear, linears)):
         return "it has projections that are no plain linear layers"
     for names in (linears[:3], linears[4:6]):
         if len({getattr(linear, "bias", None) is None for linear in names}) > 1:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ostinato.runner.forward.packed import DTYPES, PackedLinear, PackedWeight
+from ostinato.runner.forward.plain_layers import is_plain_linear
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
@@ -31,7 +32,7 @@ def pack_linears(model: nn.Module) -> int:
         (parent, name, child)
         for parent in list(model.modules())
         for name, child in parent.named_children()
-        if type(child) is nn.Linear and _is_packable(child)
+        if is_plain_linear(child)
     ]
     num_packed = 0
     for parent, name, linear in found:
@@ -69,13 +70,6 @@ def unpack_linears(model: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if isinstance(child, PackedLinear):
                 setattr(parent, name, child.unpacked())
-
-
-def _is_packable(linear: nn.Linear) -> bool:
-    """Say whether a layer is what it looks like: no hooks, no other way to get at its weight."""
-    hooks = (*linear._forward_hooks.values(), *linear._forward_pre_hooks.values())
-    plain = type(linear.weight) is nn.Parameter and not hooks
-    return plain and linear.weight.dtype in DTYPES and linear.weight.numel() > 0
 
 
 def _shared_parameters(model: nn.Module) -> set[int]:
