@@ -101,6 +101,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "granite": {"attention_multiplier": 0.2, "embedding_multiplier": 3.0},
     "cohere": {"num_key_value_heads": 4, "use_qk_norm": True},
+    "stablelm": {"num_key_value_heads": 2, "partial_rotary_factor": 0.5, "qk_layernorm": True},
+    "nemotron": {"head_dim": 12, "partial_rotary_factor": 0.5},
     "glm": {"head_dim": 16, "partial_rotary_factor": 0.5},
     "deepseek_v3": {
         "num_key_value_heads": 4,
@@ -124,6 +126,8 @@ UNSUPPORTED: dict[str, dict[str, Any]] = {
     "t5": {"d_model": 48, "d_kv": 12, "d_ff": 64, "num_layers": 2, "num_heads": 4},
     "bloom": {"n_layer": 2, "n_head": 4},
     "falcon": {"num_hidden_layers": 2, "alibi": False},
+    "mpt": {"d_model": 48, "n_heads": 4, "n_layers": 2, "max_seq_len": MAX_LENGTH},
+    "doge": {},
 }
 """Model types that load, but whose state is no causal attention that we could page."""
 

@@ -55,6 +55,7 @@ class LoadedModel:
         name: As the user gave it.
         path: Directory of the checkpoint.
         model: In evaluation mode, with our attention.
+        call: Calls it.
         config: Its config.
         tokenizer: Its tokenizer; None if the checkpoint has none.
         eos_token_ids: Ids that end a text.
@@ -70,6 +71,7 @@ class LoadedModel:
     name: str
     path: Path
     model: PreTrainedModel
+    call: ModelCall
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerBase | None
     eos_token_ids: frozenset[int]
@@ -138,12 +140,13 @@ def load_model(
         model = _load_weights(path, config, _torch_dtype(dtype, config), device)
         call = ModelCall(model)
         probed = probe_model(model, call, attention)
-        fused = choose_forward(model, probed, forward)
+        fused = choose_forward(model, call, probed, forward)
         tokenizer = _load_tokenizer(path)
     return LoadedModel(
         name=str(name),
         path=path,
         model=model,
+        call=call,
         config=config,
         tokenizer=tokenizer,
         eos_token_ids=_eos_token_ids(model),

@@ -32,7 +32,11 @@ from ostinato.runner.attention.backend import AttentionBackend, AttentionStyle
 from ostinato.runner.attention.choice import AttentionCase, choose_attention
 from ostinato.runner.attention.mask_request import PROBE_NAME, register_probe
 from ostinato.runner.attention.native_backend import NativeAttention
-from ostinato.runner.attention.registration import ATTENTION_NAME, LayerAttention
+from ostinato.runner.attention.registration import (
+    ATTENTION_NAME,
+    LayerAttention,
+    StepNotReceived,
+)
 from ostinato.runner.inputs import Ints, build_inputs
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.model_call import ModelCall
@@ -98,24 +102,39 @@ def probe_model(
         UnsupportedModel: They differ, a layer never asked us or asked for what we do not
             know, or the model fails without an attention of its own.
 
-    Effects: the model is left with our attention.
+    Effects: the model is left with our attention; its attention modules may get the step from
+    ``call`` from now on.
     """
     prompt, _ = _prompts(call.vocab_size)
     with torch.inference_mode():
         try:
-            recorder = _observe(model, call, prompt)
+            recorder = _observe_reached(model, call, prompt)
             ours = through_blocks(recorder.spec(model), call, model, attention)
             own = _own(model, call, prompt)
             noise = rounding_noise(model, lambda: _own(model, call, prompt), own)
         except (UnsupportedModel, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
+            if not model._supports_attention_backend:
+                raise UnsupportedModel(
+                    f"{type(model).__name__} does not call its attention through the interface of "
+                    "transformers, so it cannot be replaced by one that reads blocks"
+                ) from error
             raise UnsupportedModel(
                 f"{type(model).__name__} cannot be called as Ostinato calls models: one row of "
                 f"tokens, no cache and no mask of its own ({type(error).__name__}: {error})"
             ) from error
     _compare(own, ours, noise, model.dtype)
     return Probed(recorder.spec(model), recorder.styles(), attention, ours.double(), noise)
+
+
+def _observe_reached(model: PreTrainedModel, call: ModelCall, prompt: "array[int]") -> "_Recorder":
+    """Observe a model; where its layers drop the step, it is handed to their attention."""
+    try:
+        return _observe(model, call, prompt)
+    except StepNotReceived:
+        call.hand_step_to_attention()
+        return _observe(model, call, prompt)
 
 
 def _observe(model: PreTrainedModel, call: ModelCall, prompt: "array[int]") -> "_Recorder":

@@ -33,12 +33,13 @@ _MOST_ROUNDINGS = 1.0
 
 
 def choose_forward(
-    model: PreTrainedModel, probed: Probed, wanted: ForwardName
+    model: PreTrainedModel, call: ModelCall, probed: Probed, wanted: ForwardName
 ) -> FusedForward | None:
     """Make a model as fast as it can be made without computing anything else.
 
     Args:
         model: In evaluation mode, with our attention.
+        call: Calls it.
         probed: What the probe found when it was plain.
         wanted: What the user allows.
 
@@ -51,7 +52,7 @@ def choose_forward(
         return None
     fused = _try_fused(model, probed) if wanted == "auto" else None
     if fused is None:
-        _try_packed(model, probed)
+        _try_packed(model, call, probed)
     return fused
 
 
@@ -78,11 +79,11 @@ def _try_fused(model: PreTrainedModel, probed: Probed) -> FusedForward | None:
     return None
 
 
-def _try_packed(model: PreTrainedModel, probed: Probed) -> None:
+def _try_packed(model: PreTrainedModel, call: ModelCall, probed: Probed) -> None:
     """Pack the linear layers, if the model comes out the same."""
     with torch.no_grad():
         num_packed = pack_linears(model)
-    found = _difference(model, probed, ModelCall(model))
+    found = _difference(model, probed, call)
     if found <= _MOST_ROUNDINGS:
         logger.info("%s has %d packed linear layers", type(model).__name__, num_packed)
         return
