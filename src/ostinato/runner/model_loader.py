@@ -15,7 +15,6 @@ import torch
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -37,6 +36,7 @@ from ostinato.runner.quantization import check_quantization
 from ostinato.runner.resolve import resolve_model
 from ostinato.runner.support import (
     LengthLimit,
+    auto_class,
     check_attention_interface,
     check_config,
     length_limit,
@@ -180,7 +180,7 @@ def _load_weights(
 ) -> PreTrainedModel:
     """Build the model and read its weights, each exactly once."""
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = auto_class(config).from_pretrained(
             path,
             config=config,
             dtype=dtype,
@@ -203,7 +203,16 @@ def _load_weights(
                 f"{path}: {len(names)} {kind.replace('_', ' ')} among the weights, such as "
                 f"{', '.join(names[:3])}: they do not belong to this config"
             )
+    _drop_encoders(model)
     return cast(PreTrainedModel, model.eval().to(device))
+
+
+def _drop_encoders(model: PreTrainedModel) -> None:
+    """Take encoders of images and sound out of a model: text never calls them."""
+    decoder = model.get_decoder()
+    for name, child in list(model.base_model.named_children()):
+        if isinstance(child, PreTrainedModel) and child is not decoder:
+            setattr(model.base_model, name, None)
 
 
 def _load_tokenizer(path: Path) -> PreTrainedTokenizerBase | None:

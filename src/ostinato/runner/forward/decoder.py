@@ -98,9 +98,11 @@ class Decoder:
 
 def unlike(model: PreTrainedModel) -> str | None:
     """Say in which way a model is no decoder of this kind; None if it is one."""
-    inner = getattr(model, model.base_model_prefix, None)
-    if not isinstance(inner, nn.Module) or _children(model) != {model.base_model_prefix, "lm_head"}:
+    inner = _inner(model)
+    if inner is None or _children(model) != {model.base_model_prefix, "lm_head"}:
         return "more or less than a decoder and a head"
+    if "mrope_section" in (getattr(model.config.get_text_config(), "rope_parameters", None) or ()):
+        return "its RoPE has several positions per token"
     if _children(inner) != {"embed_tokens", "layers", "norm", "rotary_emb"}:
         return f"{type(inner).__name__} has other parts"
     if type(inner.embed_tokens) is not nn.Embedding or not is_plain_linear(model.lm_head):
@@ -125,7 +127,7 @@ def take_apart(model: PreTrainedModel, styles: Sequence[AttentionStyle]) -> Deco
 
     Effects: replaces its linear layers by packed ones; the model itself goes on working.
     """
-    inner = cast(nn.Module, getattr(model, model.base_model_prefix))
+    inner = cast(nn.Module, _inner(model))
     head, embedding = cast(nn.Linear, model.lm_head), cast(nn.Embedding, inner.embed_tokens)
     layers = tuple(
         _layer(layer, style)
@@ -142,6 +144,13 @@ def take_apart(model: PreTrainedModel, styles: Sequence[AttentionStyle]) -> Deco
         norm=_norm(inner.norm),
         head=Projection(packed, () if head.bias is None else (head.bias.detach(),)),
     )
+
+
+def _inner(model: PreTrainedModel) -> nn.Module | None:
+    """Return the decoder in a model, which one for images as well has beside their encoder."""
+    inner = getattr(model, model.base_model_prefix, None)
+    inner = getattr(inner, "language_model", inner)
+    return inner if isinstance(inner, nn.Module) else None
 
 
 def _layer(layer: nn.Module, style: AttentionStyle) -> DecoderLayer:
