@@ -6,7 +6,7 @@ was loaded after, since it would fill missing weights with random numbers and go
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -16,6 +16,7 @@ from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
     AutoTokenizer,
+    GgufConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -29,6 +30,7 @@ from ostinato.runner.checkpoint import fingerprint, read_config, weight_files
 from ostinato.runner.device import resolve_device
 from ostinato.runner.forward.choose import choose_forward
 from ostinato.runner.forward.fused import FusedForward
+from ostinato.runner.gguf_file import open_gguf
 from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.probe import probe_model
@@ -53,7 +55,7 @@ class LoadedModel:
 
     Attributes:
         name: As the user gave it.
-        path: Directory of the checkpoint.
+        path: Directory of the checkpoint, or its GGUF file.
         model: In evaluation mode, with our attention.
         call: Calls it.
         config: Its config.
@@ -112,8 +114,8 @@ def load_model(
     """Load a model and make sure that it can be served correctly.
 
     Args:
-        name: An embedded model's name, a directory, or a hub repository.
-        dtype: In which to compute; ``auto`` is that of the checkpoint.
+        name: A model's name, a directory, a GGUF file, or a hub repository.
+        dtype: In which to compute; ``auto`` is that of the checkpoint, for GGUF float32.
         device: Where to compute.
         attention: Who computes attention, and so is held against the model's own.
         forward: How steps may be computed, see ``runner.forward.choose``.
@@ -131,7 +133,7 @@ def load_model(
     device = resolve_device(device)
     register()
     path = resolve_model(name)
-    with _quiet():
+    with _quiet(), _opened(path):
         config = _load_config(path)
         files = weight_files(path)
         check_config(config)
@@ -141,7 +143,7 @@ def load_model(
         call = ModelCall(model)
         probed = probe_model(model, call, attention)
         fused = choose_forward(model, call, probed, forward)
-        tokenizer = _load_tokenizer(path)
+        tokenizer = load_tokenizer(path)
     return LoadedModel(
         name=str(name),
         path=path,
@@ -160,8 +162,26 @@ def load_model(
     )
 
 
+def _opened(path: Path) -> AbstractContextManager[None]:
+    """Check a file before it is read, and read it once."""
+    return open_gguf(path) if path.is_file() else nullcontext()
+
+
+def _origin(path: Path) -> dict[str, Any]:
+    """Return what tells ``transformers`` where a config, a tokenizer or weights are."""
+    if path.is_dir():
+        return {"pretrained_model_name_or_path": path, "trust_remote_code": False}
+    return {
+        "pretrained_model_name_or_path": path.parent,
+        "gguf_file": path.name,
+        "trust_remote_code": False,
+    }
+
+
 def _load_config(path: Path) -> PreTrainedConfig:
     """Read the config; code that comes with a checkpoint is never run."""
+    if path.is_file():
+        return _load_gguf_config(path)
     model_type = read_config(path)["model_type"]
     if model_type not in CONFIG_MAPPING:
         raise UnsupportedModel(
@@ -169,9 +189,18 @@ def _load_config(path: Path) -> PreTrainedConfig:
             "comes with checkpoints is not run"
         )
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(**_origin(path))
     except Exception as error:  # a model's own checks of its config raise whatever they like
         raise BrokenCheckpoint(f"{path}: config.json is not understood: {error}") from error
+    return config
+
+
+def _load_gguf_config(path: Path) -> PreTrainedConfig:
+    """Read the config out of a file that is whole."""
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(**_origin(path))
+    except Exception as error:  # unknown architectures end in whatever the reader stumbles over
+        raise UnsupportedModel(f"{path} is not understood by transformers: {error}") from error
     return config
 
 
@@ -181,12 +210,15 @@ def _load_weights(
     """Build the model and read its weights, each exactly once."""
     try:
         loaded: Any = auto_class(config).from_pretrained(
-            path,
+            **_origin(path),
             config=config,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
-            use_safetensors=True,
-            trust_remote_code=False,
+            **(
+                {"quantization_config": GgufConfig(dequantize=True)}
+                if path.is_file()
+                else {"use_safetensors": True}
+            ),
             output_loading_info=True,
             # The library's grouped expert kernels take no float64; its plain ones do.
             **({"experts_implementation": "eager"} if dtype == torch.float64 else {}),
@@ -215,14 +247,16 @@ def _drop_encoders(model: PreTrainedModel) -> None:
             setattr(model.base_model, name, None)
 
 
-def _load_tokenizer(path: Path) -> PreTrainedTokenizerBase | None:
-    """Read the tokenizer; None if there are no files of one."""
-    if not any((path / name).exists() for name in _TOKENIZER_FILES):
+def load_tokenizer(path: Path) -> PreTrainedTokenizerBase | None:
+    """Read the tokenizer of a checkpoint; None if there are no files of one.
+
+    Raises:
+        BrokenCheckpoint: It is damaged.
+    """
+    if path.is_dir() and not any((path / name).exists() for name in _TOKENIZER_FILES):
         return None
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            path, trust_remote_code=False
-        )
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**_origin(path))
     except Exception as error:  # the tokenizer library raises plain Exception for bad JSON
         raise BrokenCheckpoint(f"{path}: the tokenizer does not load: {error}") from error
     return tokenizer

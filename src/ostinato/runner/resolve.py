@@ -1,6 +1,7 @@
 """Which directory does a model's name mean?
 
-In this order: a model embedded in the package, a directory, a repository of the hub.
+In this order: a model embedded in the package, one that ``ostinato models get`` fetches, a
+directory, a GGUF file, a repository of the hub.
 """
 
 from importlib.resources import files
@@ -9,19 +10,23 @@ from pathlib import Path
 import huggingface_hub
 
 from ostinato.core.errors import ModelNotFound
+from ostinato.runner.fetched_models import FETCHED_MODELS, fetched_file
+from ostinato.runner.gguf_file import find_gguf
 
 EMBEDDED_MODELS = ("tiny-shakespeare",)
 """Models that come inside the package."""
+
+KNOWN_MODELS = (*EMBEDDED_MODELS, *FETCHED_MODELS)
 
 _WANTED_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
 """What is fetched of a hub repository: no pickles, no code."""
 
 
 def resolve_model(name: str | Path) -> Path:
-    """Return the directory of a model, fetching it from the hub if need be.
+    """Return the directory or the GGUF file of a model, fetching it from the hub if need be.
 
     Args:
-        name: An embedded model's name, a directory, or a hub repository such as
+        name: A model's name, a directory, a GGUF file, or a hub repository such as
             ``"Qwen/Qwen3-0.6B"``.
 
     Raises:
@@ -31,20 +36,24 @@ def resolve_model(name: str | Path) -> Path:
     """
     if str(name) in EMBEDDED_MODELS:
         return Path(str(files("ostinato.models").joinpath(str(name))))
+    if str(name) in FETCHED_MODELS:
+        return fetched_file(str(name))
     directory = Path(name).expanduser()
     if str(name) and directory.is_dir():
+        return find_gguf(directory)
+    if directory.is_file() and directory.suffix == ".gguf":
         return directory
     if _looks_like_a_path(str(name)):
         raise ModelNotFound(
-            f"model {str(name)!r}: no such directory, and no name of a hub repository "
-            f"(owner/name); embedded models: {', '.join(EMBEDDED_MODELS)}"
+            f"model {str(name)!r}: no such directory or GGUF file, and no name of a hub repository "
+            f"(owner/name); models known by name: {', '.join(KNOWN_MODELS)}"
         )
     try:
         return Path(huggingface_hub.snapshot_download(str(name), allow_patterns=_WANTED_FILES))
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelNotFound(
-            f"model {str(name)!r}: not embedded ({', '.join(EMBEDDED_MODELS)}), no directory "
+            f"model {str(name)!r}: none known by name ({', '.join(KNOWN_MODELS)}), no directory "
             f"{str(directory.absolute())!r}, and the hub did not give it: {reason}"
         ) from error
 
