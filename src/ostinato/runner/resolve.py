@@ -34,15 +34,9 @@ def resolve_model(name: str | Path) -> Path:
 
     Effects: may download into the hub's cache.
     """
-    if str(name) in EMBEDDED_MODELS:
-        return Path(str(files("ostinato.models").joinpath(str(name))))
-    if str(name) in FETCHED_MODELS:
-        return fetched_file(str(name))
-    directory = Path(name).expanduser()
-    if str(name) and directory.is_dir():
-        return find_gguf(directory)
-    if directory.is_file() and directory.suffix == ".gguf":
-        return directory
+    local = _local(str(name))
+    if local is not None:
+        return local
     if _looks_like_a_path(str(name)):
         raise ModelNotFound(
             f"model {str(name)!r}: no such directory or GGUF file, and no name of a hub repository "
@@ -54,8 +48,24 @@ def resolve_model(name: str | Path) -> Path:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelNotFound(
             f"model {str(name)!r}: none known by name ({', '.join(KNOWN_MODELS)}), no directory "
-            f"{str(directory.absolute())!r}, and the hub did not give it: {reason}"
+            f"{str(Path(name).absolute())!r}, and the hub did not give it: {reason}"
         ) from error
+
+
+def _local(name: str) -> Path | None:
+    """Return the model that a name means on this machine; None if it means none here.
+
+    Raises:
+        ModelNotFound: It is known by name, and was not fetched.
+    """
+    if name in EMBEDDED_MODELS:
+        return Path(str(files("ostinato.models").joinpath(name)))
+    if name in FETCHED_MODELS:
+        return fetched_file(name)
+    path = Path(name).expanduser()
+    if name and path.is_dir():
+        return find_gguf(path)
+    return path if path.suffix == ".gguf" and path.is_file() else None
 
 
 def _looks_like_a_path(name: str) -> bool:
