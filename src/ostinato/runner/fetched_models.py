@@ -14,7 +14,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -231,13 +231,12 @@ def _runs(process: "subprocess.Popen[bytes]") -> bool:
 
 
 def _bytes_below(folder: Path) -> int:
-    """Add up the sizes of files, which may vanish meanwhile."""
+    """Add up the sizes of files; files and folders may vanish meanwhile."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:
-            continue
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.path.getsize(os.path.join(parent, name))
     return total
 
 
