@@ -102,7 +102,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "granite": {"attention_multiplier": 0.2, "embedding_multiplier": 3.0},
     "cohere": {"num_key_value_heads": 4, "use_qk_norm": True},
-    "stablelm": {"num_key_value_heads": 2, "partial_rotary_factor": 0.5, "qk_layernorm": True},
+    "stablelm": {"partial_rotary_factor": 0.5, "use_qkv_bias": True},
     "nemotron": {"head_dim": 12, "partial_rotary_factor": 0.5},
     "glm": {"head_dim": 16, "partial_rotary_factor": 0.5},
     "deepseek_v3": {
