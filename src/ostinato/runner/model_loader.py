@@ -169,13 +169,10 @@ def _opened(path: Path) -> AbstractContextManager[None]:
 
 def _origin(path: Path) -> dict[str, Any]:
     """Return what tells ``transformers`` where a config, a tokenizer or weights are."""
-    if path.is_dir():
-        return {"pretrained_model_name_or_path": path, "trust_remote_code": False}
-    return {
-        "pretrained_model_name_or_path": path.parent,
-        "gguf_file": path.name,
-        "trust_remote_code": False,
-    }
+    place: dict[str, Any] = {"pretrained_model_name_or_path": path}
+    if path.is_file():
+        place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    return {**place, "trust_remote_code": False}
 
 
 def _load_config(path: Path) -> PreTrainedConfig:
