@@ -36,7 +36,7 @@ _NOTE = (
     "The house opens at six in the evening and closes at eleven. On Mondays there is no play. "
     "Seats in the front rows cost twelve crowns, those in the gallery five, and children pay half. "
     "Tickets are kept at the desk until a quarter of an hour before the play begins; after that "
-    "they are sold to whoever waits. A ticket can be given back until noon of the same day, and "
+    "they are sold to those who wait. A ticket can be given back until noon of the same day, and "
     "the price is paid out in full. Later it can be exchanged for another evening, once.\n\n"
     "Coats and umbrellas are left in the hall on the left. Dogs may not come in, but the baker "
     "across the street looks after them. In the interval there is tea, cider and bread with "
