@@ -11,7 +11,7 @@ is looked up, admitted, published and released, and every miss is inserted. A tr
 the cache has one of them. Outputs are not cached. Hits are those among the listed blocks, as a
 share of all prompt tokens, the partial last block of each prompt included.
 
-The bounds are those of ``ostinato.lab.bounds``: Belady, who knows the future, evicting leaves
+The bounds are those of ``ostinato.lab.simulation``: Belady, who knows the future, evicting leaves
 only, and with leave not to insert.
 """
 
@@ -30,7 +30,7 @@ from tqdm import tqdm
 from ostinato.cache.manager import CacheManager
 from ostinato.core.config import CacheConfig, IndexName, PolicyName
 from ostinato.core.identity import Identity, PrefixKey
-from ostinato.lab.bounds import belady_hits
+from ostinato.lab.simulation import belady_hits
 
 BLOCK_TOKENS = 512
 LAST = 2**32 - 1

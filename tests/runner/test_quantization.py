@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from ostinato import LLM, SamplingParams
 from ostinato.core.errors import UnsupportedModel
 from ostinato.runner.forward.decoder import unlike
-from ostinato.runner.forward.packed import PackedLinear
+from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import pack_linears
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.model_loader import load_model

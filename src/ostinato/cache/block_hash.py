@@ -16,8 +16,6 @@ import hashlib
 import secrets
 from collections.abc import Callable
 
-import xxhash
-
 from ostinato.core.config import DigestName
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockDigest
@@ -37,6 +35,8 @@ def make_xxh3_128() -> DigestFunction:
     It is no match for an attacker, so digests differ between processes; the hash index
     compares tokens anyway.
     """
+    import xxhash  # imported here: an embedded cache needs NumPy alone
+
     seed = secrets.randbits(64)
     return lambda data: xxhash.xxh3_128_digest(data, seed)
 

@@ -10,8 +10,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
 from ostinato.cli._config_source import embedded_folder, load_config
-from ostinato.cli._quantities import write_bytes
 from ostinato.lab.kv_bytes import kv_bytes
+from ostinato.lab.quantities import write_bytes
 from ostinato.runner.fetched_models import (
     FETCHED_MODELS,
     fetch,

@@ -28,7 +28,7 @@ from ostinato.core.errors import BrokenCheckpoint, MissingTokenizer, Unsupported
 from ostinato.runner.attention.registration import ATTENTION_NAME, register
 from ostinato.runner.checkpoint import fingerprint, read_config, weight_files
 from ostinato.runner.device import resolve_device
-from ostinato.runner.forward.choose import choose_forward
+from ostinato.runner.forward.choose import ChosenForward, choose_forward
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.gguf_file import open_gguf
 from ostinato.runner.kv_store import KVSpec
@@ -67,7 +67,7 @@ class LoadedModel:
         device: Where it computes.
         fingerprint: SHA-256 over config and weights.
         kv_spec: What each layer keeps of a token.
-        fused: Computes steps in place of the model; None where the model does so itself.
+        forward: How steps are computed, and why not faster.
     """
 
     name: str
@@ -83,7 +83,12 @@ class LoadedModel:
     device: torch.device
     fingerprint: bytes
     kv_spec: KVSpec
-    fused: FusedForward | None = None
+    forward: ChosenForward
+
+    @property
+    def fused(self) -> FusedForward | None:
+        """Computes steps in place of the model; None where the model does so itself."""
+        return self.forward.fused
 
     @property
     def max_model_len(self) -> int:
@@ -110,6 +115,7 @@ def load_model(
     device: torch.device | str = "cpu",
     attention: AttentionName = "auto",
     forward: ForwardName = "auto",
+    revision: str | None = None,
 ) -> LoadedModel:
     """Load a model and make sure that it can be served correctly.
 
@@ -119,6 +125,7 @@ def load_model(
         device: Where to compute.
         attention: Who computes attention, and so is held against the model's own.
         forward: How steps may be computed, see ``runner.forward.choose``.
+        revision: Branch, tag or commit of a hub repository.
 
     Raises:
         ConfigError: An unknown dtype or forward, or a device that is not there.
@@ -132,7 +139,7 @@ def load_model(
     one_of("forward", forward, get_args(ForwardName))
     device = resolve_device(device)
     register()
-    path = resolve_model(name)
+    path = resolve_model(name, revision)
     with _quiet(), _opened(path):
         config = _load_config(path)
         files = weight_files(path)
@@ -142,7 +149,7 @@ def load_model(
         model = _load_weights(path, config, _torch_dtype(dtype, config), device)
         call = ModelCall(model)
         probed = probe_model(model, call, attention)
-        fused = choose_forward(model, call, probed, forward)
+        chosen = choose_forward(model, call, probed, forward)
         tokenizer = load_tokenizer(path)
     return LoadedModel(
         name=str(name),
@@ -158,7 +165,7 @@ def load_model(
         device=device,
         fingerprint=fingerprint(path, files),
         kv_spec=probed.spec,
-        fused=fused,
+        forward=chosen,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import huggingface_hub
 
-from ostinato.core.errors import ModelNotFound
+from ostinato.core.errors import ConfigError, ModelNotFound
 from ostinato.runner.fetched_models import FETCHED_MODELS, fetched_file
 from ostinato.runner.gguf_file import find_gguf
 
@@ -22,20 +22,26 @@ _WANTED_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
 """What is fetched of a hub repository: no pickles, no code."""
 
 
-def resolve_model(name: str | Path) -> Path:
+def resolve_model(name: str | Path, revision: str | None = None) -> Path:
     """Return the directory or the GGUF file of a model, fetching it from the hub if need be.
 
     Args:
         name: A model's name, a directory, a GGUF file, or a hub repository such as
             ``"Qwen/Qwen3-0.6B"``.
+        revision: Branch, tag or commit of a hub repository; None is its main branch.
 
     Raises:
         ModelNotFound: It is none of these, or the hub cannot be reached.
+        ConfigError: A revision was given, and the name is no hub repository's.
 
     Effects: may download into the hub's cache.
     """
     local = _local(str(name))
     if local is not None:
+        if revision is not None:
+            raise ConfigError(
+                f"revision={revision!r}: {str(name)!r} is no repository of the hub; leave it out"
+            )
         return local
     if _looks_like_a_path(str(name)):
         raise ModelNotFound(
@@ -43,7 +49,11 @@ def resolve_model(name: str | Path) -> Path:
             f"(owner/name); models known by name: {', '.join(KNOWN_MODELS)}"
         )
     try:
-        return Path(huggingface_hub.snapshot_download(str(name), allow_patterns=_WANTED_FILES))
+        return Path(
+            huggingface_hub.snapshot_download(
+                str(name), revision=revision, allow_patterns=_WANTED_FILES
+            )
+        )
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelNotFound(

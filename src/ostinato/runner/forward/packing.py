@@ -12,13 +12,20 @@ from typing import cast
 import torch
 from torch import nn
 
-from ostinato.runner.forward.packed import DTYPES, PackedLinear, PackedWeight
+from ostinato.runner.forward.packed import PackedWeight
+from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.plain_layers import is_plain_linear
+from ostinato.runner.native.face import DTYPES
+from ostinato.runner.native.library import library
 
 
-def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Say whether weights of that kind can be packed here."""
-    return dtype in DTYPES and device.type == "cpu" and torch.backends.mkldnn.is_available()
+def why_unpacked(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Say why weights of that kind stay plain here; None if they can be packed."""
+    if device.type != "cpu":
+        return f"weights are packed on a CPU, and device={str(device)!r}"
+    if dtype not in DTYPES:
+        return f"{str(dtype).removeprefix('torch.')} weights are not packed"
+    return "packed weights need the native library" if library() is None else None
 
 
 def pack_linears(model: nn.Module) -> int:

@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 from torch import Tensor, nn
 
-from ostinato.runner.forward.packed import DTYPES
+from ostinato.runner.native.face import DTYPES
 
 _PARTS = {"weight", "bias"}
 
