@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ostinato.cli._demo_calls import MOST_CALLS, calls
+from ostinato.cli._demo_calls import MOST_CALLS, calls, calls_in_words
 from ostinato.cli._durations import write_seconds
 
 from .engine_watch import EngineWatch, watching
@@ -153,7 +153,7 @@ def test_it_ends_with_what_to_try_next(story: str):
     _, following = story.split("What to try next")
     commands = re.findall(r"^   ostinato (\w+)", following, re.MULTILINE)
 
-    assert commands == ["chat", "generate", "savings", "size", "demo"]
+    assert commands == ["models", "chat", "generate", "savings", "size", "demo"]
 
 
 def test_nothing_is_wider_than_80_columns(story: str):
@@ -196,6 +196,24 @@ def test_no_two_calls_are_alike():
     assert len(set(prompts)) == MOST_CALLS
     assert {len(prompt) for prompt in prompts} == {PROMPT}
     assert len({prompt[:SHARED] for prompt in prompts}) == 1
+
+
+def test_calls_in_words_are_equally_long_and_differ_at_their_end():
+    """Here a word is a token."""
+    asked = calls_in_words(200, str.split)
+
+    assert len({*asked.prompts}) == len(asked.prompts) == 200
+    words = [prompt.split() for prompt in asked.prompts]
+    assert {len(prompt) for prompt in words} == {asked.system_tokens + asked.suffix_tokens}
+    assert len({tuple(prompt[: asked.system_tokens]) for prompt in words}) == 1
+
+
+def test_a_model_that_is_not_there_is_refused_before_anything_is_shown(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OSTINATO_MODELS", "/nowhere")
+
+    assert "ostinato models get smollm2" in terminal.refuse("demo", "--model", "smollm2")
 
 
 def test_the_embedded_model_knows_every_character_of_the_calls(demo: Demo):

@@ -31,6 +31,8 @@ LONGROPE = {
         ("mamba", "layers of type linear_attention"),
         ("bloom", "attend through the attention interface"),
         ("falcon", "does not call its attention through the interface"),
+        ("mpt", "does not call its attention through the interface"),
+        ("doge", "works on its attention mask itself"),
     ],
 )
 def test_models_without_causal_attention_over_tokens_are_refused(

@@ -22,13 +22,14 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     CONFIG_MAPPING,
-    AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 from transformers.utils import logging as transformers_logging
+
+from ostinato.runner.support import auto_class
 
 VOCAB_SIZE = 320
 MAX_LENGTH = 256
@@ -101,6 +102,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "granite": {"attention_multiplier": 0.2, "embedding_multiplier": 3.0},
     "cohere": {"num_key_value_heads": 4, "use_qk_norm": True},
+    "stablelm": {"partial_rotary_factor": 0.5, "use_qkv_bias": True},
+    "nemotron": {"head_dim": 12, "partial_rotary_factor": 0.5},
     "glm": {"head_dim": 16, "partial_rotary_factor": 0.5},
     "deepseek_v3": {
         "num_key_value_heads": 4,
@@ -119,11 +122,58 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """Model type and what its config says besides the common part. All of them can be served."""
 
+_VISION: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+_QWEN_VISION: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "out_hidden_size": 48,
+}
+
+
+def _mrope(*section: int) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(section)}
+
+
+COMPOSITES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "mistral3": (
+        {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
+        {**_VISION, "model_type": "pixtral"},
+    ),
+    "llava": ({"model_type": "llama"}, {**_VISION, "model_type": "clip_vision_model"}),
+    "gemma3": (FAMILIES["gemma3_text"], _VISION),
+    "gemma4": (
+        {
+            **FAMILIES["gemma3_text"],
+            "global_head_dim": 16,
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+        },
+        _VISION,
+    ),
+    "qwen2_5_vl": ({"rope_parameters": _mrope(2, 2, 2)}, _QWEN_VISION),
+    "qwen3_vl": (
+        {"head_dim": 16, "rope_parameters": _mrope(2, 3, 3)},
+        {**_QWEN_VISION, "deepstack_visual_indexes": [0]},
+    ),
+}
+"""Models for images and text: what the config of each part says. Their text can be served."""
+
 UNSUPPORTED: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 4, "num_hidden_layers": 2},
     "t5": {"d_model": 48, "d_kv": 12, "d_ff": 64, "num_layers": 2, "num_heads": 4},
     "bloom": {"n_layer": 2, "n_head": 4},
     "falcon": {"num_hidden_layers": 2, "alibi": False},
+    "mpt": {"d_model": 48, "n_heads": 4, "n_layers": 2, "max_seq_len": MAX_LENGTH},
+    "doge": {},
 }
 """Model types that load, but whose state is no causal attention that we could page."""
 
@@ -162,7 +212,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 def make_config(family: str, **changes: Any) -> PreTrainedConfig:
     """Build the config of a family."""
-    special = FAMILIES.get(family) or UNSUPPORTED[family]
+    if family in COMPOSITES:
+        text, vision = COMPOSITES[family]
+        return CONFIG_MAPPING[family](
+            text_config={**_BASE, **text}, vision_config=vision, tie_word_embeddings=False
+        )
+    special = FAMILIES.get(family) or UNSUPPORTED.get(family, {})
     base = {} if family in ("gpt2", "t5") else _BASE
     common = {name: _BASE[name] for name in _BASE if name.endswith(("_id", "vocab_size"))}
     return CONFIG_MAPPING[family](**{**base, **common, **special, **changes})
@@ -170,7 +225,7 @@ def make_config(family: str, **changes: Any) -> PreTrainedConfig:
 
 def make_model(config: PreTrainedConfig) -> PreTrainedModel:
     """Build a model with weights that make greedy tokens hang on the context."""
-    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else auto_class(config)
     torch.manual_seed(0)
     model = auto.from_config(config).float().eval()
     with torch.no_grad():

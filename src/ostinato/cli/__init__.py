@@ -26,6 +26,7 @@ from ostinato.cli import (
     generate,
     keys,
     lint,
+    models,
     plan,
     savings,
     serve,
@@ -46,7 +47,11 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "plan": plan.run,
 }
 
-_GROUPS: dict[str, typer.Typer] = {"cache": cache.app, "keys": keys.app}
+_GROUPS: dict[str, typer.Typer] = {
+    "models": models.app,
+    "cache": cache.app,
+    "keys": keys.app,
+}
 """Commands that have commands of their own."""
 
 app = typer.Typer(

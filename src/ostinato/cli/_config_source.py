@@ -1,7 +1,7 @@
 """Where does a model's config come from?
 
-In this order: a file, a directory, a model inside the package, the Hugging Face hub. Only the
-config is read or fetched, never the weights.
+In this order: a model that is fetched by name, a file, a directory, a model inside the package,
+the Hugging Face hub. Only the config is read or fetched, never the weights.
 """
 
 import json
@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ostinato.core.errors import BrokenCheckpoint, ModelNotFound
 from ostinato.lab.kv_config import Config
+from ostinato.runner.fetched_models import FETCHED_MODELS
 
 _NAME = "config.json"
 
@@ -22,8 +23,8 @@ def load_config(model: str) -> Config:
     """Return a model's parsed ``config.json``.
 
     Args:
-        model: A ``config.json``, a directory with one, the name of an embedded model, or that
-            of a repository on the hub.
+        model: A ``config.json``, a directory with one, the name of a known model, or that of a
+            repository on the hub.
 
     Raises:
         ModelNotFound: There is none of these, or the hub cannot be reached.
@@ -31,6 +32,8 @@ def load_config(model: str) -> Config:
 
     Effects: a hub name is fetched into the hub's own cache.
     """
+    if model in FETCHED_MODELS:
+        return dict(FETCHED_MODELS[model].config)
     source = _find(model)
     try:
         config = json.loads(source.read_text(encoding="utf-8"))
@@ -56,6 +59,11 @@ def _find(model: str) -> Traversable:
     if model.startswith((".", "/", "~")) or model.endswith(".json"):
         raise ModelNotFound(f"{model}: there is no such file or directory")
     return _fetch(model)
+
+
+def embedded_folder(model: str) -> Path:
+    """Return where a model inside the package is."""
+    return Path(str(resources.files("ostinato.models").joinpath(model)))
 
 
 def _embedded() -> dict[str, Traversable]:

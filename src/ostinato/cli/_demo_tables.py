@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli._demo_calls import SUFFIX_TOKENS, SYSTEM_TOKENS
+from ostinato.cli._demo_calls import Calls
 from ostinato.cli._demo_examples import EXAMPLES, Outcome
 from ostinato.cli._demo_waves import FirstToken, Wave
 from ostinato.cli._durations import write_seconds
@@ -21,6 +21,7 @@ class Figures:
 
     Attributes:
         block_size: Tokens per block.
+        calls: What was asked.
         no_cache: The calls without a cache; perhaps not all of them.
         cold: The calls on an empty cache.
         warm: The same calls again.
@@ -29,6 +30,7 @@ class Figures:
     """
 
     block_size: int
+    calls: Calls
     no_cache: Wave
     cold: Wave
     warm: Wave
@@ -44,7 +46,8 @@ class Figures:
     @property
     def workload(self) -> Workload:
         """The calls as arithmetic sees them."""
-        return Workload(SYSTEM_TOKENS, SUFFIX_TOKENS, self.cold.num_calls, self.block_size)
+        system, suffix = self.calls.system_tokens, self.calls.suffix_tokens
+        return Workload(system, suffix, self.cold.num_calls, self.block_size)
 
     @property
     def num_compared(self) -> int:
@@ -110,10 +113,10 @@ def notes(figures: Figures) -> Iterator[str]:
             f"{wave.computed_tokens:,} tokens; its time is scaled to all {wave.prompt_tokens:,}."
         )
     expected, computed = by_token(figures.workload), figures.cold.computed_tokens
+    asked = f"{figures.calls.system_tokens} + {len(figures.calls.prompts):,} x "
     yield (
-        f"By arithmetic a cold cache computes {SYSTEM_TOKENS} + {figures.cold.num_calls:,} x "
-        f"{SUFFIX_TOKENS} = {expected.computed_tokens:,} tokens and saves "
-        f"{expected.saved_tokens:,}."
+        f"By arithmetic a cold cache computes {asked}{figures.calls.suffix_tokens} = "
+        f"{expected.computed_tokens:,} tokens and saves {expected.saved_tokens:,}."
     )
     if computed != expected.computed_tokens:
         yield _difference(computed, expected)
@@ -144,7 +147,7 @@ def _agreement(figures: Figures) -> str:
         return f"The answers are the same with and without a cache in {_all(compared)} compared."
     return (
         f"The answers are the same with and without a cache in {equal:,} of {compared:,} calls: "
-        "float32 rounds differently in other batches, and two letters were almost equally likely."
+        "float32 rounds differently in other batches, and two tokens were almost equally likely."
     )
 
 

@@ -22,7 +22,7 @@ Model = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="The embedded model, a checkpoint directory, or a name on the Hugging Face hub.",
+        help="A model's name, a checkpoint's directory, a GGUF file, or a name on the hub.",
         rich_help_panel=_CACHE,
     ),
 ]

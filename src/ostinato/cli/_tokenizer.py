@@ -1,10 +1,10 @@
 """How does a command get a model's tokenizer without its weights?"""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ostinato.core.errors import MissingTokenizer, RequestError
+from ostinato.core.errors import BrokenCheckpoint, MissingTokenizer, RequestError
 from ostinato.lab.explain_log import Tokenizer
 from ostinato.lab.request_log import LoggedRequest, render_plainly
 from ostinato.lab.word_tokens import word_tokenizer
@@ -36,15 +36,7 @@ def load_tokenizer(model: str | None) -> Tokenizer:
     """
     if model is None:
         return word_tokenizer()
-    from transformers import AutoTokenizer
-
-    from ostinato.runner.resolve import resolve_model
-
-    path = resolve_model(model)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except Exception as error:  # the library raises plain Exception for bad files
-        raise MissingTokenizer(f"{model}: no tokenizer loads from {path}: {error}") from error
+    tokenizer = model_tokenizer(model)
 
     def encode(text: str) -> list[int]:
         ids = tokenizer(text, verbose=False, add_special_tokens=False)["input_ids"]
@@ -77,3 +69,23 @@ def load_tokenizer(model: str | None) -> Tokenizer:
         return "\n".join([*filter(None, before), str(text)])
 
     return Tokenizer(encode, render, decode)
+
+
+def model_tokenizer(model: str) -> Any:
+    """Load a model's tokenizer, of ``transformers``.
+
+    Raises:
+        ModelNotFound: There is no such model.
+        MissingTokenizer: It has no tokenizer, or a damaged one.
+    """
+    from ostinato.runner.model_loader import load_tokenizer
+    from ostinato.runner.resolve import resolve_model
+
+    path = resolve_model(model)
+    try:
+        tokenizer = load_tokenizer(path)
+    except BrokenCheckpoint as error:
+        raise MissingTokenizer(f"{model}: no tokenizer loads from {path}: {error}") from error
+    if tokenizer is None:
+        raise MissingTokenizer(f"{model}: there are no files of a tokenizer in {path}")
+    return tokenizer

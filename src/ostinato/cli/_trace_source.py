@@ -148,11 +148,9 @@ def _tokenizer(model: str) -> Tokenizer:
     @cache
     def load() -> Any:
         # Imported here: other traces need no tokenizer, and its library loads torch.
-        from transformers import AutoTokenizer
+        from ostinato.cli._tokenizer import model_tokenizer
 
-        from ostinato.runner.resolve import resolve_model
-
-        return AutoTokenizer.from_pretrained(resolve_model(model))
+        return model_tokenizer(model)
 
     def read(body: Mapping[str, Any]) -> list[int]:
         from ostinato.engine.chat import render_chat

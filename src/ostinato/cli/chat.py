@@ -33,6 +33,9 @@ _SPEECH_ENDS: dict[str, tuple[str, ...]] = {DEFAULT_MODEL: ("\n\n",)}
 
 @grouped
 def run(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="The model, as with --model.")
+    ] = None,
     model: options.Model = DEFAULT_MODEL,
     system: Annotated[
         str | None, typer.Option("--system", "-s", help="What stands before the conversation.")
@@ -49,8 +52,9 @@ def run(
 
     A turn's prompt is the whole conversation so far, and all of it but the newest words is in the
     cache. Ctrl-C stops an answer and keeps the conversation, Ctrl-D leaves, /help lists commands.
-    Lines may also be piped in, one per turn.
+    Lines may also be piped in, one per turn. Try: ostinato chat smollm2
     """
+    model = name or model
     params = sampling.params(_SPEECH_ENDS.get(model, ()))
     settings = engine.settings(model)
     template = None if chat_template is None else _read(chat_template)

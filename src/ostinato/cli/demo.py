@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli import _engine_options as options
-from ostinato.cli._demo_calls import MOST_CALLS, SUFFIX_TOKENS, SYSTEM_TOKENS, calls
+from ostinato.cli._demo_calls import MOST_CALLS, Calls, calls, calls_in_words
 from ostinato.cli._demo_examples import Outcome, draw_examples, run_examples
 from ostinato.cli._demo_tables import Figures, as_json, calls_table, first_token_table, notes
 from ostinato.cli._demo_waves import OUTPUT_TOKENS, Wave, first_tokens, run_wave
@@ -40,6 +40,7 @@ _OPENING = (
     "to it, a letter is a token. Every figure below is measured now.\n"
 )
 _NEXT = {
+    "ostinato models get smollm2": "fetch a real model, for ostinato chat smollm2",
     "ostinato chat": "talk to it; each turn says what it reused",
     'ostinato generate "ROMEO:"': "continue a text, with any model",
     "ostinato savings --help": "the same sum for your own prompts",
@@ -52,6 +53,7 @@ def run(
     num_calls: Annotated[
         int, typer.Option("--calls", "-n", help="Calls with one system prompt.")
     ] = 1000,
+    model: options.Model = DEFAULT_MODEL,
     block_size: options.BlockSize = 16,
     index: options.Index = "radix",
     patience: Annotated[
@@ -75,28 +77,32 @@ def run(
     Runs on the small model inside the package, without a download. Four tests of a few letters,
     then 1,000 calls that share a system prompt of 512 tokens: without a cache, on an empty cache,
     and once more. In the end a table of tokens computed and saved, and of the time to the first
-    token.
+    token. With --model smollm2, or another, the calls are questions in words.
     """
-    _check(num_calls, block_size, index, patience)
+    _check(model, num_calls, block_size, index, patience)
     _check_record(record)
     console = _console(as_json_)
     console.print(_OPENING)
     results = _small_tests(console, index)
-    plain, cached = _engines(console, block_size, index)
+    plain, cached = _engines(console, model, block_size, index)
     with _recording(console, cached, record):
-        figures = _many_calls(console, plain, cached, num_calls, patience)
+        asked = _calls(model, num_calls, cached)
+        figures = _many_calls(console, plain, cached, asked, patience)
     if as_json_:
         typer.echo(json.dumps(as_json(results, figures), indent=2))
     _show_next(console)
 
 
-def _check(num_calls: int, block_size: int, index: str, patience: float) -> None:
+def _check(model: str, num_calls: int, block_size: int, index: str, patience: float) -> None:
     """Refuse what cannot be before anything is loaded."""
     if not 2 <= num_calls <= MOST_CALLS:
         raise ConfigError(f"calls={num_calls}: must be from 2 to {MOST_CALLS:,}")
     if not patience >= 0:  # nor NaN
         raise ConfigError(f"patience={patience:g}: must be a number of seconds, at least 0")
-    EngineConfig.of(DEFAULT_MODEL, {"block_size": block_size, "index": index})
+    EngineConfig.of(model, {"block_size": block_size, "index": index})
+    from ostinato.runner.resolve import resolve_model
+
+    resolve_model(model)
 
 
 def _check_record(path: Path | None) -> None:
@@ -141,36 +147,44 @@ def _recording(console: Console, engine: "Engine", path: Path | None) -> Iterato
     console.print("Recorded, to be replayed:", Text(f"ostinato simulate {path}", style="cyan"))
 
 
+def _calls(model: str, num_calls: int, engine: "Engine") -> Calls:
+    """Make calls that a model understands."""
+    if model == DEFAULT_MODEL:
+        return Calls(calls(num_calls))
+    tokenizer = engine.loaded.require_tokenizer()
+    return calls_in_words(num_calls, lambda text: list(tokenizer(text)["input_ids"]))
+
+
 def _many_calls(
-    console: Console, plain: "Engine", cached: "Engine", num_calls: int, patience: float
+    console: Console, plain: "Engine", cached: "Engine", asked: Calls, patience: float
 ) -> Figures:
     """Run the calls in all three ways, and show each while it runs and after it."""
     console.print(
-        f"[bold]{count(num_calls, 'call')} at once[/]: {SYSTEM_TOKENS} tokens of system prompt, "
-        f"{SUFFIX_TOKENS} of their own, {OUTPUT_TOKENS} of answer"
+        f"[bold]{count(len(asked.prompts), 'call')} at once[/]: {asked.system_tokens} tokens of "
+        f"system prompt, {asked.suffix_tokens} of their own, {OUTPUT_TOKENS} of answer"
     )
-    prompts = calls(num_calls)
+    prompts = asked.prompts
     no_cache = _show_wave(console, "no cache", plain, prompts, patience)
     cold = _show_wave(console, "cold cache", cached, prompts)
     warm = _show_wave(console, "same again", cached, prompts)
     with console.status("Measuring the time to the first token ..."):
         cold_call, warm_call = first_tokens(cached, prompts[0], prompts[-1])
-    figures = Figures(cached.cache.block_size, no_cache, cold, warm, cold_call, warm_call)
+    figures = Figures(cached.cache.block_size, asked, no_cache, cold, warm, cold_call, warm_call)
     console.print(calls_table(figures), first_token_table(figures), sep="")
     for note in notes(figures):
         console.print(Text(note, style="dim"))
     return figures
 
 
-def _engines(console: Console, block_size: int, index: str) -> "tuple[Engine, Engine]":
+def _engines(console: Console, model: str, block_size: int, index: str) -> "tuple[Engine, Engine]":
     """Load the model without a cache and with one; float32, which most machines do fast."""
     from ostinato.engine.engine import Engine
 
     settings = {"dtype": "float32", "block_size": block_size, "index": index}
-    with console.status("Loading the model ..."):
+    with console.status(f"Loading {model} ..."):
         return (
-            Engine(EngineConfig.of(DEFAULT_MODEL, settings | {"enable_prefix_caching": False})),
-            Engine(EngineConfig.of(DEFAULT_MODEL, settings)),
+            Engine(EngineConfig.of(model, settings | {"enable_prefix_caching": False})),
+            Engine(EngineConfig.of(model, settings)),
         )
 
 

@@ -18,7 +18,7 @@ _SERVER = "Server"
 def run(
     model: Annotated[
         str,
-        typer.Argument(help="The embedded model, a checkpoint directory, or a name on the hub."),
+        typer.Argument(help="A model's name, a directory, a GGUF file, or a name on the hub."),
     ] = DEFAULT_MODEL,
     host: Annotated[
         str, typer.Option(help="Where to listen.", rich_help_panel=_SERVER)

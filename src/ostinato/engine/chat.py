@@ -69,6 +69,7 @@ def render_chat(
             raise RequestError(
                 f"message {position} is {message!r:.80}: it needs a 'role' and a 'content'"
             )
+        _check_is_text(position, message["content"])
     if chat_template is None and not getattr(tokenizer, "chat_template", None):
         raise RequestError(
             "the tokenizer has no chat template: give chat_template, or use generate()"
@@ -87,3 +88,14 @@ def render_chat(
     except Exception as error:  # a template may raise whatever its author liked
         raise RequestError(f"the chat template refuses these messages: {error}") from error
     return list(encoded["input_ids"])
+
+
+def _check_is_text(position: int, content: object) -> None:
+    """Refuse images and sound: a template would write their place into the text, empty."""
+    for part in content if isinstance(content, Sequence) else ():
+        kind = str(part.get("type")) if isinstance(part, Mapping) else ""
+        if any(medium in kind for medium in ("image", "audio", "video")):
+            raise RequestError(
+                f"message {position} has a part of type {kind!r}: only text is served, also by "
+                "models that know images; leave the part out or describe it in words"
+            )

@@ -20,7 +20,14 @@ from ostinato.runner.model_loader import LoadedModel, load_model
 WeightSource = str | Path | Mapping[str, Tensor]
 """A checkpoint as ``LLM`` takes it, or tensors by name."""
 
-_IRRELEVANT = {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "architectures"}
+_IRRELEVANT = {
+    "_name_or_path",
+    "_model_name_or_path",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "architectures",
+}
 """Entries of a config that do not say what is computed; the dtype is the engine's own."""
 
 

@@ -14,10 +14,14 @@ Files in reading order:
 * ``logit_edits``, ``truncation``, ``randomness``, ``sampler``: which token is next?
 * ``logprobs``: how likely was it?
 * ``device``: which device does a name mean, and is it there?
+* ``fetched_models``: which models are fetched by name, and where are they kept?
+* ``gguf_file``: is a GGUF file one that can be loaded?
 * ``resolve``: which directory does a model's name mean?
 * ``checkpoint``: are its files whole, and which weights are these?
 * ``model_loader``: how does a checkpoint become a model?
 * ``support``: which models can be served correctly?
+* ``quantization``: does a quantized checkpoint compute each token by itself?
+* ``rounding``: how far do logits move by rounding alone?
 * ``probe``: does this one agree with its own attention?
 * ``memory``: how many blocks fit?
 * ``heap``: who keeps the memory of large temporaries?

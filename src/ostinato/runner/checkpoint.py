@@ -27,8 +27,8 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def weight_files(directory: Path) -> tuple[Path, ...]:
-    """Return a checkpoint's safetensors files, each of them whole.
+def weight_files(checkpoint: Path) -> tuple[Path, ...]:
+    """Return a checkpoint's files of weights: safetensors, each of them whole, or a GGUF file.
 
     Raises:
         BrokenCheckpoint: There are none, the index names one that is missing, or one is
@@ -36,29 +36,32 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
 
     Cost: reads headers only.
     """
+    if checkpoint.is_file():
+        return (checkpoint,)
     # Where there is both, transformers reads the single file.
-    if (directory / _SINGLE_FILE).exists():
-        paths: tuple[Path, ...] = (directory / _SINGLE_FILE,)
-    elif (directory / _INDEX_FILE).exists():
-        paths = _shards(directory / _INDEX_FILE)
+    if (checkpoint / _SINGLE_FILE).exists():
+        paths: tuple[Path, ...] = (checkpoint / _SINGLE_FILE,)
+    elif (checkpoint / _INDEX_FILE).exists():
+        paths = _shards(checkpoint / _INDEX_FILE)
     else:
         raise BrokenCheckpoint(
-            f"{directory} has neither {_SINGLE_FILE} nor {_INDEX_FILE}; other formats of "
-            "weights are not read: convert them to safetensors"
+            f"{checkpoint} has neither {_SINGLE_FILE} nor {_INDEX_FILE}; pickled "
+            "weights are not read: convert them to safetensors or GGUF"
         )
     for path in paths:
         _check_whole(path)
     return paths
 
 
-def fingerprint(directory: Path, weights: tuple[Path, ...]) -> bytes:
-    """Return a SHA-256 over the content of the config and of all weights.
+def fingerprint(checkpoint: Path, weights: tuple[Path, ...]) -> bytes:
+    """Return a SHA-256 over the content of the config and of all weights; GGUF has both in one.
 
     Two checkpoints of one fingerprint compute the same KV; names and times do not matter.
     Cost: reads every byte, about a second per gigabyte.
     """
     digest = hashlib.sha256()
-    for path in (directory / CONFIG_FILE, *sorted(weights)):
+    config = () if checkpoint.is_file() else (checkpoint / CONFIG_FILE,)
+    for path in (*config, *sorted(weights)):
         digest.update(path.stat().st_size.to_bytes(8, "little"))
         with path.open("rb") as file:
             while piece := file.read(_PIECE_BYTES):

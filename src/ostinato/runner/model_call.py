@@ -4,7 +4,7 @@ import inspect
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ostinato.runner.attention.registration import STEP_KEYWORD, LayerAttention
@@ -24,6 +24,7 @@ class ModelCall:
         self.model = model
         self.vocab_size = cast(Tensor, model.get_input_embeddings().weight).shape[0]
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._step: LayerAttention | None = None
 
     def __call__(
         self,
@@ -47,12 +48,36 @@ class ModelCall:
         if kept is not None and self._keeps_rows:
             keywords["logits_to_keep"] = kept
         ids = self._tensor(input_ids)[None]
-        output = self.model(input_ids=ids, use_cache=False, **keywords)
+        self._step = step
+        try:
+            output = self.model(input_ids=ids, use_cache=False, **keywords)
+        finally:
+            self._step = None
         logits = cast(Tensor, output.logits)[0]
         if kept is not None and not self._keeps_rows:
             logits = logits.index_select(0, kept)
         return logits
 
+    def hand_step_to_attention(self) -> None:
+        """Give each attention module the step itself, where layers drop keywords (StableLM).
+
+        Effects: hooks on the model's attention modules, which act during calls of this object.
+        """
+        for module in self.model.modules():
+            if isinstance(getattr(module, "layer_idx", None), int) and _takes_keywords(module):
+                module.register_forward_pre_hook(self._with_step, with_kwargs=True)
+
+    def _with_step(
+        self, _module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return inputs, keywords if self._step is None else {**keywords, STEP_KEYWORD: self._step}
+
     def _tensor(self, numbers: Ints) -> Tensor:
         """Put numbers where the model is."""
         return torch.from_numpy(numbers).to(self.model.device)
+
+
+def _takes_keywords(module: nn.Module) -> bool:
+    """Say whether a module can be called with keywords that it does not name."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

@@ -6,7 +6,7 @@ was loaded after, since it would fill missing weights with random numbers and go
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -15,8 +15,8 @@ import torch
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
+    GgufConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -30,12 +30,15 @@ from ostinato.runner.checkpoint import fingerprint, read_config, weight_files
 from ostinato.runner.device import resolve_device
 from ostinato.runner.forward.choose import ChosenForward, choose_forward
 from ostinato.runner.forward.fused import FusedForward
+from ostinato.runner.gguf_file import open_gguf
 from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.probe import probe_model
+from ostinato.runner.quantization import check_quantization
 from ostinato.runner.resolve import resolve_model
 from ostinato.runner.support import (
     LengthLimit,
+    auto_class,
     check_attention_interface,
     check_config,
     length_limit,
@@ -52,8 +55,9 @@ class LoadedModel:
 
     Attributes:
         name: As the user gave it.
-        path: Directory of the checkpoint.
+        path: Directory of the checkpoint, or its GGUF file.
         model: In evaluation mode, with our attention.
+        call: Calls it.
         config: Its config.
         tokenizer: Its tokenizer; None if the checkpoint has none.
         eos_token_ids: Ids that end a text.
@@ -69,6 +73,7 @@ class LoadedModel:
     name: str
     path: Path
     model: PreTrainedModel
+    call: ModelCall
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerBase | None
     eos_token_ids: frozenset[int]
@@ -115,8 +120,8 @@ def load_model(
     """Load a model and make sure that it can be served correctly.
 
     Args:
-        name: An embedded model's name, a directory, or a hub repository.
-        dtype: In which to compute; ``auto`` is that of the checkpoint.
+        name: A model's name, a directory, a GGUF file, or a hub repository.
+        dtype: In which to compute; ``auto`` is that of the checkpoint, for GGUF float32.
         device: Where to compute.
         attention: Who computes attention, and so is held against the model's own.
         forward: How steps may be computed, see ``runner.forward.choose``.
@@ -135,20 +140,22 @@ def load_model(
     device = resolve_device(device)
     register()
     path = resolve_model(name, revision)
-    with _quiet():
+    with _quiet(), _opened(path):
         config = _load_config(path)
         files = weight_files(path)
         check_config(config)
+        check_quantization(config)
         check_attention_interface(config)
         model = _load_weights(path, config, _torch_dtype(dtype, config), device)
         call = ModelCall(model)
         probed = probe_model(model, call, attention)
-        chosen = choose_forward(model, probed, forward)
+        chosen = choose_forward(model, call, probed, forward)
         tokenizer = load_tokenizer(path)
     return LoadedModel(
         name=str(name),
         path=path,
         model=model,
+        call=call,
         config=config,
         tokenizer=tokenizer,
         eos_token_ids=_eos_token_ids(model),
@@ -162,8 +169,23 @@ def load_model(
     )
 
 
+def _opened(path: Path) -> AbstractContextManager[None]:
+    """Check a file before it is read, and read it once."""
+    return open_gguf(path) if path.is_file() else nullcontext()
+
+
+def _origin(path: Path) -> dict[str, Any]:
+    """Return what tells ``transformers`` where a config, a tokenizer or weights are."""
+    place: dict[str, Any] = {"pretrained_model_name_or_path": path}
+    if path.is_file():
+        place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    return {**place, "trust_remote_code": False}
+
+
 def _load_config(path: Path) -> PreTrainedConfig:
     """Read the config; code that comes with a checkpoint is never run."""
+    if path.is_file():
+        return _load_gguf_config(path)
     model_type = read_config(path)["model_type"]
     if model_type not in CONFIG_MAPPING:
         raise UnsupportedModel(
@@ -171,9 +193,18 @@ def _load_config(path: Path) -> PreTrainedConfig:
             "comes with checkpoints is not run"
         )
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(**_origin(path))
     except Exception as error:  # a model's own checks of its config raise whatever they like
         raise BrokenCheckpoint(f"{path}: config.json is not understood: {error}") from error
+    return config
+
+
+def _load_gguf_config(path: Path) -> PreTrainedConfig:
+    """Read the config out of a file that is whole."""
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(**_origin(path))
+    except Exception as error:  # unknown architectures end in whatever the reader stumbles over
+        raise UnsupportedModel(f"{path} is not understood by transformers: {error}") from error
     return config
 
 
@@ -182,13 +213,16 @@ def _load_weights(
 ) -> PreTrainedModel:
     """Build the model and read its weights, each exactly once."""
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path,
+        loaded: Any = auto_class(config).from_pretrained(
+            **_origin(path),
             config=config,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
-            use_safetensors=True,
-            trust_remote_code=False,
+            **(
+                {"quantization_config": GgufConfig(dequantize=True)}
+                if path.is_file()
+                else {"use_safetensors": True}
+            ),
             output_loading_info=True,
             # The library's grouped expert kernels take no float64; its plain ones do.
             **({"experts_implementation": "eager"} if dtype == torch.float64 else {}),
@@ -205,21 +239,28 @@ def _load_weights(
                 f"{path}: {len(names)} {kind.replace('_', ' ')} among the weights, such as "
                 f"{', '.join(names[:3])}: they do not belong to this config"
             )
+    _drop_encoders(model)
     return cast(PreTrainedModel, model.eval().to(device))
 
 
+def _drop_encoders(model: PreTrainedModel) -> None:
+    """Take encoders of images and sound out of a model: text never calls them."""
+    decoder = model.get_decoder()
+    for name, child in list(model.base_model.named_children()):
+        if isinstance(child, PreTrainedModel) and child is not decoder:
+            setattr(model.base_model, name, None)
+
+
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase | None:
-    """Read the tokenizer in a directory; None if there are no files of one.
+    """Read the tokenizer of a checkpoint; None if there are no files of one.
 
     Raises:
-        BrokenCheckpoint: Its files are damaged.
+        BrokenCheckpoint: It is damaged.
     """
-    if not any((path / name).exists() for name in _TOKENIZER_FILES):
+    if path.is_dir() and not any((path / name).exists() for name in _TOKENIZER_FILES):
         return None
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            path, trust_remote_code=False
-        )
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**_origin(path))
     except Exception as error:  # the tokenizer library raises plain Exception for bad JSON
         raise BrokenCheckpoint(f"{path}: the tokenizer does not load: {error}") from error
     return tokenizer

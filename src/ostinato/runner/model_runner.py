@@ -17,7 +17,6 @@ from ostinato.runner.attention.backend import AttentionBackend, GroupedStep
 from ostinato.runner.attention.torch_backend import TorchAttention
 from ostinato.runner.inputs import StepInputs, build_inputs
 from ostinato.runner.layer_groups import LayerGroups, one_group
-from ostinato.runner.model_call import ModelCall
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.runner.sampler import Sampler, prompt_logprobs
 
@@ -67,7 +66,7 @@ class ModelRunner:
             for group, size in zip(range(self.groups.num_groups), sizes, strict=True)
         )
         self.num_tokens_computed = 0
-        self._call = loaded.fused or ModelCall(loaded.model)
+        self._call = loaded.fused or loaded.call
         self._sampler = Sampler()
 
     @torch.inference_mode()

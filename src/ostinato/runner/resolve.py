@@ -1,6 +1,7 @@
 """Which directory does a model's name mean?
 
-In this order: a model embedded in the package, a directory, a repository of the hub.
+In this order: a model embedded in the package, one that ``ostinato models get`` fetches, a
+directory, a GGUF file, a repository of the hub.
 """
 
 from importlib.resources import files
@@ -9,19 +10,23 @@ from pathlib import Path
 import huggingface_hub
 
 from ostinato.core.errors import ConfigError, ModelNotFound
+from ostinato.runner.fetched_models import FETCHED_MODELS, fetched_file
+from ostinato.runner.gguf_file import find_gguf
 
 EMBEDDED_MODELS = ("tiny-shakespeare",)
 """Models that come inside the package."""
+
+KNOWN_MODELS = (*EMBEDDED_MODELS, *FETCHED_MODELS)
 
 _WANTED_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
 """What is fetched of a hub repository: no pickles, no code."""
 
 
 def resolve_model(name: str | Path, revision: str | None = None) -> Path:
-    """Return the directory of a model, fetching it from the hub if need be.
+    """Return the directory or the GGUF file of a model, fetching it from the hub if need be.
 
     Args:
-        name: An embedded model's name, a directory, or a hub repository such as
+        name: A model's name, a directory, a GGUF file, or a hub repository such as
             ``"Qwen/Qwen3-0.6B"``.
         revision: Branch, tag or commit of a hub repository; None is its main branch.
 
@@ -31,18 +36,17 @@ def resolve_model(name: str | Path, revision: str | None = None) -> Path:
 
     Effects: may download into the hub's cache.
     """
-    directory = Path(name).expanduser()
-    is_embedded = str(name) in EMBEDDED_MODELS
-    if is_embedded or (str(name) and directory.is_dir()):
+    local = _local(str(name))
+    if local is not None:
         if revision is not None:
             raise ConfigError(
                 f"revision={revision!r}: {str(name)!r} is no repository of the hub; leave it out"
             )
-        return Path(str(files("ostinato.models").joinpath(str(name)))) if is_embedded else directory
+        return local
     if _looks_like_a_path(str(name)):
         raise ModelNotFound(
-            f"model {str(name)!r}: no such directory, and no name of a hub repository "
-            f"(owner/name); embedded models: {', '.join(EMBEDDED_MODELS)}"
+            f"model {str(name)!r}: no such directory or GGUF file, and no name of a hub repository "
+            f"(owner/name); models known by name: {', '.join(KNOWN_MODELS)}"
         )
     try:
         return Path(
@@ -53,9 +57,25 @@ def resolve_model(name: str | Path, revision: str | None = None) -> Path:
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelNotFound(
-            f"model {str(name)!r}: not embedded ({', '.join(EMBEDDED_MODELS)}), no directory "
-            f"{str(directory.absolute())!r}, and the hub did not give it: {reason}"
+            f"model {str(name)!r}: none known by name ({', '.join(KNOWN_MODELS)}), no directory "
+            f"{str(Path(name).absolute())!r}, and the hub did not give it: {reason}"
         ) from error
+
+
+def _local(name: str) -> Path | None:
+    """Return the model that a name means on this machine; None if it means none here.
+
+    Raises:
+        ModelNotFound: It is known by name, and was not fetched.
+    """
+    if name in EMBEDDED_MODELS:
+        return Path(str(files("ostinato.models").joinpath(name)))
+    if name in FETCHED_MODELS:
+        return fetched_file(name)
+    path = Path(name).expanduser()
+    if name and path.is_dir():
+        return find_gguf(path)
+    return path if path.suffix == ".gguf" and path.is_file() else None
 
 
 def _looks_like_a_path(name: str) -> bool:

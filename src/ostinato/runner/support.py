@@ -15,6 +15,8 @@ no attention interface (ALiBi)  the attention cannot be replaced by one that rea
 unknown kinds of RoPE           frequencies might depend on how long the call is
 ==============================  ==========================================================
 
+Models for images and text (Mistral 3, Qwen-VL, Gemma 3) serve text, with their language model.
+
 Dynamic and long RoPE change every frequency once a call reaches past a certain position; up
 to there they are plain RoPE. Such models are served up to there.
 """
@@ -24,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
 
 from ostinato.core.errors import UnsupportedModel
 from ostinato.runner.attention.registration import ATTENTION_NAME
@@ -83,6 +85,18 @@ def check_config(config: PreTrainedConfig) -> None:
             )
 
 
+def auto_class(config: PreTrainedConfig) -> Any:
+    """Return which class of ``transformers`` builds a config's model with a head for tokens.
+
+    Raises:
+        UnsupportedModel: There is none.
+    """
+    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        if type(config) in auto._model_mapping:
+            return auto
+    raise UnsupportedModel(f"transformers has no causal language model of type {config.model_type}")
+
+
 def check_attention_interface(config: PreTrainedConfig) -> None:
     """Refuse models whose class cannot be built with our attention.
 
@@ -94,14 +108,16 @@ def check_attention_interface(config: PreTrainedConfig) -> None:
     """
     try:
         with torch.device("meta"):
-            AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME)
+            auto_class(config).from_config(config, attn_implementation=ATTENTION_NAME)
     except KeyError as error:
         raise UnsupportedModel(
             f"{config.model_type} does not call its attention through the interface of "
             "transformers, so it cannot be replaced by one that reads blocks"
         ) from error
-    except (ValueError, ImportError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except UnsupportedModel:
+        raise
+    except Exception as error:  # a config that a model class cannot use raises whatever it likes
+        reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         raise UnsupportedModel(
             f"{config.model_type} cannot be built as a causal language model: {reason}"
         ) from error

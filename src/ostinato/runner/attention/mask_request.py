@@ -37,6 +37,13 @@ class MaskRequest:
     window: int | None
     known: bool
 
+    def __getattr__(self, name: str) -> Any:
+        """Refuse a model that computes with masks itself, as if this were a tensor."""
+        raise UnsupportedModel(
+            f"the model works on its attention mask itself (mask.{name}) before attention sees "
+            "it: which tokens are seen then does not follow from positions alone"
+        )
+
 
 def register_probe() -> None:
     """Make the probe's attention known to ``transformers``; more than once does no harm."""

@@ -24,6 +24,10 @@ _HARMLESS = frozenset({"position_ids", "cache_position"})
 """Keywords that some models hand down and that add nothing: positions are in keys already."""
 
 
+class StepNotReceived(UnsupportedModel):
+    """A layer called its attention without the keyword that carries the step."""
+
+
 class LayerAttention(Protocol):
     """What the keyword carries: a ``GroupedStep``, or whoever else wants to see the calls."""
 
@@ -72,15 +76,16 @@ def paged_attention(
 
     Raises:
         UnsupportedModel: The layer asks for what we do not do.
+        StepNotReceived: There is no step.
 
     Effects: writes the step's keys and values, and runs its copies, in this layer.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     _refuse_unknown(module, causal, dropout, attention_mask, others)
     if ostinato_step is None:
-        raise UnsupportedModel(
-            f"{type(module).__name__} does not hand keywords of the model call down to its "
-            "attention, so it cannot be told where keys and values are"
+        raise StepNotReceived(
+            f"{type(module).__name__} is not handed the keywords of the model call and takes none "
+            "itself, so it cannot be told where keys and values are"
         )
     style = AttentionStyle(
         scale=query.shape[3] ** -0.5 if scaling is None else float(scaling),

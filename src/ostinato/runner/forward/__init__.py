@@ -4,6 +4,7 @@ Files in reading order:
 
 * ``packed``: a weight in tiles, and products with it
 * ``packed_linear``: a linear layer whose weight is packed
+* ``plain_layers``: is a layer what its class says, so that it may be computed in another way?
 * ``packing``: which layers of a model get packed weights?
 * ``parts``: what is an operation between products told, besides rows of numbers?
 * ``records``: how does the native library see what an operation works on?

@@ -13,7 +13,6 @@ modules did.
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from ostinato.core.config import ForwardName
@@ -25,11 +24,10 @@ from ostinato.runner.forward.records import DTYPES
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.library import library
 from ostinato.runner.probe import Probed, StepCall, through_blocks
+from ostinato.runner.rounding import in_roundings
 
-_MOST_DIFFERENCE = {torch.float32: 1e-4, torch.float16: 0.02}
-_MOST_DIFFERENCE_ROUGH = 0.05
-"""Largest difference of logits, relative to their spread, that another order of sums explains; the
-rest is bfloat16. The median of the prompt's rows is compared: experts may change over a tie."""
+_MOST_ROUNDINGS = 1.0
+"""Largest difference of logits from the plain modules', in multiples of what rounding explains."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,11 +45,14 @@ class ChosenForward:
     fused: FusedForward | None = None
 
 
-def choose_forward(model: PreTrainedModel, probed: Probed, wanted: ForwardName) -> ChosenForward:
+def choose_forward(
+    model: PreTrainedModel, call: ModelCall, probed: Probed, wanted: ForwardName
+) -> ChosenForward:
     """Make a model as fast as it can be made without computing anything else.
 
     Args:
         model: In evaluation mode, with our attention.
+        call: Calls it.
         probed: What the probe found when it was plain.
         wanted: What the user allows.
 
@@ -67,7 +68,7 @@ def choose_forward(model: PreTrainedModel, probed: Probed, wanted: ForwardName) 
         if isinstance(fused, FusedForward):
             return ChosenForward("fused", fused=fused)
         reason = fused
-    return _try_packed(model, probed, reason)
+    return _try_packed(model, call, probed, reason)
 
 
 def _try_fused(model: PreTrainedModel, probed: Probed) -> FusedForward | str:
@@ -87,11 +88,13 @@ def _try_fused(model: PreTrainedModel, probed: Probed) -> FusedForward | str:
     return f"fused, {different}"
 
 
-def _try_packed(model: PreTrainedModel, probed: Probed, reason: str) -> ChosenForward:
+def _try_packed(
+    model: PreTrainedModel, call: ModelCall, probed: Probed, reason: str
+) -> ChosenForward:
     """Pack the linear layers, if the model comes out the same."""
     with torch.no_grad():
         pack_linears(model)
-    different = _difference(model, probed, ModelCall(model))
+    different = _difference(model, probed, call)
     if different is None:
         return ChosenForward("packed", reason)
     unpack_linears(model)
@@ -101,9 +104,8 @@ def _try_packed(model: PreTrainedModel, probed: Probed, reason: str) -> ChosenFo
 def _difference(model: PreTrainedModel, probed: Probed, call: StepCall) -> str | None:
     """Say by how much logits differ from the plain modules'; None if rounding explains it."""
     with torch.inference_mode():
-        found: Tensor = through_blocks(probed.spec, call, model, probed.attention).double()
-    spread = probed.logits.std(dim=1)
-    away = float(((found - probed.logits).square().mean(dim=1).sqrt() / spread).median())
-    if away <= _MOST_DIFFERENCE.get(model.dtype, _MOST_DIFFERENCE_ROUGH):
+        found = through_blocks(probed.spec, call, model, probed.attention)
+    away = in_roundings(found, probed.logits, probed.noise)
+    if away <= _MOST_ROUNDINGS:
         return None
-    return f"its logits differ by {away:.2g} of their spread"
+    return f"its logits differ by {away:.2g} times what rounding explains"

@@ -27,6 +27,7 @@ from ostinato.runner.forward.packed import PackedWeight
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import stack
 from ostinato.runner.forward.parts import HeadShape, Norm
+from ostinato.runner.forward.plain_layers import is_plain_linear, is_unaltered
 
 _NORMS = frozenset({"q_norm", "k_norm"})
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -98,13 +99,18 @@ class Decoder:
 
 def unlike(model: PreTrainedModel) -> str | None:
     """Say in which way a model is no decoder of this kind; None if it is one."""
-    inner = getattr(model, model.base_model_prefix, None)
-    if not isinstance(inner, nn.Module) or _children(model) != {model.base_model_prefix, "lm_head"}:
+    inner = _inner(model)
+    if inner is None or _children(model) != {model.base_model_prefix, "lm_head"}:
         return "more or less than a decoder and a head"
+    if "mrope_section" in (getattr(model.config.get_text_config(), "rope_parameters", None) or ()):
+        return "its RoPE has several positions per token"
     if _children(inner) != {"embed_tokens", "layers", "norm", "rotary_emb"}:
         return f"{type(inner).__name__} has other parts"
-    if type(inner.embed_tokens) is not nn.Embedding or type(model.lm_head) is not nn.Linear:
+    if type(inner.embed_tokens) is not nn.Embedding or not is_plain_linear(model.lm_head):
         return "another kind of embedding or head"
+    altered = (name for name, module in model.named_modules() if not is_unaltered(module))
+    if (name := next(altered, None)) is not None:
+        return f"{name or type(model).__name__} has hooks or a forward of its own"
     if not _is_norm(inner.norm):
         return f"{type(inner.norm).__name__} is no RMSNorm"
     return next(
@@ -122,7 +128,7 @@ def take_apart(model: PreTrainedModel, styles: Sequence[AttentionStyle]) -> Deco
 
     Effects: replaces its linear layers by packed ones; the model itself goes on working.
     """
-    inner = cast(nn.Module, getattr(model, model.base_model_prefix))
+    inner = cast(nn.Module, _inner(model))
     head, embedding = cast(nn.Linear, model.lm_head), cast(nn.Embedding, inner.embed_tokens)
     layers = tuple(
         _layer(layer, style)
@@ -139,6 +145,13 @@ def take_apart(model: PreTrainedModel, styles: Sequence[AttentionStyle]) -> Deco
         norm=_norm(inner.norm),
         head=Projection(packed, () if head.bias is None else (head.bias.detach(),)),
     )
+
+
+def _inner(model: PreTrainedModel) -> nn.Module | None:
+    """Return the decoder in a model, which one for images as well has beside their encoder."""
+    inner = getattr(model, model.base_model_prefix, None)
+    inner = getattr(inner, "language_model", inner)
+    return inner if isinstance(inner, nn.Module) else None
 
 
 def _layer(layer: nn.Module, style: AttentionStyle) -> DecoderLayer:
@@ -203,7 +216,7 @@ def _unlike_products(attention: nn.Module, mlp: nn.Module) -> str | None:
     """Say what is wrong with a layer's linear parts."""
     linears = [attention.get_submodule(name) for name in (*_PROJECTIONS, "o_proj")]
     linears += [mlp.get_submodule(name) for name in (*_GATE_UP, "down_proj")]
-    if any(type(linear) is not nn.Linear for linear in linears):
+    if not all(map(is_plain_linear, linears)):
         return "it has projections that are no plain linear layers"
     for names in (linears[:3], linears[4:6]):
         if len({getattr(linear, "bias", None) is None for linear in names}) > 1:

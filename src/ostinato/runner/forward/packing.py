@@ -14,6 +14,7 @@ from torch import nn
 
 from ostinato.runner.forward.packed import PackedWeight
 from ostinato.runner.forward.packed_linear import PackedLinear
+from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.native.face import DTYPES
 from ostinato.runner.native.library import library
 
@@ -38,7 +39,7 @@ def pack_linears(model: nn.Module) -> int:
         (parent, name, child)
         for parent in list(model.modules())
         for name, child in parent.named_children()
-        if type(child) is nn.Linear and is_plain(child)
+        if is_plain_linear(child)
     ]
     num_packed = 0
     for parent, name, linear in found:
@@ -76,13 +77,6 @@ def unpack_linears(model: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if isinstance(child, PackedLinear):
                 setattr(parent, name, child.unpacked())
-
-
-def is_plain(linear: nn.Linear) -> bool:
-    """Say whether a layer is what it appears to be: a plain weight of a known format, no hooks."""
-    hooks = (*linear._forward_hooks.values(), *linear._forward_pre_hooks.values())
-    plain = type(linear.weight) is nn.Parameter and not hooks
-    return plain and linear.weight.dtype in DTYPES and linear.weight.numel() > 0
 
 
 def _shared_parameters(model: nn.Module) -> set[int]:

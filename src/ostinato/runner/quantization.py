@@ -1,0 +1,172 @@
+"""Does a quantized checkpoint compute each token by itself?
+
+Quantized weights are weights. Quantized *activations* are scaled by what they hold, and a scale
+that is taken over several rows makes a token's keys depend on which other requests are in the step:
+
+=====================================  =======  ==================================================
+scheme                                 served   because
+=====================================  =======  ==================================================
+weights only (GPTQ, AWQ, W4A16, nf4)   yes      activations are not touched
+activations, static scales             yes      the scale was calibrated and is in the checkpoint
+activations, dynamic, by token         yes      the scale follows from the row alone
+activations, dynamic, by tensor        no       the scale is the largest of all rows of the step
+LLM.int8 (bitsandbytes, 8 bits)        no       columns are kept in 16 bits if *any* row has an
+                                                outlier there
+keys and values (``kv_cache_scheme``)  no       the cache has a format of its own
+=====================================  =======  ==================================================
+
+What configs say is refused before weights are read. Whatever else a checkpoint came quantized
+with is tried out: each of its layers is called twice, the second time beside other rows.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ostinato.core.errors import UnsupportedModel
+
+_LOUDER = 64.0
+"""Factor on the other rows; it makes outliers of what was none."""
+
+_MOST_DIFFERENCE = 1e-3
+"""Relative to the row: less than half a step of 8 bits, more than another order of sums explains
+in float32. In 16 bits one unit in the last place is allowed instead."""
+
+
+def check_quantization(config: PreTrainedConfig) -> None:
+    """Refuse schemes in which a token's keys depend on other tokens of the step.
+
+    Raises:
+        UnsupportedModel: Saying why, and what to load instead.
+    """
+    for settings in _settings(config):
+        reason = _batch_dependence(settings)
+        if reason is not None:
+            raise UnsupportedModel(f"{config.model_type}, quantized by {reason}")
+
+
+def change_by_neighbours(module: nn.Module, rows: Tensor, output: Tensor) -> float | None:
+    """Return by how much a layer changes a row when the other rows change.
+
+    Args:
+        module: Maps rows to rows.
+        rows: What it was called with, shape (..., num_rows, num_inputs), two rows at least.
+        output: What it gave.
+
+    Returns:
+        Relative to the row; None if rounding explains it.
+    """
+    others = rows * _LOUDER
+    others[..., 0, :] = rows[..., 0, :]
+    before, after = output[..., 0, :].double(), module(others)[..., 0, :].double()
+    change = float((after - before).norm() / before.norm().clamp(min=1e-30))
+    allowed = max(_MOST_DIFFERENCE, torch.finfo(output.dtype).eps)
+    return None if change <= allowed else change
+
+
+class RowWatch:
+    """Tries out the layers of a quantized model while it is called.
+
+    Used as a context: layers that map rows to rows, and have no layers inside, are called once
+    more with what they were just called with, but louder neighbours.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Watch nothing unless the model came quantized."""
+        self._model = model
+        self._is_quantized = any(True for _ in _settings(model.config))
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> None:
+        """Begin to watch."""
+        if self._is_quantized:
+            for name, module in self._model.named_modules():
+                if not module._modules:
+                    self._watch(name, module)
+
+    def __exit__(self, *_: object) -> None:
+        """Watch no longer."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _watch(self, name: str, module: nn.Module) -> None:
+        is_inside = False
+
+        def compare(_module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            nonlocal is_inside
+            if is_inside or not _maps_rows(inputs, output):
+                return
+            is_inside = True
+            try:
+                change = change_by_neighbours(module, inputs[0], output)
+            finally:
+                is_inside = False
+            if change is not None:
+                raise UnsupportedModel(
+                    f"{name} ({type(module).__name__}) computes a token otherwise when other "
+                    f"tokens of the step change (by {change:.2g} of its size): its activations are "
+                    "quantized by batch, so that no prefix can be shared"
+                )
+
+        self._handles.append(module.register_forward_hook(compare))
+
+
+def _maps_rows(inputs: tuple[Any, ...], output: Any) -> bool:
+    """Say whether a call took one tensor of several rows and gave as many."""
+    if len(inputs) != 1 or not isinstance(inputs[0], Tensor) or not isinstance(output, Tensor):
+        return False
+    rows: Tensor = inputs[0]
+    return (
+        rows.is_floating_point()
+        and rows.ndim >= 2
+        and rows.shape[-2] >= 2
+        and output.shape[:-1] == rows.shape[:-1]
+    )
+
+
+def _settings(config: PreTrainedConfig) -> Iterator[Mapping[str, Any]]:
+    """Yield what a config says of quantization: of the whole, or of its text model."""
+    for part in {id(part): part for part in (config, config.get_text_config())}.values():
+        settings = getattr(part, "quantization_config", None)
+        if settings is not None:
+            yield settings if isinstance(settings, Mapping) else settings.to_dict()
+
+
+def _batch_dependence(settings: Mapping[str, Any]) -> str | None:
+    """Say which scheme mixes rows and why it cannot be served; None if none is known to."""
+    method = str(settings.get("quant_method", ""))
+    if method.startswith("bitsandbytes") and settings.get("load_in_8bit"):
+        return (
+            "LLM.int8 (bitsandbytes, load_in_8bit): which columns of activations stay in 16 bits "
+            "depends on all tokens of a step, so that keys depend on other requests and no "
+            "prefix can be shared; load the unquantized checkpoint, or one in 4 bits"
+        )
+    if settings.get("kv_cache_scheme"):
+        return (
+            f"{method}, brings a format of keys and values (kv_cache_scheme), which the cache "
+            "does not keep: remove it from quantization_config, and set kv_cache_dtype"
+        )
+    if any(_is_dynamic_by_tensor(group) for group in _activations(settings)):
+        return (
+            f"{method}, scales activations dynamically over the whole tensor, which are all "
+            "tokens of a step, so that keys depend on other requests and no prefix can be "
+            "shared; quantize with dynamic scales per token, or with static ones"
+        )
+    return None
+
+
+def _activations(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield how the groups of a compressed-tensors config quantizes activations."""
+    groups = settings.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        for name in ("input_activations", "output_activations"):
+            if isinstance(group, Mapping) and isinstance(group.get(name), Mapping):
+                yield group[name]
+
+
+def _is_dynamic_by_tensor(activations: Mapping[str, Any]) -> bool:
+    # "local" is dynamic within groups of a row, under a static scale of the tensor.
+    return activations.get("dynamic") is True and activations.get("strategy") == "tensor"

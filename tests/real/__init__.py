@@ -1,0 +1,1 @@
+"""The engine with a real model: ``ostinato models get smollm2`` fetches it once."""

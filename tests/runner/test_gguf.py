@@ -1,0 +1,149 @@
+"""Any GGUF file of a served model type can be loaded; what cannot be is refused with the reason."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GgufConfig
+
+from ostinato import LLM, SamplingParams
+from ostinato.core.errors import BrokenCheckpoint, ModelNotFound, UnsupportedModel
+from ostinato.runner.model_loader import load_model
+from tests.runner.bench import random_prompt
+from tests.support.checkpoints import EOS_ID, MAX_LENGTH, VOCAB_SIZE, Checkpoints
+from tests.support.gguf_files import TEMPLATE, save_gguf
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(checkpoints: Checkpoints) -> Path:
+    """Rows of 64, which blocks of 32 divide; heads as Qwen3 has them, which files do not say."""
+    return checkpoints.path("qwen3", hidden_size=64, head_dim=128)
+
+
+@pytest.fixture(scope="module")
+def plain_file(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_gguf(tmp_path_factory.mktemp("gguf") / "plain.gguf", checkpoint)
+
+
+def test_a_file_is_the_model_that_it_was_made_of(plain_file: Path, checkpoint: Path):
+    loaded, original = load_model(plain_file), load_model(checkpoint, forward="plain")
+
+    assert loaded.path == plain_file and loaded.dtype == torch.float32
+    assert (loaded.max_model_len, loaded.vocab_size) == (MAX_LENGTH, VOCAB_SIZE)
+    assert loaded.eos_token_ids == {EOS_ID}
+    weights = load_model(plain_file, forward="plain").model.state_dict()
+    assert all(torch.equal(w, weights[n]) for n, w in original.model.state_dict().items())
+
+
+def test_tokenizer_and_chat_template_come_out_of_the_file(plain_file: Path):
+    tokenizer = load_model(plain_file).require_tokenizer()
+    text = "The same prefix, another suffix."
+
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert tokenizer.chat_template == TEMPLATE
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_quantized_weights_generate_what_generate_does(
+    kind: str, dtype: Any, checkpoint: Path, tmp_path: Path
+):
+    """Cold, then with hits."""
+    path = save_gguf(tmp_path / "small.gguf", checkpoint, kind)
+    prompt = random_prompt(1, 37)
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path,
+        gguf_file=path.name,
+        dtype=getattr(torch, dtype),
+        quantization_config=GgufConfig(dequantize=True),
+    )
+    tokens = model.generate(
+        torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=10**6
+    )
+    llm = LLM(path, dtype=dtype, block_size=4, num_blocks=64, attention="torch")
+
+    for cached in (0, 36):
+        (output,) = llm.generate([prompt], GREEDY, use_tqdm=False)
+        assert list(output.outputs[0].token_ids) == tokens[0, 37:].tolist()
+        assert output.num_cached_tokens == cached
+
+
+def test_a_directory_with_one_file_means_that_file(plain_file: Path):
+    assert load_model(plain_file.parent).path == plain_file
+
+
+def test_a_directory_with_several_files_leaves_the_choice_to_the_user(
+    plain_file: Path, tmp_path: Path
+):
+    for name in ("a.gguf", "b.gguf"):
+        shutil.copy(plain_file, tmp_path / name)
+
+    with pytest.raises(ModelNotFound, match=r"holds 2 GGUF files \(a.gguf, b.gguf\).*one of them"):
+        load_model(tmp_path)
+
+
+def test_the_fingerprint_is_that_of_the_file(plain_file: Path, tmp_path: Path):
+    copied = Path(shutil.copy(plain_file, tmp_path / "elsewhere.gguf"))
+    changed = tmp_path / "changed.gguf"
+    content = bytearray(plain_file.read_bytes())
+    content[-3] ^= 1
+    changed.write_bytes(content)
+
+    prints = [load_model(path).fingerprint for path in (plain_file, copied, changed)]
+
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_loading_prints_nothing(plain_file: Path, capfd: pytest.CaptureFixture[str]):
+    load_model(plain_file)
+
+    assert capfd.readouterr() == ("", "")
+
+
+def test_reading_leaves_the_reader_of_others_as_it_was(plain_file: Path):
+    own = gguf.GGUFReader, gguf.get_tensor_name_map
+
+    load_model(plain_file)
+
+    assert own == (gguf.GGUFReader, gguf.get_tensor_name_map)
+
+
+@pytest.mark.parametrize("part", ["model-00001-of-00003.gguf", "model-00002-of-00003.gguf"])
+def test_a_part_of_a_split_model_is_refused_with_the_way_to_join_them(
+    part: str, plain_file: Path, tmp_path: Path
+):
+    path = Path(shutil.copy(plain_file, tmp_path / part))
+
+    for source in (path, tmp_path):
+        with pytest.raises(UnsupportedModel, match=r"of 3 of a split model.*--merge"):
+            load_model(source)
+
+
+def test_a_model_type_that_transformers_does_not_read_is_refused(checkpoint: Path, tmp_path: Path):
+    path = save_gguf(tmp_path / "other.gguf", checkpoint, architecture="clip")
+
+    with pytest.raises(UnsupportedModel, match=r"not understood by transformers.*clip"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("kept", [0.0001, 0.01, 0.9])
+def test_a_truncated_file_is_refused(kept: float, plain_file: Path, tmp_path: Path):
+    content = plain_file.read_bytes()
+    path = tmp_path / "torn.gguf"
+    path.write_bytes(content[: int(len(content) * kept)])
+
+    with pytest.raises(BrokenCheckpoint, match=r"torn\.gguf .*no whole GGUF file"):
+        load_model(path)
+
+
+def test_a_file_of_another_format_is_refused(tmp_path: Path):
+    path = tmp_path / "picture.gguf"
+    path.write_bytes(b"\x89PNG and more")
+
+    with pytest.raises(BrokenCheckpoint, match="does not begin with 'GGUF'"):
+        load_model(path)

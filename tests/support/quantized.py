@@ -1,0 +1,79 @@
+"""Tiny checkpoints in the format of compressed-tensors, as llm-compressor writes them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.checkpoints import make_config, save_checkpoint
+
+_ARGS: dict[str, Any] = {
+    "num_bits": 8,
+    "type": "int",
+    "symmetric": True,
+    "group_size": None,
+    "block_structure": None,
+    "actorder": None,
+    "observer_kwargs": {},
+}
+BY_TOKEN = {**_ARGS, "strategy": "token", "dynamic": True}
+BY_TENSOR = {**_ARGS, "strategy": "tensor", "dynamic": True}
+STATIC = {**_ARGS, "strategy": "tensor", "dynamic": False}
+
+
+def save_w8a8(
+    path: Path,
+    family: str = "llama",
+    activations: dict[str, Any] | None = BY_TOKEN,
+    **changes: Any,
+) -> Path:
+    """Write a checkpoint of 8-bit weights, and 8-bit activations unless these are None."""
+    save_checkpoint(path, make_config(family, **changes))
+    weights = load_file(path / "model.safetensors")
+    quantized = [name for name in weights if name.endswith("proj.weight")]
+    for name in quantized:
+        weight = weights[name]
+        scale = weight.abs().amax(dim=1, keepdim=True) / 127
+        steps = (weight / scale).round().clamp(-128, 127).to(torch.int8)
+        weights[name + "_scale"] = scale
+        if activations is None:
+            del weights[name]
+            weights[name + "_packed"] = _packed(steps)
+            weights[name + "_shape"] = torch.tensor(weight.shape)
+            continue
+        weights[name] = steps
+        if not activations["dynamic"]:
+            weights[name.replace("weight", "input_scale")] = torch.full((1,), 0.05).to(weight.dtype)
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    _edit_config(path, quantization_config=_settings(activations))
+    return path
+
+
+def _packed(steps: torch.Tensor) -> torch.Tensor:
+    """Put four bytes into one int32, the first in the lowest bits, as weights alone are kept."""
+    return (steps.int() + 128).to(torch.uint8).reshape(len(steps), -1, 4).view(torch.int32)[..., 0]
+
+
+def _settings(activations: dict[str, Any] | None) -> dict[str, Any]:
+    group = {
+        "targets": ["Linear"],
+        "weights": {**_ARGS, "strategy": "channel", "dynamic": False},
+        "input_activations": activations,
+        "output_activations": None,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized" if activations else "pack-quantized",
+        "quantization_status": "compressed",
+        "global_compression_ratio": None,
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "config_groups": {"group_0": group},
+    }
+
+
+def _edit_config(path: Path, **changes: Any) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | changes))
