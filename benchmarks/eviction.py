@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import build_cache
 from ostinato.core.config import CacheConfig, IndexName, PolicyName
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.lab.bounds import belady_hits
@@ -75,7 +75,7 @@ def replay(requests: Requests, num_blocks: int, policy: PolicyName, index: Index
     # Law 4 keeps a prompt's last token from hitting, and here each token stands for a block that
     # may: a last token that nothing is published of follows, in a block that is always free.
     config = CacheConfig(num_blocks + 1, 1, index, policy=policy, seal_tails=False)
-    cache = CacheManager(config, clock=lambda: now_s)
+    cache = build_cache(config, clock=lambda: now_s).manager
     identity, hits = Identity(), 0
     for number, whole in enumerate(requests.paths):
         now_s, path = requests.at_s[number], whole[:num_blocks]

@@ -35,8 +35,8 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from ostinato.assembly import build_cache
 from ostinato.cache.ghost import ALLOWANCE_S, Ghost
-from ostinato.cache.manager import CacheManager
 from ostinato.core.config import CacheConfig, PolicyName
 from ostinato.core.identity import Identity, PrefixKey
 
@@ -79,7 +79,7 @@ class Served:
         """Make an empty one."""
         self.now_s, self.took_s, self._identity = 0.0, 0.0, Identity()
         config = CacheConfig(num_blocks, block_size, **settings)
-        self.cache = CacheManager(config, clock=lambda: self.now_s)
+        self.cache = build_cache(config, clock=lambda: self.now_s)
 
     def serve(self, requests: list[Request]) -> None:
         """Serve requests one after another."""

@@ -38,7 +38,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import build_cache
 from ostinato.core.config import CacheConfig, SchedulerConfig, WaitingOrder
 from ostinato.core.identity import Identity
 from ostinato.core.ids import RequestId, SequenceId
@@ -140,7 +140,7 @@ class Run:
         self.now_s = 0.0
         self.plan_s = 0.0
         self.turns: list[Turn] = []
-        self.cache = CacheManager(CacheConfig(NUM_BLOCKS), clock=lambda: self.now_s)
+        self.cache = build_cache(CacheConfig(NUM_BLOCKS), clock=lambda: self.now_s)
         config = SchedulerConfig(BUDGET, CHUNK, SEATS, order=order)
         self.scheduler = Scheduler(config, self.cache, clock=lambda: self.now_s)
         self._rng = random.Random(seed)

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from ostinato.assembly import build_cache
 from ostinato.cache.manager import CacheManager
 from ostinato.core.config import CacheConfig, WindowConfig, window_blocks
 from ostinato.core.identity import Identity, PrefixKey
@@ -126,7 +127,7 @@ def _manager(windows: Sequence[int], num_tokens: int) -> CacheManager:
         WindowConfig(window, window_blocks(window, BLOCK_SIZE) + CHUNK // BLOCK_SIZE)
         for window in windows
     ]
-    return CacheManager(CacheConfig(num_blocks, BLOCK_SIZE, windows=tuple(pools)))
+    return build_cache(CacheConfig(num_blocks, BLOCK_SIZE, windows=tuple(pools))).manager
 
 
 def _count(

@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ostinato.core.explanation import Cause, Explanation, Fate
     from ostinato.core.lease import (
         ANTHROPIC_1H,
         ANTHROPIC_5M,
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from ostinato.engine.async_llm import AsyncLLM
     from ostinato.engine.llm import LLM
     from ostinato.engine.outputs import CompletionOutput, RequestOutput
+    from ostinato.observe.explanation import Cause, Explanation, Fate
 
 __version__ = "0.1.0"
 
@@ -35,9 +35,9 @@ _HOMES = {
     "SamplingParams": "ostinato.core.sampling_params",
     "StructuredOutputs": "ostinato.core.structured_outputs",
     "Allotment": "ostinato.core.tenancy",
-    "Cause": "ostinato.core.explanation",
-    "Explanation": "ostinato.core.explanation",
-    "Fate": "ostinato.core.explanation",
+    "Cause": "ostinato.observe.explanation",
+    "Explanation": "ostinato.observe.explanation",
+    "Fate": "ostinato.observe.explanation",
     "EraseReceipt": "ostinato.core.tenancy",
     "LeaseReceipt": "ostinato.core.lease",
     "LeaseStatus": "ostinato.core.lease",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import build_cache
 from ostinato.cache.policies import shadow
 from ostinato.cache.policies.reuse_hazard import ReuseHazard
 from ostinato.core.config import CacheConfig, PolicyName
@@ -29,7 +29,7 @@ class Cache:
         config = CacheConfig(
             num_blocks + 1, 1, policy=policy, seal_tails=False, keep_explanations=0
         )
-        self.manager = CacheManager(config, clock=lambda: self.now_s)
+        self.manager = build_cache(config, clock=lambda: self.now_s).manager
         self.num_blocks, self.hits, self.num_asked = num_blocks, 0, 0
 
     @property
@@ -41,7 +41,7 @@ class Cache:
     @property
     def shadow(self) -> shadow.Shadow:
         """The account against LRU."""
-        policy = self.manager.pool.accounts.common.policy
+        policy = self.manager.pool.shares.policy_of(b"")
         assert isinstance(policy, ReuseHazard)
         return policy.shadow
 

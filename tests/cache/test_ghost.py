@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ostinato.assembly import PrefixCache, build_cache
 from ostinato.cache.anchor import AtRatio, LruInItsPlace
 from ostinato.cache.answers import TOO_WIDE
 from ostinato.cache.ghost import ALLOWANCE_S
 from ostinato.cache.learned_cache import LearnedCache
 from ostinato.cache.likenesses import ALL, Known
-from ostinato.cache.manager import CacheManager
 from ostinato.cache.policies import shadow
 from ostinato.cache.policies.reuse_hazard import ReuseHazard
 from ostinato.cache.sample import Sampler, TrafficLog
 from ostinato.cache.small_cache import LruStack, SampledTurn, SmallCache
-from ostinato.cache.stats import LookupCounts
 from ostinato.cache.tally import NUM_PARTS, SoFar, Tally
 from ostinato.core.config import CacheConfig, PolicyName
 from ostinato.core.errors import ConfigError
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicHead
+from ostinato.observe.counters import LookupCounts
 from tests.support.tiny_cache import prefix_key
 
 NUM_BLOCKS = 2_000
@@ -47,10 +47,10 @@ def conversations(num_turns: int) -> list[str]:
     return prompts
 
 
-def served(prompts: list[str], **settings) -> CacheManager:
+def served(prompts: list[str], **settings) -> PrefixCache:
     """Serve prompts, one a second."""
     now_s = 0.0
-    cache = CacheManager(CacheConfig(**{"block_size": 4, **settings}), clock=lambda: now_s)
+    cache = build_cache(CacheConfig(**{"block_size": 4, **settings}), clock=lambda: now_s)
     for number, prompt in enumerate(prompts):
         now_s = float(number)
         key = prefix_key(prompt)
@@ -71,7 +71,7 @@ def prompts() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def watched(prompts) -> CacheManager:
+def watched(prompts) -> PrefixCache:
     """A cache with a ghost that samples a twentieth of it and spares no time."""
     return served(prompts, num_blocks=NUM_BLOCKS, ghost_blocks=100, ghost_share=1.0)
 
@@ -125,7 +125,7 @@ def test_a_cache_of_another_policy_is_set_beside_lru(prompts):
 
 
 @pytest.fixture(scope="module")
-def learner(prompts) -> CacheManager:
+def learner(prompts) -> PrefixCache:
     """What engines evict by unless told otherwise, with a ghost that spares no time."""
     settings = {"ghost_blocks": 100, "ghost_share": 1.0, "policy": "reuse_hazard"}
     return served(prompts, num_blocks=NUM_BLOCKS, **settings)
@@ -153,7 +153,7 @@ def test_sizes_under_a_policy_that_learns_are_within_four_points(memory, prompts
 def test_before_anything_is_played_sizes_are_between_lru_and_all_that_came_before():
     """What LRU finds is certain but for the share; and nobody finds what is asked for first."""
     config = CacheConfig(1_000, 1, policy="reuse_hazard", ghost_blocks=100)
-    cache = CacheManager(config)
+    cache = build_cache(config)
     answers, counts = cache.ghost._answers, cache.stats.first
     for _ in range(1_000):
         counts.add(100, 40, 0)
@@ -199,7 +199,7 @@ def test_a_learned_cache_of_all_blocks_finds_what_the_real_policy_finds(prompts)
     """Nothing is sampled away, and its experience is the real policy's."""
     now_s, asked, hits = 0.0, 0, 0
     config = CacheConfig(700, 4, policy="reuse_hazard", seal_tails=False, ghost_blocks=0)
-    cache = CacheManager(config, clock=lambda: now_s)
+    cache = build_cache(config, clock=lambda: now_s)
     policy = cache.pool.accounts.common.policy
     learned, sampler = LearnedCache(700, policy), Sampler(4, 1.0, 1)
     for number, prompt in enumerate(prompts):
@@ -429,7 +429,7 @@ def test_of_one_block_that_was_seen_there_may_be_several_times_as_much():
 
 def test_an_estimate_says_how_much_came_since_it_was_made(prompts):
     """What was watched last, and what has come and was not."""
-    cache = CacheManager(CacheConfig(NUM_BLOCKS, 4, ghost_blocks=100, ghost_share=1.0))
+    cache = build_cache(CacheConfig(NUM_BLOCKS, 4, ghost_blocks=100, ghost_share=1.0))
     assert cache.ghost is not None
     for prompt in prompts[:1_500]:
         serve(cache, prompt)
@@ -453,7 +453,7 @@ def test_nothing_is_estimated_that_is_known_worse_than_to_ten_points(watched):
 # --- its price ---
 
 
-def serve(cache: CacheManager, prompt: str) -> None:
+def serve(cache: PrefixCache, prompt: str) -> None:
     """Serve one prompt."""
     key = prefix_key(prompt)
     admitted = cache.admit(key, cache.match(key))
@@ -470,7 +470,7 @@ def test_first_estimates_come_within_the_first_thousand_requests(
     prompts, policy, num_prompts, memories
 ):
     """With what a cache of default settings gives it, and of sizes at least."""
-    cache = CacheManager(CacheConfig(2_048, 4, policy=policy))
+    cache = build_cache(CacheConfig(2_048, 4, policy=policy))
     for prompt in prompts[:num_prompts]:
         serve(cache, prompt)
     found = {ghost.memory: ghost for ghost in cache.stats.ghosts if ghost.policy == policy}
@@ -480,7 +480,7 @@ def test_first_estimates_come_within_the_first_thousand_requests(
 
 def test_nothing_is_done_that_is_not_paid_for(prompts):
     """By its own books it takes its share and the allowance, which is given out bit by bit."""
-    cache = CacheManager(CacheConfig(NUM_BLOCKS, 4, ghost_blocks=64, ghost_share=0.01))
+    cache = build_cache(CacheConfig(NUM_BLOCKS, 4, ghost_blocks=64, ghost_share=0.01))
     ghost = cache.ghost
     assert ghost is not None
     for prompt in prompts:
@@ -492,7 +492,7 @@ def test_nothing_is_done_that_is_not_paid_for(prompts):
 
 def test_watching_ends_when_it_is_not_paid_for_any_more(prompts):
     """And is taken up again when there is credit for another episode."""
-    cache = CacheManager(CacheConfig(NUM_BLOCKS, 4, ghost_blocks=64, ghost_share=0.01))
+    cache = build_cache(CacheConfig(NUM_BLOCKS, 4, ghost_blocks=64, ghost_share=0.01))
     ghost = cache.ghost
     assert ghost is not None
     for prompt in prompts[:200]:
@@ -510,7 +510,7 @@ def test_watching_ends_when_it_is_not_paid_for_any_more(prompts):
 
 def test_spare_moments_are_lent_and_paid_back(prompts):
     """What was watched is played at once while there is time; no other episode begins in debt."""
-    cache = CacheManager(CacheConfig(NUM_BLOCKS, 4, ghost_blocks=64, ghost_share=0.01))
+    cache = build_cache(CacheConfig(NUM_BLOCKS, 4, ghost_blocks=64, ghost_share=0.01))
     ghost = cache.ghost
     assert ghost is not None and not ghost.rest()
     for prompt in prompts[:1_500]:
@@ -527,7 +527,7 @@ def test_spare_moments_are_lent_and_paid_back(prompts):
 
 def test_it_takes_less_than_a_megabyte(prompts):
     """The largest episode, with the sizes and one policy after the other."""
-    cache = CacheManager(CacheConfig(20_000, 4, ghost_share=1.0))
+    cache = build_cache(CacheConfig(20_000, 4, ghost_share=1.0))
     assert cache.ghost is not None
     tracemalloc.start()
     for prompt in prompts[:700]:
@@ -545,10 +545,10 @@ def test_it_takes_less_than_a_megabyte(prompts):
 
 
 def test_large_caches_have_one_unless_told_otherwise():
-    assert CacheManager(CacheConfig(2_048)).ghost is not None
-    assert CacheManager(CacheConfig(2_047)).ghost is None
-    assert CacheManager(CacheConfig(2_048, ghost_blocks=0)).ghost is None
-    assert CacheManager(CacheConfig(2_048, enable_prefix_caching=False)).ghost is None
+    assert build_cache(CacheConfig(2_048)).ghost is not None
+    assert build_cache(CacheConfig(2_047)).ghost is None
+    assert build_cache(CacheConfig(2_048, ghost_blocks=0)).ghost is None
+    assert build_cache(CacheConfig(2_048, enable_prefix_caching=False)).ghost is None
 
 
 @pytest.mark.parametrize("share", [0, -0.1, 1.1])
@@ -570,7 +570,7 @@ def test_what_was_sampled_is_dropped_with_what_was_cached(prompts, forget):
     cache = served(prompts[:300], num_blocks=NUM_BLOCKS, ghost_blocks=100, ghost_share=1.0)
     before = cache.stats.ghosts
     assert before and cache.ghost.is_recording
-    getattr(cache.custody, forget)(*([b""] if forget == "erase" else []))
+    getattr(cache.admin, forget)(*([b""] if forget == "erase" else []))
     assert not cache.ghost.is_recording
     cache.ghost.catch_up()
     assert cache.stats.ghosts == before

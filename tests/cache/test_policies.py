@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import build_cache
 from ostinato.cache.policies.reuse_hazard import ReuseHazard
 from ostinato.core.config import CacheConfig, IndexName
 from ostinato.core.lease import PINNED
@@ -69,7 +69,8 @@ def chats_and_questions(policy: str, index: IndexName) -> int:
     """
     now_s = 0.0
     config = CacheConfig(60, 4, index, policy=policy, seal_tails=False)
-    cache = CacheManager(config, clock=lambda: now_s)
+    built = build_cache(config, clock=lambda: now_s)
+    cache = built.manager
 
     def serve(text: str, num_output_tokens: int) -> None:
         key = prefix_key(text)
@@ -87,7 +88,7 @@ def chats_and_questions(policy: str, index: IndexName) -> int:
         serve(texts[chat], num_output_tokens=300)
         serve("".join(once(10_000 + 4 * second + place) for place in range(4)), 5)
     cache.check()
-    return cache.stats.first.hit_tokens
+    return built.stats.first.hit_tokens
 
 
 def test_reuse_hazard_learns_which_kind_of_request_never_comes_back(index):
@@ -99,10 +100,10 @@ def test_reuse_hazard_remembers_nothing_of_an_erased_tenant(index):
     cache = tiny_cache(4, index=index, policy="reuse_hazard")
     for number in range(9):
         cache.serve(once(number), tenant=b"leaves")
-    policy = cache.manager.pool.accounts.common.policy
+    policy = cache.manager.pool.shares.policy_of(b"")
     assert isinstance(policy, ReuseHazard)
     assert policy.num_remembered_blocks == 5
-    cache.manager.custody.erase(b"leaves")
+    cache.prefix_cache.admin.erase(b"leaves")
     assert policy.num_remembered_blocks == 0
     cache.manager.check()
 
@@ -115,7 +116,7 @@ def test_no_policy_touches_what_is_held_leased_or_protected_by_a_floor(policy, i
     cache = tiny_cache(10, index=index, policy=policy, allotments=floors)
     cache.serve("ABCDEFGH", tenant=b"floor")
     cache.serve("IJKLMNOP")
-    receipt = cache.manager.custody.lease(prefix_key("IJKLMNOP"), PINNED)
+    receipt = cache.prefix_cache.admin.lease(prefix_key("IJKLMNOP"), PINNED)
     assert receipt.num_tokens == 8
     cache.admit("running", "QRSTUVWX")
     for number in range(40):
@@ -137,7 +138,7 @@ def test_everything_can_be_forgotten_in_whatever_order_it_was_released(index, mo
     pool = cache.manager.pool
     roots_first = list(pool.entries())[::-1]
     monkeypatch.setattr(pool, "entries", lambda: iter(roots_first))
-    cache.manager.custody.reset()
+    cache.prefix_cache.admin.reset()
     monkeypatch.undo()
     cache.manager.check()
     assert cache.picture() == " ".join(["free"] * 16)

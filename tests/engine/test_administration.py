@@ -98,7 +98,7 @@ def test_a_time_to_live_runs_by_the_engine_s_clock(checkpoints: Checkpoints):
     assert receipt.expires_s == 10.0
     for now[0], leases in ((9.0, 1), (18.0, 1), (28.0, 0)):
         serve(engine, PROMPT if leases else tokens_of(0))
-        assert engine.cache.custody.num_leases == leases
+        assert engine.cache.admin.num_leases == leases
     assert_idle(engine)
 
 

@@ -14,9 +14,8 @@ import pytest
 import zmq
 
 from ostinato import LLM, AsyncLLM, SamplingParams
+from ostinato.assembly import PrefixCache
 from ostinato.cache.block_hash import BlockHasher, sha256
-from ostinato.cache.events import EventBatch
-from ostinato.cache.manager import CacheManager
 from ostinato.cache.radix_walk import walk
 from ostinato.core.config import IndexName, WindowConfig
 from ostinato.core.errors import CacheInUse, ConfigError
@@ -26,6 +25,7 @@ from ostinato.engine.config import KEPT_EVENT_BATCHES, EngineConfig
 from ostinato.engine.kv_events_publisher import KVEventsPublisher
 from ostinato.engine.kv_events_wire import BatchEncoder
 from ostinato.engine.prompts import Prompt
+from ostinato.observe.events import EventBatch
 from tests.engine.kv_events_consumer import PATIENCE_MS, Consumer, agree, truth
 from tests.support.engines import MakeLLM
 from tests.support.fake_runner import toss_a_coin
@@ -44,7 +44,7 @@ def publish() -> Iterator[Publish]:
     """Publish caches' events on ports of their own, and close them after the test."""
     publishers: list[KVEventsPublisher] = []
 
-    def start(cache: CacheManager, encoder: BatchEncoder | None = None, **settings: Any):
+    def start(cache: PrefixCache, encoder: BatchEncoder | None = None, **settings: Any):
         assert cache.events is not None
         windows = tuple(window.window for window in cache.config.windows)
         encoder = encoder or BatchEncoder("CPU", windows)
@@ -69,17 +69,17 @@ def listen() -> "Iterator[Listen]":
     context.destroy(linger=0)
 
 
-def meet(consumer: Consumer, cache: CacheManager) -> None:
+def meet(consumer: Consumer, cache: PrefixCache) -> None:
     """Clear an empty cache until a consumer hears of it: from then on it hears everything."""
     assert cache.events is not None
     while not consumer.poll(wait_ms=20):
-        cache.custody.reset()
+        cache.admin.reset()
     consumer.catch_up()
     assert consumer.next == cache.events.next_sequence
     consumer.num_replayed = 0
 
 
-def flush(cache: CacheManager) -> int:
+def flush(cache: PrefixCache) -> int:
     """End the batch to come, and return the number of the next one."""
     assert cache.events is not None
     cache.events.flush()
@@ -98,7 +98,7 @@ def random_prompt(chance: random.Random, length: int) -> tuple[str, tuple[ImageS
 
 def disturb(tiny: TinyScheduler, chance: random.Random, number: int) -> None:
     """Let one thing happen: a request, a failure, a cancellation, a reset, an update, a lease."""
-    event, custody = chance.random(), tiny.cache.custody
+    event, custody = chance.random(), tiny.cache.admin
     if event < 0.5:
         prompt, images = random_prompt(chance, chance.randint(1, 16))
         tiny.add(
@@ -306,7 +306,7 @@ def test_who_started_over_is_exact_again_when_the_cache_is_cleared(
     late = listen(publisher)
     while not late.poll(wait_ms=20):
         cache.serve(letter * 4)  # a hit: tells nothing
-        cache.manager.custody.reset()
+        cache.prefix_cache.admin.reset()
     assert late.num_starts == 1
     cache.serve("ABCDEFGH")
     late.listen_until(flush(cache.manager))
@@ -386,7 +386,7 @@ def test_erasing_a_tenant_leaves_none_of_its_events_anywhere(
     of_tenant = [d for (d, _), block in witness.blocks.items() if block.tokens[0] != ord("A")]
     of_tenant = [d for d in of_tenant if bytes(d) not in _digests(cache, "ABCDEFGH")]
     assert len(of_tenant) == 3
-    cache.manager.custody.erase(b"salt-of-x")
+    cache.prefix_cache.admin.erase(b"salt-of-x")
     assert not publisher._queue
 
     witness.listen_until(flush(cache.manager))
@@ -415,7 +415,7 @@ def test_who_missed_an_erasure_starts_over(publish: Publish, listen: Listen):
     flush(cache.manager)
     consumer.catch_up()
     assert len(consumer.blocks) == 5
-    cache.manager.custody.erase(b"x")
+    cache.prefix_cache.admin.erase(b"x")
     end = flush(cache.manager)
     assert consumer.ask(consumer.next) == []
     consumer.start_over(end)
@@ -429,7 +429,7 @@ def test_erasing_waits_until_the_queue_is_empty(publish: Publish, listen: Listen
     publisher = publish(cache.manager, gate)
     gate.open.clear()
     cache.serve("SECRETSECRET", tenant=b"x")
-    eraser = threading.Thread(target=cache.manager.custody.erase, args=(b"x",))
+    eraser = threading.Thread(target=cache.prefix_cache.admin.erase, args=(b"x",))
     eraser.start()
     eraser.join(0.1)
     assert eraser.is_alive(), "it did not wait"
@@ -443,7 +443,7 @@ def test_a_tenant_that_runs_is_not_erased_and_nobody_is_told(publish: Publish, l
     consumer = listen(publish(cache.manager))
     cache.admit("runs", "ABCDEFGH", tenant=b"x")
     with pytest.raises(CacheInUse):
-        cache.manager.custody.erase(b"x")
+        cache.prefix_cache.admin.erase(b"x")
     consumer.catch_up()
     agree(consumer, cache.manager)
     assert len(consumer.blocks) == 2
@@ -586,7 +586,7 @@ def test_a_fault_of_the_publisher_ends_events_and_nothing_else(
     cache.serve("ABCDEFGH", tenant=b"x")
     publisher._thread.join(PATIENCE_MS / 1000)
     cache.serve("IJKLMNOP", tenant=b"x")
-    assert cache.manager.custody.erase(b"x").num_blocks == 4
+    assert cache.prefix_cache.admin.erase(b"x").num_blocks == 4
     publisher.close()
     assert "KV events ended; the engine goes on without them" in caplog.text
 

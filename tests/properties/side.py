@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import build_cache
 from ostinato.cache.prefix_index import CachedBlock, PrefixMatch
 from ostinato.core.config import CacheConfig
-from ostinato.core.errors import CacheInUse
+from ostinato.core.errors import CacheInUse, PromptTooLong
 from ostinato.core.plan import CopyRun
 from tests.properties.oracle import Oracle
 from tests.properties.sequences import Live, Prompt
@@ -35,7 +35,8 @@ class Side:
     ) -> None:
         """Make an empty cache."""
         self.config = config
-        self.manager = CacheManager(config, clock=lambda: 0.0, digest=digest)
+        self.prefix_cache = build_cache(config, clock=lambda: 0.0, digest=digest)
+        self.manager = self.prefix_cache.manager
         self.oracle = Oracle(config, values)
         self.values = values
         self.kv: list[int] = [TORN] * config.num_slots
@@ -56,7 +57,11 @@ class Side:
         """Admit a waiting sequence if it fits, and plan its first chunk."""
         self._publish_planned()
         hits, source = list(match.blocks), match.tail.block if match.tail else None
-        admitted = self.manager.admit(live.key, match, live.writes, live.was_preempted)
+        try:
+            admitted = self.manager.admit(live.key, match, live.writes, live.was_preempted)
+        except PromptTooLong:
+            assert -(-len(live.key) // self.config.block_size) > self.config.num_blocks
+            admitted = None
         self.oracle.given = [] if admitted is None else list(admitted[0].blocks[len(hits) :])
         table = self.oracle.admit(live.key, live.values[:], hits, source, live.writes)
         assert (admitted is None) == (table is None), "fits, or does not fit"
@@ -165,11 +170,11 @@ class Side:
         """Forget everything, as soon as everybody who runs has been preempted."""
         if self.oracle.tables:
             with pytest.raises(CacheInUse, match=f"{len(self.oracle.tables)} running"):
-                self.manager.custody.reset()
+                self.prefix_cache.admin.reset()
             self.check()
         for live in list(self.sequences.values()):
             self.give_up(live, come_back=True)
-        self.manager.custody.reset()
+        self.prefix_cache.admin.reset()
         self.oracle.reset(list(self.manager.pool.free_order()))
 
     # --- what is compared ---

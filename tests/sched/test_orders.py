@@ -132,9 +132,9 @@ def test_nobody_is_looked_up_while_every_seat_is_taken(order, monkeypatch):
     tiny.add("runs", "ABCD", max_tokens=5)
     tiny.step()
     tiny.add("waits", "EFGH")
-    match = tiny.cache.match
+    match = tiny.cache.manager.match
     asked = []
-    monkeypatch.setattr(tiny.cache, "match", lambda key: asked.append(key) or match(key))
+    monkeypatch.setattr(tiny.cache.manager, "match", lambda key: asked.append(key) or match(key))
     for _ in range(4):
         tiny.step()
     assert not asked

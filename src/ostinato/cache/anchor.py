@@ -6,13 +6,14 @@ have had, so under it is known exactly what LRU would have found, and LRU is wha
 most of for the least.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ostinato.cache.accounts import Accounts
+from ostinato.cache.eviction import EvictionPolicy
 from ostinato.cache.policies.reuse_hazard import ReuseHazard
-from ostinato.cache.stats import LookupCounts
 from ostinato.core.config import CacheConfig, PolicyName
+from ostinato.observe.counters import LookupCounts
 
 BESIDE_LRU: tuple[PolicyName, ...] = ("lru", "reuse_hazard")
 """Policies of a cache of which is known what LRU finds in its place."""
@@ -44,10 +45,11 @@ class LruInItsPlace:
     Where requests come one by one this is exact; of those that run at once, to a few blocks.
     """
 
-    def __init__(self, counts: LookupCounts, accounts: Accounts, block_size: int) -> None:
+    def __init__(
+        self, counts: LookupCounts, policies: Sequence[EvictionPolicy], block_size: int
+    ) -> None:
         """Stand beside what the cache has counted."""
         self._counts, self._block_size = counts, block_size
-        policies = [account.policy for account in accounts]
         self._shadows = [p.shadow for p in policies if isinstance(p, ReuseHazard)]
 
     @property

@@ -16,9 +16,9 @@ from math import hypot
 from ostinato.cache.anchor import BESIDE_LRU, AtRatio, Watched
 from ostinato.cache.likenesses import ALL, SIZES, Which
 from ostinato.cache.policies.shadow import SHARE
-from ostinato.cache.stats import GhostEstimate, LookupCounts
 from ostinato.cache.tally import LEARNED_LIKENESS, LEARNERS_LIKENESS, LIKENESS, Tally
 from ostinato.core.config import PolicyName
+from ostinato.observe.counters import GhostEstimate, LookupCounts
 
 TOO_WIDE = 0.1
 """An interval that is wider says nothing yet."""

@@ -1,4 +1,4 @@
-"""When are two prefixes the same?
+"""Digests of blocks: chained, so that each covers everything before it.
 
 The digest of a full block covers everything before it, as a git commit covers its history::
 
@@ -7,18 +7,14 @@ The digest of a full block covers everything before it, as a git commit covers i
     block k = H(block k-1 + tokens kB .. kB+B-1 + extras)
 
 Tokens are packed little-endian ``uint32``; extras are the images that touch the block, and the
-tenant at the seam behind a public head. What goes in is bytes of fixed layout, never ``str()`` or
-``pickle`` of Python objects, so that lists, tuples and NumPy integers of the same ids give the
-same digest.
+tenant at the boundary after a public prefix. What is hashed is bytes of fixed layout, never
+``str()`` or ``pickle`` of Python objects, so that lists, tuples and NumPy integers of the same ids
+give the same digest.
 """
 
 import hashlib
-import secrets
 from collections.abc import Callable
 
-import xxhash
-
-from ostinato.core.config import DigestName
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockDigest
 
@@ -27,23 +23,8 @@ DigestFunction = Callable[[bytes], bytes]
 
 
 def sha256(data: bytes) -> bytes:
-    """Digest that nobody can forge; 32 bytes."""
+    """Digest that cannot be forged; 32 bytes."""
     return hashlib.sha256(data).digest()
-
-
-def make_xxh3_128() -> DigestFunction:
-    """Return a fast digest, 16 bytes, with a random seed of this process.
-
-    It is no match for an attacker, so digests differ between processes; the hash index
-    compares tokens anyway.
-    """
-    seed = secrets.randbits(64)
-    return lambda data: xxhash.xxh3_128_digest(data, seed)
-
-
-def make_digest(name: DigestName) -> DigestFunction:
-    """Return the digest function of that name."""
-    return sha256 if name == "sha256" else make_xxh3_128()
 
 
 class BlockHasher:

@@ -23,17 +23,17 @@ using miniature simulations, ATC 2017; the sample: ``sample``; intervals: ``tall
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 
-from ostinato.cache.accounts import Accounts
 from ostinato.cache.anchor import LruInItsPlace, Watched
 from ostinato.cache.answers import Answers
-from ostinato.cache.block_table import BlockTable
 from ostinato.cache.episode import Departure, Episode, EpisodePlan
+from ostinato.cache.eviction import EvictionPolicy, RequestSummary
 from ostinato.cache.policies.reuse_hazard import ReuseHazard
-from ostinato.cache.stats import GhostEstimate, LookupCounts
 from ostinato.core.config import CacheConfig
+from ostinato.core.identity import PrefixKey
+from ostinato.observe.counters import GhostEstimate, LookupCounts
 
 ALLOWANCE_S, ALLOWED_REQUESTS = 0.1, 8192
 """Processor time that is given once, and the requests over which it is given out."""
@@ -88,7 +88,7 @@ class Ghost:
         config: CacheConfig,
         clock: Callable[[], float],
         counts: LookupCounts,
-        accounts: Accounts,
+        policies: Sequence[EvictionPolicy],
         timer: Callable[[], float] = time.thread_time,
     ) -> None:
         """Watch a cache.
@@ -97,14 +97,14 @@ class Ghost:
             config: Of the cache.
             clock: The cache's.
             counts: What the cache has found.
-            accounts: Whose policies may know what LRU would have found.
+            policies: Of the cache; some know what LRU would have found.
             timer: Seconds of processor time.
         """
         self.num_seen, self.due, self.is_recording, self.timer = 0, _FIRST, False, timer
         self._config, self._clock, self._counts = config, clock, counts
-        own = accounts.common.policy
+        own = policies[0]
         self._experience = own if isinstance(own, ReuseHazard) else None
-        found = LruInItsPlace(counts, accounts, config.block_size) if self._experience else counts
+        found = LruInItsPlace(counts, policies, config.block_size) if self._experience else counts
         self._watched = Watched(config, found, self._experience)
         self._answers = Answers(counts, self._watched)
         self.spent_s, self.seed = 0.0, 0
@@ -175,23 +175,25 @@ class Ghost:
         self._lent_s += self._pay(started)
         return is_behind
 
-    def left(self, table: BlockTable, num_tokens: int) -> None:
+    def left(self, key: PrefixKey, turn: RequestSummary, asked: int, num_tokens: int) -> None:
         """Note a request that ends.
 
         Args:
-            table: Its tokens, how many of them were looked up, and how many were generated.
+            key: The sequence.
+            turn: What is known of the request.
+            asked: Tokens that were looked up.
             num_tokens: How many of them are computed.
         """
-        episode, key = self._episode, table.key
+        episode = self._episode
         if episode is None:
             return
         is_timed = not self._num_left
         started = self.timer() if is_timed else 0.0
         chosen = episode.sampler.choose(key, num_tokens)
         if chosen:
-            names, turn, learned = episode.sampler.names(key, chosen), table.turn, self._experience
+            names, learned = episode.sampler.names(key, chosen), self._experience
             kinds = 0 if learned is None else learned.kinds_of(turn)
-            tokens = table.num_watched, turn.num_output_tokens
+            tokens = asked, turn.num_output_tokens
             self._departed.append((names, chosen, *tokens, self._clock(), kinds))
         if is_timed:  # for as many as are noted at once
             self._noting_s += self._pay(started, _AT_ONCE)

@@ -17,10 +17,10 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.past import MANY_USES
 from ostinato.cache.policies import make_policy
 from ostinato.cache.policies.contract import Turn
 from ostinato.cache.policies.reuse_hazard import ReuseHazard
+from ostinato.cache.pool import MANY_USES
 from ostinato.core.config import PolicyName
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES
@@ -169,7 +169,7 @@ class SmallCache:
         for block in reversed(path):
             self._tick += 1
             block.idle_tick, block.idle_since_s, block.ref_count = self._tick, turn.at_s, 0
-            self._policy.add(block, note)
+            self._policy.add_all((block,), note)
         return min(num_found, turn.num_asked)
 
     def check(self) -> None:
@@ -187,7 +187,7 @@ class SmallCache:
             block = self._blocks.get(name)
             if block is None:
                 break
-            self._policy.remove(block)
+            self._policy.remove_all((block,))
             block.uses += 1
             block.ref_count = 1
             path.append(block)

@@ -16,9 +16,9 @@ from ostinato.cli._trace_source import SkipBroken, name_broken
 from ostinato.cli.cache import URL
 from ostinato.core.config import CacheConfig, IndexName
 from ostinato.core.errors import ConfigError, RequestError
-from ostinato.core.explanation import Explanation, Fate
 from ostinato.engine.config import DEFAULT_MODEL
 from ostinato.lab.lines import OnBroken
+from ostinato.observe.explanation import Explanation, Fate
 
 _COLOURS = {Fate.HIT: "green", Fate.WAITED: "green", Fate.COPIED: "cyan", Fate.COMPUTED: "red"}
 

@@ -42,9 +42,7 @@ class AsyncAdministration:
 
     async def has_lease(self, lease_id: LeaseId) -> bool:
         """Whether a lease still runs."""
-        return await self._thread.call(
-            lambda: self._thread.engine.cache.custody.has_lease(lease_id)
-        )
+        return await self._thread.call(lambda: self._thread.engine.cache.admin.has_lease(lease_id))
 
     async def end_lease(self, lease_id: LeaseId) -> bool:
         """Let go of a lease; returns False if there is none of that number."""

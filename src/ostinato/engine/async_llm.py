@@ -18,8 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ostinato.cache.stats import CacheStats
-from ostinato.core.explanation import Explanation
 from ostinato.core.lease import PINNED, LeaseId, LeaseReceipt, LeaseTerms
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.tenancy import EraseReceipt
@@ -35,6 +33,8 @@ from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt, PromptInput, TokenIds, parse_prompt
 from ostinato.engine.weights import WeightSource
 from ostinato.engine.workroom import Workroom
+from ostinato.observe.counters import CacheStats
+from ostinato.observe.explanation import Explanation
 
 
 class AsyncLLM:

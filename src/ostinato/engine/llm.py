@@ -13,9 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ostinato.cache.stats import CacheStats
 from ostinato.core.errors import EngineStopped, RequestError, StepFailed
-from ostinato.core.explanation import Explanation
 from ostinato.core.lease import PINNED, LeaseId, LeaseReceipt, LeaseTerms
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.tenancy import EraseReceipt
@@ -30,6 +28,8 @@ from ostinato.engine.progress import GenerationProgress
 from ostinato.engine.prompts import Prompt, PromptInput, check_salt, parse_prompt, parse_prompts
 from ostinato.engine.requests import EngineRequest
 from ostinato.engine.weights import WeightSource, read_weights
+from ostinato.observe.counters import CacheStats
+from ostinato.observe.explanation import Explanation
 
 
 class LLM:

@@ -10,7 +10,7 @@ from types import TracebackType
 
 from tqdm.auto import tqdm
 
-from ostinato.cache.stats import CacheStats
+from ostinato.observe.counters import CacheStats
 from ostinato.sched.stats import SchedulerStats
 
 

@@ -9,16 +9,17 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from ostinato.cache.difference import Decode
-from ostinato.cache.explain import Asker, explain
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import build_cache
 from ostinato.core.config import CacheConfig
 from ostinato.core.errors import PromptTooLong
-from ostinato.core.explanation import Explanation
 from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.request import RequestContext
 from ostinato.lab.recording import Recording
 from ostinato.lab.replay import Replay
 from ostinato.lab.request_log import Encode, LoggedRequest, Render, fields_of_body
+from ostinato.observe.explain import Viewer, explain
+from ostinato.observe.explanation import Explanation
+from ostinato.observe.prompt_diff import Decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +57,29 @@ def explain_log(
     Cost: of each that is explained a comparison with all that are remembered.
     """
     now_s = 0.0
-    cache = CacheManager(config, lambda: now_s)
+    cache = build_cache(config, lambda: now_s)
+    manager = cache.manager
     for request in requests:
         now_s = now_s + 1 if request.at_s is None else max(now_s, request.at_s)
         tokens = tokenizer.encode(tokenizer.render(request.body))
         if not tokens:
             continue
         key = PrefixKey(Identity(tenant=request.tenant.encode()), tokens)
-        admitted = cache.admit(key, cache.match(key))
+        name = f"line {request.line}"
+        context = RequestContext(name, fields=fields_of_body(request.body))
+        admitted = manager.admit(key, manager.match(key), context=context)
         if admitted is None:
             raise PromptTooLong(
                 f"line {request.line}: the prompt has {len(tokens)} tokens, and the cache "
                 f"{config.num_slots}: raise num_blocks"
             )
         table, _ = admitted
-        name = f"line {request.line}"
-        if table.visit is not None:
-            cache.chronicle.describe(table.visit, name, "", fields_of_body(request.body))
         if lines is None or request.line in lines:
-            asker = Asker(administrator=True, decode=tokenizer.decode)
-            yield explain(cache.chronicle, name, asker)
-        cache.publish(table, len(key))
-        cache.commit([table])
-        cache.release(table, len(key))
+            asker = Viewer(administrator=True, decode=tokenizer.decode)
+            yield explain(cache.history, name, asker)
+        manager.publish(table, len(key))
+        manager.commit([table])
+        manager.release(table, len(key))
 
 
 def explain_recording(recording: Recording) -> list[Explanation]:
@@ -92,9 +93,9 @@ def explain_recording(recording: Recording) -> list[Explanation]:
     header = msgspec.structs.replace(header, cache=cache)
     replay = Replay(replace(recording, header=header))
     done = replay.run()
-    chronicle, asker = replay.cache.chronicle, Asker(administrator=True)
+    chronicle, asker = replay.cache.history, Viewer(administrator=True)
     names = [str(request.number) for request in done if request.replayed is not None]
-    known = [name for name in names if chronicle.visit_of(name) is not None]
+    known = [name for name in names if chronicle.record_of(name) is not None]
     return [_named(explain(chronicle, name, asker)) for name in known]
 
 

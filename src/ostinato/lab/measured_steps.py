@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from statistics import median
 
 from ostinato.core.errors import ConfigError
-from ostinato.core.trace import Steps
 from ostinato.lab.cost_model import CostModel, Work, fit, plan_work
 from ostinato.lab.recording import Recording
 from ostinato.lab.replay import Replay
+from ostinato.traces.format import Steps
 
 LONGEST_PAUSE_S = 0.002
 """Between two steps, above which the engine is taken to have waited for work."""

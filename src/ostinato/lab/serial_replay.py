@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import build_cache
 from ostinato.core.config import CacheConfig, PolicyName
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.lab.block_trace import BlockTrace, Numbers
@@ -86,7 +86,8 @@ def replay_serially(
         keep_explanations=0,
         ghost_blocks=0,
     )
-    manager = CacheManager(config, clock=lambda: now_s[0])
+    cache = build_cache(config, clock=lambda: now_s[0])
+    manager = cache.manager
     hits, cached, num_cut = [0] * len(trace), [0] * len(trace), 0
     identity, pool = Identity(), manager.pool
     bounds, arrivals = trace.offsets.tolist(), trace.arrival_s.tolist()
@@ -119,7 +120,7 @@ def replay_serially(
         num_blocks,
         np.minimum(found, np.maximum(trace.input_tokens - 1, 0)),
         np.array(cached, np.int64),
-        manager.stats.evicted_blocks,
+        cache.stats.evicted_blocks,
         num_cut,
         trace.total_input_tokens,
     )

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import build_cache
 from ostinato.core.config import CacheConfig, SchedulerConfig
 from ostinato.core.errors import PromptTooLong
 from ostinato.core.ids import RequestId
@@ -147,7 +147,7 @@ class _TimedReplay:
     ) -> None:
         self._trace, self._cost, self._progress = trace, cost, progress
         self._now_s = 0.0
-        self._cache = CacheManager(cache, lambda: self._now_s)
+        self._cache = build_cache(cache, lambda: self._now_s).manager
         self._scheduler = Scheduler(scheduling, self._cache, lambda: self._now_s)
         self._arrivals: list[float] = (trace.arrival_s * slowdown).tolist()
         self._next = 0

@@ -25,11 +25,11 @@ from zipfile import BadZipFile
 import numpy as np
 
 from ostinato.core.errors import BrokenTrace, ConfigError
-from ostinato.core.pseudonyms import unpack_names
 from ostinato.lab.block_trace import BlockRequest, BlockTrace, make_block_trace
 from ostinato.lab.lines import OnBroken, read_lines
 from ostinato.lab.recording import read_recording
 from ostinato.lab.request_log import LoggedRequest, filled_times, parse_request
+from ostinato.traces.anonymizer import unpack_names
 
 PUBLIC_BLOCK_TOKENS = 512
 """Tokens per block of the public traces."""

@@ -124,7 +124,7 @@ class Scheduler:
         Effects: blocks are allocated and published; ``commit`` or ``fail`` must follow.
         """
         assert not self._shares, "the last step was neither committed nor failed"
-        self.cache.custody.expire()
+        self.cache.begin_step()
         step = Step(self.config, self.cache, self.roster, self.stats, self._clock)
         self._shares = step.shares
         return step.plan()

@@ -11,6 +11,7 @@ from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.core.config import SchedulerConfig
 from ostinato.core.plan import CopyRun, StepPlan
+from ostinato.core.request import RequestContext
 from ostinato.sched.budget import TokenBudget
 from ostinato.sched.flight import Flight
 from ostinato.sched.roster import Roster
@@ -122,8 +123,13 @@ class Step:
             sequence.waits_for = leader.request.request_id if is_mine else ""
             return True
         again = sequence.num_preemptions > 0
-        writes = sequence.request.cache_write
-        admitted = self._cache.admit(sequence.key, match, writes, again, self._budget.most)
+        writes, request = sequence.request.cache_write, sequence.request
+        context = RequestContext(
+            request.request_id, sequence.reading_is_off, request.fields,
+            sequence.num_known_tokens, sequence.waits_for,
+        )  # fmt: skip
+        most_new = self._budget.most
+        admitted = self._cache.admit(sequence.key, match, writes, again, most_new, context)
         if admitted is None:
             return False
         table, copies = admitted
@@ -139,23 +145,11 @@ class Step:
             sequence.num_shared_tokens = table.num_shared_tokens
             sequence.num_copied_tokens = table.num_copied_tokens
             self._stats.waited_prompt_tokens += sequence.num_waited_tokens
-        self._describe(sequence, table)
-        slots = self._cache.num_slots(table) - sequence.num_computed
+        slots = table.num_slots - sequence.num_computed
         share = Share(sequence, self._budget.take(min(sequence.num_uncomputed, slots)))
         self.shares.append(share)
         self._flight.add(sequence, share.end)
         self._publish(share)
-
-    def _describe(self, sequence: Sequence, table: BlockTable) -> None:
-        """Tell the chronicle whose table it is, for explanations."""
-        visit, request = table.visit, sequence.request
-        if visit is None:
-            return
-        chronicle, off = self._cache.chronicle, sequence.reading_is_off
-        if not self._cache.config.enable_prefix_caching:
-            off = "enable_prefix_caching=False"
-        chronicle.describe(visit, request.request_id, off, request.fields)
-        chronicle.waited(visit, sequence.num_known_tokens, sequence.waits_for)
 
     def _fork(self, share: Share) -> None:
         """Make the siblings of a prompt that is computed in this step (``n > 1``).
@@ -186,5 +180,5 @@ class Step:
 
     def _renew(self, sequence: Sequence) -> None:
         """Look a waiting sequence up under the weights of now, not of when it came."""
-        if sequence.key.identity.epoch != self._cache.custody.epoch:
-            sequence.key = self._cache.custody.renew(sequence.key)
+        if sequence.key.identity.epoch != self._cache.epoch:
+            sequence.key = self._cache.rekey(sequence.key)

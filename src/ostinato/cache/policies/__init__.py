@@ -23,11 +23,10 @@ Rules:
 
 from collections.abc import Callable
 
+from ostinato.cache.eviction import EvictionPolicy, LeastRecentlyUsed
 from ostinato.cache.policies.arc import AdaptiveReplacement
-from ostinato.cache.policies.contract import EvictionPolicy
 from ostinato.cache.policies.cost_aware import CostAware
 from ostinato.cache.policies.lfu import LeastFrequentlyUsed
-from ostinato.cache.policies.lru import LeastRecentlyUsed
 from ostinato.cache.policies.reuse_hazard import ReuseHazard
 from ostinato.cache.policies.s3_fifo import S3Fifo
 from ostinato.cache.policies.slru import SegmentedLru
