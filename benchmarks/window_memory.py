@@ -19,9 +19,9 @@ from rich.table import Table
 from tqdm import tqdm
 
 from ostinato.assembly import build_cache
-from ostinato.cache.manager import CacheManager
 from ostinato.core.config import CacheConfig, WindowConfig, window_blocks
 from ostinato.core.identity import Identity, PrefixKey
+from ostinato.hybrid.manager import HybridCacheManager
 from ostinato.lab.kv_bytes import KVBytes, kv_bytes
 
 BLOCK_SIZE, CHUNK = 16, 2_048
@@ -120,7 +120,7 @@ def print_table(name: str, rows: Sequence[Held]) -> None:
     Console().print(table)
 
 
-def _manager(windows: Sequence[int], num_tokens: int) -> CacheManager:
+def _manager(windows: Sequence[int], num_tokens: int) -> HybridCacheManager:
     """Make a heart in which windows have room for one request that computes in chunks."""
     num_blocks = num_tokens // BLOCK_SIZE + 1
     pools = [
@@ -131,7 +131,7 @@ def _manager(windows: Sequence[int], num_tokens: int) -> CacheManager:
 
 
 def _count(
-    manager: CacheManager,
+    manager: HybridCacheManager,
     num_tokens: int,
     tables: Sequence[Sequence[int]],
     per_block: Mapping[int | None, int],
@@ -139,7 +139,7 @@ def _count(
     """Count the blocks that hold something of so many tokens."""
     num_blocks = -(-num_tokens // BLOCK_SIZE)
     windowed = num_blocks * per_block.get(None, 0)
-    for window, blocks in zip(manager.groups.windows, tables[1:], strict=True):
+    for window, blocks in zip(manager.windows, tables[1:], strict=True):
         held = sum(block != window.null_block for block in blocks[:num_blocks])
         windowed += held * per_block[window.window]
     return Held(num_tokens, windowed, num_blocks * sum(per_block.values()))

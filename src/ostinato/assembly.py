@@ -3,19 +3,19 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from ostinato.cache.block_hash import BlockHasher, DigestFunction, sha256
 from ostinato.cache.block_shares import BlockShares, SharedPool
-from ostinato.cache.block_table import BlockTable
-from ostinato.cache.ghost import Ghost
+from ostinato.cache.eviction import PolicyFactory
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver, Observers
-from ostinato.cache.policies import make_policy
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.radix_index import RadixIndex
-from ostinato.core.config import CacheConfig, PolicyName, WindowConfig, window_blocks
-from ostinato.core.request import RequestContext
+from ostinato.core.config import CacheConfig, WindowConfig, window_blocks
 from ostinato.core.tenancy import Allotment
+from ostinato.eviction import make_policy
+from ostinato.ghost.ghost import Ghost
 from ostinato.hybrid.manager import HybridCacheManager
 from ostinato.hybrid.window_group import WindowGroup
 from ostinato.indexes.digests import make_digest
@@ -82,6 +82,7 @@ def build_cache(
     clock: Clock = time.monotonic,
     digest: DigestFunction | None = None,
     epoch: int = 0,
+    policy: PolicyFactory | None = None,
 ) -> PrefixCache:
     """Make an empty cache.
 
@@ -90,7 +91,9 @@ def build_cache(
         clock: Seconds that never fall; for ages and leases.
         digest: Replaces the configured digest function of the hash index.
         epoch: Of the weights, to begin with.
+        policy: Makes another eviction policy than the configured one.
     """
+    policy = policy or partial(make_policy, config.policy)
     counters, history, hits = CacheCounters(clock), RequestHistory(config, clock), HitCounts()
     leases, public = LeaseBook(clock), PublicPrefixes()
     observers: list[CacheObserver] = [leases, counters, hits]
@@ -101,59 +104,26 @@ def build_cache(
         events = EventLog(clock, config.keep_event_batches)
         recorder = EventRecorder(events, BlockHasher(config.block_size, sha256))
         observers.append(recorder)
+    shares = make_shares(config.allotments, policy, config.num_blocks, clock)
     ghost = None
     if config.num_ghost_blocks and config.enable_prefix_caching:
-        observers.append(ghost_observer := _GhostObserver())
-    manager = make_manager(config, clock, digest, observers, public, epoch)
+        ghost = Ghost(config, clock, counters.stats.first, list(shares.policies()))
+        observers.append(ghost)
+    manager = make_manager(config, clock, digest, shares, observers, public, epoch)
     erasables: list[Erasable] = [counters, history]
     if recorder is not None:
         erasables.append(recorder)
+    if ghost is not None:
+        erasables.append(ghost)
     admin = CacheAdmin(manager, leases, public, erasables)
-    if config.num_ghost_blocks and config.enable_prefix_caching:
-        policies = list(manager.pool.shares.policies())
-        ghost = ghost_observer.ghost = Ghost(config, clock, counters.stats.first, policies)
-        erasables.append(ghost_observer)
     return PrefixCache(manager, admin, history, hits, events, ghost, counters)
-
-
-class _GhostObserver(CacheObserver):
-    """Tells the ghost of requests."""
-
-    ghost: Ghost
-
-    def __init__(self) -> None:
-        self._watched: dict[int, int] = {}
-
-    def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
-        ghost = self.ghost
-        if preempted:
-            return
-        began_s = 0.0 if ghost.num_seen < ghost.due else ghost.timer() - 3e-5
-        ghost.num_seen += 1
-        if began_s:
-            ghost.wake(began_s)
-        if ghost.is_recording and table.writes:
-            self._watched[table.table_id] = len(table.key)
-
-    def on_release(
-        self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool
-    ) -> None:
-        watched = self._watched.pop(table.table_id, 0)
-        if watched and table.writes:
-            self.ghost.left(table.key, table.summary, watched, num_tokens)
-
-    def on_clear(self, everything: bool) -> None:
-        self.ghost.clear()
-
-    def forget(self, tenant: bytes) -> int:
-        self.ghost.clear()
-        return 0
 
 
 def make_manager(
     config: CacheConfig,
     clock: Clock,
     digest: DigestFunction | None,
+    shares: BlockShares,
     observers: list[CacheObserver],
     public: PublicPrefixes,
     epoch: int,
@@ -169,7 +139,6 @@ def make_manager(
         pairs = zip(config.windows, pools, strict=True)
         return [WindowGroup(window.window, pool, hasher) for window, pool in pairs]
 
-    shares = make_shares(config.allotments, config.policy, config.num_blocks, clock)
     make_index = RadixIndex if config.index == "radix" else make_hash_index
     args = config, clock, shares, make_index, observers, public.may_continue, epoch
     if config.windows:
@@ -178,12 +147,12 @@ def make_manager(
 
 
 def make_shares(
-    allotments: Mapping[bytes, Allotment], policy: PolicyName, num_blocks: int, clock: Clock
+    allotments: Mapping[bytes, Allotment], policy: PolicyFactory, num_blocks: int, clock: Clock
 ) -> BlockShares:
     """Make the shares of a pool: with accounts if any tenant has an allotment."""
     if allotments:
-        return TenantShares(allotments, lambda: make_policy(policy, num_blocks, clock))
-    return SharedPool(make_policy(policy, num_blocks, clock))
+        return TenantShares(allotments, lambda: policy(num_blocks, clock))
+    return SharedPool(policy(num_blocks, clock))
 
 
 def make_window_pool(config: CacheConfig, window: WindowConfig, clock: Clock) -> BlockPool:
@@ -203,5 +172,5 @@ def make_window_pool(config: CacheConfig, window: WindowConfig, clock: Clock) ->
         )
         for tenant, allotment in config.allotments.items()
     }
-    shares = make_shares(allotments, "lru", window.num_blocks, clock)
+    shares = make_shares(allotments, partial(make_policy, "lru"), window.num_blocks, clock)
     return BlockPool(window.num_blocks, shares, config.free_order, clock, Observers())

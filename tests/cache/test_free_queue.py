@@ -15,13 +15,13 @@ def test_the_queue_is_a_list_whose_members_may_leave_from_the_middle(steps):
     for what, number in steps:
         if what == "append" or not model:
             model.append(CacheEntry(Identity()))
-            queue.append(model[-1])
+            queue.extend((model[-1],))
         elif what == "after":
             place = number % len(model)
             model.insert(place + 1, CacheEntry(Identity()))
             queue.insert_after(model[place], model[place + 1])
         else:
-            queue.remove(model.pop(number % len(model)))
+            queue.remove((model.pop(number % len(model)),))
         queue.check()
         assert list(queue) == model and len(queue) == len(model)
         assert queue.head is (model[0] if model else None)
@@ -29,9 +29,9 @@ def test_the_queue_is_a_list_whose_members_may_leave_from_the_middle(steps):
 
 def test_an_entry_is_in_one_queue_at_most():
     queue, entry = FreeQueue(), CacheEntry(Identity())
-    queue.append(entry)
+    queue.extend((entry,))
     with pytest.raises(AssertionError, match="at most one queue"):
-        FreeQueue().append(entry)
-    queue.remove(entry)
+        FreeQueue().extend((entry,))
+    queue.remove((entry,))
     with pytest.raises(AssertionError, match="in no queue"):
-        queue.remove(entry)
+        queue.remove((entry,))

@@ -37,7 +37,7 @@ class CacheEntry:
         idle_allocated: The same moment in blocks given away so far.
         uses: How often it was used: at publication and each time that it was acquired again,
             including what the eviction policy remembers from before an eviction.
-        note: The eviction policy's own state.
+        policy_state: The eviction policy's own state.
     """
 
     __slots__ = (
@@ -47,7 +47,7 @@ class CacheEntry:
         "idle_since_s",
         "idle_tick",
         "next",
-        "note",
+        "policy_state",
         "prev",
         "ref_count",
         "uses",
@@ -64,7 +64,7 @@ class CacheEntry:
         self.idle_since_s = 0.0
         self.idle_allocated = 0
         self.uses = 1
-        self.note: Any = None
+        self.policy_state: Any = None
 
     # An entry of no index has no content; those of an index override all of these.
 

@@ -82,13 +82,13 @@ class SharedPool(BlockShares):
 
     def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
         """Hand entries to the policy."""
-        self._policy.add_all(entries, summary)
+        self._policy.add(entries, summary)
         for entry in entries:
             self.num_evictable += entry.num_blocks
 
     def remove(self, entries: Sequence[CacheEntry]) -> int:
         """Take entries from the policy."""
-        self._policy.remove_all(entries)
+        self._policy.remove(entries)
         count = 0
         for entry in entries:
             count += entry.num_blocks

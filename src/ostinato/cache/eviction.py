@@ -67,10 +67,10 @@ class EvictionPolicy(Protocol):
 
     remembers: bool = False
 
-    def add_all(self, entries: Sequence[CacheEntry], turn: RequestSummary | None) -> None:
+    def add(self, entries: Sequence[CacheEntry], turn: RequestSummary | None) -> None:
         """Take all entries that a request releases, tail first; None if it was no request."""
 
-    def remove_all(self, entries: Sequence[CacheEntry]) -> None:
+    def remove(self, entries: Sequence[CacheEntry]) -> None:
         """Remove entries that are held again."""
 
     def evict(self, entry: CacheEntry, num_blocks: int) -> None:
@@ -122,6 +122,10 @@ class EvictionPolicy(Protocol):
         return None
 
 
+PolicyFactory = Callable[[int, Callable[[], float]], EvictionPolicy]
+"""Makes a policy for a pool of so many blocks, with a clock whose seconds never fall."""
+
+
 class LeastRecentlyUsed(EvictionPolicy):
     """Evict what was released longest ago, and of one request the deepest first.
 
@@ -133,18 +137,18 @@ class LeastRecentlyUsed(EvictionPolicy):
         """Make an empty policy."""
         self._queue = FreeQueue()
 
-    def add_all(self, entries: Sequence[CacheEntry], turn: RequestSummary | None) -> None:
+    def add(self, entries: Sequence[CacheEntry], turn: RequestSummary | None) -> None:
         """Append them."""
         self._queue.extend(entries)
 
-    def remove_all(self, entries: Sequence[CacheEntry]) -> None:
+    def remove(self, entries: Sequence[CacheEntry]) -> None:
         """Unlink them."""
-        self._queue.remove_all(entries)
+        self._queue.remove(entries)
 
     def evict(self, entry: CacheEntry, num_blocks: int) -> None:
         """Unlink it if all its blocks are evicted."""
         if num_blocks == entry.num_blocks:
-            self._queue.remove_all((entry,))
+            self._queue.remove((entry,))
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
         """Put the head right after its tail."""

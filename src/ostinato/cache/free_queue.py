@@ -40,16 +40,6 @@ class FreeQueue:
         """The entry that would be given away next; None if empty."""
         return self._sentinel.next if self._length else None
 
-    def append(self, entry: CacheEntry) -> None:
-        """Put an entry at the tail: it is given away last."""
-        assert entry.next is None, "an entry is in at most one queue"
-        sentinel = self._sentinel
-        last = sentinel.prev
-        assert last is not None
-        entry.prev, entry.next = last, sentinel
-        last.next = sentinel.prev = entry
-        self._length += 1
-
     def extend(self, entries: Sequence[CacheEntry]) -> None:
         """Put entries at the tail, one behind the other."""
         sentinel = self._sentinel
@@ -71,15 +61,7 @@ class FreeQueue:
         left.next = right.prev = entry
         self._length += 1
 
-    def remove(self, entry: CacheEntry) -> None:
-        """Take an entry out, wherever it stands."""
-        left, right = entry.prev, entry.next
-        assert left is not None and right is not None, "the entry is in no queue"
-        left.next, right.prev = right, left
-        entry.prev = entry.next = None
-        self._length -= 1
-
-    def remove_all(self, entries: Sequence[CacheEntry]) -> None:
+    def remove(self, entries: Sequence[CacheEntry]) -> None:
         """Take entries out, wherever each of them stands."""
         for entry in entries:
             left, right = entry.prev, entry.next

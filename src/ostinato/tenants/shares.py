@@ -91,14 +91,14 @@ class TenantShares(BlockShares):
     def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
         """Take evictable entries: after a public prefix they are of several accounts."""
         for account, some in self._by_account(entries):
-            account.policy.add_all(some, summary)
+            account.policy.add(some, summary)
             self._count(account, sum(entry.num_blocks for entry in some))
 
     def remove(self, entries: Sequence[CacheEntry]) -> int:
         """Remove entries that are held again."""
         total = 0
         for account, some in self._by_account(entries):
-            account.policy.remove_all(some)
+            account.policy.remove(some)
             count = sum(entry.num_blocks for entry in some)
             self._count(account, -count)
             total += count
