@@ -1,4 +1,4 @@
-"""Puts a cache together from its settings: the one place that knows all its rooms."""
+"""Puts caches and schedulers together from settings: the one place that knows all their rooms."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver, Observers
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.radix_index import RadixIndex
-from ostinato.core.config import CacheConfig, WindowConfig, window_blocks
+from ostinato.core.config import CacheConfig, SchedulerConfig, WindowConfig, window_blocks
 from ostinato.core.tenancy import Allotment
 from ostinato.eviction import make_policy
 from ostinato.ghost.ghost import Ghost
@@ -25,6 +25,11 @@ from ostinato.observe.event_recorder import EventRecorder
 from ostinato.observe.events import EventLog
 from ostinato.observe.history import RequestHistory
 from ostinato.observe.introspection import HitCounts
+from ostinato.sched.scheduler import Scheduler
+from ostinato.sched.waiting_queue import FirstComeFirstServed, NumCachedTokens, WaitingOrder
+from ostinato.scheduling.depth_first import DepthFirst
+from ostinato.scheduling.fair_share import FairShare
+from ostinato.scheduling.longest_prefix import LongestPrefixFirst
 from ostinato.tenants.cache_admin import CacheAdmin, Erasable
 from ostinato.tenants.lease_book import LeaseBook
 from ostinato.tenants.public_prefixes import PublicPrefixes
@@ -174,3 +179,22 @@ def make_window_pool(config: CacheConfig, window: WindowConfig, clock: Clock) ->
     }
     shares = make_shares(allotments, partial(make_policy, "lru"), window.num_blocks, clock)
     return BlockPool(window.num_blocks, shares, config.free_order, clock, Observers())
+
+
+def build_scheduler(
+    config: SchedulerConfig, cache: PrefixCache, clock: Clock = time.monotonic
+) -> Scheduler:
+    """Make a scheduler without requests over a cache."""
+
+    def make_order(num_cached_tokens: NumCachedTokens) -> WaitingOrder:
+        match config.order:
+            case "longest_prefix":
+                return LongestPrefixFirst(config.max_overtakes, num_cached_tokens)
+            case "depth_first":
+                return DepthFirst(config.max_overtakes, num_cached_tokens)
+            case "fair_share":
+                return FairShare(config.max_overtakes)
+            case "fcfs":
+                return FirstComeFirstServed()
+
+    return Scheduler(config, cache.manager, clock, make_order)

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.assembly import build_cache
-from ostinato.ghost import ghost as ghost_module
-from ostinato.ghost import sampling_window
 from ostinato.core.config import CacheConfig, PolicyName
 from ostinato.core.errors import ConfigError
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicHead
+from ostinato.ghost import ghost as ghost_module
+from ostinato.ghost import sampling_window
 from ostinato.ghost.estimator import NUM_PARTS, Coverage, PairedEstimator, SimulationError
 from ostinato.ghost.sampler import SampledRequest, Sampler
 from ostinato.ghost.sampling_window import SamplingWindow

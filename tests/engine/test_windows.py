@@ -37,7 +37,7 @@ def held_while_running(llm: LLM, prompt: list[int]) -> list[tuple[int, int, int]
 
     def watched(result: Any) -> Any:
         updates = commit(result)
-        for sequence in scheduler.roster.running:
+        for sequence in scheduler.requests.running:
             full, window = sequence.table.groups
             null = windows_of(llm.engine.cache.manager)[0].null_block
             held = sum(block != null for block in window)

@@ -9,16 +9,15 @@ is seen to that everybody ends, and with the answer that they would have got alo
 from collections import Counter
 from dataclasses import replace
 
-from ostinato.assembly import build_cache
+from ostinato.assembly import build_cache, build_scheduler
 from ostinato.core.errors import CacheInUse
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicHead
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.lease import LeaseStatus, LeaseTerms
 from ostinato.core.request import FinishReason, Request
 from ostinato.sched.admission import max_sequence_tokens
-from ostinato.sched.scheduler import Scheduler
+from ostinato.sched.chunk import SequenceUpdate
 from ostinato.sched.sequence import Sequence
-from ostinato.sched.share import SequenceUpdate
 from tests.properties.heart_setting import Setting, Wish
 from tests.properties.heart_watch import PUBLIC, HeartWatch
 from tests.sched.alone import answer_alone
@@ -43,7 +42,7 @@ class Heart:
         self.setting, self.now = setting, 0.0
         config = setting.cache
         self.cache = build_cache(config, clock=lambda: self.now)
-        self.scheduler = Scheduler(setting.scheduler, self.cache.manager, clock=lambda: self.now)
+        self.scheduler = build_scheduler(setting.scheduler, self.cache, clock=lambda: self.now)
         self.runner = FakeRunner(config, toss_a_coin)
         self.watch = HeartWatch(self.scheduler, self.cache, self.runner, lambda: self.now)
         self.met: Counter[str] = self.watch.met

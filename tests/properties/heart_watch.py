@@ -65,7 +65,7 @@ class HeartWatch:
 
     def live(self) -> list[Sequence]:
         """Return every live sequence, by rank."""
-        members = self._scheduler.roster.live.values()
+        members = self._scheduler.requests.live.values()
         return sorted((s for family in members for s in family), key=lambda s: s.rank)
 
     # --- one step ---

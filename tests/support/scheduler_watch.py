@@ -56,7 +56,7 @@ class Watch:
 
     def live(self) -> list[Sequence]:
         """Return every live sequence, by rank."""
-        members = self._scheduler.roster.live.values()
+        members = self._scheduler.requests.live.values()
         return sorted((s for family in members for s in family), key=lambda s: s.rank)
 
     # --- one step ---
@@ -160,7 +160,7 @@ class Watch:
 
     def _siblings_without_room(self, parent: Sequence) -> list[Sequence]:
         """Return who was forked off in this step, wanted room and found none."""
-        family = self._scheduler.roster.live[parent.request.request_id]
+        family = self._scheduler.requests.live[parent.request.request_id]
         new = [s for s in family if s not in self._tables and s.table is None]
         return new if parent.index == 0 and parent.request.params.max_tokens != 1 else []
 

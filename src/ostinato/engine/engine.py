@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import torch
 
-from ostinato.assembly import build_cache
+from ostinato.assembly import build_cache, build_scheduler
 from ostinato.core.errors import RequestError
 from ostinato.core.identity import Identity
 from ostinato.core.ids import RequestId
@@ -51,9 +51,8 @@ from ostinato.runner.heap import keep_large_blocks
 from ostinato.runner.layer_groups import group_layers
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.model_runner import ModelRunner
-from ostinato.sched.scheduler import Scheduler
+from ostinato.sched.chunk import SequenceUpdate
 from ostinato.sched.sequence import Sequence
-from ostinato.sched.share import SequenceUpdate
 from ostinato.sched.stats import SchedulerStats
 
 logger = logging.getLogger("ostinato")
@@ -108,7 +107,7 @@ class Engine:
         caching = config.cache(sizes.num_blocks, sizes.windows, reserved)
         self.cache = build_cache(caching, self.recorder.clock)
         self.public_prefixes = PublicPrefixes(self.cache.admin, config.block_size)
-        self.scheduler = Scheduler(scheduling, self.cache.manager, clock)
+        self.scheduler = build_scheduler(scheduling, self.cache, clock)
         self.is_computing = False
         self._clock = clock
         tokenizer = self.loaded.tokenizer

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ostinato.assembly import build_cache
+from ostinato.assembly import build_cache, build_scheduler
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicHead
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.lease import LeaseId, LeaseTerms
@@ -28,9 +28,8 @@ from ostinato.core.plan import (
 from ostinato.core.request import FinishReason, Request
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.lab.recording import Recording
-from ostinato.sched.scheduler import Scheduler
+from ostinato.sched.chunk import SequenceUpdate
 from ostinato.sched.sequence import Sequence
-from ostinato.sched.share import SequenceUpdate
 from ostinato.traces.anonymizer import unpack_names
 from ostinato.traces.format import (
     Added,
@@ -102,7 +101,7 @@ class Replay:
         self._now_s = recording.header.start_us / 1_000_000
         header, clock = recording.header, lambda: self._now_s
         self.cache = build_cache(header.cache, clock, epoch=header.epoch)
-        self.scheduler = Scheduler(header.scheduler, self.cache.manager, clock)
+        self.scheduler = build_scheduler(header.scheduler, self.cache, clock)
         self._answers = _RecordedAnswers()
         self._ended = recording.ended
         self._leaders: dict[int, Sequence] = {}

@@ -11,7 +11,7 @@ Files in reading order:
 * ``waiting``: who is next?
 * ``flight``: whose prefix is being computed right now?
 * ``roster``: who is live, and who of them holds blocks?
-* ``share``: what does one sequence get of a step, and what does the step bring it?
+* ``chunk``: what does one sequence get of a step, and what does the step bring it?
 * ``step``: what does one step compute?
 * ``scheduler``: who runs, who waits for whom, who is preempted?
 * ``stats``: what did the scheduler do so far?

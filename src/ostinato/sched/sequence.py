@@ -29,7 +29,7 @@ class Sequence:
         index: Which of the request's ``n`` continuations.
         key: Identity, prompt and output tokens so far.
         seed: Of its sampling.
-        sibling_seeds: Of the continuations that are forked off when the prompt is computed.
+        fork_seeds: Of the continuations that are forked off when the prompt is computed.
         num_computed: Leading tokens whose KV is in the store.
         form: Which tokens its output may go on with; None allows all.
         table: Its blocks while it runs; None while it waits.
@@ -52,7 +52,7 @@ class Sequence:
     index: int
     key: PrefixKey
     seed: int
-    sibling_seeds: tuple[int, ...] = ()
+    fork_seeds: tuple[int, ...] = ()
     num_computed: int = 0
     form: OutputForm | None = None
     table: BlockTable | None = None
@@ -101,7 +101,7 @@ class Sequence:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether log-probs of its prompt are still to come; of siblings the first has them."""
+        """Whether log-probs of its prompt are still to come; of forks the first has them."""
         asked_for = self.request.params.prompt_logprobs is not None and self.index == 0
         return asked_for and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
@@ -118,7 +118,7 @@ class Sequence:
         asked_for = self.request.params.prompt_logprobs
         return "" if self.reads_cache else f"prompt_logprobs={asked_for}"
 
-    def siblings(self) -> list["Sequence"]:
+    def forks(self) -> list["Sequence"]:
         """Make the continuations that go on from the same prompt, numbered behind this one."""
         return [
             Sequence(
@@ -133,7 +133,7 @@ class Sequence:
                 num_copied_tokens=self.num_copied_tokens,
                 first_planned_s=self.first_planned_s,
             )
-            for index, seed in enumerate(self.sibling_seeds, 1)
+            for index, seed in enumerate(self.fork_seeds, 1)
         ]
 
     def sample_task(self, seeds: tuple[int, ...]) -> SampleTask:

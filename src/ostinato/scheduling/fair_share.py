@@ -1,4 +1,4 @@
-"""Which tenant has been served least so far?
+"""Fair share: the tenant that was served least is next.
 
 Each tenant (``cache_salt``) has a counter of the tokens that went through the model for it,
 prompt and output alike; what is read from the cache costs nothing. The tenant with the lowest
@@ -14,14 +14,14 @@ import heapq
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from ostinato.sched.orders import by_arrival
 from ostinato.sched.sequence import Sequence
+from ostinato.sched.waiting_queue import WaitingOrder, by_arrival
 
 MAX_TENANTS = 4096
 """Counters that are kept of tenants that do not wait; above that, the lowest are forgotten."""
 
 
-class FairShare:
+class FairShare(WaitingOrder):
     """Serve by priority, then the tenant that was served least; each tenant's by arrival.
 
     The bound on waiting is a tenant's, not a request's: whoever is the first of its tenant is
@@ -47,7 +47,7 @@ class FairShare:
 
         Whoever is admitted on the way counts at once.
         """
-        self._keep_time({tenant_of(sequence) for sequence in waiting})
+        self._update_virtual_time({tenant_of(sequence) for sequence in waiting})
         return self._walk(waiting)
 
     def admitted(self, sequence: Sequence, waiting: list[Sequence]) -> None:
@@ -63,7 +63,7 @@ class FairShare:
         tenant = tenant_of(sequence)
         self._served[tenant] = self.num_served_tokens(tenant) + num_tokens
 
-    def _keep_time(self, tenants: set[bytes]) -> None:
+    def _update_virtual_time(self, tenants: set[bytes]) -> None:
         """Lift those who wait to the lowest counter of the last step, and find that of this one.
 
         Lifting moves only who began to wait since: all others are at that counter or above.

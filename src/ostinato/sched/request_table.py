@@ -12,16 +12,14 @@ scheduler decides.
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
-from ostinato.core.config import SchedulerConfig
 from ostinato.core.ids import RequestId
 from ostinato.core.request import FinishReason
-from ostinato.sched.orders import NumCachedTokens
 from ostinato.sched.sequence import Sequence
 from ostinato.sched.stats import SchedulerStats
-from ostinato.sched.waiting import WaitingQueue
+from ostinato.sched.waiting_queue import WaitingOrder, WaitingQueue
 
 
-class Roster:
+class RequestTable:
     """Every live sequence.
 
     Attributes:
@@ -32,20 +30,18 @@ class Roster:
 
     def __init__(
         self,
-        config: SchedulerConfig,
         cache: CacheManager,
         stats: SchedulerStats,
-        num_cached_tokens: NumCachedTokens,
+        order: WaitingOrder,
     ) -> None:
         """Start with nobody.
 
         Args:
-            config: Says in which order the waiting are tried.
-            cache: Where blocks are given back.
+            cache: Where blocks are released.
             stats: Counts preemptions.
-            num_cached_tokens: Looks a waiting sequence up, for orders that ask.
+            order: In which waiting sequences are tried.
         """
-        self.waiting = WaitingQueue(config, num_cached_tokens)
+        self.waiting = WaitingQueue(order)
         self.running: list[Sequence] = []
         self._cache = cache
         self._stats = stats
@@ -68,10 +64,10 @@ class Roster:
         self.live[sequence.request.request_id] = [sequence]
         self.waiting.add(sequence)
 
-    def join(self, siblings: list[Sequence]) -> None:
+    def join(self, forks: list[Sequence]) -> None:
         """Note a live request's further sequences, which neither wait nor run yet."""
-        for sibling in siblings:
-            self.live[sibling.request.request_id].append(sibling)
+        for fork in forks:
+            self.live[fork.request.request_id].append(fork)
 
     def admit(self, sequence: Sequence, table: BlockTable) -> None:
         """Move a waiting sequence to the running, with its blocks."""
@@ -103,7 +99,7 @@ class Roster:
             self.waiting.remove(sequence)
         self._end(sequence, reason)
 
-    def lose(self, sequence: Sequence, reason: FinishReason) -> None:
+    def fail(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence whose blocks the cache has taken back."""
         if sequence.table is not None:
             sequence.table = None

@@ -13,37 +13,37 @@ from ostinato.core.config import SchedulerConfig
 from ostinato.core.plan import CopyRun, StepPlan
 from ostinato.core.request import RequestContext
 from ostinato.sched.budget import TokenBudget
-from ostinato.sched.flight import Flight
-from ostinato.sched.roster import Roster
+from ostinato.sched.chunk import ScheduledChunk
+from ostinato.sched.request_table import RequestTable
 from ostinato.sched.sequence import Sequence
-from ostinato.sched.share import Share
+from ostinato.sched.single_flight import SingleFlight
 from ostinato.sched.stats import SchedulerStats
 
 
-class Step:
+class StepPlanner:
     """One step, while it is planned.
 
     Attributes:
-        shares: What the sequences get of it, publishers before those who share their blocks.
+        chunks: What the sequences get of it, publishers before those who share their blocks.
     """
 
     def __init__(
         self,
         config: SchedulerConfig,
         cache: CacheManager,
-        roster: Roster,
+        requests: RequestTable,
         stats: SchedulerStats,
         clock: Callable[[], float],
     ) -> None:
         """Begin with nobody planned; ``stats`` counts what was waited for."""
-        self.shares: list[Share] = []
+        self.chunks: list[ScheduledChunk] = []
         self._config = config
         self._cache = cache
-        self._roster = roster
+        self._requests = requests
         self._stats = stats
         self._clock = clock
         self._budget = TokenBudget(config.max_num_batched_tokens, config.max_chunk_tokens)
-        self._flight = Flight(cache.block_size)
+        self._in_flight = SingleFlight(cache.block_size)
         self._copies: list[CopyRun] = []
         self._is_short_of_blocks = False  # somebody found too few
 
@@ -52,17 +52,17 @@ class Step:
         self._plan_running()
         self._publish_running()
         self._admit_waiting()
-        return StepPlan(tuple(s.schedule() for s in self.shares), tuple(self._copies))
+        return StepPlan(tuple(s.schedule() for s in self.chunks), tuple(self._copies))
 
     def _plan_running(self) -> None:
         """Give decodes a token each and prefills under way what is left."""
-        running = self._roster.running
+        running = self._requests.running
         decodes_first = sorted(running, key=lambda s: (s.num_uncomputed > 1, s.rank))
         for sequence in decodes_first:
             if sequence.table is not None and self._budget.left:
                 num_tokens = self._make_room(sequence)
                 if num_tokens:
-                    self.shares.append(Share(sequence, self._budget.take(num_tokens)))
+                    self.chunks.append(ScheduledChunk(sequence, self._budget.take(num_tokens)))
 
     def _make_room(self, sequence: Sequence) -> int:
         """Give a running sequence slots for its next tokens; the last in rank pays for one.
@@ -77,47 +77,47 @@ class Step:
                 self._cache.grow(sequence.table, room)
                 return room - sequence.num_computed
             self._is_short_of_blocks = True
-            victim = max(self._roster.running, key=lambda s: s.rank)
-            for share in [share for share in self.shares if share.sequence is victim]:
-                self._budget.give_back(share.num_tokens)
-                self.shares.remove(share)
-            self._roster.preempt(victim)
+            victim = max(self._requests.running, key=lambda s: s.rank)
+            for chunk in [chunk for chunk in self.chunks if chunk.sequence is victim]:
+                self._budget.give_back(chunk.num_tokens)
+                self.chunks.remove(chunk)
+            self._requests.preempt(victim)
         return 0
 
     def _publish_running(self) -> None:
         """Make findable what the running will have computed, and note who goes on."""
-        planned = {share.sequence.sequence_id: share.end for share in self.shares}
-        for sequence in self._roster.running:
-            self._flight.add(sequence, planned.get(sequence.sequence_id, sequence.num_computed))
-        for share in self.shares:
-            self._publish(share)
+        planned = {chunk.sequence.sequence_id: chunk.end for chunk in self.chunks}
+        for sequence in self._requests.running:
+            self._in_flight.add(sequence, planned.get(sequence.sequence_id, sequence.num_computed))
+        for chunk in self.chunks:
+            self._publish(chunk)
 
-    def _publish(self, share: Share) -> None:
-        """Make findable what a share computes; a prompt that is complete brings its siblings."""
-        assert share.sequence.table is not None
-        self._roster.waiting.planned(share.sequence, share.num_tokens)
-        self._cache.publish(share.sequence.table, share.end)
-        if share.samples and share.sequence.sibling_seeds:
-            self._fork(share)
+    def _publish(self, chunk: ScheduledChunk) -> None:
+        """Make findable what a chunk computes; a prompt that is complete brings its forks."""
+        assert chunk.sequence.table is not None
+        self._requests.waiting.planned(chunk.sequence, chunk.num_tokens)
+        self._cache.publish(chunk.sequence.table, chunk.end)
+        if chunk.samples and chunk.sequence.fork_seeds:
+            self._fork(chunk)
 
     def _admit_waiting(self) -> None:
         """Admit in order while there is a seat, budget and room."""
-        order = self._roster.waiting.in_order()
+        order = self._requests.waiting.in_order()
         while self._has_seat():  # asked first: who is next may cost a look at all
             sequence = next(order, None)
-            if sequence is None or not self._try(sequence):
+            if sequence is None or not self._try_admit(sequence):
                 break
 
     def _has_seat(self) -> bool:
         """Whether another sequence may run in this step, if there are blocks for it."""
-        is_free = len(self._roster.running) < self._config.max_num_seqs
+        is_free = len(self._requests.running) < self._config.max_num_seqs
         return is_free and self._budget.left > 0 and not self._is_short_of_blocks
 
-    def _try(self, sequence: Sequence) -> bool:
+    def _try_admit(self, sequence: Sequence) -> bool:
         """Admit a waiting sequence, unless it waits for a prefill; False if it does not fit."""
-        self._renew(sequence)
+        self._rekey(sequence)
         match = self._cache.match(sequence.key) if sequence.reads_cache else self._cache.no_match()
-        leader = self._flight.leader(sequence, match)
+        leader = self._in_flight.leader(sequence, match)
         if leader is not None:
             is_mine = leader.key.identity.tenant == sequence.key.identity.tenant
             sequence.waits_for = leader.request.request_id if is_mine else ""
@@ -134,51 +134,51 @@ class Step:
             return False
         table, copies = admitted
         self._copies += copies
-        self._roster.admit(sequence, table)
+        self._requests.admit(sequence, table)
         self._start(sequence, table)
         return True
 
     def _start(self, sequence: Sequence, table: BlockTable) -> None:
-        """Give an admitted sequence its first share."""
+        """Give an admitted sequence its first chunk."""
         if sequence.first_planned_s is None:
             sequence.first_planned_s = self._clock()
             sequence.num_shared_tokens = table.num_shared_tokens
             sequence.num_copied_tokens = table.num_copied_tokens
             self._stats.waited_prompt_tokens += sequence.num_waited_tokens
         slots = table.num_slots - sequence.num_computed
-        share = Share(sequence, self._budget.take(min(sequence.num_uncomputed, slots)))
-        self.shares.append(share)
-        self._flight.add(sequence, share.end)
-        self._publish(share)
+        chunk = ScheduledChunk(sequence, self._budget.take(min(sequence.num_uncomputed, slots)))
+        self.chunks.append(chunk)
+        self._in_flight.add(sequence, chunk.end)
+        self._publish(chunk)
 
-    def _fork(self, share: Share) -> None:
-        """Make the siblings of a prompt that is computed in this step (``n > 1``).
+    def _fork(self, chunk: ScheduledChunk) -> None:
+        """Make the forks of a prompt that is computed in this step (``n > 1``).
 
-        A sibling that finds no room waits like a preempted sequence, first token in hand;
+        A fork that finds no room waits like a preempted sequence, first token in hand;
         one whose first token is its last needs no room.
         """
-        parent = share.sequence
-        share.children, parent.sibling_seeds = parent.siblings(), ()
-        self._roster.join(share.children)
+        parent = chunk.sequence
+        chunk.children, parent.fork_seeds = parent.forks(), ()
+        self._requests.join(chunk.children)
         if parent.request.params.max_tokens == 1:
             return
-        for child in share.children:
-            if len(self._roster.running) < self._config.max_num_seqs:
-                self._fork_blocks(share, child)
+        for child in chunk.children:
+            if len(self._requests.running) < self._config.max_num_seqs:
+                self._fork_blocks(chunk, child)
 
-    def _fork_blocks(self, share: Share, child: Sequence) -> None:
-        """Move a sibling to the running, if there are blocks for what it cannot share."""
-        assert share.sequence.table is not None
-        forked = self._cache.fork(share.sequence.table, share.end)
+    def _fork_blocks(self, chunk: ScheduledChunk, child: Sequence) -> None:
+        """Move a fork to the running, if there are blocks for what it cannot share."""
+        assert chunk.sequence.table is not None
+        forked = self._cache.fork(chunk.sequence.table, chunk.end)
         if forked is None:
             self._is_short_of_blocks = True
             return
         table, copies = forked
         child.key = table.key
         self._copies += copies
-        self._roster.run(child, table)
+        self._requests.run(child, table)
 
-    def _renew(self, sequence: Sequence) -> None:
+    def _rekey(self, sequence: Sequence) -> None:
         """Look a waiting sequence up under the weights of now, not of when it came."""
         if sequence.key.identity.epoch != self._cache.epoch:
             sequence.key = self._cache.rekey(sequence.key)

@@ -1,4 +1,4 @@
-"""Which of the waiting share a prefix, and who of them is next?
+"""Depth-first order: requests that share a prefix are served one after another.
 
 The prompts that wait are the paths of a tree. A depth-first walk over it visits whoever shares
 a prefix one after another, so that a prefix is computed, used by all, and may then be evicted
@@ -26,8 +26,9 @@ from dataclasses import dataclass, field
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import SequenceId
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
-from ostinato.sched.orders import NumCachedTokens, RankedOrder
 from ostinato.sched.sequence import Sequence
+from ostinato.sched.waiting_queue import NumCachedTokens
+from ostinato.scheduling.longest_prefix import RankedOrder
 
 FOREST = -1
 """Depth of the fork at which identities part: nothing is shared between them."""
@@ -91,7 +92,7 @@ def depth_first(waiting: list[Sequence], num_cached: list[int]) -> Iterator[Sequ
         waiting: In any order.
         num_cached: Cached tokens of each of them.
     """
-    texts = [(s.key.identity.encoded, spell(s.key)) for s in waiting]
+    texts = [(s.key.identity.encoded, prefix_sort_key(s.key)) for s in waiting]
     order = sorted(range(len(waiting)), key=lambda i: (texts[i], waiting[i].sequence_id))
     # Branches that are still open, from the root to the newest; each is deeper than the last.
     path = [Branch(FOREST)]
@@ -104,7 +105,7 @@ def depth_first(waiting: list[Sequence], num_cached: list[int]) -> Iterator[Sequ
     return _walk(path[0])
 
 
-def spell(key: PrefixKey) -> bytes:
+def prefix_sort_key(key: PrefixKey) -> bytes:
     """Return bytes that two sequences have in common as far as they can share KV.
 
     Four bytes per token; those of an image are its content's, so that other content, in spite

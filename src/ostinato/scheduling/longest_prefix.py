@@ -1,66 +1,20 @@
-"""In which order are the waiting tried?
+"""Longest cached prefix first, and what all ranked orders share.
 
-Priority comes first in every order: a lower number is served earlier. Within one priority:
-
-* ``FirstComeFirstServed``: by arrival; a preempted sequence keeps its place;
-* ``LongestPrefixFirst``: by cached prefix, so that prefixes are used while they are there
-  (RadixAttention's cache-aware order, arXiv 2312.07104);
-* ``DepthFirst`` (``depth_first``): whoever shares a prefix, one after another;
-* ``FairShare`` (``fair_share``): the tenant that has been served least so far.
-
-In all orders the scheduler passes over those who wait for a running prefill (``flight``), and in
-all but the first a later request may overtake an earlier one, within a bound: ``max_overtakes``.
+Prefixes are used while they are there (RadixAttention's cache-aware order, arXiv 2312.07104).
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Iterator
 
 from ostinato.core.ids import SequenceId
 from ostinato.sched.sequence import Sequence
+from ostinato.sched.waiting_queue import NumCachedTokens, WaitingOrder, by_arrival
 
 MAX_RANKED = 512
 """Sequences that a ranked order looks at in one step, by arrival; each costs a look-up."""
 
-NumCachedTokens = Callable[[Sequence], int]
-"""Says how many tokens of a sequence would hit now; without effects."""
 
-
-class WaitingOrder(Protocol):
-    """The contract of every order."""
-
-    def walk(self, waiting: list[Sequence]) -> Iterator[Sequence]:
-        """Walk those to try now, best first; the caller admits some of them on the way.
-
-        Called once per step, also if nobody can be admitted; what ranking costs is spent when
-        the first one is asked for.
-
-        Args:
-            waiting: All that wait, by priority and arrival.
-        """
-
-    def admitted(self, sequence: Sequence, waiting: list[Sequence]) -> None:
-        """Note who was admitted, and who still waits."""
-
-    def planned(self, sequence: Sequence, num_tokens: int) -> None:
-        """Note that a running sequence computes so many tokens in this step."""
-
-
-class FirstComeFirstServed:
-    """Serve by priority, then by arrival."""
-
-    def walk(self, waiting: list[Sequence]) -> Iterator[Sequence]:
-        """Walk all as they stand."""
-        return iter(waiting[:])
-
-    def admitted(self, sequence: Sequence, waiting: list[Sequence]) -> None:
-        """Nobody is overtaken but those who wait for a running prefill."""
-
-    def planned(self, sequence: Sequence, num_tokens: int) -> None:
-        """Nobody counts tokens."""
-
-
-class RankedOrder:
+class RankedOrder(WaitingOrder):
     """Serve by priority, then by a rank of this step, within the bound on waiting.
 
     Nobody is overtaken more than ``max_overtakes`` times: after that a sequence stands before
@@ -103,9 +57,6 @@ class RankedOrder:
             if other.num_overtakes == self._max_overtakes:
                 self._somebody_is_newly_overdue = True
 
-    def planned(self, sequence: Sequence, num_tokens: int) -> None:
-        """Nobody counts tokens."""
-
 
 class LongestPrefixFirst(RankedOrder):
     """Serve by priority, then by cached prefix, within the bound on waiting."""
@@ -118,8 +69,3 @@ class LongestPrefixFirst(RankedOrder):
     def rank(self, waiting: list[Sequence]) -> dict[SequenceId, int]:
         """Rank by what would hit now; cost: one look-up each."""
         return {s.sequence_id: -self._num_cached_tokens(s) for s in waiting}
-
-
-def by_arrival(sequence: Sequence) -> tuple[int, int]:
-    """Return what the queue is sorted by: priority, then arrival."""
-    return sequence.rank

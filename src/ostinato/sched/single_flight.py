@@ -16,7 +16,7 @@ from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.sched.sequence import Sequence
 
 
-class Flight:
+class SingleFlight:
     """The prefills that will go on after this step."""
 
     def __init__(self, block_size: int) -> None:

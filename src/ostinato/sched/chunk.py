@@ -9,13 +9,13 @@ from ostinato.sched.sequence import Sequence
 
 
 @dataclass(slots=True)
-class Share:
+class ScheduledChunk:
     """One sequence's share of the step that is planned or runs.
 
     Attributes:
         sequence: Who computes.
         num_tokens: New tokens, at least 1.
-        children: Continuations that are forked off at the end of this share.
+        children: Continuations that are forked off at the end of this chunk.
         end: Tokens of the sequence that are computed after the step.
         samples: Whether a token follows: all tokens so far are computed after the step.
     """
@@ -37,7 +37,7 @@ class Share:
         return [self.sequence, *self.children]
 
     def schedule(self) -> ScheduledSequence:
-        """Write the share down for the runner."""
+        """Write the chunk down for the runner."""
         sequence, start = self.sequence, self.sequence.num_computed
         assert sequence.table is not None
         seeds = (sequence.seed, *(child.seed for child in self.children))
@@ -65,9 +65,9 @@ class SequenceUpdate:
     token: SampledToken | None = None
 
 
-def tables_of(shares: Iterable[Share]) -> list[BlockTable]:
+def tables_of(chunks: Iterable[ScheduledChunk]) -> list[BlockTable]:
     """List the tables of a step, publishers before those who share their blocks."""
-    shares = list(shares)
-    members = [share.sequence for share in shares]
-    members += [child for share in shares for child in share.children]
+    chunks = list(chunks)
+    members = [chunk.sequence for chunk in chunks]
+    members += [child for chunk in chunks for child in chunk.children]
     return [member.table for member in members if member.table is not None]
