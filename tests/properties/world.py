@@ -173,6 +173,11 @@ class World:
             self._history = [*self._history[-20:], tuple(live.key.tokens)]
             side.give_up(live, come_back=False)
 
+    def misuse(self, choice: int) -> None:
+        """Call something in a wrong order."""
+        for side in self.sides:
+            side.misuse(choice)
+
     def commit(self, bits: int) -> None:
         """Run the step; ``bits`` are the tokens that are sampled."""
         for side in self.sides:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 
-from ostinato.core.errors import RequestError
+from ostinato.core.errors import InvalidIdentity, RequestError
 from ostinato.core.ids import BlockDigest
 from ostinato.core.tenancy import owner_of
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens, pack_tokens
@@ -61,6 +61,27 @@ class Identity:
     adapter: bytes = b""
     tenant: bytes = b""
     head: PublicHead | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be hashed or compared.
+
+        Raises:
+            InvalidIdentity: A field is of the wrong type.
+        """
+        if (
+            type(self.tenant) is bytes
+            and type(self.weights) is bytes
+            and type(self.adapter) is bytes
+            and type(self.epoch) is int
+            and self.epoch >= 0
+        ):
+            return
+        for name in ("weights", "adapter", "tenant"):
+            if type(value := getattr(self, name)) is not bytes:
+                raise InvalidIdentity(
+                    f"{name}={value!r}: must be bytes, such as b'' or encode() it"
+                )
+        raise InvalidIdentity(f"epoch={self.epoch!r}: must be an integer, at least 0")
 
     @cached_property
     def encoded(self) -> bytes:
