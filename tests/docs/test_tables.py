@@ -11,7 +11,8 @@ from ostinato.engine.config import EngineConfig
 from tests.docs.reading import ROOT
 from tests.support.checkpoints import FAMILIES
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+SETTINGS = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
+MODELS = (ROOT / "docs/models.md").read_text(encoding="utf-8")
 ROOMS = sorted({path.parent for path in (ROOT / "src/ostinato").glob("*/[a-z]*.py")})
 SETTING = re.compile(r"^\| `(\w+)` \| `([^`]+)` \|", re.MULTILINE)
 
@@ -19,7 +20,7 @@ SETTING = re.compile(r"^\| `(\w+)` \| `([^`]+)` \|", re.MULTILINE)
 def test_the_settings_table_has_every_setting_with_its_default():
     """In the order of the code, so that a new one is seen to be missing."""
     defaults = EngineConfig()
-    assert SETTING.findall(README) == [
+    assert SETTING.findall(SETTINGS) == [
         (field.name, repr(getattr(defaults, field.name))) for field in fields(EngineConfig)
     ]
 
@@ -33,9 +34,9 @@ def test_settings_of_the_rooms_have_no_other_default_than_those_of_the_engine():
                 assert field.default == known[field.name], field.name
 
 
-def test_the_readme_names_the_families_that_are_tested_exactly():
+def test_the_models_page_names_the_families_that_are_tested_exactly():
     """No more and no fewer than the tests build."""
-    [sentence] = re.findall(r"^Tested, .*$", README, re.MULTILINE)
+    [sentence] = re.findall(r"^Tested, .*$", MODELS, re.MULTILINE)
     assert re.findall(r"`(\w+)`", sentence.partition("model types:")[2]) == list(FAMILIES)
 
 

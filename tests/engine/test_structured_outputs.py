@@ -3,17 +3,18 @@
 import asyncio
 import json
 import re
-import threading
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher
 
 from ostinato import LLM, SamplingParams, StructuredOutputs
 from ostinato.core.errors import InvalidSamplingParams, MissingTokenizer, StepFailed
-from ostinato.engine import grammar
+from ostinato.engine.grammar import FormCompiler
+from ostinato.engine.grammar_check import GrammarChecker
 from ostinato.engine.grammar_vocabulary import grammar_vocabulary
 from ostinato.engine.token_table import TokenTable
 from tests.engine.small_tokenizers import ALL
@@ -332,29 +333,39 @@ def test_forms_can_be_followed_in_every_kind_of_vocabulary(name: str) -> None:
     assert re.fullmatch(b"[a-z ]{5,9}", vocabulary.decode_bytes(ids[:9]).split(b"<")[0])
 
 
-def test_a_form_that_takes_forever_to_compile_is_refused(
-    scribe: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It burns in its thread; meanwhile known forms are served, and new ones are refused."""
-    known = asked({"regex": "[xy]{3}"})
-    run(scribe, PROMPTS[0], known)
-    burns = threading.Event()
+BOMB = {"type": "string", "allOf": [{"pattern": f"[a-z]*a[a-z]{{{i}}}x"} for i in range(25)]}
+"""Whether these patterns have a common text takes time and memory that double with each."""
 
-    def slow(**limits: Any) -> LLParserLimits:
-        burns.wait()
-        return LLParserLimits(**limits)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(grammar, "LLParserLimits", slow)
-        patch.setattr(grammar, "COMPILE_LIMIT_S", 0.05)
-        with pytest.raises(InvalidSamplingParams, match=r"not compiled within 0\.05 s"):
-            run(scribe, PROMPTS[0], asked({"choice": ["never seen"]}))
-        with pytest.raises(InvalidSamplingParams, match="come again later"):
-            run(scribe, PROMPTS[0], asked({"choice": ["never seen either"]}))
-        assert re.fullmatch("[xy]{3}", run(scribe, PROMPTS[0], known)[0].text)
-        burns.set()
-        scribe.engine._forms._compilation.join()  # type: ignore[union-attr]
-    assert run(scribe, PROMPTS[0], asked({"choice": ["never seen"]}))[0].text == "never seen"
+@pytest.mark.parametrize("limit", ["CPU_LIMIT_S = 0.1", "MEMORY_LIMIT_BYTES = 2**22"])
+def test_a_grammar_that_explodes_is_refused_and_its_worker_replaced(limit: str) -> None:
+    """The limits are the worker's own; the next grammar gets a new worker."""
+    program = f"from ostinato.engine import grammar_worker as w; w.{limit}; w.main()"
+    checker = GrammarChecker([sys.executable, "-c", program])
+    options: Any = {}
+    bomb = str(LLMatcher.grammar_from_json_schema(json.dumps(BOMB), overrides=options))
+    assert "make it simpler" in checker.check(bomb)
+    assert checker.check(str(LLMatcher.grammar_from_lark("start: /[ab]/"))) == ""
+
+
+class _CountingChecker(GrammarChecker):
+    """Refuses every grammar, and counts how many it was asked about."""
+
+    num_checked = 0
+
+    def check(self, grammar: str) -> str:
+        self.num_checked += 1
+        return "refused"
+
+
+def test_a_grammar_is_tried_once_for_each_tenant(scribe: LLM) -> None:
+    """What one tenant asked for does not show in another's time, nor is a bomb tried twice."""
+    checker = _CountingChecker()
+    forms = FormCompiler(scribe.engine.loaded, checker)
+    for tenant in ("ann", "bob", "ann"):
+        with pytest.raises(InvalidSamplingParams, match=r"refused$"):
+            forms.compile(StructuredOutputs(regex="x"), tenant)
+    assert checker.num_checked == 2
 
 
 def test_a_model_without_end_of_sequence_keeps_forms(checkpoints: Checkpoints) -> None:

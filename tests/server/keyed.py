@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -66,6 +67,7 @@ def keyed_server(
     folder: Path,
     tenants: dict[str, dict] | None = None,
     traces: Path | None = None,
+    server: dict[str, Any] | None = None,
     **settings,
 ) -> Iterator[Keyed]:
     """Serve the embedded model to tenants; ``ops`` administers. Idle when the test is over."""
@@ -73,7 +75,10 @@ def keyed_server(
     tenants = {"ops": {"administers": True}, "ann": {}, "bob": {}, **(tenants or {})}
     keys = {name: add_key(path, name, **changes) for name, changes in tenants.items()}
     config = ServerConfig(
-        model_names=(MODEL,), keys_file=str(path), traces_folder=traces and str(traces)
+        model_names=(MODEL,),
+        keys_file=str(path),
+        traces_folder=traces and str(traces),
+        **(server or {}),
     )
     state = open_state(MODEL, {"dtype": "float32", "num_blocks": 512, **settings}, config)
     try:

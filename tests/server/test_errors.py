@@ -27,15 +27,15 @@ def test_openais_client_raises_its_own_errors(client: openai.OpenAI) -> None:
         client.completions.create(model="gpt-4", prompt="To be")
     with pytest.raises(openai.BadRequestError, match="temperature=-1") as wrong:
         client.completions.create(model=MODEL, prompt="To be", temperature=-1)
-    with pytest.raises(openai.BadRequestError, match="best_of") as unsupported:
-        client.completions.create(model=MODEL, prompt="To be", best_of=3)
+    with pytest.raises(openai.BadRequestError, match="suffix") as unsupported:
+        client.completions.create(model=MODEL, prompt="To be", suffix="x")
 
     assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
     assert (wrong.value.type, wrong.value.param) == ("invalid_request_error", "temperature")
-    assert (unsupported.value.code, unsupported.value.param) == ("unknown_parameter", "best_of")
+    assert (unsupported.value.code, unsupported.value.param) == ("unknown_parameter", "suffix")
 
 
-@pytest.mark.parametrize("name", ["best_of", "suffix", "use_beam_search", "nonsense"])
+@pytest.mark.parametrize("name", ["suffix", "use_beam_search", "nonsense"])
 def test_what_a_completion_cannot_do_is_refused_by_name(http: httpx.Client, name: str) -> None:
     error = error_of(http.post("/v1/completions", json={**TEXT, name: 1}))
 

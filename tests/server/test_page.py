@@ -12,6 +12,7 @@ from ostinato.lab.savings import Workload, by_token
 from ostinato.server.callers import Caller
 from ostinato.server.config import ServerConfig
 from ostinato.server.errors import ApiError
+from ostinato.server.ledger import salt_label
 from ostinato.server.state import ServerState
 from tests.support.browsers import chromium
 from tests.support.servers import await_idle, serving
@@ -123,7 +124,7 @@ def test_figures_follow_the_traffic_without_a_reload(open_url, view) -> None:
     expect(view.locator("#origins-text")).to_contain_text("Of 82 prompt tokens")
     expect(view.locator("#origins path.cached")).to_have_attribute("d", re.compile("^M"))
     assert view.locator("#first circle").count() == 2
-    expect(view.locator("#tenants tbody")).to_contain_text("live")
+    expect(view.locator("#tenants tbody")).to_contain_text(salt_label("live"))
 
 
 def test_a_pause_stops_the_figures_and_the_same_button_lets_them_go_on(open_url, view) -> None:
@@ -150,13 +151,11 @@ def test_a_server_that_ends_is_said_to_be_gone(llm, view) -> None:
 
 
 def test_what_clients_write_stays_text(open_url, view) -> None:
-    """A name made of markup is shown letter by letter, and nothing of it runs."""
-    name = "<img src=x onerror=alert(1)>"
+    """A prompt made of markup is shown letter by letter, and nothing of it runs."""
     for _ in range(2):
-        complete(open_url, "Markup for the page, twice.", cache_salt=name)
-    view.goto(open_url)
-    expect(view.locator("#tenants tbody")).to_contain_text(name)
-    expect(view.locator("#prefixes tbody")).to_contain_text(name)
+        complete(open_url, "<img src=x onerror=alert(1)> twice.")
+    view.goto(open_url)  # the model has no letter "<": its unknown token looks like markup itself
+    expect(view.locator("#prefixes tbody")).to_contain_text("<unk>img src<unk>x onerror")
     assert view.locator("main img").count() == 0
 
 
@@ -247,7 +246,7 @@ def test_blocks_are_walked_with_the_arrow_keys(open_url, view) -> None:
     tab_to_by_tenant = view.locator("#by-tenant")
     tab_to_by_tenant.press("Enter")
     expect(tab_to_by_tenant).to_have_attribute("aria-pressed", "true")
-    expect(view.locator("#blocks-legend")).to_contain_text("walker")
+    expect(view.locator("#blocks-legend")).to_contain_text(salt_label("walker"))
 
 
 def test_every_control_and_picture_has_a_name(open_url, view) -> None:

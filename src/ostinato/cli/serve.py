@@ -46,6 +46,43 @@ def run(
     max_body: Annotated[
         str, typer.Option(help="Longest body of a request.", rich_help_panel=_SERVER)
     ] = "8MiB",
+    max_tenant_bodies: Annotated[
+        str,
+        typer.Option(
+            help="Bodies of one tenant's requests under way, together.", rich_help_panel=_SERVER
+        ),
+    ] = "64MiB",
+    max_json_items: Annotated[
+        int | None,
+        typer.Option(
+            help="Most values in a body; else 8 per token of the model.", rich_help_panel=_SERVER
+        ),
+    ] = None,
+    max_connections: Annotated[
+        int, typer.Option(help="Most open connections.", rich_help_panel=_SERVER)
+    ] = 8192,
+    max_connections_per_address: Annotated[
+        int, typer.Option(help="Most open connections of one address.", rich_help_panel=_SERVER)
+    ] = 2048,
+    header_timeout: Annotated[
+        float, typer.Option(help="Seconds for the head of a request.", rich_help_panel=_SERVER)
+    ] = 10.0,
+    body_timeout: Annotated[
+        float, typer.Option(help="Seconds for the body of a request.", rich_help_panel=_SERVER)
+    ] = 60.0,
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Origin of web pages that may call from browsers; may be repeated, '*' is all.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    tls_key: Annotated[
+        str | None, typer.Option(help="File of a private key, for TLS.", rich_help_panel=_SERVER)
+    ] = None,
+    tls_certificate: Annotated[
+        str | None, typer.Option(help="File of its certificates.", rich_help_panel=_SERVER)
+    ] = None,
     metrics_tenant_names: Annotated[
         bool,
         typer.Option(
@@ -108,6 +145,15 @@ def run(
         max_requests=max_requests,
         max_n=max_n,
         max_body_bytes=read_bytes("max_body", max_body),
+        max_tenant_body_bytes=read_bytes("max_tenant_bodies", max_tenant_bodies),
+        max_json_items=max_json_items,
+        max_connections=max_connections,
+        max_connections_per_address=max_connections_per_address,
+        allowed_origins=tuple(allowed_origin or ()),
+        tls_key_file=tls_key,
+        tls_certificate_file=tls_certificate,
+        header_timeout_s=header_timeout,
+        body_timeout_s=body_timeout,
         drain_timeout_s=drain_timeout,
         metrics_tenant_names=metrics_tenant_names,
         otel_traces=otel_traces,

@@ -13,6 +13,7 @@ Files in reading order:
 * ``kv_events_wire``: how do events look on the wire?
 * ``kv_events_publisher``: who sends them?
 * ``grammar_vocabulary``: which bytes does each id stand for?
+* ``grammar_worker``, ``grammar_check``: does a grammar compile within bounds?
 * ``grammar``: which tokens may come next under a grammar?
 * ``public_prefixes``: which prefixes are public, and which prompt begins with one?
 * ``trace_writer``: how do lines reach a trace's file without holding up the engine?
@@ -27,6 +28,7 @@ Files in reading order:
 * ``llm``: how is it used offline?
 * ``crossing``: how do an event loop and the engine's thread talk?
 * ``engine_thread``: what does the engine's thread do all day?
+* ``tenant_queue``: whose work is done next, beside the event loop?
 * ``workroom``: how are requests and texts made without holding up the event loop?
 * ``async_administration``: what may an operator ask of a running engine, from an event loop?
 * ``async_llm``: how is it used from an event loop?

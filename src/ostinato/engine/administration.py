@@ -133,6 +133,7 @@ class Administration:
         salt = cache_salt.encode() if isinstance(cache_salt, str) else cache_salt
         self._engine.recorder.tick()
         receipt = self._engine.cache.admin.erase(salt)
+        self._engine.forget_forms(salt)
         self._engine.recorder.erased(salt)
         return EraseReceipt(
             num_cancelled,

@@ -14,6 +14,7 @@ and holds up nobody.
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -90,16 +91,20 @@ class AsyncLLM:
     @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and answer together."""
-        return self._engine.scheduler.config.max_model_len
+        return self._engine.max_model_len
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, *, cache_salt: str = "") -> list[int]:
         """Return a text's token ids, as ``generate`` would compute them.
+
+        Args:
+            text: What to tokenize.
+            cache_salt: Of the tenant that asks: tenants take turns.
 
         Raises:
             MissingTokenizer: The checkpoint has none.
             RequestError: It is no text.
         """
-        return await self._workroom.encode(parse_prompt(text))
+        return await self._workroom.encode(replace(parse_prompt(text), cache_salt=cache_salt))
 
     async def decode(self, token_ids: TokenIds) -> str:
         """Return the text of token ids, special ones included.
@@ -129,14 +134,21 @@ class AsyncLLM:
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        cache_salt: str = "",
+        **options: Any,
     ) -> list[int]:
         """Write a conversation as token ids, as ``chat`` does, beside the event loop.
+
+        Tenants, by ``cache_salt``, take turns; ``options`` are those of ``render_chat``.
 
         Raises:
             MissingTokenizer: The checkpoint has none.
             RequestError: There is no message or no template, or the template refuses.
         """
-        return await self._workroom.render(messages, chat_template, add_generation_prompt, tools)
+        return await self._workroom.render(
+            messages, chat_template, add_generation_prompt, tools, options, cache_salt
+        )
 
     def generate(
         self,

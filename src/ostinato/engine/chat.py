@@ -40,6 +40,7 @@ def render_chat(
     chat_template: str | None = None,
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    **options: Any,
 ) -> list[int]:
     """Write a conversation as token ids.
 
@@ -50,6 +51,8 @@ def render_chat(
         add_generation_prompt: Whether to open the assistant's turn.
         tools: Functions to tell the model of, in OpenAI's form; a template that knows none leaves
             them out.
+        **options: More arguments of ``apply_chat_template``: ``continue_final_message``, and what
+            the template itself reads, such as ``enable_thinking``.
 
     Raises:
         RequestError: There is no message or no template, or the template refuses.
@@ -76,6 +79,7 @@ def render_chat(
             chat_template=chat_template,
             tools=list(tools) if tools else None,
             add_generation_prompt=add_generation_prompt,
+            **options,
             tokenize=True,
             return_dict=True,
             tokenizer_kwargs={"verbose": False},  # that it is too long is for admission to say

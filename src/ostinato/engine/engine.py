@@ -25,6 +25,7 @@ from ostinato.core.identity import Identity
 from ostinato.core.ids import RequestId
 from ostinato.core.request import FinishReason, Request
 from ostinato.core.sampling_params import SamplingParams
+from ostinato.core.structured_outputs import OutputForm, StructuredOutputs
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.grammar import FormCompiler
 from ostinato.engine.kv_events_publisher import publish_kv_events
@@ -138,6 +139,11 @@ class Engine:
         return self.cache.ghost is not None and self.cache.ghost.rest()
 
     @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and answer together."""
+        return self.scheduler.config.max_model_len
+
+    @property
     def scheduler_stats(self) -> SchedulerStats:
         """Counters of the scheduler."""
         return self.scheduler.stats
@@ -148,8 +154,16 @@ class Engine:
         params: SamplingParams,
         request_id: str | None = None,
         priority: int = 0,
+        form: OutputForm | None = None,
     ) -> EngineRequest:
         """Tokenize a prompt and check everything about the request; nothing is added yet.
+
+        Args:
+            prompt: With a text or token ids; of both, the ids are taken.
+            params: How to sample.
+            request_id: None makes one up.
+            priority: Lower goes first.
+            form: What ``compile_form`` made of ``params.structured_outputs``; None compiles it.
 
         Raises:
             RequestError: The request can never be served; the message says why.
@@ -161,7 +175,9 @@ class Engine:
             self.loaded.require_tokenizer()
         name = self._new_id() if request_id is None else check_request_id(request_id)
         wanted = params.structured_outputs
-        tokens = tokenize(prompt, self.loaded)
+        tokens = tokenize(prompt, self.loaded, self.max_model_len)
+        if wanted is not None and form is None:
+            form = self.compile_form(wanted, prompt.cache_salt)
         reads = prompt.cache_read and params.prompt_logprobs is None
         request = Request(
             RequestId(name),
@@ -172,11 +188,24 @@ class Engine:
             cache_read=prompt.cache_read,
             cache_write=prompt.cache_write,
             eos_token_ids=self.loaded.eos_token_ids,
-            form=None if wanted is None else self._forms.compile(wanted),
+            form=form,
             fields=prompt.fields,
         )
         self.scheduler.check(request)
         return EngineRequest(request, prompt.text, draw_seeds(params, self._random), arrival_s)
+
+    def compile_form(self, wanted: StructuredOutputs, cache_salt: str) -> OutputForm:
+        """Compile the form of an output; safe in any thread.
+
+        Raises:
+            MissingTokenizer: The checkpoint has none.
+            InvalidSamplingParams: It cannot be compiled, or takes too long.
+        """
+        return self._forms.compile(wanted, cache_salt)
+
+    def forget_forms(self, salt: bytes) -> None:
+        """Forget which forms a tenant asked for."""
+        self._forms.forget(salt.decode(errors="replace"))
 
     def add(self, made: EngineRequest) -> None:
         """Take a request that was made.

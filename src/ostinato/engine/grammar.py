@@ -5,17 +5,16 @@ lexemes that are derivatives of regular expressions, walking a trie of the vocab
 that the mask of the next token is computed as the text grows; nothing is
 precomputed for a grammar.
 
-What a form was compiled from is remembered, so that a thousand requests with one schema compile it
-once; each continuation works on a copy, which shares what does not change.
+A thousand requests with one schema compile it once; each continuation works on a copy, which
+shares what does not change.
 
 JSON is written with at most one space, or one line break and its indentation, between its parts:
 models that are bad at JSON love to go on with white space for ever, and every schema with bounded
 strings and arrays has a longest text now.
 
-The library bounds its own work nearly everywhere, but intersections of many expressions (``allOf``
-over 25 patterns) take it exponential time, and nothing can stop it. So a compilation that takes too
-long is left to itself in its thread, and until it ends no other form is compiled; forms that are
-known, and requests without any, go on.
+Each new grammar is first compiled in a process that can be killed (``grammar_check``). What was
+compiled is remembered for each tenant apart: whether a schema is known shows in the time that its
+first request takes, and must not tell one tenant what another asked for.
 
 Source: Willard and Louf, arXiv 2307.09702, for masks from regular expressions; Koo et al., arXiv
 2407.08103, for the walk over bytes.
@@ -32,6 +31,8 @@ from numpy.typing import NDArray
 
 from ostinato.core.errors import InvalidSamplingParams, MissingTokenizer
 from ostinato.core.structured_outputs import StructuredOutputs
+from ostinato.core.tenancy import belongs_to
+from ostinato.engine.grammar_check import GrammarChecker
 from ostinato.engine.grammar_vocabulary import grammar_vocabulary
 from ostinato.runner.model_loader import LoadedModel
 
@@ -39,10 +40,10 @@ JSON_WHITE_SPACE = r"[ ]?|\n[ ]{0,12}"
 """Between the parts of a JSON text."""
 
 _MAX_COMPILED = 64
-"""Compiled forms that are remembered; the one that was asked for longest ago goes."""
+"""Compiled grammars that are remembered of each tenant; the least recently used goes first."""
 
-COMPILE_LIMIT_S = 5.0
-"""A grammar of 3,000 properties takes 0.2 s."""
+_MAX_TENANTS = 256
+"""Tenants whose grammars are remembered; the least recently served goes first."""
 
 _JSON_PARTS = '{}[]":,'
 
@@ -82,42 +83,75 @@ class GrammarForm:
 
 
 class FormCompiler:
-    """Makes forms for one model's vocabulary; the vocabulary is read when first needed."""
+    """Makes forms for one model's vocabulary, which is read when first needed. Thread-safe."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
-        """Read nothing yet."""
+    def __init__(self, loaded: LoadedModel, checker: GrammarChecker | None = None) -> None:
+        """Read nothing yet; None makes a checker with worker processes of its own."""
         self._loaded = loaded
-        self._compilation: threading.Thread | None = None
+        self._checker = checker or GrammarChecker()
+        self._guard = threading.RLock()
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[tuple[str, str], GrammarForm] = OrderedDict()
+        self._compiled: OrderedDict[str, OrderedDict[tuple[str, str], GrammarForm | str]]
+        self._compiled = OrderedDict()
 
-    def compile(self, wanted: StructuredOutputs) -> GrammarForm:
+    def compile(self, wanted: StructuredOutputs, tenant: str) -> GrammarForm:
         """Return a form at its beginning.
+
+        Args:
+            wanted: What to compile.
+            tenant: Only requests of one tenant share what was compiled.
 
         Raises:
             MissingTokenizer: The model has none, so its ids have no text.
             InvalidSamplingParams: The schema, regex or grammar is broken, asks for what is not
-                supported, or cannot be written with this vocabulary.
+                supported, takes too long to compile, or cannot be written with this vocabulary.
 
-        Cost: the first form of an engine reads the vocabulary, about 10 microseconds per id; a new
-        grammar takes a millisecond or so, a known one microseconds.
+        Cost: the first form of an engine starts a process (0.1 s) and reads the vocabulary, about
+        10 microseconds per id; a new grammar takes a millisecond or so, a known one microseconds,
+        one that was refused before likewise.
         """
         key = wanted.kind, wanted.source
-        form = self._compiled.get(key)
+        with self._guard:
+            known = self._known_to(tenant)
+            form = known.get(key)
         if form is None:
-            form = self._compiled[key] = self._compile(wanted)
-            if len(self._compiled) > _MAX_COMPILED:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(key)
+            try:
+                form = self._compile(wanted)
+            except InvalidSamplingParams as error:
+                form = str(error)
+        with self._guard:
+            known[key] = form
+            known.move_to_end(key)
+            if len(known) > _MAX_COMPILED:
+                known.popitem(last=False)
+        if isinstance(form, str):
+            raise InvalidSamplingParams(form)
         return form.copy()
 
+    def forget(self, tenant: str) -> None:
+        """Forget what was compiled for a tenant, by whichever salts it was narrowed."""
+        with self._guard:
+            for salt in [salt for salt in self._compiled if belongs_to(salt, tenant)]:
+                del self._compiled[salt]
+
+    def _known_to(self, tenant: str) -> "OrderedDict[tuple[str, str], GrammarForm | str]":
+        known = self._compiled.setdefault(tenant, OrderedDict())
+        self._compiled.move_to_end(tenant)
+        if len(self._compiled) > _MAX_TENANTS:
+            self._compiled.popitem(last=False)
+        return known
+
     def _compile(self, wanted: StructuredOutputs) -> GrammarForm:
-        vocabulary = self._read_vocabulary(wanted.kind)
+        with self._guard:
+            vocabulary = self._read_vocabulary(wanted.kind)
         try:
             grammar = _grammar(wanted)
         except ValueError as error:
             raise _refusal(wanted, str(error)) from error
-        matcher = self._construct(wanted, vocabulary, grammar)
+        if reason := self._checker.check(grammar):
+            raise _refusal(wanted, reason)
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refusal(wanted, matcher.get_error())
         self._check_vocabulary(wanted, vocabulary)
@@ -126,27 +160,6 @@ class FormCompiler:
         if not first[: self._loaded.vocab_size].any():
             raise _refusal(wanted, "no token of this model's vocabulary can begin it")
         return form
-
-    def _construct(
-        self, wanted: StructuredOutputs, vocabulary: LLTokenizer, grammar: str
-    ) -> LLMatcher:
-        """Compile beside everything else, for so long and no longer."""
-        made: list[LLMatcher] = []
-
-        def construct() -> None:
-            limits = LLParserLimits(verbose_errors=False)
-            made.append(LLMatcher(vocabulary, grammar, log_level=0, limits=limits))
-
-        if self._compilation is not None and self._compilation.is_alive():
-            raise _refusal(wanted, "another form takes very long to compile; come again later")
-        self._compilation = threading.Thread(target=construct, name="grammar", daemon=True)
-        self._compilation.start()
-        self._compilation.join(COMPILE_LIMIT_S)
-        if not made:
-            raise _refusal(
-                wanted, f"it was not compiled within {COMPILE_LIMIT_S:g} s: make it simpler"
-            )
-        return made[0]
 
     def _read_vocabulary(self, kind: str) -> LLTokenizer:
         if self._vocabulary is None:

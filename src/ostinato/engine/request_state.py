@@ -23,11 +23,13 @@ class CompletionState:
         self.index = index
         self.text = ""
         self.token_ids: list[int] = []
-        self.logprobs: list[tuple[TokenLogprob, ...]] = []
+        self.logprobs: list[dict[int, Logprob]] = []
+        self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self._params = request.params
         self._end_ids = {*request.params.stop_token_ids, *request.eos_token_ids}
+        self._tokens = tokens
         self._detokenizer: Detokenizer | None = None
         if tokens is not None and self._params.detokenize:
             skip = self._params.skip_special_tokens
@@ -50,7 +52,8 @@ class CompletionState:
         """
         self.token_ids.append(token.token_id)
         if token.logprobs:
-            self.logprobs.append(token.logprobs)
+            self.logprobs.append(named_logprobs(token.logprobs, self._tokens))
+            self.cumulative_logprob += token.logprobs[0].logprob
         if self._detokenizer is None:
             return
         new_text = ""
@@ -87,6 +90,7 @@ class RequestState:
         self._first_token_s: float | None = None
         self._finished_s: float | None = None
         self._leader: SchedSequence | None = None
+        self._prompt_logprobs: list[dict[int, Logprob] | None] = [None]
         self._completions = [
             CompletionState(index, request, tokens) for index in range(request.params.n)
         ]
@@ -129,12 +133,11 @@ class RequestState:
     def output(self) -> RequestOutput:
         """Return what there is so far, in the caller's shape."""
         leader = self._leader
-        prompt_logprobs = leader.prompt_logprobs if leader is not None else []
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self._prompt,
             prompt_token_ids=self._prompt_token_ids,
-            prompt_logprobs=self._prompt_logprobs(prompt_logprobs),
+            prompt_logprobs=self._prompt_logprobs_so_far(),
             outputs=[self._completion(completion) for completion in self._completions],
             finished=self.finished,
             num_cached_tokens=leader.num_shared_tokens + leader.num_copied_tokens if leader else 0,
@@ -169,25 +172,28 @@ class RequestState:
             token_ids=completion.token_ids[:],
             finish_reason=None if reason is None else str(reason),
             stop_reason=completion.stop_reason,
-            logprobs=[self._named(tokens) for tokens in completion.logprobs] if wanted else None,
-            cumulative_logprob=sum(t[0].logprob for t in completion.logprobs) if wanted else None,
+            logprobs=completion.logprobs[:] if wanted else None,
+            cumulative_logprob=completion.cumulative_logprob if wanted else None,
         )
 
-    def _prompt_logprobs(
-        self, logprobs: Sequence[tuple[TokenLogprob, ...]]
-    ) -> list[dict[int, Logprob] | None] | None:
-        """The first prompt token has none: nothing comes before it."""
+    def _prompt_logprobs_so_far(self) -> list[dict[int, Logprob] | None] | None:
+        """Return those of the prompt, each named once; the first token has none before it."""
         if self.request.params.prompt_logprobs is None:
             return None
-        return [None, *(self._named(tokens) for tokens in logprobs)]
+        known = self._prompt_logprobs
+        if self._leader is not None:
+            new = self._leader.prompt_logprobs[len(known) - 1 :]
+            known += [named_logprobs(tokens, self._tokens) for tokens in new]
+        return known[:]
 
-    def _named(self, tokens: tuple[TokenLogprob, ...]) -> dict[int, Logprob]:
-        """Key log-probabilities by token, with each token's text."""
-        return {
-            token.token_id: Logprob(
-                logprob=token.logprob,
-                rank=token.rank,
-                decoded_token=None if self._tokens is None else self._tokens.text(token.token_id),
-            )
-            for token in tokens
-        }
+
+def named_logprobs(tokens: Sequence[TokenLogprob], table: TokenTable | None) -> dict[int, Logprob]:
+    """Key one position's log-probabilities by token id, with each token's text."""
+    return {
+        token.token_id: Logprob(
+            logprob=token.logprob,
+            rank=token.rank,
+            decoded_token=None if table is None else table.text(token.token_id),
+        )
+        for token in tokens
+    }

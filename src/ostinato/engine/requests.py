@@ -11,7 +11,9 @@ from array import array
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.core.errors import InvalidSamplingParams, RequestError
+from transformers import PreTrainedTokenizerBase
+
+from ostinato.core.errors import InvalidSamplingParams, PromptTooLong, RequestError
 from ostinato.core.request import Request
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.tokens import check_vocabulary, pack_tokens
@@ -20,6 +22,11 @@ from ostinato.runner.model_loader import LoadedModel
 
 MAX_SAMPLES = 16384
 """Most continuations of one prompt: each is an object from the first step on."""
+
+
+_PIECE_CHARACTERS = 16384
+_CUT_TOKENS = 16
+"""Tokens by which a piece of a text may differ from the same piece within the whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +46,58 @@ class EngineRequest:
     arrival_s: float
 
 
-def tokenize(prompt: Prompt, loaded: LoadedModel) -> "array[int]":
+def tokenize(
+    prompt: Prompt,
+    loaded: LoadedModel,
+    most: int | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> "array[int]":
     """Return a prompt's packed ids, shape (num_tokens,), all of them in the vocabulary.
+
+    Args:
+        prompt: With a text or token ids.
+        loaded: The model.
+        most: Tokens that could be served; a text that is certainly longer is refused before all of
+            it is tokenized. None tokenizes everything.
+        tokenizer: A copy of the model's, for use in another thread; None is the model's own.
 
     Raises:
         TokenOutOfRange: An id is not.
         MissingTokenizer: It is a text, and the checkpoint has no tokenizer.
+        PromptTooLong: A text has more tokens than ``most``.
     """
     if prompt.token_ids is not None:
         tokens = pack_tokens(prompt.token_ids)
     else:
         assert prompt.text is not None, "a prompt is a text or a row of ids"
-        tokenizer = loaded.require_tokenizer()
+        tokenizer = tokenizer or loaded.require_tokenizer()
+        if most is not None:
+            refuse_long_text(prompt.text, most, tokenizer)
         # Not verbose: that a prompt is too long is for admission to say.
         tokens = pack_tokens(tokenizer(prompt.text, verbose=False)["input_ids"])
     check_vocabulary(tokens, loaded.vocab_size)
     return tokens
+
+
+def refuse_long_text(text: str, most: int, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a text that has more than ``most`` tokens, at the cost of about as many.
+
+    Only where it is many times as long as usual texts of so many tokens: piece by piece, until
+    there are too many. Cutting a text changes a few tokens on either side of the cut.
+    """
+    if len(text) <= 8 * most + _PIECE_CHARACTERS:
+        return
+    num_tokens = 0
+    for start in range(0, len(text), _PIECE_CHARACTERS):
+        piece = text[start : start + _PIECE_CHARACTERS]
+        ids = tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
+        num_tokens += max(0, len(ids) - _CUT_TOKENS)
+        if num_tokens > most:
+            raise PromptTooLong(
+                f"the prompt has {len(text)} characters, and its first "
+                f"{start + len(piece)} are more than max_model_len={most} tokens: shorten it, or "
+                "raise max_model_len as far as the model goes"
+            )
 
 
 def check_params(params: Any, vocab_size: int) -> None:

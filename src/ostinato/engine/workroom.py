@@ -1,27 +1,38 @@
 """How are requests and texts made without holding up the event loop?
 
-Tokenizers and templates take a while, and are not made for many threads at once: they are used in
-threads beside the event loop, one at a time. What takes no while, a short row of ids, is made on
-the spot: going to another thread and back costs more than the work.
+Tokenizers, templates and grammars take a while: they are used in threads beside the event loop, and
+tenants take turns. Long texts have a thread and a copy of the tokenizer of their own, so that short
+ones do not wait for them; new grammars have theirs. A short row of ids needs none of this, and is
+made on the spot: going to another thread and back costs more than the work.
 """
 
-import asyncio
+import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from ostinato.core.sampling_params import SamplingParams
+from ostinato.core.structured_outputs import OutputForm, StructuredOutputs
+from ostinato.core.tenancy import owner_of
 from ostinato.engine.chat import Message, render_chat
 from ostinato.engine.crossing import AnswerT
 from ostinato.engine.engine import Engine
+from ostinato.engine.grammar_check import NUM_WORKERS
 from ostinato.engine.prompts import Prompt
-from ostinato.engine.requests import EngineRequest, tokenize
+from ostinato.engine.requests import EngineRequest, refuse_long_text, tokenize
+from ostinato.engine.tenant_queue import TenantQueue
 from ostinato.engine.token_table import TokenTable
 
 SHORT_TOKENS = 8192
 """Ids that are checked on the event loop: within half a millisecond."""
+
+LONG_CHARACTERS = 32768
+"""Texts from here on are tokenized apart from shorter ones, which take 10 ms at most."""
 
 
 class Workroom:
@@ -30,7 +41,10 @@ class Workroom:
     def __init__(self, engine: Engine) -> None:
         """Work for an engine; its loop may run meanwhile."""
         self._engine = engine
-        self._one_at_a_time = threading.Lock()
+        self._making = threading.Lock()
+        self._texts = TenantQueue("tokenizer")
+        self._long_texts = TenantQueue("long-tokenizer")
+        self._grammars = TenantQueue("grammar", NUM_WORKERS)
 
     async def request(
         self, prompt: Prompt, params: SamplingParams, request_id: str | None, priority: int
@@ -40,29 +54,39 @@ class Workroom:
         Raises:
             RequestError: It can never be served.
         """
+        wanted = getattr(params, "structured_outputs", None)
+        form = None if wanted is None else await self._form(wanted, prompt.cache_salt)
 
-        def make() -> EngineRequest:
-            return self._engine.make_request(prompt, params, request_id, priority)
+        def make(known: Prompt) -> EngineRequest:
+            with self._making:
+                return self._engine.make_request(known, params, request_id, priority, form)
 
-        if _is_quick(prompt, params) and self._one_at_a_time.acquire(blocking=False):
-            try:
-                return make()
-            finally:
-                self._one_at_a_time.release()
-        return await self.do(make)
+        if prompt.text is None:
+            if _num_ids(prompt) <= SHORT_TOKENS:
+                return make(prompt)
+            return await self._texts.run(_tenant(prompt.cache_salt), lambda: make(prompt))
 
-    async def do(self, work: Callable[[], AnswerT]) -> AnswerT:
-        """Do something with the tokenizer, beside the event loop."""
-        return await asyncio.to_thread(self._locked, work)
+        def tokenize_and_make(tokenizer: PreTrainedTokenizerBase | None) -> EngineRequest:
+            ids = tokenize(prompt, self._engine.loaded, self._engine.max_model_len, tokenizer)
+            return make(replace(prompt, token_ids=ids))
+
+        return await self._with_tokenizer(prompt.cache_salt, len(prompt.text), tokenize_and_make)
+
+    async def do(self, work: Callable[[], AnswerT], cache_salt: str = "") -> AnswerT:
+        """Do something short with the tokenizer, beside the event loop."""
+        return await self._texts.run(_tenant(cache_salt), work)
 
     async def encode(self, prompt: Prompt) -> list[int]:
         """Return a text's token ids."""
-        return await self.do(lambda: tokenize(prompt, self._engine.loaded).tolist())
+        loaded, size = self._engine.loaded, len(prompt.text or "")
+        return await self._with_tokenizer(
+            prompt.cache_salt, size, lambda own: tokenize(prompt, loaded, None, own).tolist()
+        )
 
     async def decode(self, prompt: Prompt) -> str:
         """Return the text of token ids, special ones included."""
         tokens, table = self._ids_and_table(prompt)
-        return await self.do(lambda: table.decode(tokens))
+        return await self.do(lambda: table.decode(tokens), prompt.cache_salt)
 
     async def decode_each(self, rows: Sequence[list[int]]) -> list[str]:
         """Return the texts of several rows of the model's own ids; numbers without a tokenizer."""
@@ -75,7 +99,7 @@ class Workroom:
     async def pieces(self, prompt: Prompt) -> list[str]:
         """Return the text of each token by itself."""
         tokens, table = self._ids_and_table(prompt)
-        return await self.do(lambda: list(map(table.text, tokens)))
+        return await self.do(lambda: list(map(table.text, tokens)), prompt.cache_salt)
 
     async def render(
         self,
@@ -83,26 +107,58 @@ class Workroom:
         chat_template: str | None,
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None,
+        options: Mapping[str, Any],
+        cache_salt: str,
     ) -> list[int]:
         """Write a conversation as token ids."""
-        tokenizer = self._engine.loaded.require_tokenizer()
-        return await self.do(
-            lambda: render_chat(tokenizer, messages, chat_template, add_generation_prompt, tools)
+        self._engine.loaded.require_tokenizer()
+        contents = [m.get("content") for m in messages if isinstance(m, Mapping)]
+        text = "".join(content for content in contents if isinstance(content, str))
+
+        def work(tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
+            if tokenizer is not None:
+                refuse_long_text(text, self._engine.max_model_len, tokenizer)
+            return render_chat(
+                tokenizer, messages, chat_template, add_generation_prompt, tools, **options
+            )
+
+        return await self._with_tokenizer(cache_salt, len(text), work)
+
+    async def _form(self, wanted: StructuredOutputs, cache_salt: str) -> OutputForm:
+        return await self._grammars.run(
+            _tenant(cache_salt), lambda: self._engine.compile_form(wanted, cache_salt)
         )
+
+    async def _with_tokenizer(
+        self,
+        cache_salt: str,
+        num_characters: int,
+        work: Callable[[PreTrainedTokenizerBase | None], AnswerT],
+    ) -> AnswerT:
+        """Do work with a tokenizer that no other thread uses meanwhile."""
+        tokenizer = self._engine.loaded.tokenizer
+        if num_characters < LONG_CHARACTERS or tokenizer is None or not tokenizer.is_fast:
+            return await self._texts.run(_tenant(cache_salt), lambda: work(tokenizer))
+        return await self._long_texts.run(
+            _tenant(cache_salt), lambda: work(self._tokenizer_of_long_texts)
+        )
+
+    @cached_property
+    def _tokenizer_of_long_texts(self) -> PreTrainedTokenizerBase:
+        return copy.deepcopy(self._engine.loaded.require_tokenizer())
 
     def _ids_and_table(self, prompt: Prompt) -> tuple[list[int], TokenTable]:
         """Check token ids, and find out how they are spelled."""
         loaded = self._engine.loaded
         return tokenize(prompt, loaded).tolist(), TokenTable(loaded.require_tokenizer())
 
-    def _locked(self, work: Callable[[], AnswerT]) -> AnswerT:
-        with self._one_at_a_time:
-            return work()
+
+def _tenant(cache_salt: str) -> str:
+    """Return who takes a turn: narrower salts of one tenant take turns as one."""
+    return owner_of(cache_salt.encode()).decode()
 
 
-def _is_quick(prompt: Prompt, params: Any) -> bool:
-    """Whether making a request takes less than going to another thread for it."""
+def _num_ids(prompt: Prompt) -> int:
     ids = prompt.token_ids
-    if ids is None or getattr(params, "structured_outputs", None) is not None:
-        return False
-    return (ids.size if isinstance(ids, np.ndarray) else len(ids)) <= SHORT_TOKENS
+    assert ids is not None, "a prompt is a text or a row of ids"
+    return ids.size if isinstance(ids, np.ndarray) else len(ids)

@@ -14,6 +14,7 @@ Files in reading order:
 * ``state``: what does one server know while it runs?
 * ``serving``: which way does every completion take?
 * ``body_guard``: which bodies are not even looked at?
+* ``connections``: which connections are kept open?
 * ``host_guard``: may a web page of somebody else speak to this server?
 * ``health``: is the server alive, and does it take requests?
 * ``models``: which models are there?

@@ -4,6 +4,7 @@ Each API is a router in a file of its own. What they share lies in ``app.state.s
 """
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 import ostinato
 from ostinato.server import (
@@ -58,9 +59,16 @@ def create_app(state: ServerState) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     install_error_handlers(app)
-    app.add_middleware(BodyGuard, config=state.config)
+    app.add_middleware(BodyGuard, state=state)
     page_state.install(app, state)
     if state.config.keys_file is None:
-        app.add_middleware(HostGuard)
+        app.add_middleware(HostGuard, allowed_origins=state.config.allowed_origins)
+    if state.config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=state.config.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+        )
     metrics_page.install(app, state)  # last, so that it stands before all others
     return app

@@ -12,6 +12,7 @@ from ostinato.core.errors import RequestError
 from ostinato.core.lease import ANTHROPIC_1H, LeaseTerms
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import PromptDict
+from ostinato.server.callers import Caller
 from ostinato.server.held_prefixes import HeldPrefixes
 from ostinato.server.prompting import render_prompt
 from ostinato.server.protocol.messages import CountBody
@@ -54,7 +55,7 @@ class Kept:
 
 
 async def measure(
-    state: ServerState, body: CountBody, tokens: Sequence[int]
+    state: ServerState, caller: Caller, body: CountBody, tokens: Sequence[int]
 ) -> list[tuple[int, LeaseTerms]]:
     """Return how many tokens of the prompt each breakpoint covers, and for how long, in order."""
     places = []
@@ -63,7 +64,8 @@ async def measure(
         if not any(message["role"] == "user" for message in messages):
             messages = [*messages, _STAND_IN]
         try:
-            head = await render_prompt(state, messages, body.tool_use(), opens_turn=False)
+            use = body.tool_use()
+            head = await render_prompt(state, caller, messages, use, opens_turn=False)
         except RequestError as error:
             raise RequestError(f"cache_control cannot be placed there: {error}") from error
         places.append((_num_common(head, tokens), mark.terms))

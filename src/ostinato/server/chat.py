@@ -18,7 +18,7 @@ from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.models import check_model
 from ostinato.server.prompting import render_prompt
 from ostinato.server.protocol.chat import ChatBody
-from ostinato.server.protocol.logprobs import chat_logprobs
+from ostinato.server.protocol.logprobs import chat_logprobs, prompt_logprobs
 from ostinato.server.protocol.usage import Usage
 from ostinato.server.serving import check_room, serve
 from ostinato.server.state import ServerState
@@ -49,13 +49,15 @@ async def chat(body: ChatBody, request: Request, caller: CallerOfRequest) -> Res
         endpoint=ENDPOINT,
         params=body.params(),
         priority=body.priority,
-        user=body.user,
+        user=body.acts_for,
         fields=fields_of(messages),
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
         **body.cache_settings(),
     )
     check_room(state, caller, [call])  # before work is put into the prompt
-    tokens = await render_prompt(state, messages, use, body.add_generation_prompt)
+    tokens = await render_prompt(
+        state, caller, messages, use, body.add_generation_prompt, **body.template()
+    )
     call = replace(call, token_ids=tokens)
     answer = Answer(state, body, caller, call, bool(use.tools))
     if body.stream:
@@ -83,7 +85,9 @@ class Answer:
         assert last is not None, "a request ended without an output"
         choices = [self._choice(delta) for delta in Deltas().take(last)]
         usage = Usage.of([last]).as_openai(self.call.num_retained_tokens)
-        return {**self._head("chat.completion", choices), "usage": usage}
+        ids = {"prompt_token_ids": last.prompt_token_ids} if self.body.return_token_ids else {}
+        scored = prompt_logprobs(last.prompt_logprobs)
+        return {**self._head("chat.completion", choices), **ids, **scored, "usage": usage}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer piece by piece; each choice begins with its role."""
@@ -93,10 +97,12 @@ class Answer:
             async for output in outputs:
                 last = output
                 for delta in deltas.take(output):
+                    usage = self.body.usage_so_far(Usage.of([output]).as_openai)
                     if not delta.is_later:
-                        yield self._chunk(delta.index, {"role": "assistant", "content": ""})
-                    for piece in self._pieces(delta, parsers[delta.index]):
-                        yield piece
+                        opening = {"role": "assistant", "content": ""}
+                        yield event(self._chunk(delta.index, opening) | usage)
+                    for chunk in self._pieces(delta, parsers[delta.index]):
+                        yield event(chunk | usage)
         if self.body.include_usage and last is not None:
             head = self._head("chat.completion.chunk", [])
             yield event(
@@ -117,9 +123,10 @@ class Answer:
             "message": {**message, "refusal": None},
             "logprobs": self._logprobs(delta),
             "finish_reason": _finish_reason(delta, bool(calls)),
+            **({"token_ids": delta.token_ids} if self.body.return_token_ids else {}),
         }
 
-    def _pieces(self, delta: Delta, parser: ToolCallParser) -> list[bytes]:
+    def _pieces(self, delta: Delta, parser: ToolCallParser) -> list[dict[str, Any]]:
         """Return the chunks of what was added: text, calls, and why it ended."""
         chunks, logprobs = [], self._logprobs(delta)
         pieces = parser.feed(delta.text) + (parser.finish() if delta.finish_reason else [])
@@ -131,6 +138,8 @@ class Answer:
         if delta.finish_reason is not None:
             reason = _finish_reason(delta, parser.num_calls > 0)
             chunks.append(self._chunk(delta.index, {}, None, reason))
+        if self.body.return_token_ids and chunks:
+            chunks[0]["choices"][0]["token_ids"] = delta.token_ids
         return chunks
 
     def _chunk(
@@ -139,15 +148,14 @@ class Answer:
         delta: dict[str, Any],
         logprobs: dict[str, Any] | None = None,
         finish_reason: str | None = None,
-    ) -> bytes:
+    ) -> dict[str, Any]:
         choice = {
             "index": index,
             "delta": delta,
             "logprobs": logprobs,
             "finish_reason": finish_reason,
         }
-        tail = {"usage": None} if self.body.include_usage else {}
-        return event({**self._head("chat.completion.chunk", [choice]), **tail})
+        return self._head("chat.completion.chunk", [choice])
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
         if delta.logprobs is None:

@@ -13,11 +13,12 @@ from fastapi.responses import JSONResponse, Response
 from ostinato.engine.outputs import RequestOutput
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
-from ostinato.server.deltas import Deltas
+from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.echo import Echo
 from ostinato.server.merging import merge
 from ostinato.server.models import check_model
 from ostinato.server.protocol.completions import CompletionBody
+from ostinato.server.protocol.logprobs import prompt_logprobs
 from ostinato.server.protocol.usage import Usage
 from ostinato.server.serving import check_room, serve
 from ostinato.server.state import ServerState
@@ -66,7 +67,7 @@ class Answer:
                 text=prompt if isinstance(prompt, str) else None,
                 token_ids=None if isinstance(prompt, str) else prompt,
                 priority=self.body.priority,
-                user=self.body.user,
+                user=self.body.acts_for,
                 request_id=f"{self.name}-{number}",
                 **self.body.cache_settings(),
             )
@@ -84,12 +85,12 @@ class Answer:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer piece by piece."""
         outputs: dict[int, RequestOutput] = {}
-        tail = {"usage": None} if self.body.include_usage else {}
         async with aclosing(self._outputs()) as stream:
             async for number, output in stream:
                 outputs[number] = output
                 for choice in await self._added(number, outputs):
-                    yield event({**self._head([choice]), **tail})
+                    usage = self.body.usage_so_far(lambda: self._usage(outputs))
+                    yield event({**self._head([choice]), **usage})
         if self.body.include_usage:
             yield event({**self._head([]), "usage": self._usage(outputs)})
         yield DONE
@@ -109,7 +110,21 @@ class Answer:
             )
         echo, deltas = self._echoes[number], self._deltas.setdefault(number, Deltas())
         first = number * self.body.n
-        return [echo.choice(delta, first + delta.index) for delta in deltas.take(output)]
+        return [
+            {**echo.choice(delta, first + delta.index), **self._more(output, delta)}
+            for delta in deltas.take(output)
+        ]
+
+    def _more(self, output: RequestOutput, delta: Delta) -> dict[str, Any]:
+        """Return what vLLM adds to a choice, if it was asked for."""
+        more: dict[str, Any] = {}
+        if self.body.return_token_ids:
+            more["token_ids"] = delta.token_ids
+            if not delta.is_later:
+                more["prompt_token_ids"] = output.prompt_token_ids
+        if self.body.prompt_logprobs is not None:
+            more |= prompt_logprobs(output.prompt_logprobs)
+        return more
 
     def _head(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {

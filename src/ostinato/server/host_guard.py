@@ -8,6 +8,7 @@ name (DNS rebinding), and then the ``Host`` header is that name; or across sites
 Source: Jackson et al., Protecting Browsers from DNS Rebinding Attacks (CCS 2007).
 """
 
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -19,9 +20,10 @@ from ostinato.server.errors import ApiError, response_of
 class HostGuard:
     """Lets in who speaks to this machine under one of its own names."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        """Stand before an application without keys."""
+    def __init__(self, app: ASGIApp, allowed_origins: Sequence[str] = ()) -> None:
+        """Stand before an application without keys; pages of allowed origins may call it."""
         self._app = app
+        self._allowed_origins = allowed_origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -29,11 +31,15 @@ class HostGuard:
             headers = dict(scope["headers"])
             for name, prefix in ((b"host", "//"), (b"origin", "")):
                 value = headers.get(name, b"").decode("latin-1")
-                if value and not _is_of_this_machine(prefix + value):
+                is_allowed = name == b"origin" and self._allows(value)
+                if value and not is_allowed and not _is_of_this_machine(prefix + value):
                     error = _stranger(name.decode().capitalize(), value)
                     await response_of(scope["path"], error)(scope, receive, send)
                     return
         await self._app(scope, receive, send)
+
+    def _allows(self, origin: str) -> bool:
+        return origin in self._allowed_origins or "*" in self._allowed_origins
 
 
 def _is_of_this_machine(address: str) -> bool:

@@ -6,6 +6,7 @@ So a tenant can be shown its own lines, and only the administrator the sum of al
 bounded: whoever comes after the first ``MAX_TENANTS`` is booked under ``OTHERS``.
 """
 
+import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -201,8 +202,13 @@ class Ledger:
 
 
 def _name_of(record: ServedRequest) -> str:
-    """Return the tenant's name; of anonymous callers, the salt that they chose for themselves."""
-    return record.caller.tenant or (record.salt if not record.caller.salt else "")
+    """Return the tenant's name; of anonymous callers, a label of the salt that they chose."""
+    return record.caller.tenant or ("" if record.caller.salt else salt_label(record.salt))
+
+
+def salt_label(salt: str) -> str:
+    """Return what is shown instead of a salt: who knows a salt can read its tenant's cache."""
+    return f"salt {hashlib.sha256(salt.encode()).hexdigest()[:8]}" if salt else ""
 
 
 def merge(accounts: Iterable[Account]) -> Account:

@@ -55,7 +55,7 @@ async def create_message(body: MessagesBody, request: Request, caller: CallerOfR
     params, use = body.params(), body.tool_use()
     state.check_room(1, 1)
     conversation = body.conversation()
-    tokens = await render_prompt(state, conversation, use)
+    tokens = await render_prompt(state, caller, conversation, use)
     call = GenerateCall(
         endpoint=ENDPOINT,
         params=params,
@@ -67,7 +67,7 @@ async def create_message(body: MessagesBody, request: Request, caller: CallerOfR
         fields=fields_of(conversation),
         request_id=f"msg_{uuid.uuid4().hex}",
     )
-    places = await measure(state, body, tokens)
+    places = await measure(state, caller, body, tokens)
     answer = MessageAnswer(state, body, caller, call, bool(use.tools), places)
     if body.stream:
         return await begin(request, answer.events())
@@ -81,7 +81,7 @@ async def count_tokens(
     """Count the tokens of a prompt, without running it."""
     state: ServerState = request.app.state.server
     check_model(state, body.model)
-    tokens = await render_prompt(state, body.conversation(), body.tool_use())
+    tokens = await render_prompt(state, caller, body.conversation(), body.tool_use())
     return {"input_tokens": len(tokens)}
 
 

@@ -53,7 +53,7 @@ async def create_response(
     call = GenerateCall(
         endpoint=ENDPOINT,
         params=params,
-        token_ids=await render_prompt(state, [*head, *old, *new], use),
+        token_ids=await render_prompt(state, caller, [*head, *old, *new], use),
         user=body.user,
         fields=fields_of([*head, *old, *new]),
         request_id=f"resp_{uuid.uuid4().hex}",

@@ -88,8 +88,7 @@ class ServerState:
         if self.num_live + num_sequences > most:
             raise ApiError(
                 429,
-                f"{self.num_live} continuations are under way and at most {most} may be: "
-                "come again in a second",
+                "the server is at capacity: retry after 1 s",
                 kind="rate_limit_error",
                 code="queue_full",
                 headers={"Retry-After": "1"},

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from ostinato.server.callers import CallerOfRequest
 from ostinato.server.models import check_model
-from ostinato.server.protocol.body import Body
+from ostinato.server.protocol.body import Body, Items
 from ostinato.server.protocol.chat import ChatMessage
 from ostinato.server.state import ServerState
 
@@ -19,7 +19,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(default=None, min_length=1)
+    messages: Items[ChatMessage] | None = Field(default=None, min_length=1)
     add_generation_prompt: bool = True
 
     @model_validator(mode="after")
@@ -33,7 +33,7 @@ class DetokenizeBody(Body):
     """Token ids."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Items[int]
 
 
 @router.post("/tokenize")
@@ -43,9 +43,11 @@ async def tokenize(body: TokenizeBody, request: Request, caller: CallerOfRequest
     check_model(state, body.model or state.config.model_names[0])
     if body.messages is not None:
         messages = [message.rendered() for message in body.messages]
-        tokens = await state.llm.render(messages, None, body.add_generation_prompt)
+        tokens = await state.llm.render(
+            messages, None, body.add_generation_prompt, cache_salt=caller.salt
+        )
     else:
-        tokens = await state.llm.encode(body.prompt or "")
+        tokens = await state.llm.encode(body.prompt or "", cache_salt=caller.salt)
     return {"tokens": tokens, "count": len(tokens), "max_model_len": state.llm.max_model_len}
 
 

@@ -5,7 +5,7 @@ from pydantic import Field, model_validator
 from ostinato.core.lease import LeaseTerms
 from ostinato.engine.prompts import PromptDict
 from ostinato.server.callers import Caller, Callers
-from ostinato.server.protocol.body import Body
+from ostinato.server.protocol.body import Body, Items
 from ostinato.server.protocol.chat import ChatMessage
 from ostinato.server.state import ServerState
 
@@ -28,8 +28,8 @@ class TenantBody(Body):
 class PrefixBody(TenantBody):
     """A prefix of a tenant: a text, token ids, or a conversation."""
 
-    prompt: str | list[int] | None = None
-    messages: list[ChatMessage] | None = Field(default=None, min_length=1)
+    prompt: str | Items[int] | None = None
+    messages: Items[ChatMessage] | None = Field(default=None, min_length=1)
     add_generation_prompt: bool = Field(default=False, description="Open the assistant's turn.")
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from ostinato.server.admin.bodies import EraseBody, ResetBody
 from ostinato.server.callers import Administrator, KeyedCallers
 from ostinato.server.errors import ApiError
+from ostinato.server.ledger import salt_label
 from ostinato.server.observer import ForgetsTenants
 from ostinato.server.state import ServerState
 
@@ -37,8 +38,8 @@ async def erase(body: EraseBody, request: Request, administrator: Administrator)
     num_responses = state.responses.forget(salt)
     noted: list[str] = []
     if not body.cache_salt or not caller.salt:
-        # Where there are no keys, observers know tenants by the salt that they chose.
-        name = caller.tenant or body.cache_salt
+        # Where there are no keys, observers know tenants by a label of the salt that they chose.
+        name = caller.tenant or salt_label(body.cache_salt)
         state.meter.forget(caller.tenant)
         noted = [
             type(observer).__name__.lower()

@@ -1,13 +1,15 @@
 """What may be asked of ``/v1/chat/completions``?"""
 
+import inspect
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
+from transformers import PreTrainedTokenizerBase
 
 from ostinato.core.errors import InvalidSamplingParams
 from ostinato.core.sampling_params import SamplingParams
-from ostinato.server.protocol.body import Body
+from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
 from ostinato.server.protocol.sampling import SamplingFields, ShortText
 from ostinato.server.protocol.tools import (
     MOST_TOOLS,
@@ -33,8 +35,8 @@ class ChatMessage(Body):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    tool_calls: list[CallBody] | None = Field(default=None, description="Of the assistant.")
+    content: str | Items[TextPart] | None = None
+    tool_calls: Items[CallBody] | None = Field(default=None, description="Of the assistant.")
     tool_call_id: CallId | None = Field(default=None, description="Which call this answers.")
     name: ShortText | None = None
     refusal: Literal[""] | None = None
@@ -65,10 +67,27 @@ class ChatMessage(Body):
         return message
 
 
+_ARGUMENTS = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
+
+
+def _only_variables(values: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what would change how a template is applied, not what it reads."""
+    for name in values:
+        if name in _ARGUMENTS:
+            raise ValueError(f"{name!r} is no variable of a chat template")
+    return values
+
+
+TemplateValue = bool | int | float | ShortText
+TemplateValues = Annotated[
+    dict[ShortText, TemplateValue], Field(max_length=32), AfterValidator(_only_variables)
+]
+
+
 class ChatBody(SamplingFields):
     """Continue a conversation."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Items[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_tokens: int | None = Field(
         default=None, ge=1, description="Older name of max_completion_tokens."
     )
@@ -76,13 +95,22 @@ class ChatBody(SamplingFields):
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0)
     add_generation_prompt: bool = Field(default=True, description="Open the assistant's turn.")
+    continue_final_message: bool = Field(
+        default=False, description="Continue the last message instead of opening a new one."
+    )
+    chat_template_kwargs: TemplateValues = Field(
+        default_factory=dict, description="Variables of the chat template, as enable_thinking."
+    )
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = Field(
+        default=None, description="A variable of the chat template, for models that read it."
+    )
     store: Literal[False] = Field(default=False, description="Nothing is stored.")
     service_tier: Literal["auto", "default"] = Field(
         default="auto", description="There is one tier."
     )
     modalities: list[Literal["text"]] = Field(default=["text"], min_length=1)
     response_format: ResponseFormat | None = None
-    tools: list[ToolBody] = Field(default_factory=list, max_length=MOST_TOOLS)
+    tools: Items[ToolBody] = Field(default_factory=list, max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
 
@@ -93,6 +121,11 @@ class ChatBody(SamplingFields):
             raise ValueError(
                 f"max_tokens={self.max_tokens} and "
                 f"max_completion_tokens={self.max_completion_tokens}: they mean the same, give one"
+            )
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError(
+                "continue_final_message continues the last message: set "
+                "add_generation_prompt=false with it"
             )
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError(
@@ -119,6 +152,15 @@ class ChatBody(SamplingFields):
                 "and let tool_choice be auto"
             )
         return replace(params, structured_outputs=form, stop=(*params.stop, *use.stops))
+
+    def template(self) -> dict[str, Any]:
+        """Return what the chat template is told besides the messages."""
+        values: dict[str, Any] = dict(self.chat_template_kwargs)
+        if self.reasoning_effort is not None:
+            values.setdefault("reasoning_effort", self.reasoning_effort)
+        if self.continue_final_message:
+            values["continue_final_message"] = True
+        return values
 
     def tool_use(self) -> ToolUse:
         """Return which tools may be called, and how.

@@ -3,9 +3,13 @@
 from pydantic import Field, model_validator
 
 from ostinato.core.sampling_params import SamplingParams
+from ostinato.server.protocol.body import Items
 from ostinato.server.protocol.sampling import SamplingFields
 
-PromptBody = str | list[str] | list[int] | list[list[int]]
+PromptBody = str | Items[str] | Items[int] | Items[Items[int]]
+
+
+MOST_PROMPTS = 1024
 
 
 class CompletionBody(SamplingFields):
@@ -26,6 +30,10 @@ class CompletionBody(SamplingFields):
     def _something_to_answer(self) -> "CompletionBody":
         if self.prompt == []:
             raise ValueError("prompt is an empty list: give a text, token ids, or a list of either")
+        if len(self.prompts) > MOST_PROMPTS:
+            raise ValueError(
+                f"{len(self.prompts)} prompts: at most {MOST_PROMPTS} in a request; send several"
+            )
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens=0 generates nothing: raise it, or set echo=true")
         if self.max_tokens == 0 and self.n > 1:

@@ -34,6 +34,26 @@ def completion_logprobs(positions: Positions, offset: int, first_token: str = ""
     }
 
 
+def prompt_logprobs(positions: Positions | None) -> dict[str, Any]:
+    """Lay out those of a prompt as vLLM does; nothing if they were not asked for."""
+    if positions is None:
+        return {}
+    return {
+        "prompt_logprobs": [
+            position
+            and {
+                str(token): {
+                    "logprob": _finite(entry.logprob),
+                    "rank": entry.rank,
+                    "decoded_token": entry.decoded_token,
+                }
+                for token, entry in position.items()
+            }
+            for position in positions
+        ]
+    }
+
+
 def chat_logprobs(positions: Positions, num_top: int) -> dict[str, Any]:
     """Lay positions out as ``/v1/chat/completions`` does, with so many alternatives each."""
     return {"content": [_entry(p, num_top) for p in positions if p is not None], "refusal": None}

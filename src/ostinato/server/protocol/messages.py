@@ -13,7 +13,7 @@ from ostinato.core.errors import InvalidSamplingParams
 from ostinato.core.lease import ANTHROPIC_1H, ANTHROPIC_5M, LeaseTerms
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.structured_outputs import StructuredOutputs
-from ostinato.server.protocol.body import Body
+from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
 from ostinato.server.protocol.sampling import CacheUse, FormBody, ShortText
 from ostinato.server.protocol.tools import MOST_TOOLS, CallId, ToolName
 from ostinato.server.tools import Message, Tool, ToolUse, form_of, text_of, use_tools
@@ -59,7 +59,7 @@ class ToolResultBlock(Body):
 
     type: Literal["tool_result"]
     tool_use_id: CallId
-    content: str | list[TextBlock] = ""
+    content: str | Items[TextBlock] = ""
     is_error: bool = False
     cache_control: CacheControl | None = None
 
@@ -71,7 +71,7 @@ class AnthropicMessage(Body):
     """One message of a conversation."""
 
     role: Literal["user", "assistant"]
-    content: str | list[Block]
+    content: str | Items[Block]
 
     @model_validator(mode="after")
     def _blocks_fit_the_role(self) -> "AnthropicMessage":
@@ -158,9 +158,9 @@ class CountBody(Body):
     """Count the tokens of a prompt."""
 
     model: str
-    messages: list[AnthropicMessage] = Field(min_length=1)
-    system: str | list[TextBlock] = ""
-    tools: list[AnthropicTool] = Field(default_factory=list, max_length=MOST_TOOLS)
+    messages: Items[AnthropicMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
+    system: str | Items[TextBlock] = ""
+    tools: Items[AnthropicTool] = Field(default_factory=list, max_length=MOST_TOOLS)
     tool_choice: AnthropicChoice = AnthropicChoice(type="auto")
     thinking: NoThinking | None = None
     output_config: OutputConfig = OutputConfig()
@@ -228,7 +228,7 @@ class MessagesBody(CountBody):
     """Continue a conversation."""
 
     max_tokens: int = Field(ge=1)
-    stop_sequences: list[str] = Field(default_factory=list)
+    stop_sequences: Items[str] = Field(default_factory=list)
     stream: bool = False
     temperature: float = 1.0
     top_p: float = 1.0

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from ostinato.core.errors import InvalidSamplingParams
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.structured_outputs import StructuredOutputs
-from ostinato.server.protocol.body import Body
+from ostinato.server.protocol.body import Body, Items
 from ostinato.server.protocol.sampling import CacheFields, FormBody, ShortText
 from ostinato.server.protocol.tools import (
     MOST_TOOLS,
@@ -45,7 +45,7 @@ class MessageItem(ItemBody):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[ContentText]
+    content: str | Items[ContentText]
     phase: Literal["commentary", "final_answer"] | None = None
 
 
@@ -63,7 +63,7 @@ class ResultItem(ItemBody):
 
     type: Literal["function_call_output"]
     call_id: CallId
-    output: str | list[ContentText]
+    output: str | Items[ContentText]
 
 
 def _kind(item: Any) -> str | None:
@@ -117,7 +117,7 @@ class ResponsesBody(CacheFields):
     """Continue a conversation that the server may remember."""
 
     model: str
-    input: str | list[Item]
+    input: str | Items[Item]
     instructions: str | None = None
     previous_response_id: ShortText | None = None
     store: bool | None = Field(
@@ -128,7 +128,7 @@ class ResponsesBody(CacheFields):
     top_p: float = 1.0
     stream: bool = False
     stream_options: ObfuscationOptions | None = None
-    tools: list[FunctionTool] = Field(default_factory=list, max_length=MOST_TOOLS)
+    tools: Items[FunctionTool] = Field(default_factory=list, max_length=MOST_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice = "auto"
     parallel_tool_calls: bool = True
     text: TextConfig = TextConfig()
@@ -235,5 +235,5 @@ class ResponsesBody(CacheFields):
         return {**blank, **shown, "tools": tools, "store": self.is_stored}
 
 
-def _text(content: str | list[ContentText]) -> str:
+def _text(content: str | Items[ContentText]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)

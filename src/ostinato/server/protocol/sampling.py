@@ -4,22 +4,39 @@ OpenAI's, vLLM's additions under vLLM's names, and ours about the cache. Ranges 
 ``SamplingParams``, which knows them; here are the types alone.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from ostinato.core.lease import OPENAI_24H, LeaseTerms
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.structured_outputs import StructuredOutputs
-from ostinato.server.protocol.body import Body
+from ostinato.server.protocol.body import Body, Items
 
 TokenIdText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")]
 """JSON has string keys only."""
 
+MOST_BIASES = 1024
+
+
+def _few(biases: Any) -> Any:
+    """Refuse more biases than are looked at, before each of them is."""
+    if isinstance(biases, dict) and len(biases) > MOST_BIASES:
+        raise ValueError(f"{len(biases)} tokens: at most {MOST_BIASES} can be biased")
+    return biases
+
+
+Biases = Annotated[dict[TokenIdText, float], BeforeValidator(_few)]
+
 ShortText = Annotated[str, StringConstraints(max_length=512)]
 
 
-Stops = Annotated[list[ShortText], Field(max_length=64)]
+Metadata = Annotated[dict[ShortText, ShortText], Field(max_length=16)]
+
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+Stops = Annotated[Items[ShortText], Field(max_length=64)]
 """Each is looked for after every token, so there is an end to them."""
 
 
@@ -28,6 +45,9 @@ class StreamOptions(Body):
 
     include_usage: bool = Field(
         default=False, description="End with a chunk that has the token counts."
+    )
+    continuous_usage_stats: bool = Field(
+        default=False, description="Give every chunk the token counts so far; needs include_usage."
     )
     include_obfuscation: Literal[False] = Field(
         default=False, description="Random padding against onlookers; there is none."
@@ -40,7 +60,7 @@ class FormBody(Body):
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
     json_object: bool = False
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Items[str] | None = None
     grammar: str | None = None
 
     def form(self) -> StructuredOutputs:
@@ -114,7 +134,7 @@ class SamplingFields(CacheFields):
     top_p: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[TokenIdText, float] = Field(default_factory=dict)
+    logit_bias: Biases = Field(default_factory=dict)
     seed: int | None = None
     stop: ShortText | Stops | None = None
     stream: bool = False
@@ -127,17 +147,67 @@ class SamplingFields(CacheFields):
     repetition_penalty: float = 1.0
     min_tokens: int = 0
     ignore_eos: bool = False
-    stop_token_ids: list[int] = Field(default_factory=list)
+    stop_token_ids: Items[int] = Field(default_factory=list)
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     structured_outputs: FormBody | None = None
+    guided_json: dict[str, Any] | str | None = Field(
+        default=None, description="Older name of structured_outputs.json; so are all guided_*."
+    )
+    guided_regex: str | None = None
+    guided_choice: Items[str] | None = None
+    guided_grammar: str | None = None
+    prompt_logprobs: int | None = Field(
+        default=None, description="Of each prompt token and so many alternatives; not streamed."
+    )
+    return_token_ids: bool = Field(
+        default=False, description="Add the ids of prompt and answer, under vLLM's names."
+    )
+    best_of: Literal[1] | None = Field(default=None, description="Candidates are not ranked.")
+    metadata: Metadata = Field(default_factory=dict, description="Taken, and not stored.")
+    safety_identifier: ShortText | None = Field(
+        default=None, description="Whom the client acts for, if user does not say."
+    )
     priority: int = Field(default=0, ge=-(2**31), lt=2**31, description="Lower goes first.")
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> "SamplingFields":
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options are for streams: set stream=true, or leave them out")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs are not streamed: set stream=false")
+        guided = [name for name in _GUIDED if getattr(self, name) is not None]
+        if len(guided) + (self.structured_outputs is not None) > 1:
+            raise ValueError(
+                f"{', '.join(guided)}: one form at most; structured_outputs is the newer name"
+            )
         return self
+
+    @property
+    def acts_for(self) -> str | None:
+        """Whom the client acts for, if it says so."""
+        return self.user or self.safety_identifier
+
+    def form(self) -> StructuredOutputs | None:
+        """Return the form that was asked for, under its new or its old name.
+
+        Raises:
+            InvalidSamplingParams: It is none.
+        """
+        if self.structured_outputs is not None:
+            return self.structured_outputs.form()
+        for name in _GUIDED:
+            if getattr(self, name) is not None:
+                form: Any = {name.removeprefix("guided_"): getattr(self, name)}
+                return StructuredOutputs(**form)
+        return None
+
+    def usage_so_far(self, usage: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what a chunk of a stream says of usage: counts, null, or nothing at all."""
+        if not self.include_usage:
+            return {}
+        assert self.stream_options is not None
+        return {"usage": usage() if self.stream_options.continuous_usage_stats else None}
 
     @property
     def include_usage(self) -> bool:
@@ -169,10 +239,8 @@ class SamplingFields(CacheFields):
             min_tokens=self.min_tokens,
             ignore_eos=self.ignore_eos,
             logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=self.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,
             include_stop_str_in_output=self.include_stop_str_in_output,
             skip_special_tokens=self.skip_special_tokens,
-            structured_outputs=None
-            if self.structured_outputs is None
-            else self.structured_outputs.form(),
+            structured_outputs=self.form(),
         )

@@ -1,0 +1,103 @@
+"""Does a request cost what it brings, and no more?"""
+
+import asyncio
+import threading
+from typing import Any, cast
+
+import pytest
+
+from ostinato import LLM, AsyncLLM, SamplingParams
+from ostinato.core.errors import PromptTooLong
+from ostinato.engine import workroom
+from ostinato.engine.prompts import Prompt
+from ostinato.engine.requests import refuse_long_text, tokenize
+from ostinato.engine.token_table import TokenTable
+
+
+def test_each_log_probability_is_written_once_however_long_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every output of a stream holds all that came before; that is shared, not made anew."""
+    named = 0
+    text = TokenTable.text
+
+    def count(table: TokenTable, token_id: int) -> str:
+        nonlocal named
+        named += 1
+        return text(table, token_id)
+
+    monkeypatch.setattr(TokenTable, "text", count)
+    params = SamplingParams(max_tokens=40, logprobs=4, prompt_logprobs=2, ignore_eos=True)
+
+    async def read() -> None:
+        async with AsyncLLM(num_blocks=64) as llm:
+            async for output in llm.generate("To be, or not", params):
+                [part] = output.outputs
+                assert part.logprobs is not None
+                assert len(part.logprobs) == len(part.token_ids)
+            total = sum(next(iter(position.values())).logprob for position in part.logprobs)
+            assert part.cumulative_logprob == pytest.approx(total)
+
+    asyncio.run(read())
+    assert named <= 40 * 5 + 13 * 3
+
+
+def test_a_text_far_too_long_is_refused_before_all_of_it_is_tokenized() -> None:
+    """Ten million characters for a context of 64 tokens: a piece or two of them are looked at."""
+    num_characters = 0
+
+    def count(text: str, **settings: Any) -> dict[str, list[int]]:
+        nonlocal num_characters
+        num_characters += len(text)
+        return {"input_ids": [0] * (len(text) // 4)}
+
+    with pytest.raises(PromptTooLong, match=r"10000000 characters.*max_model_len=64"):
+        refuse_long_text("ab" * 5_000_000, 64, cast(Any, count))
+    assert num_characters < 100_000
+
+
+def test_a_text_of_few_tokens_is_served_however_long_it_is() -> None:
+    """Where a tokenizer makes one token of a thousand characters, length alone says nothing."""
+    refuse_long_text("x" * 1_000_000, 64, cast(Any, lambda text, **_: {"input_ids": [0] * 17}))
+
+
+@pytest.mark.parametrize("make", ["LLM", "AsyncLLM"])
+def test_both_faces_refuse_a_text_far_too_long(make: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the setting."""
+    text = "To be " * 20_000
+    with pytest.raises(PromptTooLong, match=r"120000 characters.*raise max_model_len"):
+        if make == "LLM":
+            LLM(num_blocks=64, max_model_len=64).generate(text, use_tqdm=False)
+        else:
+            asyncio.run(_first_of_stream(text))
+
+
+async def _first_of_stream(text: str) -> None:
+    async with AsyncLLM(num_blocks=64, max_model_len=64) as llm:
+        await anext(llm.generate(text))
+
+
+def test_short_texts_do_not_wait_for_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bob is answered while Ann's book is being tokenized: it takes until then, here."""
+    answered = threading.Event()
+
+    def slow(prompt: Prompt, *arguments: Any) -> Any:
+        if len(prompt.text or "") > 1000:
+            assert answered.wait(60)
+        return tokenize(prompt, *arguments)
+
+    monkeypatch.setattr(workroom, "tokenize", slow)
+
+    async def read(llm: AsyncLLM, text: str) -> None:
+        async for _ in llm.generate(text, SamplingParams(max_tokens=1)):
+            pass
+
+    async def both() -> None:
+        async with AsyncLLM(num_blocks=64) as llm:
+            book = asyncio.create_task(read(llm, "all the world " * 3000))
+            await read(llm, "hi")
+            answered.set()
+            with pytest.raises(PromptTooLong):
+                await book
+
+    asyncio.run(both())

@@ -1,0 +1,121 @@
+"""Do clients that never say what they want keep others out? Half-sent requests, without a key."""
+
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ostinato import AsyncLLM
+from ostinato.server.config import ServerConfig
+from ostinato.server.connections import LogLimit
+from ostinato.server.state import ServerState
+from tests.server.keyed import keyed_server
+from tests.support.servers import serving
+
+MOST = 8
+
+
+@pytest.fixture(scope="module")
+def state() -> Iterator[ServerState]:
+    """Serve few connections, and wait for a head for half a second."""
+    llm = AsyncLLM("tiny-shakespeare", num_blocks=64)
+    yield ServerState(
+        llm,
+        ServerConfig(max_connections_per_address=MOST, header_timeout_s=0.5, body_timeout_s=0.5),
+    )
+    llm.shutdown()
+
+
+def _connect(url: str) -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def _answer(connection: socket.socket) -> bytes:
+    """Read one answer, which is an object of JSON."""
+    answer = b""
+    while not answer.endswith(b"}"):
+        answer += connection.recv(4096)
+    return answer
+
+
+def test_a_new_connection_takes_the_place_of_the_oldest_half_sent_one(state: ServerState) -> None:
+    """Fifty heads without an end; whoever sends a whole one is answered at once."""
+    with serving(state) as url, ExitStack() as stack:
+        for _ in range(50):
+            half = stack.enter_context(_connect(url))
+            half.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_a_head_that_never_ends_is_closed(state: ServerState) -> None:
+    """Byte by byte does not help: the time is that of the whole head."""
+    with serving(state) as url, _connect(url) as half:
+        half.sendall(b"GET /health HTTP/1.1\r\n")
+        assert half.recv(100) == b""
+
+
+def test_a_connection_that_says_nothing_is_closed(state: ServerState) -> None:
+    with serving(state) as url, _connect(url) as silent:
+        assert silent.recv(100) == b""
+
+
+def test_a_body_that_never_ends_is_refused(state: ServerState) -> None:
+    with serving(state) as url, _connect(url) as half:
+        half.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{"
+        )
+        answer = _answer(half)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"--body-timeout" in answer
+
+
+def test_connections_are_kept_alive_between_requests(state: ServerState) -> None:
+    """Ten requests over one connection; it counts as waiting only between them."""
+    with serving(state) as url, httpx.Client(base_url=url) as client:
+        for _ in range(10):
+            assert client.get("/health").status_code == 200
+
+
+def test_without_a_key_a_body_is_not_even_read(tmp_path: Path) -> None:
+    """The answer comes while not one byte of the announced eight millions has been sent."""
+    with keyed_server(tmp_path) as server, _connect(server.url) as half:
+        half.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 8000000\r\n\r\n"
+        )
+        assert half.recv(100).startswith(b"HTTP/1.1 401 ")
+
+
+def test_bodies_of_one_tenant_together_are_bounded(tmp_path: Path) -> None:
+    """Ann's third body does not fit; Bob's does."""
+    body = b" " * 600
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {}\r\n"
+        "Content-Length: 1000\r\n\r\n"
+    )
+    with (
+        keyed_server(tmp_path, server={"max_tenant_body_bytes": 1500}) as server,
+        ExitStack() as stack,
+    ):
+        for _ in range(2):
+            half = stack.enter_context(_connect(server.url))
+            half.sendall(head.format(server.keys["ann"]).encode() + body)
+        third = stack.enter_context(_connect(server.url))
+        third.sendall(head.format(server.keys["ann"]).encode() + body)
+        answer = _answer(third)
+        assert answer.startswith(b"HTTP/1.1 429 ")
+        assert b"--max-tenant-bodies" in answer
+        assert server.num_cached("bob", "To be") == 0
+
+
+def test_a_message_is_logged_ten_times_a_minute() -> None:
+    """Clients must not fill the disk with complaints about themselves."""
+    limit = LogLimit()
+    records = [logging.LogRecord("x", 30, "", 0, "Invalid request", (), None) for _ in range(25)]
+    shown = [record.getMessage() for record in records if limit.filter(record)]
+    assert len(shown) == 10
+    assert "left out" in shown[-1]

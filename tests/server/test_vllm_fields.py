@@ -1,0 +1,168 @@
+"""Do clients that were written for vLLM's server find what they expect?"""
+
+import json
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from ostinato import AsyncLLM
+from ostinato.server.config import ServerConfig
+from ostinato.server.state import ServerState
+from tests.server.keyed import keyed_server
+from tests.support.servers import events_of, serving
+
+MODEL = "tiny-shakespeare"
+TEXT = {"model": MODEL, "prompt": "To be", "max_tokens": 6, "temperature": 0}
+CHAT: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Who's there?"}],
+    "max_tokens": 6,
+    "temperature": 0,
+}
+ROUTES = [("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)]
+
+
+def chunks(http: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the chunks of a stream."""
+    with http.stream("POST", path, json={**body, "stream": True}) as response:
+        return [json.loads(data) for data in events_of(response) if data != "[DONE]"]
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+def test_every_chunk_counts_the_tokens_so_far(
+    http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    """What guidellm reads: ``stream_options.continuous_usage_stats``."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    found = chunks(http, path, {**body, "stream_options": options})
+    counts = [chunk["usage"]["completion_tokens"] for chunk in found]
+    assert counts == sorted(counts)
+    assert counts[0] >= 1 and counts[-1] == 6
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+def test_token_ids_come_along(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    """Whole, they are those of the stream put together."""
+    asked = {**body, "return_token_ids": True}
+    whole = http.post(path, json=asked).json()
+    ids = whole["choices"][0]["token_ids"]
+    assert len(ids) == 6
+    streamed = [i for c in chunks(http, path, asked) for i in c["choices"][0].get("token_ids", [])]
+    assert streamed == ids
+    prompt = {**whole, **whole["choices"][0]}["prompt_token_ids"]
+    assert len(prompt) == whole["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+def test_log_probabilities_of_the_prompt(
+    http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    answer = http.post(path, json={**body, "prompt_logprobs": 1}).json()
+    positions = {**answer, **answer["choices"][0]}["prompt_logprobs"]
+    assert positions[0] is None
+    assert len(positions) == answer["usage"]["prompt_tokens"]
+    assert {"logprob", "rank", "decoded_token"} == set(next(iter(positions[1].values())))
+    refused = http.post(path, json={**body, "prompt_logprobs": 1, "stream": True})
+    assert refused.status_code == 400
+
+
+def test_forms_may_have_their_old_names(http: httpx.Client) -> None:
+    asked = {**TEXT, "guided_choice": ["Ay, my lord", "Nay, sir"], "max_tokens": 20}
+    assert http.post("/v1/completions", json=asked).json()["choices"][0]["text"] in (
+        "Ay, my lord",
+        "Nay, sir",
+    )
+    asked = {**TEXT, "guided_regex": "x", "structured_outputs": {"regex": "y"}}
+    error = http.post("/v1/completions", json=asked).json()["error"]
+    assert "guided_regex" in error["message"]
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+def test_defaults_that_clients_spell_out_are_taken(
+    http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    """They ask for what is done anyway, or for a record."""
+    spelt = {"best_of": 1, "metadata": {"run": "7"}, "safety_identifier": "ann", "user": "bob"}
+    assert http.post(path, json={**body, **spelt}).status_code == 200
+    error = http.post(path, json={**body, "best_of": 2}).json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_value", "best_of")
+
+
+def test_the_chat_template_reads_variables(http: httpx.Client) -> None:
+    """Unknown ones change nothing; arguments of its application are refused."""
+    plain = http.post("/v1/chat/completions", json=CHAT).json()
+    asked = {**CHAT, "chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"}
+    told = http.post("/v1/chat/completions", json=asked).json()
+    assert told["choices"][0]["message"] == plain["choices"][0]["message"]
+    asked = {**CHAT, "chat_template_kwargs": {"tokenize": False}}
+    error = http.post("/v1/chat/completions", json=asked).json()["error"]
+    assert "'tokenize' is no variable" in error["message"]
+
+
+def test_the_last_message_is_continued_on_request(http: httpx.Client) -> None:
+    """Its turn is left open: a prompt of fewer tokens than with a new turn."""
+    begun = [*CHAT["messages"], {"role": "assistant", "content": "Nay, answer"}]
+    both = {**CHAT, "messages": begun, "continue_final_message": True}
+    assert http.post("/v1/chat/completions", json=both).status_code == 400
+    asked = {**both, "add_generation_prompt": False, "return_token_ids": True}
+    answer = http.post("/v1/chat/completions", json=asked).json()
+    text = http.post("/detokenize", json={"tokens": answer["prompt_token_ids"]}).json()["prompt"]
+    assert text.endswith("Nay, answer")
+
+
+def test_small_routes_answer_as_vllms_do(http: httpx.Client) -> None:
+    assert http.get("/ping").status_code == http.post("/ping").status_code == 200
+    assert http.get("/load").json() == {"server_load": 0}
+    assert http.get("/server_info").json()["engine_config"]["block_size"] == 16
+    assert http.post("/reset_prefix_cache").status_code == 200
+
+
+def test_load_and_settings_are_for_administrators(tmp_path: Path) -> None:
+    with keyed_server(tmp_path) as server:
+        for path, method in (("/load", "GET"), ("/server_info", "GET")):
+            assert server.ask("ann", path, method=method).status_code == 403
+            assert server.ask("ops", path, method=method).status_code == 200
+        assert server.ask("ann", "/reset_prefix_cache").status_code == 403
+        salt = server.state.callers.named("ann").salt
+        assert salt not in server.ask("ops", "/server_info", method="GET").text
+
+
+def test_pages_of_allowed_origins_may_call(state: ServerState) -> None:
+    """Without keys too, and no others."""
+    config = ServerConfig(model_names=(MODEL,), allowed_origins=("https://app.example",))
+    with serving(ServerState(state.llm, config)) as url:
+        for origin, status in (("https://app.example", 200), ("https://evil.example", 403)):
+            answer = httpx.post(f"{url}/v1/completions", json=TEXT, headers={"Origin": origin})
+            assert answer.status_code == status
+            allowed = answer.headers.get("access-control-allow-origin")
+            assert (allowed == origin) == (status == 200)
+
+
+def test_tls_with_a_key_and_a_certificate(tmp_path: Path) -> None:
+    """The official client speaks to it when it trusts the certificate."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = f"req -x509 -newkey rsa:2048 -nodes -days 2 -keyout {key} -out {certificate}"
+    subprocess.run(
+        ["openssl", *command.split(), "-subj", "/CN=localhost", "-addext",
+         "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    llm = AsyncLLM(MODEL, num_blocks=64)
+    config = ServerConfig(
+        model_names=(MODEL,), tls_key_file=str(key), tls_certificate_file=str(certificate)
+    )
+    context = ssl.create_default_context(cafile=str(certificate))
+    try:
+        with serving(ServerState(llm, config)) as url:
+            assert url.startswith("https://")
+            with openai.OpenAI(
+                base_url=f"{url}/v1", api_key="none", http_client=httpx.Client(verify=context)
+            ) as client:
+                assert client.completions.create(**TEXT).choices[0].text  # type: ignore[call-overload]
+    finally:
+        llm.shutdown()
