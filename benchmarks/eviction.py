@@ -1,4 +1,4 @@
-"""Which eviction policy finds most, at which size, on which trace?
+"""Hit ratios of every eviction policy by size of the pool, on block traces.
 
 ::
 
@@ -28,9 +28,10 @@ from rich.table import Table
 from tqdm import tqdm
 
 from ostinato.cache.manager import CacheManager
-from ostinato.core.config import CacheConfig, IndexName, PolicyName
+from ostinato.core.config import CacheConfig, IndexName
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.lab.bounds import belady_hits
+from ostinato.lab.policies import SIMULATED_POLICIES, SimulatedPolicyName, policy_factory
 
 BLOCK_TOKENS = 512
 LAST = 2**32 - 1
@@ -69,13 +70,15 @@ def read(path: Path, part: tuple[float, float] = (0.0, 1.0)) -> Requests:
     )
 
 
-def replay(requests: Requests, num_blocks: int, policy: PolicyName, index: IndexName) -> int:
+def replay(
+    requests: Requests, num_blocks: int, policy: SimulatedPolicyName, index: IndexName
+) -> int:
     """Serve every request; return the blocks that hit."""
     now_s = 0.0
     # Law 4 keeps a prompt's last token from hitting, and here each token stands for a block that
     # may: a last token that nothing is published of follows, in a block that is always free.
-    config = CacheConfig(num_blocks + 1, 1, index, policy=policy, seal_tails=False)
-    cache = CacheManager(config, clock=lambda: now_s)
+    config = CacheConfig(num_blocks + 1, 1, index, seal_tails=False, ghost_blocks=0)
+    cache = CacheManager(config, lambda: now_s, policy=policy_factory(policy))
     identity, hits = Identity(), 0
     for number, whole in enumerate(requests.paths):
         now_s, path = requests.at_s[number], whole[:num_blocks]
@@ -97,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--blocks", default="2000,5000,10000,20000")
-    parser.add_argument("--policies", default=",".join((*get_args(PolicyName), *BOUNDS)))
+    parser.add_argument("--policies", default=",".join((*SIMULATED_POLICIES, *BOUNDS)))
     parser.add_argument("--slice", default="0:1", help="part of each trace, as 0.5:1")
     parser.add_argument("--index", default="radix", choices=get_args(IndexName))
     parser.add_argument("--json", type=Path, help="write the figures there as well")

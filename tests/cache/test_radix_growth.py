@@ -82,7 +82,7 @@ def test_a_failed_step_leaves_the_node_as_long_as_it_was():
 
 
 def test_policies_that_go_by_use_see_every_turn_as_it_is():
-    cache = tiny_cache(32, 4, policy="lfu")
+    cache = tiny_cache(32, 4, policy="arc")
     for text in ("ABCDEFGH", "ABCDEFGHIJKLMNOP"):
         cache.serve(text)
     assert tree(cache) == ["[0, 1]", "[2, 3]"]

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.eviction import Requests, replay
 from ostinato.lab.bounds import belady_hits
+from ostinato.lab.policies import SIMULATED_POLICIES
 
 
 def trees(rng: random.Random, num_requests: int) -> list[list[int]]:
@@ -64,7 +65,7 @@ def test_who_need_not_insert_finds_as_much_at_least():
         assert belady_hits(paths, 4, bypass=True) >= belady_hits(paths, 4)
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "slru", "s3fifo", "arc", "reuse_hazard"])
+@pytest.mark.parametrize("policy", SIMULATED_POLICIES)
 def test_no_policy_finds_more_than_belady(policy):
     paths = trees(random.Random(2), 300)
     requests = Requests([float(i) for i in range(300)], paths, [10] * 300, 300 * 1536)

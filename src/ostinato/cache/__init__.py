@@ -23,12 +23,8 @@ Files in reading order, the plain path first:
 * ``chronicle``: what was cached, and why did it go?
 * ``events``, ``journal``: what is noted of what happens, and what may outsiders learn?
 * ``allocator``: how are blocks taken for somebody?
-* ``anchor``, ``tally``: what has been found, what did another cache find more or less, and how sure
-  is that?
-* ``small_cache``, ``learned_cache``, ``sample``, ``likenesses``, ``episode``: what would another
-  cache find of a part of the traffic?
-* ``answers``: what is known by now of other sizes and policies?
-* ``ghost``: what would more memory bring, or another policy, and what may it cost to know?
+* ``sampler``, ``simulated_cache``, ``estimator``, ``ghost``: what would other pool sizes and other
+  policies find?
 * ``group_pools``, ``group_match``, ``groups``: what does a sequence hold, over all groups of
   layers at once?
 * ``group_room``: how many tokens would fit?

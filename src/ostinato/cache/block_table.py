@@ -40,7 +40,6 @@ class BlockTable:
         turn: What the eviction policy will learn of it.
         duplicates: Positions whose content was published before, and the canonical block.
         visit: What the chronicle notes of it; None if it notes nothing.
-        num_watched: Prompt tokens, if the ghost wants to know of it when it ends; else 0.
     """
 
     key: PrefixKey
@@ -57,7 +56,6 @@ class BlockTable:
     turn: Turn = field(default_factory=Turn)
     duplicates: list[tuple[int, BlockId]] = field(default_factory=list)
     visit: Visit | None = None
-    num_watched: int = 0
 
     @property
     def num_cached_tokens(self) -> int:

@@ -1,85 +1,119 @@
-"""What would more memory bring, or another policy, and what may it cost to know?
+"""Estimates what other pool sizes and other eviction policies would find of the traffic.
 
-A ghost watches a sample of the traffic by episodes, and plays it on small caches with nothing
-behind them::
+A fixed share of all blocks is sampled, in windows, and replayed by small simulated caches::
 
-    saving ──enough──► watching ──sample full──► playing ──all played──► saving ..
-    a counter          digests of some blocks    what is left
-    per request        per request               while there is credit
+    window 1                     pause                                          window 2
+    |-- 4,096 sampled blocks ----|............................................|------------
+    request ─► sampler ─► backlog ─► simulations ─► estimators ─► estimates
+               on release           in idle time, or one for one when 64 wait
 
-Credit is a share of the processor time that the cache itself takes: of the manager's calls from
-the look-up of a request to the release of its blocks (``ghost_share``, a hundredth). All that the
-ghost does is paid from it, and what is not paid for is not done. Two things are beside that:
+Nothing is timed: a window has so many sampled blocks, which cost about as much as 1,300 requests
+of the cache, and there is one of them in ``1,300 / ghost_share`` requests. The first one begins
+after 16 requests, so estimates come early and cost most then. Between windows a request costs a
+counter.
 
-* a start-up allowance of a tenth of a second, once, given out over the first 8,192 requests: it
-  pays for the first episode, which begins with the traffic, so that there are estimates soon;
-* what is played while the engine has nothing else to do. That is lent, and paid back before
-  another episode begins.
-
-What small caches find beside each other is kept in tallies, and ``answers`` are made of these.
-
-Source: many small caches: Waldspurger, Saemundsson, Ahmad, Park, Cache modeling and optimization
-using miniature simulations, ATC 2017; the sample: ``sample``; intervals: ``tally``.
+Simulations begin empty. So does the cache at the first window; in later ones, the first half of
+the sample only warms them up.
 """
 
-import time
-from collections.abc import Callable
-from math import inf
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ostinato.cache.accounts import Accounts
-from ostinato.cache.anchor import LruInItsPlace, Watched
-from ostinato.cache.answers import Answers
 from ostinato.cache.block_table import BlockTable
-from ostinato.cache.episode import Departure, Episode, EpisodePlan
-from ostinato.cache.policies.reuse_hazard import ReuseHazard
+from ostinato.cache.estimator import (
+    LEARNED_SCALE_ERROR,
+    LEARNING_SCALE_ERROR,
+    SCALE_ERROR,
+    Coverage,
+    LruBaseline,
+    PairedEstimator,
+)
+from ostinato.cache.policies.contract import LearnedPolicy
+from ostinato.cache.sampler import SampledRequest, Sampler
+from ostinato.cache.simulated_cache import (
+    LearnedPolicySimulation,
+    LruSimulation,
+    PolicySimulation,
+    SimulatedCache,
+)
 from ostinato.cache.stats import GhostEstimate, LookupCounts
-from ostinato.core.config import CacheConfig
+from ostinato.core.config import CacheConfig, PolicyName
 
-ALLOWANCE_S, ALLOWED_REQUESTS = 0.1, 8192
-"""Processor time that is given once, and the requests over which it is given out."""
+SIZES = (0.5, 2.0, 4.0)
+"""Multiples of the memory for which estimates are made."""
 
-_ADMISSIONS = 0.8
-"""Admissions whose time is the cache's, as credit goes: a request takes 2 where every request
-evicts (traces in ``benchmarks/ghost.py``), and 3 to 6 in ``benchmarks/heart.py``. What the clocks
-say is twice what is booked, for a request that is watched leaves the processor's caches cold, so
-less than half of it is given."""
+ALTERNATIVES: tuple[PolicyName, ...] = ("lru", "reuse_hazard")
+"""Policies for which estimates are made at the cache's own size."""
 
-_LOOK_S, _LEFT_S = 4e-7, 2e-6
-"""What a request costs that nothing is done about; and one that is noted, beside what the timer
-says: the cache's own code and tables are out of the processor's caches after it."""
+WINDOW_BLOCKS = 4096
+"""Sampled blocks of one window."""
+
+WINDOW_COST = 1300
+"""Requests of the cache that take as long as one window, by ``benchmarks/ghost.py``."""
+
+MAX_INTERVAL = 0.2
+"""An interval that is wider says nothing yet."""
+
+COUNTED_ERROR = 0.002
+"""By how much an account against LRU may be wrong where requests run at once."""
 
 _FIRST = 16
-"""Requests by whose length the first episode is planned."""
+"""Requests by whose length the sampling rate is set."""
 
-_REST, _BUSY = 64, 8
-"""Requests between two of which the admission is timed; and while there is something to play."""
+_LEAST_BLOCKS = 64
+"""A simulation of fewer blocks says little of a large cache."""
 
-_AT_ONCE = 32
-"""Requests that have ended and are noted at once; one of them is timed."""
+_BACKLOG = 64
+"""Sampled requests that wait to be replayed at most."""
 
-_SLICE_S = 5e-4
-"""The most that one request is held up by playing."""
+_IDLE_REFUND = 0.75
+"""Share of a sampled block's cost that is its replay, which costs nothing in idle time."""
 
-_LONGEST_S = 5e-3
-"""What takes longer is the interpreter's collection of all garbage, which is not the ghost's."""
 
-_WATCHED = 8192
-"""Requests whose watching is paid before anything is played, and that another episode is to last
-for."""
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A pool that might be configured instead: a multiple of the memory, and a policy."""
 
-_NOTE_S = 3e-6
-"""What it takes to note a request, until that is known."""
+    memory: float
+    policy: PolicyName
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingPlan:
+    """Which blocks are sampled, and how large simulations are.
+
+    Attributes:
+        size: Blocks of the simulation that stands for the cache itself.
+        stride: Blocks of the traffic that one sampled block stands for.
+        step: Blocks of which one is asked whether it is chosen.
+    """
+
+    size: int
+    stride: float
+    step: int
+
+    @staticmethod
+    def of(config: CacheConfig, counts: LookupCounts) -> "SamplingPlan":
+        """Set the rate by the pool and by what was looked up so far.
+
+        A request of mean length has one sampled block at most: a second one tells less than
+        the first one of another request. No simulation has fewer than 32 blocks for that, where
+        the pool has as many.
+        """
+        mean_blocks = counts.query_tokens / max(1, counts.num_requests) / config.block_size
+        pool, most = config.num_blocks, config.num_ghost_blocks
+        size = max(1, min(pool, most, max(_LEAST_BLOCKS, int(pool / max(1.0, mean_blocks)))))
+        return SamplingPlan(size, pool / size, max(1, int(mean_blocks / 2)))
 
 
 class Ghost:
     """Estimates for other sizes and policies.
 
     Attributes:
-        num_seen: Requests that were admitted; the cache counts.
-        due: How many of them to admit before one is timed, and wakes the ghost.
-        is_recording: Whether requests that are admitted now are to be noted when they end.
-        timer: Seconds of processor time.
-        spent_s: What it has taken so far.
+        is_sampling: Whether blocks of requests that come now are sampled.
         seed: Of the samples; to see how far they differ.
     """
 
@@ -89,180 +123,242 @@ class Ghost:
         clock: Callable[[], float],
         counts: LookupCounts,
         accounts: Accounts,
-        timer: Callable[[], float] = time.thread_time,
     ) -> None:
-        """Watch a cache.
+        """Begin with the sixteenth request.
 
         Args:
             config: Of the cache.
             clock: The cache's.
             counts: What the cache has found.
             accounts: Whose policies may know what LRU would have found.
-            timer: Seconds of processor time.
         """
-        self.num_seen, self.due, self.is_recording, self.timer = 0, _FIRST, False, timer
+        self.seed, self.is_sampling = 0, False
         self._config, self._clock, self._counts = config, clock, counts
-        own = accounts.common.policy
-        self._experience = own if isinstance(own, ReuseHazard) else None
-        found = LruInItsPlace(counts, accounts, config.block_size) if self._experience else counts
-        self._watched = Watched(config, found, self._experience)
-        self._answers = Answers(counts, self._watched)
-        self.spent_s, self.seed = 0.0, 0
-        self._earned_s = 0.0 if config.ghost_share < 1 else inf
-        self._num_paid = 0  # requests of whose time the share is in the credit
-        self._departed: list[Departure] = []  # of requests that have ended and are not noted
-        self._num_left = 0  # such requests, also those of which nothing was chosen
-        self._num_noted, self._noting_s = 0, 0.0  # requests that were, and what that took
-        self._lent_s = 0.0  # what was played in spare moments while this was recorded
-        self._num_episodes = 0
-        self._episode: Episode | None = None
+        policies = [account.policy for account in accounts]
+        learned = [policy for policy in policies if isinstance(policy, LearnedPolicy)]
+        self._learned = learned[0] if learned else None
+        self._lru = LruBaseline(counts, learned, config.block_size)
+        self._plan: SamplingPlan | None = None
+        self._estimators: dict[Candidate, PairedEstimator] = {}
+        self._num_seen, self._due, self._next_period = 0, _FIRST, 0
+        self._blocks_left, self._num_windows = 0.0, 0
+        self._window: _Window | None = None
+        self._watched: dict[int, int] = {}  # prompt tokens of running requests, by table
 
-    @property
-    def credit_s(self) -> float:
-        """What it may still take."""
-        return self._earned_s + self.allowed_s - self.spent_s
-
-    @property
-    def playable_s(self) -> float:
-        """What may be taken to play: credit that is not needed to watch on."""
-        if not self.is_recording:
-            return self.credit_s
-        still = max(0, _WATCHED - self._num_noted) * max(0.0, self._note_s - self._earns_s)
-        return min(self.credit_s, self._earned_s + ALLOWANCE_S - self.spent_s - still)
-
-    @property
-    def _note_s(self) -> float:
-        """What it takes to note a request."""
-        return self._noting_s / self._num_noted if self._num_noted else _NOTE_S
-
-    @property
-    def _earns_s(self) -> float:
-        """What a request brings."""
-        return self._earned_s / max(1, self._num_paid)
-
-    @property
-    def allowed_s(self) -> float:
-        """What was given of the allowance so far."""
-        return ALLOWANCE_S * min(1.0, self.num_seen / ALLOWED_REQUESTS)
-
-    def wake(self, began_s: float) -> None:
-        """Take the share of the time since the last call, and do what it is enough for.
-
-        Args:
-            began_s: When the admission began that has just come to its end, by ``timer``.
-        """
-        started = self.timer()
-        num_requests, self._num_paid = self.num_seen - self._num_paid, self.num_seen
-        request_s = _ADMISSIONS * (started - began_s)
-        self._earned_s += num_requests * self._config.ghost_share * request_s
-        self.spent_s += num_requests * (_LEFT_S if self.is_recording else _LOOK_S)
-        if self._episode is None:
+    def on_admit(self, table: BlockTable, num_tokens: int) -> None:
+        """Note that a request begins, with a prompt of so many tokens."""
+        self._num_seen += 1
+        if self._num_seen >= self._due:
             self._begin()
-        is_behind = self._play_until(started + min(self.playable_s, _SLICE_S))
-        self._pay(started)
-        self.due = self.num_seen + (_BUSY if is_behind and self.playable_s > 0 else _REST)
+        if self.is_sampling and table.writes:
+            self._watched[id(table)] = num_tokens
+
+    def on_release(self, table: BlockTable, num_tokens: int) -> None:
+        """Sample a request that ends, of which so many tokens are computed."""
+        if not self._watched:
+            return
+        num_asked, window = self._watched.pop(id(table), None), self._window
+        if num_asked is None or window is None or not self.is_sampling:
+            return
+        chosen = window.sampler.choose(table.key, num_tokens)
+        if chosen:
+            names = window.sampler.names(table.key, chosen)
+            size, turn = self._config.block_size, table.turn
+            last = (num_asked - 1) // size * size  # where the block begins that can not hit whole
+            asked = sum(start < last for start, _ in chosen)
+            kinds = 0 if self._learned is None else self._learned.request_class(turn)
+            request = SampledRequest(names, asked, self._clock(), turn.num_output_tokens, kinds)
+            window.add(request, Coverage.of(self._counts))
+            self._blocks_left -= len(names)
+            if self._blocks_left <= 0:
+                self._end_sampling()
 
     def rest(self) -> bool:
-        """Play a little in a spare moment, on credit: it is paid back before the next episode.
-
-        Returns:
-            Whether there is more to play.
-        """
-        if self._episode is None or self._episode.is_played:
+        """Replay a sampled request in idle time; returns whether there are more."""
+        window = self._window
+        if window is None or not window.backlog:
             return False
-        started = self.timer()
-        is_behind = self._play_until(started + _SLICE_S)
-        self._lent_s += self._pay(started)
-        return is_behind
-
-    def left(self, table: BlockTable, num_tokens: int) -> None:
-        """Note a request that ends.
-
-        Args:
-            table: Its tokens, how many of them were looked up, and how many were generated.
-            num_tokens: How many of them are computed.
-        """
-        episode, key = self._episode, table.key
-        if episode is None:
-            return
-        is_timed = not self._num_left
-        started = self.timer() if is_timed else 0.0
-        chosen = episode.sampler.choose(key, num_tokens)
-        if chosen:
-            names, turn, learned = episode.sampler.names(key, chosen), table.turn, self._experience
-            kinds = 0 if learned is None else learned.kinds_of(turn)
-            tokens = table.num_watched, turn.num_output_tokens
-            self._departed.append((names, chosen, *tokens, self._clock(), kinds))
-        if is_timed:  # for as many as are noted at once
-            self._noting_s += self._pay(started, _AT_ONCE)
-        self._num_left += 1
-        if self._num_left >= _AT_ONCE:
-            started = self.timer()
-            self._note()
-            self._noting_s += self._pay(started)
-
-    def clear(self) -> None:
-        """Drop what was sampled; estimates stay, for they tell of nobody."""
-        if self._episode is not None:
-            self._episode.seen()
-        self.is_recording, self._episode = False, None
-        self._departed, self._num_left = [], 0
+        self._blocks_left += _IDLE_REFUND * window.replay()
+        self._close()
+        return bool(window.backlog)
 
     def catch_up(self) -> None:
-        """Play at once all that was noted, whatever it costs."""
-        self._note()
-        self._play_until(inf)
+        """Replay all that was sampled."""
+        while self.rest():
+            pass
+
+    def clear(self) -> None:
+        """Drop what was sampled; estimates stay, which say nothing of single requests."""
+        self._window, self.is_sampling = None, False
+        self._watched.clear()
+        enough = self._blocks_left >= WINDOW_BLOCKS // 2
+        self._due = self._num_seen + 1 if enough else self._next_period
 
     def estimates(self) -> tuple[GhostEstimate, ...]:
-        """Return what others would have found, by what was played so far."""
-        if self._episode is not None and self.is_recording:
-            self._episode.seen()
-        return self._answers.estimates()
+        """Return what others would have found, as far as it is known to ten points either way."""
+        if self.is_sampling and self._window is not None:
+            self._window.reach(Coverage.of(self._counts))
+        found = [self._estimate(*pair) for pair in self._estimators.items()]
+        return tuple(estimate for estimate in found if 2 * estimate.error <= MAX_INTERVAL)
 
     def _begin(self) -> None:
-        """Watch from now on, if there is credit for that; the first time there is the allowance."""
-        if self._num_episodes and self.credit_s < _WATCHED * self._note_s:
+        """Begin another window, if this period has blocks left for one."""
+        if self._num_seen >= self._next_period:
+            self._blocks_left = WINDOW_BLOCKS
+            self._next_period = self._num_seen + int(WINDOW_COST / self._config.ghost_share)
+        self._due = self._next_period
+        if self.is_sampling:
             return
-        plan = EpisodePlan.of(self._config, self._counts)
-        known = self._watched, self._answers.tally
-        self._episode = Episode(self._num_episodes, plan, *known, self.seed)
-        self._num_episodes += 1
-        self._lent_s = 0.0
-        self.is_recording = True
+        if self._plan is None:
+            self._plan = SamplingPlan.of(self._config, self._counts)
+        number = self._num_windows + (self.seed << 16)
+        sampler = Sampler(self._config.block_size, self._plan.stride, self._plan.step, number)
+        self._window = _Window(sampler, self._pairs(self._plan), is_cold=not self._num_windows)
+        self._num_windows += 1
+        self.is_sampling = True
 
-    def _note(self) -> None:
-        """Take what has ended since the last time; all at once, which takes half of the time."""
-        episode, departed, num_left = self._episode, self._departed, self._num_left
-        self._departed, self._num_left = [], 0
-        if episode is None or not self.is_recording:
-            return
-        for left in departed:
-            episode.note(left)
-        self._num_noted += num_left
-        is_paid = self._earned_s + ALLOWANCE_S + self._lent_s > self.spent_s
-        if episode.is_enough or not is_paid:
-            self._end_recording()
+    def _end_sampling(self) -> None:
+        """Replay what waits, in idle time, and sample no more."""
+        self.is_sampling = False
+        self._watched.clear()
+        self._close()
 
-    def _pay(self, started_s: float, times: int = 1) -> float:
-        """Book the time since then, so many times, and return it."""
-        took_s = times * min(self.timer() - started_s, _LONGEST_S / times)
-        self.spent_s += took_s
-        return took_s
+    def _close(self) -> None:
+        """Drop the simulations when all of a window is replayed."""
+        if not self.is_sampling and self._window is not None and not self._window.backlog:
+            self._window = None
 
-    def _end_recording(self) -> None:
-        """Play what is left, and watch no more."""
-        if self._episode is not None:
-            self._episode.seen()
-        self.is_recording = False
+    def _pairs(self, plan: SamplingPlan) -> "list[_Pair]":
+        """Make the simulations: each candidate beside one of what is counted."""
+        own = self._config.policy
+        beside_own = self._simulation(Candidate(1.0, own), plan)
+        pairs = [self._pair(Candidate(memory, own), beside_own, plan) for memory in SIZES]
+        others = [Candidate(1.0, name) for name in ALTERNATIVES if name != own]
+        return [*pairs, *(self._pair(candidate, beside_own, plan) for candidate in others)]
 
-    def _play_until(self, moment_s: float) -> bool:
-        """Play while there is something, and time; says whether there is more."""
-        episode = self._episode
-        if episode is None:
-            return False
-        while self.timer() < moment_s:
-            if not episode.play(self.timer):
-                break
-        if episode.is_played and not self.is_recording:
-            self._episode = None
-        return not episode.is_played
+    def _pair(self, candidate: Candidate, beside: SimulatedCache, plan: SamplingPlan) -> "_Pair":
+        """Set a candidate's simulation beside another one."""
+        estimator = self._estimators.get(candidate)
+        if estimator is None:
+            scale_error = SCALE_ERROR
+            if candidate.policy == "reuse_hazard":
+                scale_error = LEARNED_SCALE_ERROR if self._learned else LEARNING_SCALE_ERROR
+            size = max(1, int(min(1.0, candidate.memory) * plan.size))
+            estimator = PairedEstimator(plan.stride, size, scale_error)
+            self._estimators[candidate] = estimator
+        return _Pair(self._simulation(candidate, plan), beside, estimator)
+
+    def _simulation(self, candidate: Candidate, plan: SamplingPlan) -> SimulatedCache:
+        """Make the small cache that stands for a candidate."""
+        size = max(1, round(candidate.memory * plan.size))
+        if candidate.policy == "lru":
+            return LruSimulation(size)
+        if candidate.policy == self._config.policy and self._learned is not None:
+            return LearnedPolicySimulation(size, self._learned)
+        return PolicySimulation(size, candidate.policy)
+
+    def _estimate(self, candidate: Candidate, estimator: PairedEstimator) -> GhostEstimate:
+        """Say what is known of a candidate, and from how much traffic."""
+        config, counts = self._config, self._counts
+        if self._learned is not None and candidate.policy == "lru":
+            return self._counted_lru()
+        ratio, error = estimator.estimate(counts, config.block_size, config.num_blocks)
+        if self._learned is not None:
+            restraint = self._restraint()
+            ratio, error = ratio + restraint / 2, error + abs(restraint) / 2
+        return GhostEstimate(
+            int(candidate.memory * config.num_blocks),
+            candidate.policy,
+            ratio,
+            estimator.num_blocks,
+            candidate.memory,
+            error,
+            estimator.covered.requests,
+            max(0, counts.num_requests - estimator.reached.requests),
+        )
+
+    def _restraint(self) -> float:
+        """Return how much less the real policy finds than its simulation, as a hit ratio.
+
+        It is held back by its account against LRU, and a simulation is not. Another size may be
+        held back by as much or not at all.
+        """
+        config, simulated_lru = self._config, self._estimators[Candidate(1.0, "lru")]
+        ratio, _ = simulated_lru.estimate(self._counts, config.block_size, config.num_blocks)
+        return self._lru.hit_ratio - ratio
+
+    def _counted_lru(self) -> GhostEstimate:
+        """Say what LRU would have found, as the policy has counted."""
+        lru, config = self._lru, self._config
+        return GhostEstimate(
+            config.num_blocks,
+            "lru",
+            lru.hit_ratio,
+            lru.query_tokens // config.block_size,
+            error=COUNTED_ERROR,
+            num_requests=lru.num_requests,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A candidate's simulation, the one that it is compared with, and what came of it."""
+
+    simulation: SimulatedCache
+    beside: SimulatedCache
+    estimator: PairedEstimator
+
+
+class _Window:
+    """One stretch of traffic of which blocks are sampled.
+
+    Attributes:
+        sampler: Chooses blocks.
+        backlog: Sampled requests that are not replayed, and how far the traffic had come.
+    """
+
+    def __init__(self, sampler: Sampler, pairs: Sequence[_Pair], *, is_cold: bool) -> None:
+        """Begin; where the cache is cold as well, pairs are compared from the first request on."""
+        self.sampler, self._pairs = sampler, pairs
+        self.backlog: deque[tuple[SampledRequest, Coverage]] = deque()
+        self._uses: dict[int, int] = {}  # by name
+        self._num_replayed, self._is_counting = 0, False
+        if is_cold:
+            self._begin_counting(Coverage())
+
+    def add(self, request: SampledRequest, at: Coverage) -> None:
+        """Let a request wait to be replayed, or replay it when too many do."""
+        uses = self._uses
+        for name in request.names:
+            uses[name] = uses.get(name, 0) + 1
+        counted = array("I", [uses[name] for name in request.names])
+        self.backlog.append((request._replace(uses=counted), at))
+        if len(self.backlog) > _BACKLOG:
+            self.replay()
+
+    def replay(self) -> int:
+        """Serve all simulations the request that has waited longest; return its blocks."""
+        request, at = self.backlog.popleft()
+        asked = request.names[: request.num_asked]
+        beside = {id(pair.beside): pair.beside for pair in self._pairs}
+        own = {key: simulation.serve(request) for key, simulation in beside.items()}
+        for pair in self._pairs:
+            found = pair.simulation.serve(request)
+            if self._is_counting:
+                pair.estimator.add(asked, own[id(pair.beside)], found)
+                pair.estimator.reached = at
+        self._num_replayed += len(request.names)
+        if not self._is_counting and self._num_replayed >= WINDOW_BLOCKS // 2:
+            self._begin_counting(at)
+        return len(request.names)
+
+    def reach(self, at: Coverage) -> None:
+        """Note how far the traffic has come, also where nothing of it was chosen."""
+        if self._is_counting and not self.backlog:
+            for pair in self._pairs:
+                pair.estimator.reached = at
+
+    def _begin_counting(self, at: Coverage) -> None:
+        self._is_counting = True
+        for pair in self._pairs:
+            pair.estimator.begin(at)

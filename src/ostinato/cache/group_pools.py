@@ -9,9 +9,10 @@ Group 0 has the configured one. A window's is as much smaller as it keeps less::
 from collections.abc import Callable, Mapping
 
 from ostinato.cache.accounts import Accounts
-from ostinato.cache.policies import make_policy
+from ostinato.cache.policies.contract import PolicyFactory
+from ostinato.cache.policies.lru import LeastRecentlyUsed
 from ostinato.cache.pool import BlockPool
-from ostinato.core.config import CacheConfig, PolicyName, WindowConfig, window_blocks
+from ostinato.core.config import CacheConfig, WindowConfig, window_blocks
 from ostinato.core.tenancy import Allotment
 
 
@@ -20,7 +21,7 @@ def make_pool(
     num_blocks: int,
     allotments: Mapping[bytes, Allotment],
     clock: Callable[[], float],
-    policy: PolicyName,
+    make_policy: PolicyFactory,
 ) -> BlockPool:
     """Make a pool in which every block is scratch.
 
@@ -29,9 +30,9 @@ def make_pool(
         num_blocks: Its size.
         allotments: Shares of it, by tenant.
         clock: Seconds that never fall.
-        policy: Who is evicted.
+        make_policy: Says what is evicted.
     """
-    accounts = Accounts(allotments, lambda: make_policy(policy, num_blocks, clock))
+    accounts = Accounts(allotments, lambda: make_policy(num_blocks, clock))
     return BlockPool(num_blocks, accounts, config.free_order, clock)
 
 
@@ -55,4 +56,6 @@ def make_window_pool(
         )
         for tenant, allotment in config.allotments.items()
     }
-    return make_pool(config, window.num_blocks, allotments, clock, "lru")
+    return make_pool(
+        config, window.num_blocks, allotments, clock, lambda num_blocks, clock: LeastRecentlyUsed()
+    )

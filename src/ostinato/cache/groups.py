@@ -24,6 +24,7 @@ from ostinato.cache.group_match import common_match
 from ostinato.cache.group_pools import make_pool, make_window_pool
 from ostinato.cache.hash_index import HashIndex
 from ostinato.cache.journal import Journal
+from ostinato.cache.policies.contract import PolicyFactory
 from ostinato.cache.prefix_index import PrefixIndex, PrefixMatch
 from ostinato.cache.radix_index import RadixIndex
 from ostinato.cache.window_group import WindowGroup
@@ -42,6 +43,7 @@ class Groups:
         index_hasher: BlockHasher,
         journal: Journal,
         clock: Callable[[], float],
+        make_policy: PolicyFactory,
     ) -> None:
         """Make empty groups.
 
@@ -51,10 +53,11 @@ class Groups:
             index_hasher: For the hash index.
             journal: Is told of evictions.
             clock: Seconds that never fall.
+            make_policy: Says what is evicted from the full-attention group.
         """
         self.config = config
         self.block_size = config.block_size
-        self.pool = make_pool(config, config.num_blocks, config.allotments, clock, config.policy)
+        self.pool = make_pool(config, config.num_blocks, config.allotments, clock, make_policy)
         self.index: PrefixIndex[Any]
         outside = hasher if journal.events is not None else None
         if config.index == "radix":

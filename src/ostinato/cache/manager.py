@@ -16,6 +16,7 @@ Rules:
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_hash import BlockHasher, DigestFunction, make_digest, sha256
@@ -29,6 +30,8 @@ from ostinato.cache.group_room import room_to_admit, room_to_grow
 from ostinato.cache.group_state import check, describe
 from ostinato.cache.groups import Groups
 from ostinato.cache.journal import Journal
+from ostinato.cache.policies import make_policy
+from ostinato.cache.policies.contract import PolicyFactory
 from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.cache.stats import CacheStats
 from ostinato.cache.step_copies import StepCopies
@@ -56,6 +59,7 @@ class CacheManager:
         config: CacheConfig,
         clock: Callable[[], float] = time.monotonic,
         digest: DigestFunction | None = None,
+        policy: PolicyFactory | None = None,
     ) -> None:
         """Make an empty cache.
 
@@ -63,6 +67,7 @@ class CacheManager:
             config: Sizes, index, order and policy.
             clock: Seconds that never fall; for ages and leases.
             digest: Replaces the configured digest function of the hash index.
+            policy: Makes another eviction policy than the configured one.
         """
         self.config = config
         self.block_size = config.block_size
@@ -74,7 +79,8 @@ class CacheManager:
         )  # fmt: skip
         self.chronicle = Chronicle(config, clock)
         self._journal = Journal(self.events, hasher, self.chronicle)
-        self.groups = Groups(config, hasher, index_hasher, self._journal, clock)
+        policy = policy or partial(make_policy, config.policy)
+        self.groups = Groups(config, hasher, index_hasher, self._journal, clock, policy)
         self._journal.stats.reuse_distances = self.groups.pool.reuse_distances
         self.pool, self.index = self.groups.pool, self.groups.index
         self._copies = StepCopies(config.block_size)
@@ -141,8 +147,6 @@ class CacheManager:
             token fits, and then nothing has changed. Where only the source of a copy stands
             in the way, the copy is given up.
         """
-        ghost = self.ghost
-        began_s = 0.0 if ghost is None or ghost.num_seen < ghost.due else ghost.timer()
         shared, tail, num_tokens = len(match.blocks) * self.block_size, match.tail, len(key.tokens)
         copied = 0 if tail is None else tail.num_tokens
         hit = shared + copied
@@ -174,11 +178,8 @@ class CacheManager:
             self.index.count_hit(table.path)
         self.custody.used(key, hit)
         copies = self._copies.of_tail(table, match) if tail is not None else ()
-        if ghost is not None and not preempted:
-            ghost.num_seen += 1
-            if began_s:
-                ghost.wake(began_s)
-            table.num_watched = num_tokens if ghost.is_recording else 0
+        if self.ghost is not None and not preempted:
+            self.ghost.on_admit(table, num_tokens)
         return table, copies
 
     def num_slots(self, table: BlockTable) -> int:
@@ -249,6 +250,8 @@ class CacheManager:
             self.groups.release_tails(table)
         for table in reversed(failed):  # whoever found a block is planned after its publisher
             self.groups.retract(table, self._journal)
+            if self.ghost is not None:
+                self.ghost.on_release(table, 0)
             self._leave(table, table.num_published * self.block_size)
         self.chronicle.step_ended()
         self._journal.fail()
@@ -266,8 +269,8 @@ class CacheManager:
         tail = None
         if table.writes and self.config.seal_tails:
             tail = self.groups.seal(table, num_tokens)
-        if table.num_watched and self.ghost is not None and table.writes:
-            self.ghost.left(table, num_tokens)
+        if self.ghost is not None:
+            self.ghost.on_release(table, num_tokens)
         self._leave(table, num_tokens, tail)
         self._journal.commit()  # a tenant above its quota has just lost some
 

@@ -24,8 +24,9 @@ from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import CostModel
 from ostinato.lab.kv_bytes import kv_bytes
 from ostinato.lab.plan import Option, Plan, Prices, in_words, make_plan, money, plan_capacities
+from ostinato.lab.policies import ENGINE_POLICIES
 from ostinato.lab.serial_replay import replay_serially
-from ostinato.lab.simulation import POLICIES, USUAL_POLICY
+from ostinato.lab.simulation import USUAL_POLICY
 
 _MONEY = "What things cost"
 _SECONDS = "s/h saved"
@@ -94,7 +95,7 @@ def run(
 
     Try: ostinato plan trace.jsonl --model tiny-shakespeare
     """
-    one_of("policy", policy, POLICIES)
+    one_of("policy", policy, ENGINE_POLICIES)
     prices = Prices(compute_price, memory_price)
     steps.check()
     traffic, recording = reading.open(trace, model), reading.recording(trace)

@@ -15,6 +15,7 @@ Files in reading order:
 * ``replay``: does a recorded run, done again, give the same hits?
 * ``block_trace``: what is known of traffic whose tokens nobody wrote down?
 * ``traces``: how are traces of traffic read, whoever wrote them?
+* ``policies``: eviction policies to compare with, which no engine runs
 * ``serial_replay``: what would a cache of a given size and policy have found of a trace?
 * ``cost_model``: how long does a step take?
 * ``measured_steps``: how long did the steps of a recorded run take?

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ostinato.cache.manager import CacheManager
-from ostinato.core.config import CacheConfig, PolicyName
+from ostinato.core.config import CacheConfig
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.lab.block_trace import BlockTrace, Numbers
+from ostinato.lab.policies import SimulatedPolicyName, policy_factory
 
 REQUESTS_PER_REPORT = 256
 """Requests between two reports of progress."""
@@ -41,7 +42,7 @@ class SerialResult:
         total_input_tokens: Tokens of all prompts.
     """
 
-    policy: PolicyName
+    policy: SimulatedPolicyName
     num_blocks: int
     hit_tokens: Numbers
     cached_blocks: Numbers
@@ -64,7 +65,7 @@ class SerialResult:
 def replay_serially(
     trace: BlockTrace,
     num_blocks: int,
-    policy: PolicyName = "lru",
+    policy: SimulatedPolicyName = "lru",
     progress: Callable[[int], None] | None = None,
 ) -> SerialResult:
     """Serve a trace from one cache, a request at a time.
@@ -81,12 +82,11 @@ def replay_serially(
     config = CacheConfig(
         num_blocks=min(num_blocks, trace.num_distinct + 1) + 1,  # no trace can fill more
         block_size=1,
-        policy=policy,
         seal_tails=False,
         keep_explanations=0,
         ghost_blocks=0,
     )
-    manager = CacheManager(config, clock=lambda: now_s[0])
+    manager = CacheManager(config, lambda: now_s[0], policy=policy_factory(policy))
     hits, cached, num_cut = [0] * len(trace), [0] * len(trace), 0
     identity, pool = Identity(), manager.pool
     bounds, arrivals = trace.offsets.tolist(), trace.arrival_s.tolist()

@@ -2,17 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
 
-from ostinato.core.config import CacheConfig, PolicyName
+from ostinato.core.config import CacheConfig
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.bounds import belady_hits
+from ostinato.lab.policies import SIMULATED_POLICIES, SimulatedPolicyName
 from ostinato.lab.replay import ReplayedRequest
 from ostinato.lab.serial_replay import SerialResult, replay_serially
 from ostinato.lab.timed_replay import TimedResult
-
-POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
-"""All that the cache knows."""
 
 USUAL_POLICY = CacheConfig(num_blocks=1).policy
 """Of an engine that is told nothing else."""
@@ -39,7 +36,7 @@ class Simulation:
 
     trace: BlockTrace
     capacities: tuple[int, ...]
-    results: dict[PolicyName, list[SerialResult]]
+    results: dict[SimulatedPolicyName, list[SerialResult]]
     unbounded: SerialResult
     bounds: dict[str, list[float]] = field(default_factory=dict)
     timed: dict[str, TimedResult] = field(default_factory=dict)
@@ -95,7 +92,7 @@ def usual_capacities(trace: BlockTrace) -> tuple[int, ...]:
 def simulate(
     trace: BlockTrace,
     capacities: Sequence[int],
-    policies: Sequence[PolicyName] = POLICIES,
+    policies: Sequence[SimulatedPolicyName] = SIMULATED_POLICIES,
     progress: Callable[[int], None] | None = None,
 ) -> Simulation:
     """Serve a trace from caches of every size under every policy.

@@ -1,23 +1,22 @@
-"""Which cached entry is worth least?
+"""Eviction policies: which cached entry is worth least.
 
 Files in reading order:
 
-* ``contract``: what does the pool tell a policy, and what does it ask?
-* ``lru``: which entry was released longest ago?
-* ``leaf_heap``: how is the leaf with the least rank found?
-* ``lfu``, ``slru``, ``cost_aware``: what else can a leaf be ranked by?
-* ``memory``: what was evicted lately, so that its return can be noticed?
-* ``s3_fifo``, ``arc``: what can be learned from what returns?
-* ``lives``: how long do blocks wait until they are used again?
-* ``hazard_table``: what is a block of a class and an age worth?
-* ``shadow``: what would LRU have cached, and how many blocks may be staked against it?
-* ``cells``: which cohort's blocks are worth least?
-* ``reuse_hazard``: which leaf will bring the fewest hits for the memory that it takes?
+* ``contract``: what the pool tells a policy, and what it asks
+* ``lru``: evicts what was released longest ago
+* ``leaf_heap``: finds the leaf with the least rank
+* ``ghost_list``: remembers what was evicted lately, so that its return can be noticed
+* ``s3_fifo``, ``arc``: learn from what returns
+* ``lifetimes``: counts how long blocks wait until they are used again
+* ``hazard_table``: what a block of a class and an age is worth
+* ``lru_shadow``: what LRU would have cached, and how far a policy may diverge from it
+* ``victim_heap``: finds the cohort whose blocks are worth least
+* ``reuse_hazard``: evicts what will bring the fewest hits for the memory that it takes
 
 Rules:
 
 1. A victim is an evictable leaf; what is held or leased is in no policy.
-2. A policy decides who goes first, never what hits: it can cost time and no truth.
+2. A policy decides what is evicted first, never what hits: it can cost time and no truth.
 3. What is remembered of evicted content is bounded, and is forgotten with its tenant.
 """
 
@@ -25,12 +24,9 @@ from collections.abc import Callable
 
 from ostinato.cache.policies.arc import AdaptiveReplacement
 from ostinato.cache.policies.contract import EvictionPolicy
-from ostinato.cache.policies.cost_aware import CostAware
-from ostinato.cache.policies.lfu import LeastFrequentlyUsed
 from ostinato.cache.policies.lru import LeastRecentlyUsed
 from ostinato.cache.policies.reuse_hazard import ReuseHazard
 from ostinato.cache.policies.s3_fifo import S3Fifo
-from ostinato.cache.policies.slru import SegmentedLru
 from ostinato.core.config import PolicyName
 
 
@@ -44,14 +40,8 @@ def make_policy(name: PolicyName, num_blocks: int, clock: Callable[[], float]) -
     """
     if name == "lru":
         return LeastRecentlyUsed()
-    if name == "lfu":
-        return LeastFrequentlyUsed()
-    if name == "slru":
-        return SegmentedLru(num_blocks)
     if name == "s3fifo":
         return S3Fifo(num_blocks)
     if name == "arc":
         return AdaptiveReplacement(num_blocks)
-    if name == "cost_aware":
-        return CostAware()
     return ReuseHazard(num_blocks, clock)

@@ -1,15 +1,23 @@
-"""ARC: do those that were in use once need more room, or those in use again?"""
+"""ARC: balances room between what was in use once and what was in use again."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.policies.contract import Recall, Turn
-from ostinato.cache.policies.leaf_heap import LeafHeap, facts
-from ostinato.cache.policies.memory import EvictedMemory
+from ostinato.cache.policies.ghost_list import GhostList
+from ostinato.cache.policies.leaf_heap import LeafHeap, LeafState
 from ostinato.core.identity import PrefixKey
 
 
-class AdaptiveReplacement(LeafHeap):
+@dataclass(slots=True)
+class ListState(LeafState):
+    """Note whether an entry is in the list of what was in use again."""
+
+    is_again: bool = False
+
+
+class AdaptiveReplacement(LeafHeap[ListState]):
     """Two LRU lists, in use once and in use again, and a border that moves between them.
 
     Content that returns after it was evicted from a list moves the border in that list's favour.
@@ -21,25 +29,25 @@ class AdaptiveReplacement(LeafHeap):
 
     def __init__(self, num_blocks: int) -> None:
         """Make an empty policy for a pool of so many blocks."""
-        super().__init__(num_segments=2)
+        super().__init__(ListState, num_segments=2)
         self._num_blocks = num_blocks
         self._target = 0.0  # blocks that the first list may have
         self._num_once = 0
-        self._memories = [EvictedMemory(num_blocks, lambda run: None) for _ in range(2)]
+        self._memories = [GhostList[None](num_blocks, lambda run: None) for _ in range(2)]
 
     def segment(self, entry: CacheEntry) -> int:
         """Say which list an entry is in."""
-        return int(facts(entry)["again"])
+        return int(self.state(entry).is_again)
 
     def released(self, entry: CacheEntry) -> None:
         """Let an entry join its list."""
-        facts(entry)["again"] = entry.uses > 1
+        self.state(entry).is_again = entry.uses > 1
         if entry.uses <= 1:
             self._num_once += entry.num_blocks
 
     def taken(self, entry: CacheEntry) -> None:
         """Count the first list."""
-        if not facts(entry)["again"]:
+        if not self.state(entry).is_again:
             self._num_once -= entry.num_blocks
 
     def evicted(self, entry: CacheEntry, num_blocks: int) -> None:
@@ -76,7 +84,7 @@ class AdaptiveReplacement(LeafHeap):
     def check(self) -> None:
         """Recount the first list as well."""
         super().check()
-        once = sum(entry.num_blocks for entry in self if not facts(entry)["again"])
+        once = sum(entry.num_blocks for entry in self if not self.state(entry).is_again)
         assert once == self._num_once, "the first list is miscounted"
         for memory in self._memories:
             memory.check()

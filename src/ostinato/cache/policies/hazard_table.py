@@ -1,4 +1,4 @@
-"""What is a cached block of a class and an age worth?
+"""What a cached block of a class and an age is worth.
 
 From counts of lives by class and age bin: the probability of being reused in a bin if not
 before (the hazard), and from hazards the Gittins index, the most hits per block-second that
@@ -31,10 +31,10 @@ EDGES_S = (
 NUM_BINS = len(EDGES_S) - 1
 
 _WIDTHS_S = np.diff(np.array(EDGES_S))
-_WIDTHS_S[-1] = EDGES_S[-2]  # nobody waits for ever: the last bin is as long as all before it
+_WIDTHS_S[-1] = EDGES_S[-2]  # the last bin is taken to be as long as all before it
 
-_DICE = random.Random(1)  # that of NumPy takes milliseconds to load
-_MARKS = np.array([_DICE.uniform(1.0, 2.0) for _ in range(NUM_BINS)])
+_RNG = random.Random(1)  # that of NumPy takes milliseconds to load
+_ROW_HASH = np.array([_RNG.uniform(1.0, 2.0) for _ in range(NUM_BINS)])
 """Weights by which rows of hazards are told apart."""
 
 _FADE = 0.995
@@ -76,8 +76,8 @@ class HazardTable:
     def fit(self) -> None:
         """Compute the index from what was counted; older counts fade. Takes half a millisecond."""
         hazards = np.clip(self._pooled(self._lives, self._reused), 1e-7, 0.999)
-        # Classes that nothing is known of have the hazards of the wider class: one row for all.
-        marks = hazards @ _MARKS
+        # Classes without counts have the hazards of the wider class: one row for all.
+        marks = hazards @ _ROW_HASH
         _, rows, places = np.unique(marks, return_index=True, return_inverse=True)
         self._index[:] = gittins(hazards[rows])[places]
         self._lives *= _FADE

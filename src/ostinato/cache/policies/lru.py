@@ -1,41 +1,31 @@
-"""LRU: which entry was released longest ago?"""
+"""LRU: evicts what was released longest ago."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.free_queue import FreeQueue
-from ostinato.cache.policies.contract import Recall, Turn
-from ostinato.core.identity import PrefixKey
+from ostinato.cache.policies.contract import EvictionPolicy, Turn
 
 
-class LeastRecentlyUsed:
+class LeastRecentlyUsed(EvictionPolicy):
     """Evict what was released longest ago, and of one request the deepest first.
 
-    Whoever holds an entry holds all before it, so ancestors are released with it or later
-    and stand behind it in the queue: the head is always a leaf.
+    A request that holds an entry holds all before it, so ancestors are released with it or later
+    and come after it in the queue: the head is always a leaf.
     """
 
-    remembers = False
     joins = True
 
     def __init__(self) -> None:
         """Make an empty policy."""
         self._queue = FreeQueue()
 
-    def add(self, entry: CacheEntry, turn: Turn | None) -> None:
-        """Append in O(1)."""
-        self._queue.append(entry)
-
-    def remove(self, entry: CacheEntry) -> None:
-        """Unlink in O(1)."""
-        self._queue.remove(entry)
-
     def add_all(self, entries: Sequence[CacheEntry], turn: Turn | None) -> None:
-        """Append in O(1) each, without a call for each."""
+        """Append in O(1) each."""
         self._queue.extend(entries)
 
     def remove_all(self, entries: Sequence[CacheEntry]) -> None:
-        """Unlink in O(1) each, without a call for each."""
+        """Unlink in O(1) each."""
         self._queue.remove_all(entries)
 
     def evict(self, entry: CacheEntry, num_blocks: int) -> None:
@@ -47,28 +37,9 @@ class LeastRecentlyUsed:
         """Put the head right behind its tail in O(1)."""
         self._queue.insert_after(tail, head)
 
-    def expose(self, entry: CacheEntry) -> None:
-        """Do nothing: the order says it already."""
-
-    def look_up(self, key: PrefixKey, first: int, last: int, block_size: int, turn: Turn) -> None:
-        """Learn nothing."""
-
-    def recall(
-        self, key: PrefixKey, first: int, most: int, block_size: int, turn: Turn | None
-    ) -> Recall:
-        """Remember nothing."""
-        return Recall(most)
-
-    def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
-        """Have nothing to forget."""
-
     def victim(self, num_wanted: int = 0) -> CacheEntry | None:
         """Name the head of the queue in O(1)."""
         return self._queue.head
-
-    def takeable(self, victim: CacheEntry) -> int:
-        """Let all of it go."""
-        return victim.num_blocks
 
     def __iter__(self) -> Iterator[CacheEntry]:
         """Walk in order of eviction."""

@@ -1,25 +1,25 @@
-"""Reuse hazard: which leaf will bring the fewest hits for the memory that it takes?
+"""Reuse hazard: evicts the leaf that will bring the fewest hits for the memory that it takes.
 
-Every entry that is let go of gets a class, made of what is known at that moment:
+Every released entry gets a class, made of what is known at that time:
 
 * how often it was in use;
 * how long ago its conversation had its previous turn;
 * how long the finished output was;
 * how much of the prompt was new, compared to other requests.
 
-``Lives`` learns for each class at which ages blocks are used again, also from blocks that were
-evicted too early, and ``HazardTable`` makes an index of it. ``Shadow`` knows what LRU would hold
-and says how many blocks may be staked against it. While any may, the leaf with the least index
-goes; otherwise the one with the least index among those that LRU has let go of.
+``LifetimeStats`` counts for each class at which ages blocks are used again, also of blocks that
+were evicted too early, and ``HazardTable`` makes an index of it. ``LruShadow`` knows what LRU would
+hold, and says how far the policy may diverge from it. Within that budget the leaf with the least
+index is evicted; otherwise the one with the least index among those that LRU has evicted.
 
 ::
 
     recent, old         held by LRU, and not
     └── cell            class x age bin, in a heap by index
-        └── cohorts     let go of at one moment, oldest first
+        └── cohorts     of one release batch, oldest first
             └── leaves  newest first: a conversation is evicted from its tail on
 
-Nothing is to be tuned: times are those of people and tools, all else is relative to what the
+There is nothing to tune: times are those of people and tools, all else is relative to what the
 cache sees. Cost: O(log cells) per eviction, and a fit every 50 requests.
 """
 
@@ -29,12 +29,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.free_queue import FreeQueue
-from ostinato.cache.policies.cells import Cells
 from ostinato.cache.policies.contract import EvictionPolicy, Recall, Turn
-from ostinato.cache.policies.hazard_table import HazardTable
-from ostinato.cache.policies.lives import NO_LEAVES, Cohort, Lives, Moment
-from ostinato.cache.policies.memory import EvictedMemory, EvictedRun
-from ostinato.cache.policies.shadow import Shadow
+from ostinato.cache.policies.ghost_list import EvictedRun, GhostList
+from ostinato.cache.policies.hazard_table import EDGES_S, NUM_BINS, HazardTable
+from ostinato.cache.policies.lifetimes import NO_LEAVES, Cohort, LifetimeStats, ReleaseBatch
+from ostinato.cache.policies.lru_shadow import LruShadow
+from ostinato.cache.policies.victim_heap import VictimHeap
 from ostinato.core.identity import PrefixKey
 
 _USES = (1, 2, 4, 16)
@@ -46,40 +46,39 @@ _NEW_SHARES = (0.08, 0.3, 1.1)
 _SHAPE = (len(_USES) + 1, len(_GAPS_S) + 1, len(_OUTPUT_TOKENS) + 1, len(_NEW_SHARES) + 1)
 _CLASSES_PER_USES = _SHAPE[1] * _SHAPE[2] * _SHAPE[3]
 
-_TURNS_PER_FIT = 50
+_AGES_S = EDGES_S[1:-1]
+
 _MEMORY = 8
 """Evicted blocks that are remembered, in pools."""
 
 
 class ReuseHazard(EvictionPolicy):
-    """Evict the leaf with the fewest expected hits per block-second.
-
-    Attributes:
-        turns_per_fit: Requests between two fits of the index; a small cache has fewer.
-    """
+    """Evict the leaf with the fewest expected hits per block-second."""
 
     remembers = True
-    joins = False
-    turns_per_fit = _TURNS_PER_FIT
 
-    def __init__(self, num_blocks: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, num_blocks: int, clock: Callable[[], float], requests_per_fit: int = 50
+    ) -> None:
         """Start without experience: as LRU, until it has seen what comes back.
 
         Args:
             num_blocks: Size of the pool.
             clock: Seconds that never fall.
+            requests_per_fit: Requests between two fits of the index.
         """
         self._clock = clock
+        self._requests_per_fit = requests_per_fit
         self._table = HazardTable(_SHAPE)
-        self._lives = Lives(self._table)
-        self.shadow = Shadow(self._lives, self._aged)
-        self._memory = EvictedMemory(_MEMORY * num_blocks, self._dropped)
+        self._lives = LifetimeStats(self._table)
+        self.shadow = LruShadow(self._lives, self._aged)
+        self._memory = GhostList[Cohort](_MEMORY * num_blocks, self._dropped)
         self._queue = FreeQueue()
         self._num_idle = 0
-        self._old, self._recent = Cells(self._table.index), Cells(self._table.index)
+        self._old, self._recent = VictimHeap(self._table.index), VictimHeap(self._table.index)
         self._most_taken = 0
         self._turn: Turn | None = None
-        self._kinds = 0  # the running turn's class, uses left out
+        self._request_class = 0  # of the running turn, uses left out
         self._num_turns = 0
         self._new_per_turn = _Mean()
 
@@ -89,12 +88,20 @@ class ReuseHazard(EvictionPolicy):
         return self._memory.num_blocks
 
     @property
-    def index(self) -> Sequence[float]:
-        """Hits per block-second by class and age bin, as fitted last; always the same array."""
-        return self._table.index
+    def lru_lead(self) -> int:
+        """Blocks that hit and would have missed under LRU, less the opposite."""
+        return self.shadow.credit
 
-    def kinds_of(self, turn: Turn) -> int:
-        """Return the class of what a turn lets go of, uses left out."""
+    def row_of(self, request_class: int, uses: int) -> int:
+        """Return where the index of a block's class begins."""
+        return (bisect_left(_USES, uses) * _CLASSES_PER_USES + request_class) * NUM_BINS
+
+    def worth(self, row: int, age_s: float) -> float:
+        """Return the hits per block-second of a class at an age, as fitted last."""
+        return self._table.index[row + bisect_right(_AGES_S, age_s)]
+
+    def request_class(self, turn: Turn) -> int:
+        """Return the class of what a request releases, uses left out."""
         share = turn.num_new_blocks / max(1e-9, self._new_per_turn.value)
         kinds = 0 if turn.gap_s is None else bisect_right(_GAPS_S, turn.gap_s)
         kinds = kinds * _SHAPE[2] + bisect_right(_OUTPUT_TOKENS, turn.num_output_tokens)
@@ -102,27 +109,21 @@ class ReuseHazard(EvictionPolicy):
 
     # --- what comes and goes ---
 
-    def add(self, entry: CacheEntry, turn: Turn | None) -> None:
-        """Begin a life; without a turn, of the class that the entry had."""
-        self.add_all((entry,), turn)
-
-    def remove(self, entry: CacheEntry) -> None:
-        """End a life: the entry is used again."""
-        self.remove_all((entry,))
-
     def add_all(self, entries: Sequence[CacheEntry], turn: Turn | None) -> None:
-        """Begin lives at one moment; those of one class are counted at once."""
+        """Begin lives of one batch; without a turn, of the class that the entry had."""
         if turn is not None and turn is not self._turn:
             self._next_turn(turn)
         now_s, running, total = entries[0].idle_since_s, -1, 0
         self._queue.extend(entries)
         for entry in entries:
             if turn is None:
-                kind = 0 if entry.note is None else entry.note.kind
+                feature_class = 0 if entry.note is None else entry.note.feature_class
             else:
-                kind = bisect_left(_USES, entry.uses) * _CLASSES_PER_USES + self._kinds
-            if kind != running:
-                cohort, running = self._lives.begin(kind, now_s, self._num_turns), kind
+                feature_class = bisect_left(_USES, entry.uses) * _CLASSES_PER_USES
+                feature_class += self._request_class
+            if feature_class != running:
+                cohort = self._lives.begin(feature_class, now_s, self._num_turns)
+                running = feature_class
             num_blocks = entry.num_blocks
             cohort.num_begun += num_blocks
             cohort.num_open += num_blocks
@@ -130,34 +131,34 @@ class ReuseHazard(EvictionPolicy):
             entry.note = cohort
             if entry.is_leaf:
                 self._offer(entry)
-        self.shadow.open(cohort.moment, total)
+        self.shadow.open(cohort.batch, total)
         self._num_idle += total
 
     def remove_all(self, entries: Sequence[CacheEntry]) -> None:
-        """End lives: entries are used again; those of one moment are counted at once."""
+        """End lives: entries are used again; those of one batch are counted at once."""
         self._advance()
-        shadow, moment, count = self.shadow, None, 0
+        shadow, batch, count = self.shadow, None, 0
         shadow.settle(self._num_idle)
         for entry in entries:
             cohort: Cohort = entry.note
-            if cohort.moment is not moment:
-                if moment is not None:
-                    self._reused(moment, count)
-                moment, count = cohort.moment, 0
+            if cohort.batch is not batch:
+                if batch is not None:
+                    self._reused(batch, count)
+                batch, count = cohort.batch, 0
             num_blocks = entry.num_blocks
             cohort.num_open -= num_blocks
             cohort.num_reused += num_blocks
             count += num_blocks
             if cohort.leaves and entry in cohort.leaves:
                 self._withdraw(entry)
-        if moment is not None:
-            self._reused(moment, count)
+        if batch is not None:
+            self._reused(batch, count)
         self._queue.remove_all(entries)
 
-    def _reused(self, moment: Moment, num_blocks: int) -> None:
-        """Note that cached blocks of a moment are used again."""
-        self.shadow.reused(moment, num_blocks, cached=True)
-        self.shadow.close(moment, num_blocks, cached=True)
+    def _reused(self, batch: ReleaseBatch, num_blocks: int) -> None:
+        """Note that cached blocks of a batch are used again."""
+        self.shadow.reused(batch, num_blocks, cached=True)
+        self.shadow.close(batch, num_blocks, cached=True)
         self._num_idle -= num_blocks
 
     def evict(self, entry: CacheEntry, num_blocks: int) -> None:
@@ -166,7 +167,7 @@ class ReuseHazard(EvictionPolicy):
             self._withdraw(entry)
             self._queue.remove(entry)
         self._num_idle -= num_blocks
-        self.shadow.evicted(entry.note.moment, num_blocks)
+        self.shadow.evicted(entry.note.batch, num_blocks)
         self._memory.put(entry, num_blocks, entry.note)
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
@@ -175,7 +176,7 @@ class ReuseHazard(EvictionPolicy):
         self._queue.insert_after(tail, head)
 
     def expose(self, entry: CacheEntry) -> None:
-        """Take an entry among the leaves."""
+        """Add an entry to the leaves."""
         self._offer(entry)
 
     def look_up(self, key: PrefixKey, first: int, last: int, block_size: int, turn: Turn) -> None:
@@ -187,7 +188,7 @@ class ReuseHazard(EvictionPolicy):
             run = self._memory.take(key, first, last - first, block_size)
             if run is None:
                 return
-            self.shadow.reused(run.note.moment, run.num_blocks, cached=False)
+            self.shadow.reused(run.note.batch, run.num_blocks, cached=False)
             self._end(run.note, run.num_blocks)
             turn.recalled.append(run)
             first += run.num_blocks
@@ -209,10 +210,10 @@ class ReuseHazard(EvictionPolicy):
         """Remember nothing of what belongs to something."""
         self._memory.forget(belongs)
 
-    # --- who goes next ---
+    # --- what is evicted next ---
 
     def victim(self, num_wanted: int = 0) -> CacheEntry | None:
-        """Name the leaf with the least index of those that may go; LRU's if there is none."""
+        """Name the leaf with the least index of those that may be evicted; LRU's if none may."""
         oldest = self._queue.head
         if oldest is None:
             return None
@@ -220,21 +221,21 @@ class ReuseHazard(EvictionPolicy):
         shadow = self.shadow
         shadow.trim(self._num_idle - num_wanted)
         free, worst = self._least(self._old), None
-        stake = shadow.stake()
-        if stake > 0 or free is None:
+        budget = shadow.budget()
+        if budget > 0 or free is None:
             worst = self._least(self._recent)
         if worst is not None and (free is None or worst[0] < free[0]):
-            self._most_taken = max(0, stake) + shadow.num_free(worst[1].note.moment)
+            self._most_taken = max(0, budget) + shadow.num_free(worst[1].note.batch)
             if self._most_taken > 0:
                 return worst[1]
         self._most_taken = self._num_idle
         if free is not None:
             return free[1]
-        self._most_taken = max(1, shadow.num_free(oldest.note.moment))
+        self._most_taken = max(1, shadow.num_free(oldest.note.batch))
         return oldest
 
     def takeable(self, victim: CacheEntry) -> int:
-        """Let go of no more blocks that LRU holds than may be staked."""
+        """Allow no more blocks that LRU holds than there is budget for."""
         return min(victim.num_blocks, self._most_taken)
 
     def __iter__(self) -> Iterator[CacheEntry]:
@@ -248,8 +249,8 @@ class ReuseHazard(EvictionPolicy):
         self.shadow.check()
         self._old.check()
         self._recent.check()
-        assert not any(cohort.moment.is_recent for cohort in self._old), "LRU holds it"
-        assert all(cohort.moment.is_recent for cohort in self._recent), "LRU does not hold it"
+        assert not any(cohort.batch.is_recent for cohort in self._old), "LRU holds it"
+        assert all(cohort.batch.is_recent for cohort in self._recent), "LRU does not hold it"
         assert self._num_idle == sum(entry.num_blocks for entry in self._queue)
         offered = 0
         for entry in self._queue:
@@ -257,7 +258,7 @@ class ReuseHazard(EvictionPolicy):
             offered += entry in cohort.leaves
             assert not entry.is_leaf or entry in cohort.leaves, "a leaf is not offered"
         listed = sum(len(cohort.leaves) for cells in (self._old, self._recent) for cohort in cells)
-        assert offered == listed, "leaves of nobody's"
+        assert offered == listed, "a leaf belongs to no cohort"
         open_lives: dict[Cohort, int] = {}
         lives = [(entry.note, entry.num_blocks) for entry in self._queue]
         lives += [(run.note, run.num_blocks) for run in self._memory.runs()]
@@ -265,31 +266,31 @@ class ReuseHazard(EvictionPolicy):
             open_lives[cohort] = open_lives.get(cohort, 0) + num_blocks
         assert all(cohort.num_open == count for cohort, count in open_lives.items())
 
-    # --- small print ---
+    # --- bookkeeping ---
 
     def _next_turn(self, turn: Turn) -> None:
-        """Begin with the entries that another request lets go of."""
+        """Begin with the entries that another request releases."""
         self._advance()
         self._num_turns += 1
-        if self._num_turns % self.turns_per_fit == 0:
+        if self._num_turns % self._requests_per_fit == 0:
             self._table.fit()
             self._old.reorder()
             self._recent.reorder()
         self._turn = turn
         self._new_per_turn.add(turn.num_new_blocks)
-        self._kinds = self.kinds_of(turn)
+        self._request_class = self.request_class(turn)
 
     def _end(self, cohort: Cohort, num_blocks: int) -> None:
         """Note that evicted blocks were asked for."""
         cohort.num_open -= num_blocks
         cohort.num_reused += num_blocks
-        self.shadow.close(cohort.moment, num_blocks, cached=False)
+        self.shadow.close(cohort.batch, num_blocks, cached=False)
 
-    def _dropped(self, run: EvictedRun) -> None:
+    def _dropped(self, run: EvictedRun[Cohort]) -> None:
         """Stop waiting for a life's end; it counts for as long as it was watched."""
-        cohort: Cohort = run.note
+        cohort = run.note
         cohort.num_open -= run.num_blocks
-        self.shadow.close(cohort.moment, run.num_blocks, cached=False)
+        self.shadow.close(cohort.batch, run.num_blocks, cached=False)
 
     def _advance(self) -> None:
         """Let cohorts grow older, and move into other cells."""
@@ -298,19 +299,19 @@ class ReuseHazard(EvictionPolicy):
             return
         lives.advance(now_s)
         for cohort, left in lives.moved:
-            cells = self._recent if cohort.moment.is_recent else self._old
+            cells = self._recent if cohort.batch.is_recent else self._old
             cells.discard(cohort, left)
             cells.add(cohort)
         lives.moved.clear()
 
-    def _aged(self, moment: Moment) -> None:
-        """Take leaves among those that LRU does not hold."""
-        for cohort in moment.cohorts.values():
+    def _aged(self, batch: ReleaseBatch) -> None:
+        """Move leaves to those that LRU does not hold."""
+        for cohort in batch.cohorts.values():
             if cohort.leaves:
                 self._recent.discard(cohort, cohort.cell)
                 self._old.add(cohort)
 
-    def _least(self, cells: Cells) -> tuple[float, CacheEntry] | None:
+    def _least(self, cells: VictimHeap) -> tuple[float, CacheEntry] | None:
         """Name the leaf with the least index, and its index."""
         while (least := cells.least()) is not None:
             index, cohort = least
@@ -323,7 +324,7 @@ class ReuseHazard(EvictionPolicy):
     def _offer(self, entry: CacheEntry) -> None:
         cohort: Cohort = entry.note
         if not cohort.leaves:
-            (self._recent if cohort.moment.is_recent else self._old).add(cohort)
+            (self._recent if cohort.batch.is_recent else self._old).add(cohort)
             if cohort.leaves is NO_LEAVES:
                 cohort.leaves = OrderedDict()
         cohort.leaves[entry] = None
@@ -333,21 +334,16 @@ class ReuseHazard(EvictionPolicy):
         if entry in cohort.leaves:
             del cohort.leaves[entry]
             if not cohort.leaves:
-                cells = self._recent if cohort.moment.is_recent else self._old
+                cells = self._recent if cohort.batch.is_recent else self._old
                 cells.discard(cohort, cohort.cell)
 
 
-def class_of(kinds: int, uses: int) -> int:
-    """Return the class of a block that was in use so often."""
-    return bisect_left(_USES, uses) * _CLASSES_PER_USES + kinds
-
-
-def _looked_up(turn: Turn | None, first: int, most: int) -> EvictedRun | None:
-    """Take what a turn's look-up has noted of a block and those behind it."""
+def _looked_up(turn: Turn | None, first: int, most: int) -> EvictedRun[Cohort] | None:
+    """Take what a request's look-up has noted of a block and those behind it."""
     while turn is not None and turn.recalled and turn.recalled[0].start <= first:
-        run: EvictedRun = turn.recalled.pop(0)
+        run: EvictedRun[Cohort] = turn.recalled.pop(0)
         if run.start < first:
-            continue  # somebody else has published it meanwhile
+            continue  # another request has published it meanwhile
         if run.num_blocks > most:
             turn.recalled.insert(0, run.part(most, run.num_blocks))
             run = run.part(0, most)

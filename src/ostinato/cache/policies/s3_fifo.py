@@ -1,12 +1,13 @@
-"""S3-FIFO: was it in use again before it came through a small queue?"""
+"""S3-FIFO: evicts what came through a small queue without being used again."""
 
 import heapq
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.policies.contract import Recall, Turn
-from ostinato.cache.policies.leaf_heap import LeafHeap, Rank, facts
-from ostinato.cache.policies.memory import EvictedMemory
+from ostinato.cache.policies.ghost_list import GhostList
+from ostinato.cache.policies.leaf_heap import LeafHeap, LeafState, Rank
 from ostinato.core.identity import PrefixKey
 
 _SMALL_SHARE = 0.1
@@ -15,7 +16,24 @@ _MOST_USES = 3
 _Waiting = tuple[int, int, CacheEntry]
 
 
-class S3Fifo(LeafHeap):
+@dataclass(slots=True)
+class QueueState(LeafState):
+    """What is noted of an entry in a queue.
+
+    Attributes:
+        turn: When it joined its queue; None before the first time.
+        waits: Its place in its queue; None if it is held.
+        is_main: Whether that is the main queue.
+        seen: Its uses when it joined.
+    """
+
+    turn: int | None = None
+    waits: int | None = None
+    is_main: bool = False
+    seen: int = 0
+
+
+class S3Fifo(LeafHeap[QueueState]):
     """Three queues: what is new, what was in use again, and what was evicted of the new.
 
     New content joins the small queue, content that was evicted lately the main one. An entry
@@ -32,30 +50,29 @@ class S3Fifo(LeafHeap):
 
     def __init__(self, num_blocks: int) -> None:
         """Make an empty policy for a pool of so many blocks."""
-        super().__init__(num_segments=2)
+        super().__init__(QueueState, num_segments=2)
         self._most_small = _SMALL_SHARE * num_blocks
         self._num_small = 0
         # By turn, leaves or not: of the small queue and of the main one.
         self._waiting: tuple[list[_Waiting], list[_Waiting]] = ([], [])
         self._turns = 0
-        self._memory = EvictedMemory(num_blocks, lambda run: None)
+        self._memory = GhostList[None](num_blocks, lambda run: None)
 
     def rank(self, entry: CacheEntry) -> Rank:
         """Rank by place in the queue."""
-        return (facts(entry)["turn"],)
+        return (self._turn_of(entry),)
 
     def segment(self, entry: CacheEntry) -> int:
         """Say whether an entry is in the main queue."""
-        return int(facts(entry)["is_main"])
+        return int(self.state(entry).is_main)
 
     def released(self, entry: CacheEntry) -> None:
         """Let an entry join a queue, or go on in its own."""
-        noted = facts(entry)
-        if "turn" not in noted:
-            noted["is_main"] = entry.uses > 1
-            noted["seen"] = entry.uses
+        state = self.state(entry)
+        if state.turn is None:
+            state.is_main, state.seen = entry.uses > 1, entry.uses
             self._join(entry)
-        if not noted["is_main"]:
+        if not state.is_main:
             self._num_small += entry.num_blocks
         self._wait(entry)
 
@@ -66,13 +83,14 @@ class S3Fifo(LeafHeap):
 
     def taken(self, entry: CacheEntry) -> None:
         """Count what waits in the small queue."""
-        facts(entry).pop("waits", None)
-        if not facts(entry)["is_main"]:
+        state = self.state(entry)
+        state.waits = None
+        if not state.is_main:
             self._num_small -= entry.num_blocks
 
     def evicted(self, entry: CacheEntry, num_blocks: int) -> None:
         """Remember what was new."""
-        if not facts(entry)["is_main"]:
+        if not self.state(entry).is_main:
             self._memory.put(entry, num_blocks, None)
             if num_blocks < entry.num_blocks:
                 self._num_small -= num_blocks
@@ -91,12 +109,12 @@ class S3Fifo(LeafHeap):
     def victim(self, num_wanted: int = 0) -> CacheEntry | None:
         """Let what was in use go on, until something comes up that was not."""
         while (entry := self._head()) is not None:
-            noted = facts(entry)
-            if noted["is_main"]:
-                self._turn_over(noted["turn"])
-            if entry.uses <= noted["seen"]:
+            state = self.state(entry)
+            if state.is_main:
+                self._turn_over(self._turn_of(entry))
+            if entry.uses <= state.seen:
                 return entry
-            if noted["is_main"]:
+            if state.is_main:
                 self._go_on(entry)
             else:
                 self._promote(entry)
@@ -107,36 +125,36 @@ class S3Fifo(LeafHeap):
         """Recount the small queue as well."""
         super().check()
         self._memory.check()
-        small = sum(entry.num_blocks for entry in self if not facts(entry)["is_main"])
+        small = sum(entry.num_blocks for entry in self if not self.state(entry).is_main)
         assert small == self._num_small, "the small queue is miscounted"
         places = [{place for _, place, _ in waiting} for waiting in self._waiting]
         for entry in self:
-            noted = facts(entry)
-            assert noted.get("waits") in places[noted["is_main"]], "an entry waits nowhere"
+            state = self.state(entry)
+            assert state.waits in places[state.is_main], "an entry waits nowhere"
 
     def _wait(self, entry: CacheEntry) -> None:
         """Note an entry's place in its queue."""
-        noted = facts(entry)
-        noted["waits"] = next(self._numbers)
-        waiting = self._waiting[noted["is_main"]]
-        heapq.heappush(waiting, (noted["turn"], noted["waits"], entry))
+        state = self.state(entry)
+        place = state.waits = next(self._numbers)
+        waiting = self._waiting[state.is_main]
+        heapq.heappush(waiting, (self._turn_of(entry), place, entry))
         if len(waiting) > 64 and len(waiting) > 4 * len(self._queue):
-            waiting[:] = [held for held in waiting if held[1] == facts(held[2]).get("waits")]
+            waiting[:] = [held for held in waiting if held[1] == self.state(held[2]).waits]
             heapq.heapify(waiting)
 
     def _promote(self, entry: CacheEntry) -> None:
         """Move an entry from the small queue to the end of the main one."""
-        noted = facts(entry)
+        state = self.state(entry)
         self._num_small -= entry.num_blocks
-        noted["is_main"], noted["seen"] = True, entry.uses
+        state.is_main, state.seen = True, entry.uses
         self._join(entry)
         self._wait(entry)
 
     def _go_on(self, entry: CacheEntry) -> None:
         """Move an entry to the end of the main queue; a use of it counts no more."""
-        noted = facts(entry)
-        if entry.uses > noted["seen"]:
-            noted["seen"] = max(noted["seen"] + 1, entry.uses - _MOST_USES)
+        state = self.state(entry)
+        if entry.uses > state.seen:
+            state.seen = max(state.seen + 1, entry.uses - _MOST_USES)
         self._join(entry)
         self._wait(entry)
 
@@ -145,7 +163,7 @@ class S3Fifo(LeafHeap):
         small = self._waiting[0]
         while small and self._num_small > self._most_small:
             _, place, entry = small[0]
-            if place == facts(entry).get("waits"):
+            if place == self.state(entry).waits:
                 if entry.is_leaf:
                     return
                 self._promote(entry)
@@ -159,13 +177,19 @@ class S3Fifo(LeafHeap):
         main = self._waiting[1]
         while main and main[0][0] < turn:
             _, place, entry = heapq.heappop(main)
-            if place == facts(entry).get("waits"):
+            if place == self.state(entry).waits:
                 self._go_on(entry)
 
     def _join(self, entry: CacheEntry) -> None:
-        """Stand last in the entry's queue."""
+        """Put an entry last in its queue."""
         self._turns += 1
-        facts(entry)["turn"] = self._turns
+        self.state(entry).turn = self._turns
+
+    def _turn_of(self, entry: CacheEntry) -> int:
+        """Return when an entry joined its queue."""
+        turn = self.state(entry).turn
+        assert turn is not None, "it joins a queue before it is ranked"
+        return turn
 
     def _head(self) -> CacheEntry | None:
         """Name the leaf that comes up: of the small queue while that is too long."""

@@ -1,13 +1,13 @@
-"""What was evicted lately, so that its return can be noticed?
+"""Remembers what was evicted lately, so that its return can be noticed.
 
 A bounded list of runs of blocks, found by their place in the sequence and their first block's
 tokens. Later tokens are compared; what came before the run is not, so a run may be taken for
-another one that stands at the same place: a policy errs by a count, and nobody by a token.
+another one at the same place: the policy errs by a count, and no request gets a wrong token.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic, TypeVar
 
 from ostinato.cache.block import CacheEntry
 from ostinato.core.identity import Identity, PrefixKey
@@ -15,9 +15,12 @@ from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 
 _Name = tuple[Identity, int, bytes]
 
+Note = TypeVar("Note")
+"""What a policy notes of a run."""
+
 
 @dataclass(slots=True, eq=False)
-class EvictedRun:
+class EvictedRun(Generic[Note]):
     """A run of blocks that is not cached any more.
 
     Attributes:
@@ -27,7 +30,7 @@ class EvictedRun:
         num_blocks: How many.
         uses: How often they were in use.
         idle_since_s: When they were last let go of.
-        note: The policy's own.
+        note: What the policy notes of it.
     """
 
     entry: CacheEntry
@@ -36,9 +39,9 @@ class EvictedRun:
     num_blocks: int
     uses: int
     idle_since_s: float
-    note: Any
+    note: Note
 
-    def part(self, first: int, last: int) -> "EvictedRun":
+    def part(self, first: int, last: int) -> "EvictedRun[Note]":
         """Return its blocks ``first .. last``."""
         size = len(self.tokens) // self.num_blocks
         return EvictedRun(
@@ -52,10 +55,10 @@ class EvictedRun:
         )
 
 
-class EvictedMemory:
+class GhostList(Generic[Note]):
     """The runs that were evicted last, as many as fit."""
 
-    def __init__(self, most_blocks: int, dropped: Callable[[EvictedRun], None]) -> None:
+    def __init__(self, most_blocks: int, dropped: Callable[[EvictedRun[Note]], None]) -> None:
         """Remember up to so many blocks.
 
         Args:
@@ -64,14 +67,14 @@ class EvictedMemory:
         """
         self._most_blocks = most_blocks
         self._dropped = dropped
-        self._runs: dict[_Name, EvictedRun] = {}
+        self._runs: dict[_Name, EvictedRun[Note]] = {}
         self.num_blocks = 0
 
     def __len__(self) -> int:
         """Number of runs."""
         return len(self._runs)
 
-    def put(self, entry: CacheEntry, num_blocks: int, note: Any) -> None:
+    def put(self, entry: CacheEntry, num_blocks: int, note: Note) -> None:
         """Remember the last blocks of an entry that is about to lose them."""
         start, tokens = entry.run_from(entry.num_blocks - num_blocks)
         owner = CacheEntry(entry.identity)  # not the entry, which would keep its ancestors
@@ -80,7 +83,9 @@ class EvictedMemory:
         while self.num_blocks > self._most_blocks:
             self._dropped(self._pop(next(iter(self._runs))))
 
-    def take(self, key: PrefixKey, first: int, most: int, block_size: int) -> EvictedRun | None:
+    def take(
+        self, key: PrefixKey, first: int, most: int, block_size: int
+    ) -> EvictedRun[Note] | None:
         """Forget the run that begins at a sequence's block, as far as the sequence agrees.
 
         Returns:
@@ -110,18 +115,18 @@ class EvictedMemory:
         assert self.num_blocks == sum(run.num_blocks for run in self._runs.values())
         assert self.num_blocks <= self._most_blocks, "too much is remembered"
 
-    def runs(self) -> list[EvictedRun]:
-        """List what is remembered, evicted first first."""
+    def runs(self) -> list[EvictedRun[Note]]:
+        """Return the remembered runs, earliest evicted first."""
         return list(self._runs.values())
 
-    def _insert(self, run: EvictedRun, size: int) -> None:
+    def _insert(self, run: EvictedRun[Note], size: int) -> None:
         name = (run.entry.identity.root, run.start, run.tokens[:size])
         if name in self._runs:
             self._dropped(self._pop(name))
         self._runs[name] = run
         self.num_blocks += run.num_blocks
 
-    def _pop(self, name: _Name) -> EvictedRun:
+    def _pop(self, name: _Name) -> EvictedRun[Note]:
         run = self._runs.pop(name)
         self.num_blocks -= run.num_blocks
         return run

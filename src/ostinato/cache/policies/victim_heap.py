@@ -1,4 +1,4 @@
-"""Which cohort's blocks are worth least?
+"""Finds the cohort whose blocks are worth least.
 
 A cell is what has one index: a class and an age bin. Cohorts with evictable leaves wait in the
 cell that they are in, oldest first; cells with cohorts wait in a heap by index. A cell that has
@@ -9,10 +9,10 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-from ostinato.cache.policies.lives import Cohort
+from ostinato.cache.policies.lifetimes import Cohort
 
 
-class Cells:
+class VictimHeap:
     """Cohorts by the index of their cell."""
 
     def __init__(self, index: Sequence[float]) -> None:

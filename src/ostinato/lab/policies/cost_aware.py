@@ -1,14 +1,23 @@
-"""Cost-aware: which entry is the cheapest to compute again, for as often as it is used?"""
+"""Cost-aware: evicts what is the cheapest to compute again, for as often as it is used."""
+
+from dataclasses import dataclass
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.policies.leaf_heap import LeafHeap, Rank, facts
+from ostinato.cache.policies.leaf_heap import LeafHeap, LeafState, Rank
 
 _ATTENTION_PER_BLOCK = 0.01
 """Share of a block's cost that each block before it adds by attention: with 512-token blocks
 of a 70B model, attention doubles the cost of a block at 50,000 tokens."""
 
 
-class CostAware(LeafHeap):
+@dataclass(slots=True)
+class CostState(LeafState):
+    """Note the age at which an entry was released."""
+
+    age: float = 0.0
+
+
+class CostAware(LeafHeap[CostState]):
     """Greedy-dual: evict the leaf with the least ``age + uses * cost``.
 
     The cost of a block grows with its depth, for its tokens attend to all before it. The age
@@ -19,17 +28,17 @@ class CostAware(LeafHeap):
 
     def __init__(self) -> None:
         """Make an empty policy of age 0."""
-        super().__init__()
+        super().__init__(CostState)
         self._age = 0.0
 
     def released(self, entry: CacheEntry) -> None:
         """Note the age of its release."""
-        facts(entry)["age"] = self._age
+        self.state(entry).age = self._age
 
     def rank(self, entry: CacheEntry) -> Rank:
         """Rank by age, use and cost, then by release."""
         cost = 1.0 + _ATTENTION_PER_BLOCK * entry.depth
-        return (facts(entry)["age"] + entry.uses * cost, entry.idle_tick)
+        return (self.state(entry).age + entry.uses * cost, entry.idle_tick)
 
     def evicted(self, entry: CacheEntry, num_blocks: int) -> None:
         """Let the age rise."""

@@ -1,41 +1,53 @@
-"""SLRU: was it in use more than once?"""
+"""SLRU: evicts what was in use once before what was in use again."""
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.policies.leaf_heap import LeafHeap, facts
+from ostinato.cache.policies.leaf_heap import LeafHeap, LeafState
 
 _PROTECTED_SHARE = 0.8
 
 
-class SegmentedLru(LeafHeap):
+@dataclass(slots=True)
+class SegmentState(LeafState):
+    """Note whether an entry is protected."""
+
+    is_protected: bool = False
+
+
+class SegmentedLru(LeafHeap[SegmentState]):
     """Evict the oldest leaf that was in use once; then the oldest of the protected.
 
     Entries that were in use again are protected, up to 80 % of the pool; then the one released
-    longest ago stands with the others again.
+    longest ago joins the others again.
 
     Source: Karedla, Love, Wherry, Caching strategies to improve disk system performance, 1994.
     """
 
     def __init__(self, num_blocks: int) -> None:
         """Make an empty policy for a pool of so many blocks."""
-        super().__init__(num_segments=2)
+        super().__init__(SegmentState, num_segments=2)
         self._most_protected = _PROTECTED_SHARE * num_blocks
         self._protected: OrderedDict[CacheEntry, None] = OrderedDict()
         self._num_protected = 0
 
     def segment(self, entry: CacheEntry) -> int:
         """Say whether an entry is protected."""
-        return int(facts(entry)["protected"])
+        return int(self.state(entry).is_protected)
 
     def released(self, entry: CacheEntry) -> None:
-        """Protect what was in use before, and let go of as much as is too much."""
-        self._protect(entry, entry.uses > 1)
+        """Protect what was in use before, up to 80 % of the pool."""
+        self.state(entry).is_protected = entry.uses > 1
+        if entry.uses > 1:
+            self._protected[entry] = None
+            self._num_protected += entry.num_blocks
         while self._num_protected > self._most_protected:
             oldest = next(iter(self._protected))
             self._unprotect(oldest, oldest.num_blocks)
-            facts(oldest)["protected"] = False
-            if facts(oldest).get("place") is not None:
+            state = self.state(oldest)
+            state.is_protected = False
+            if state.place is not None:
                 self.offer(oldest)
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
@@ -58,12 +70,6 @@ class SegmentedLru(LeafHeap):
         """Recount protected blocks as well."""
         super().check()
         assert self._num_protected == sum(entry.num_blocks for entry in self._protected)
-
-    def _protect(self, entry: CacheEntry, protected: bool) -> None:
-        facts(entry)["protected"] = protected
-        if protected:
-            self._protected[entry] = None
-            self._num_protected += entry.num_blocks
 
     def _unprotect(self, entry: CacheEntry, num_blocks: int) -> None:
         del self._protected[entry]
