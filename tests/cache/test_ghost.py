@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.cache import ghost as ghost_module
-from ostinato.cache.estimator import NUM_PARTS, Coverage, PairedEstimator
+from ostinato.cache import sampling_window
+from ostinato.cache.estimator import NUM_PARTS, Coverage, PairedEstimator, SimulationError
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.sampler import SampledRequest, Sampler
+from ostinato.cache.sampling_window import SamplingWindow
 from ostinato.cache.simulated_cache import LruSimulation, PolicySimulation
 from ostinato.cache.stats import GhostEstimate, LookupCounts
 from ostinato.core.config import CacheConfig, PolicyName
@@ -159,6 +161,12 @@ def test_a_share_outside_its_limits_is_refused(share):
 # --- what it costs ---
 
 
+def patch_window(monkeypatch, num_blocks: int) -> None:
+    """Let windows have so many sampled blocks."""
+    for module in (ghost_module, sampling_window):
+        monkeypatch.setattr(module, "WINDOW_BLOCKS", num_blocks)
+
+
 def count_calls(monkeypatch, owner: type, name: str) -> list[int]:
     """Count the calls of a method; returns a list whose length is their number."""
     calls, real = [], getattr(owner, name)
@@ -173,7 +181,7 @@ def count_calls(monkeypatch, owner: type, name: str) -> list[int]:
 
 def test_a_window_ends_after_so_many_blocks_and_the_next_one_begins_when_it_is_due(monkeypatch):
     """One of 60 sampled blocks in 130 / 0.1 requests; between them no block is hashed."""
-    monkeypatch.setattr(ghost_module, "WINDOW_BLOCKS", 60)
+    patch_window(monkeypatch, 60)
     monkeypatch.setattr(ghost_module, "WINDOW_COST", 130)
     hashed = count_calls(monkeypatch, Sampler, "choose")
     served = Served(900, has_idle_time=False, ghost_share=0.1)
@@ -189,13 +197,13 @@ def test_a_window_ends_after_so_many_blocks_and_the_next_one_begins_when_it_is_d
 
 def test_a_request_has_one_sampled_block_on_average(monkeypatch):
     """However long prompts are, where the pool holds many of them."""
-    sampled, add = [], ghost_module._Window.add
+    sampled, add = [], SamplingWindow.add
 
     def adding(window, request, at):
         sampled.append(len(request.names))
         add(window, request, at)
 
-    monkeypatch.setattr(ghost_module._Window, "add", adding)
+    monkeypatch.setattr(SamplingWindow, "add", adding)
     for length in (40, 400):
         sampled.clear()
         rng = random.Random(length)
@@ -206,7 +214,7 @@ def test_a_request_has_one_sampled_block_on_average(monkeypatch):
 
 def test_idle_time_replays_what_waits_and_lets_a_window_last_longer(monkeypatch):
     """A replay in idle time costs nothing, so four times as many blocks are sampled."""
-    monkeypatch.setattr(ghost_module, "WINDOW_BLOCKS", 60)
+    patch_window(monkeypatch, 60)
     lengths = []
     for is_idle in (False, True):
         served, length = Served(900, has_idle_time=is_idle), 0
@@ -226,7 +234,7 @@ def test_without_idle_time_64_requests_wait_at_most():
 
 
 def test_estimates_say_how_many_requests_came_since(monkeypatch):
-    monkeypatch.setattr(ghost_module, "WINDOW_BLOCKS", 100)
+    patch_window(monkeypatch, 100)
     served, prompts = Served(900), conversations(600)
     for prompt in prompts:
         served.serve([prompt])
@@ -391,7 +399,7 @@ def test_of_one_block_that_was_seen_there_may_be_several_times_as_much():
     """A sample that saw little of what is rare says so."""
     errors = []
     for num_seen in (1, 10, 100):
-        estimator = PairedEstimator(8.0, 10_000, scale_error=0.0)
+        estimator = PairedEstimator(8.0, 10_000, SimulationError(0.0))
         for number in range(1_000):
             estimator.add(one(number), 1, int(number >= num_seen))
         estimator.reached = Coverage(8_000, 8_000, 1_000)

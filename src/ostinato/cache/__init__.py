@@ -23,8 +23,8 @@ Files in reading order, the plain path first:
 * ``chronicle``: what was cached, and why did it go?
 * ``events``, ``journal``: what is noted of what happens, and what may outsiders learn?
 * ``allocator``: how are blocks taken for somebody?
-* ``sampler``, ``simulated_cache``, ``estimator``, ``ghost``: what would other pool sizes and other
-  policies find?
+* ``sampler``, ``simulated_cache``, ``estimator``, ``sampling_window``, ``ghost``: what would other
+  pool sizes and other policies find?
 * ``group_pools``, ``group_match``, ``groups``: what does a sequence hold, over all groups of
   layers at once?
 * ``group_room``: how many tokens would fit?

@@ -1,7 +1,7 @@
 """Estimates what another cache finds, from two simulations that replay the same sample.
 
-One simulation stands for the real cache or for LRU in its place, of which is counted what it
-really found, and one for another size or policy. Two things follow for the whole traffic:
+One simulation stands for the real cache, of which is counted what it really found, and one for
+another size or policy. Two things follow for the whole traffic:
 
 * of the sampled blocks that missed here, the other found some: the same share of all that missed,
   and how much that was has been counted;
@@ -18,9 +18,8 @@ spread of random groups: Wolter, Introduction to Variance Estimation, chapter 2.
 from array import array
 from collections.abc import Sequence
 from math import exp, hypot, sqrt
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from ostinato.cache.policies.contract import LearnedPolicy
 from ostinato.cache.stats import LookupCounts
 
 NUM_PARTS = 32
@@ -32,10 +31,27 @@ _LEAST_BLOCKS = 3.0
 """Sampled blocks by which any sum may be wrong: of what was not seen once, there may be as much as
 would be seen three times, in 95 % of all samples."""
 
-SCALE_ERROR, LEARNED_SCALE_ERROR, LEARNING_SCALE_ERROR = 0.06, 0.08, 0.4
-"""By how much a simulation's hit ratio may be wrong for being small, times the root of its
-blocks, as ``benchmarks/ghost.py`` finds: of most policies; of one with the real policy's
-experience; and of one that learns from the little that a simulation sees."""
+
+class SimulationError(NamedTuple):
+    """By how much a simulation may be wrong, as ``benchmarks/ghost.py`` finds.
+
+    Attributes:
+        scale: Of the hit ratio, for being small; times the root of its blocks.
+        gain: Of what it finds more, as a share.
+    """
+
+    scale: float
+    gain: float = 0.0
+
+
+PLAYED = SimulationError(0.06)
+"""Of a policy that goes by what it sees."""
+
+LEARNED = SimulationError(0.1, 0.15)
+"""Of one with the real policy's experience, which ends where that policy remembers no more."""
+
+LEARNING = SimulationError(0.4)
+"""Of one that learns from the little that a simulation sees."""
 
 _DRIFT = 1.0
 """Share of the difference between the sampled traffic's hit ratio and that of all by which an
@@ -49,60 +65,6 @@ _POOLS, _UNFILLED = 4.0, 0.05
 """Until a pool is full no policy loses anything, so what was sampled by then tells little of what
 comes next: by how much an estimate may be wrong as well where the sampled traffic has filled the
 pool anew half as often as all of it, or as four times."""
-
-
-class Counted(Protocol):
-    """Look-ups of all traffic."""
-
-    @property
-    def num_requests(self) -> int:
-        """Requests."""
-
-    @property
-    def query_tokens(self) -> int:
-        """Their tokens."""
-
-    @property
-    def hit_tokens(self) -> int:
-        """Tokens that need not be computed."""
-
-    @property
-    def hit_ratio(self) -> float:
-        """Share of looked-up tokens that hit, from 0 to 1."""
-
-
-class LruBaseline:
-    """What LRU would have found of a cache's traffic, as counted by policies that learn.
-
-    Where requests come one by one this is exact; of those that run at once, to a few blocks.
-    """
-
-    def __init__(
-        self, counts: LookupCounts, policies: Sequence[LearnedPolicy], block_size: int
-    ) -> None:
-        """Stand beside what the cache has counted."""
-        self._counts, self._policies, self._block_size = counts, policies, block_size
-
-    @property
-    def num_requests(self) -> int:
-        """Requests of the cache."""
-        return self._counts.num_requests
-
-    @property
-    def query_tokens(self) -> int:
-        """Tokens that were looked up."""
-        return self._counts.query_tokens
-
-    @property
-    def hit_tokens(self) -> int:
-        """Tokens that LRU would have found."""
-        lead = sum(policy.lru_lead for policy in self._policies)
-        return max(0, self._counts.hit_tokens - lead * self._block_size)
-
-    @property
-    def hit_ratio(self) -> float:
-        """Share of looked-up tokens that LRU would have found."""
-        return self.hit_tokens / self.query_tokens if self.query_tokens else 0.0
 
 
 class Coverage(NamedTuple):
@@ -119,7 +81,7 @@ class Coverage(NamedTuple):
     requests: int = 0
 
     @staticmethod
-    def of(counts: Counted) -> "Coverage":
+    def of(counts: LookupCounts) -> "Coverage":
         """All that the cache has counted."""
         return Coverage(counts.query_tokens, counts.hit_tokens, counts.num_requests)
 
@@ -132,15 +94,15 @@ class PairedEstimator:
         reached: How far the traffic had come with the last of them.
     """
 
-    def __init__(self, stride: float, size: int, scale_error: float = SCALE_ERROR) -> None:
+    def __init__(self, stride: float, size: int, unsure: SimulationError = PLAYED) -> None:
         """Know nothing.
 
         Args:
             stride: Blocks of the traffic that one sampled block stands for.
             size: Blocks of the smaller simulation.
-            scale_error: By how much it may be wrong, times the root of its blocks.
+            unsure: By how much the simulation may be wrong.
         """
-        self._stride, self._size, self._scale_error = stride, size, scale_error
+        self._stride, self._size, self._unsure = stride, size, unsure
         self.num_blocks = 0
         self._gained, self._lost, self._missed = ([0] * NUM_PARTS for _ in range(3))
         self._past = Coverage()  # of windows that have ended
@@ -162,7 +124,7 @@ class PairedEstimator:
 
         Args:
             names: Of its sampled blocks that were looked up, in token order.
-            own: How many of them the simulation found of which the real hits are counted.
+            own: How many of them the simulation of the real cache found.
             other: How many of them the other one found.
         """
         self.num_blocks += len(names)
@@ -199,8 +161,9 @@ class PairedEstimator:
             _LEAST_BLOCKS * per_loss,
             _most_beyond(gained, per_gain * self._spread(gains)),
             _most_beyond(lost, per_loss * self._spread(self._lost)),
-            self._scale_error / sqrt(self._size) if self._stride > 1 else 0.0,
+            self._unsure.scale / sqrt(self._size) if self._stride > 1 else 0.0,
         )
+        error += self._unsure.gain * gained
         error += self._unlike(counts, num_blocks * block_size)
         return min(1.0, max(0.0, counts.hit_ratio + gained - lost)), error
 
