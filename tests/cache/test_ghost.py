@@ -86,7 +86,7 @@ def real_ratio(prompts: list[str], estimate: GhostEstimate) -> float:
 @pytest.mark.parametrize("num_blocks", [100, 900])
 def test_half_double_and_four_times_the_memory_are_within_their_intervals(num_blocks, policy):
     """In a small pool and one of which a sample is taken."""
-    prompts = conversations(700, num_open=num_blocks // 15, longest=min(400, num_blocks))
+    prompts = conversations(1_400, num_open=num_blocks // 15, longest=min(400, num_blocks))
     served = Served(num_blocks, policy=policy).serve(prompts)
     found = served.estimates()
     for memory in SIZES:
