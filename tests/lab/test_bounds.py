@@ -68,5 +68,5 @@ def test_who_need_not_insert_finds_as_much_at_least():
 @pytest.mark.parametrize("policy", SIMULATED_POLICIES)
 def test_no_policy_finds_more_than_belady(policy):
     paths = trees(random.Random(2), 300)
-    requests = Requests([float(i) for i in range(300)], paths, [10] * 300, 300 * 1536)
+    requests = Requests([float(i) for i in range(300)], paths, [10] * 300, [1536] * 300)
     assert 0 < replay(requests, 5, policy, "radix") <= belady_hits(paths, 5)
