@@ -78,9 +78,7 @@ class Identity:
             return
         for name in ("weights", "adapter", "tenant"):
             if type(value := getattr(self, name)) is not bytes:
-                raise InvalidIdentity(
-                    f"{name}={value!r}: must be bytes; encode a text"
-                )
+                raise InvalidIdentity(f"{name}={value!r}: must be bytes; encode a text")
         raise InvalidIdentity(f"epoch={self.epoch!r}: must be an integer, at least 0")
 
     @cached_property
