@@ -3,7 +3,7 @@
 import pytest
 
 from ostinato.core.config import WindowConfig
-from ostinato.core.lease import PINNED
+from ostinato.tenants.terms import PINNED
 from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache, windows_of
 
 pytestmark = [on_both_indexes, pytest.mark.parametrize("windows", [(), (WindowConfig(6, 12),)])]

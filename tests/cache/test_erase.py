@@ -4,9 +4,9 @@ import pytest
 
 from ostinato.core.config import WindowConfig
 from ostinato.core.errors import CacheInUse
-from ostinato.core.lease import ANTHROPIC_1H, PINNED
 from ostinato.core.tenancy import Allotment, EraseReceipt
 from ostinato.observe.events import AllCleared, EventBatch
+from ostinato.tenants.terms import ANTHROPIC_1H, PINNED
 from tests.support.memory_search import Traces, search
 from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache, windows_of
 

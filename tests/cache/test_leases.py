@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from ostinato.cache.block_table import BlockTable
 from ostinato.core.config import WindowConfig
 from ostinato.core.errors import ConfigError
-from ostinato.core.lease import (
+from ostinato.core.tenancy import Allotment
+from ostinato.tenants.lease_book import LeaseBook
+from ostinato.tenants.terms import (
     ANTHROPIC_1H,
     ANTHROPIC_5M,
     OPENAI_24H,
@@ -18,8 +20,6 @@ from ostinato.core.lease import (
     LeaseStatus,
     LeaseTerms,
 )
-from ostinato.core.tenancy import Allotment
-from ostinato.tenants.lease_book import LeaseBook
 from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache, windows_of
 
 FOR_FIVE = LeaseTerms(5.0)

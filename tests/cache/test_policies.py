@@ -6,9 +6,9 @@ import pytest
 
 from ostinato.assembly import build_cache
 from ostinato.core.config import CacheConfig, IndexName, PolicyName
-from ostinato.core.lease import PINNED
 from ostinato.core.tenancy import Allotment
 from ostinato.eviction.reuse_hazard import ReuseHazard
+from ostinato.tenants.terms import PINNED
 from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache
 
 pytestmark = on_both_indexes

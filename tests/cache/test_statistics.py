@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.core.lease import PINNED
 from ostinato.observe.counters import MAX_TENANTS, CacheStats
 from ostinato.observe.histogram import Histogram
+from ostinato.tenants.terms import PINNED
 from tests.support.tiny_cache import on_both_indexes, prefix_key, tiny_cache
 
 # --- hits ---------------------------------------------------------------------------------

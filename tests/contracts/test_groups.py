@@ -9,8 +9,8 @@ import pytest
 from ostinato.core.config import CacheConfig, WindowConfig
 from ostinato.core.errors import ConfigError
 from ostinato.core.identity import ImageSpan
-from ostinato.core.lease import PINNED, LeaseStatus
 from ostinato.core.tenancy import Allotment
+from ostinato.tenants.terms import PINNED, LeaseStatus
 from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache, windows_of
 from tests.support.tiny_scheduler import tiny_scheduler
 

@@ -1,7 +1,7 @@
 """A lease on a prefix with an image in it holds what it says, and only its own hits renew it."""
 
 from ostinato.core.identity import ImageSpan
-from ostinato.core.lease import LeaseStatus, LeaseTerms
+from ostinato.tenants.terms import LeaseStatus, LeaseTerms
 from tests.support.tiny_cache import on_both_indexes, prefix_key, tiny_cache
 
 pytestmark = on_both_indexes

@@ -15,7 +15,7 @@ from ostinato.core.errors import (
     WrongThread,
 )
 from ostinato.core.identity import Identity
-from ostinato.core.lease import PINNED
+from ostinato.tenants.terms import PINNED
 from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache
 
 pytestmark = on_both_indexes

@@ -10,8 +10,8 @@ from ostinato.cache.block_hash import BlockHasher, sha256
 from ostinato.core.config import WindowConfig
 from ostinato.core.errors import CacheInUse
 from ostinato.core.identity import ImageSpan, PublicHead
-from ostinato.core.lease import PINNED, LeaseStatus
 from ostinato.core.tenancy import Allotment
+from ostinato.tenants.terms import PINNED, LeaseStatus
 from tests.support.memory_search import Traces, search
 from tests.support.tiny_cache import letters, on_both_indexes, prefix_key, tiny_cache
 

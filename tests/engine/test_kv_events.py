@@ -20,12 +20,12 @@ from ostinato.cache.radix_walk import walk
 from ostinato.core.config import IndexName, WindowConfig
 from ostinato.core.errors import CacheInUse, ConfigError
 from ostinato.core.identity import ImageSpan
-from ostinato.core.lease import PINNED
 from ostinato.engine.config import KEPT_EVENT_BATCHES, EngineConfig
 from ostinato.engine.kv_events_publisher import KVEventsPublisher
 from ostinato.engine.kv_events_wire import BatchEncoder
 from ostinato.engine.prompts import Prompt
 from ostinato.observe.events import EventBatch
+from ostinato.tenants.terms import PINNED
 from tests.engine.kv_events_consumer import PATIENCE_MS, Consumer, agree, truth
 from tests.support.engines import MakeLLM
 from tests.support.fake_runner import toss_a_coin

@@ -9,11 +9,11 @@ import pytest
 
 from ostinato import LLM, SamplingParams
 from ostinato.core.errors import ConfigError
-from ostinato.core.lease import LeaseTerms
 from ostinato.core.tenancy import Allotment, narrow_salt
 from ostinato.engine.prompts import parse_prompt
 from ostinato.lab.recording import Recording, read_recording
 from ostinato.lab.replay import Replay, ReplayedRequest
+from ostinato.tenants.terms import LeaseTerms
 from ostinato.traces.anonymizer import unpack_names
 from tests.engine.stepping import StepByStep, async_llm
 

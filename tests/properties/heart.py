@@ -13,11 +13,11 @@ from ostinato.assembly import build_cache, build_scheduler
 from ostinato.core.errors import CacheInUse
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicHead
 from ostinato.core.ids import RequestId, SequenceId
-from ostinato.core.lease import LeaseStatus, LeaseTerms
 from ostinato.core.request import FinishReason, Request
 from ostinato.sched.admission import max_sequence_tokens
 from ostinato.sched.chunk import SequenceUpdate
 from ostinato.sched.sequence import Sequence
+from ostinato.tenants.terms import LeaseStatus, LeaseTerms
 from tests.properties.heart_setting import Setting, Wish
 from tests.properties.heart_watch import PUBLIC, HeartWatch
 from tests.sched.alone import answer_alone

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from ostinato.assembly import PrefixCache
 from ostinato.core.config import window_blocks
 from ostinato.core.identity import Identity, PrefixKey
-from ostinato.core.lease import LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
 from ostinato.core.plan import StepPlan
 from ostinato.core.tenancy import EraseReceipt
 from ostinato.sched.scheduler import Scheduler
 from ostinato.sched.sequence import Sequence
+from ostinato.tenants.terms import LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
 from tests.properties.listener import Listener
 from tests.properties.promise import Promise
 from tests.properties.recount import Recount

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.free_queue import FreeQueue
+from ostinato.cache.free_list import EntryQueue
 from ostinato.core.identity import PrefixKey
 
 
@@ -135,7 +135,7 @@ class LeastRecentlyUsed(EvictionPolicy):
 
     def __init__(self) -> None:
         """Make an empty policy."""
-        self._queue = FreeQueue()
+        self._queue = EntryQueue()
 
     def add(self, entries: Sequence[CacheEntry], turn: RequestSummary | None) -> None:
         """Append them."""

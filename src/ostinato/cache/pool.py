@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_shares import BlockShares
 from ostinato.cache.eviction import Recall, RequestSummary
+from ostinato.cache.free_list import FreeBlocks
 from ostinato.cache.observer import Observers
-from ostinato.cache.scratch import ScratchRuns
 from ostinato.core.config import FreeOrder
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockId
@@ -55,7 +55,7 @@ class BlockPool:
         self._on_reuse = observers.on_reuse
         self._classic = free_order == "classic"
         self._tick = 0
-        self._scratch = ScratchRuns(num_blocks, self._classic)
+        self._scratch = FreeBlocks(num_blocks, self._classic)
 
     @property
     def num_scratch(self) -> int:

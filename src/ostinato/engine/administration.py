@@ -16,7 +16,6 @@ import torch
 
 from ostinato.core.errors import CacheInUse, ConfigError, EmptyPrompt, RequestError
 from ostinato.core.identity import PrefixKey
-from ostinato.core.lease import LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
 from ostinato.core.tenancy import EraseReceipt
 from ostinato.engine.engine import Engine
 from ostinato.engine.prompts import Prompt
@@ -24,6 +23,7 @@ from ostinato.engine.public_prefixes import salt_of_public
 from ostinato.engine.recorder import Settings
 from ostinato.engine.requests import tokenize
 from ostinato.engine.weights import WeightUpdate
+from ostinato.tenants.terms import LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
 
 
 class Administration:

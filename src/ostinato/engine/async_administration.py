@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from ostinato.core.lease import LeaseId, LeaseReceipt, LeaseTerms
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.tenancy import EraseReceipt
 from ostinato.engine.administration import Administration
@@ -18,6 +17,7 @@ from ostinato.engine.prompts import Prompt, check_salt
 from ostinato.engine.public_prefixes import salt_of_public
 from ostinato.engine.weights import WeightSource, read_weights
 from ostinato.engine.workroom import Workroom
+from ostinato.tenants.terms import LeaseId, LeaseReceipt, LeaseTerms
 
 
 class AsyncAdministration:

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ostinato.core.lease import PINNED, LeaseId, LeaseReceipt, LeaseTerms
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.tenancy import EraseReceipt
 from ostinato.engine.administration import Administration
@@ -36,6 +35,7 @@ from ostinato.engine.weights import WeightSource
 from ostinato.engine.workroom import Workroom
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.explanation import Explanation
+from ostinato.tenants.terms import PINNED, LeaseId, LeaseReceipt, LeaseTerms
 
 
 class AsyncLLM:

@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any
 
 from ostinato.core.errors import EngineStopped, RequestError, StepFailed
-from ostinato.core.lease import PINNED, LeaseId, LeaseReceipt, LeaseTerms
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.tenancy import EraseReceipt
 from ostinato.engine.administration import Administration
@@ -30,6 +29,7 @@ from ostinato.engine.requests import EngineRequest
 from ostinato.engine.weights import WeightSource, read_weights
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.explanation import Explanation
+from ostinato.tenants.terms import PINNED, LeaseId, LeaseReceipt, LeaseTerms
 
 
 class LLM:

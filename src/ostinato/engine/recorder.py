@@ -24,10 +24,10 @@ from typing import Any, Concatenate, ParamSpec
 from ostinato.core.config import CacheConfig, SchedulerConfig
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import RequestId
-from ostinato.core.lease import LeaseId, LeaseTerms
 from ostinato.core.request import Request
 from ostinato.engine.trace_writer import TraceWriter
 from ostinato.sched.sequence import Sequence
+from ostinato.tenants.terms import LeaseId, LeaseTerms
 from ostinato.traces.anonymizer import Chain, Pseudonyms
 from ostinato.traces.format import (
     VERSION,

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.eviction import EvictionPolicy, RequestSummary
-from ostinato.cache.free_queue import FreeQueue
+from ostinato.cache.free_list import EntryQueue
 
 Rank = tuple[float, ...]
 
@@ -46,7 +46,7 @@ class LeafHeap(EvictionPolicy, Generic[State]):
             num_segments: Of the leaves.
         """
         self._new_state = new_state
-        self._queue = FreeQueue()
+        self._queue = EntryQueue()
         self._heaps: list[list[tuple[Rank, int, CacheEntry]]] = [[] for _ in range(num_segments)]
         self._numbers = count()
 

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.eviction import EvictionPolicy, Recall, RequestSummary
-from ostinato.cache.free_queue import FreeQueue
+from ostinato.cache.free_list import EntryQueue
 from ostinato.core.identity import PrefixKey
 from ostinato.eviction.ghost_list import EvictedRun, GhostList
 from ostinato.eviction.hazard_table import EDGES_S, NUM_BINS, HazardTable
@@ -73,7 +73,7 @@ class ReuseHazard(EvictionPolicy):
         self._lives = LifetimeStats(self._table)
         self.shadow = LruShadow(self._lives, self._aged)
         self._memory = GhostList[Cohort](_MEMORY * num_blocks, self._dropped)
-        self._queue = FreeQueue()
+        self._queue = EntryQueue()
         self._num_idle = 0
         self._old, self._recent = VictimHeap(self._table.index), VictimHeap(self._table.index)
         self._most_taken = 0

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from ostinato.assembly import build_cache, build_scheduler
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicHead
 from ostinato.core.ids import RequestId, SequenceId
-from ostinato.core.lease import LeaseId, LeaseTerms
 from ostinato.core.plan import (
     SampledToken,
     ScheduledSequence,
@@ -30,6 +29,7 @@ from ostinato.core.sampling_params import SamplingParams
 from ostinato.lab.recording import Recording
 from ostinato.sched.chunk import SequenceUpdate
 from ostinato.sched.sequence import Sequence
+from ostinato.tenants.terms import LeaseId, LeaseTerms
 from ostinato.traces.anonymizer import unpack_names
 from ostinato.traces.format import (
     Added,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.observer import CacheObserver
 from ostinato.core.identity import Identity, PrefixKey
-from ostinato.core.lease import LeaseId, LeaseTerms
 from ostinato.core.request import RequestContext
 from ostinato.core.tokens import TOKEN_BYTES
+from ostinato.tenants.terms import LeaseId, LeaseTerms
 
 _FEW = 64
 """Entries of closed leases that may lie in the heap for nothing, besides one per live lease."""

@@ -1,7 +1,7 @@
 """Public prefixes: which are published, and who may publish what continues them."""
 
 from ostinato.core.identity import PrefixKey
-from ostinato.core.lease import LeaseId
+from ostinato.tenants.terms import LeaseId
 
 
 class PublicPrefixes:

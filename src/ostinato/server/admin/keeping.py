@@ -5,7 +5,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from ostinato.core.lease import LeaseId, LeaseReceipt
 from ostinato.engine.engine import Engine
 from ostinato.engine.public_prefixes import public_name
 from ostinato.server.admin.bodies import LeaseBody, PrefixBody
@@ -15,6 +14,7 @@ from ostinato.server.callers import Administrator
 from ostinato.server.errors import ApiError
 from ostinato.server.state import ServerState
 from ostinato.tenants.lease_book import Lease
+from ostinato.tenants.terms import LeaseId, LeaseReceipt
 
 router = APIRouter(prefix="/admin", tags=["administration"])
 

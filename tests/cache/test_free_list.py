@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.free_queue import FreeQueue
+from ostinato.cache.free_list import EntryQueue
 from ostinato.core.identity import Identity
 
 
 @given(st.lists(st.tuples(st.sampled_from(["append", "after", "remove"]), st.integers(0, 20))))
 def test_the_queue_is_a_list_whose_members_may_leave_from_the_middle(steps):
-    queue, model = FreeQueue(), []
+    queue, model = EntryQueue(), []
     for what, number in steps:
         if what == "append" or not model:
             model.append(CacheEntry(Identity()))
@@ -28,10 +28,10 @@ def test_the_queue_is_a_list_whose_members_may_leave_from_the_middle(steps):
 
 
 def test_an_entry_is_in_one_queue_at_most():
-    queue, entry = FreeQueue(), CacheEntry(Identity())
+    queue, entry = EntryQueue(), CacheEntry(Identity())
     queue.extend((entry,))
     with pytest.raises(AssertionError, match="at most one queue"):
-        FreeQueue().extend((entry,))
+        EntryQueue().extend((entry,))
     queue.remove((entry,))
     with pytest.raises(AssertionError, match="in no queue"):
         queue.remove((entry,))
