@@ -12,6 +12,7 @@ from ostinato.assembly import build_cache
 from ostinato.core.config import CacheConfig, WindowConfig
 from ostinato.core.errors import RequestError
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicHead
+from ostinato.core.tenancy import Allotment
 from ostinato.observe.explain import Viewer, explain
 from ostinato.observe.explanation import Explanation, Fate
 from tests.support.tiny_cache import on_both_indexes
@@ -253,6 +254,44 @@ def test_what_was_not_to_be_kept_is_not_compared_with(index):
     prompt = make_request("", "ABCDEFGH").prompt_token_ids.tobytes()
     again = explain(tiny.cache.history, "secret", Viewer(prompt=prompt))
     assert picture(again) == "0-7 never seen"
+
+
+@on_both_indexes
+def test_a_request_that_did_not_write_is_a_cause_of_its_own(index):
+    """And not the difference to an unrelated prompt; while it runs, each token is known."""
+    tiny = tiny_scheduler(index=index)
+    served(tiny, unrelated="QRSTUVWX")
+    tiny.add("secret", "ABCDEFGHIJ", cache_write=False)
+    tiny.run()
+    served(tiny, second="ABCDEFGHIJ")
+    explanation = told(tiny, "second")
+    assert picture(explanation) == "0-7 not written secret, 8-9 never seen"
+    assert explanation.stretches[0].setting == "cache_write=False"
+    assert "kept out of the cache (cache_write=False)" in str(explanation)
+    served(tiny, stranger="ABCDxxxx")
+    assert "not written" not in picture(told(tiny, "stranger")), "second has written ABCD"
+
+
+@on_both_indexes
+def test_what_did_not_write_is_told_to_its_own_tenant_alone(index):
+    tiny = tiny_scheduler(index=index)
+    tiny.add("secret", "ABCDEFGHIJ", cache_write=False, tenant="ann")
+    tiny.run()
+    tiny.add("bobs", "ABCDEFGHIJ", tenant="bob")
+    tiny.run()
+    assert picture(told(tiny, "bobs")) == "0-9 never seen"
+
+
+@on_both_indexes
+def test_a_loss_to_its_own_quota_says_so(index):
+    """Others' blocks were free to take, but ann keeps two at most."""
+    tiny = tiny_scheduler(index=index, allotments={b"ann": Allotment(quota=2)}, seal_tails=False)
+    for name, prompt in (("first", "ABCDEFGH"), ("second", "QRSTUVWX"), ("again", "ABCDEFGH")):
+        tiny.add(name, prompt, tenant="ann")
+        tiny.run()
+    explanation = told(tiny, "again")
+    assert explanation.stretches[0].setting == "quota"
+    assert "evicted for second because its tenant is at its own quota" in str(explanation)
 
 
 @on_both_indexes

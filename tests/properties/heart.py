@@ -15,8 +15,7 @@ from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicHead
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.request import FinishReason, Request
 from ostinato.sched.admission import max_sequence_tokens
-from ostinato.sched.chunk import SequenceUpdate
-from ostinato.sched.sequence import Sequence
+from ostinato.sched.sequence import Sequence, SequenceUpdate
 from ostinato.tenants.terms import LeaseStatus, LeaseTerms
 from tests.properties.heart_setting import Setting, Wish
 from tests.properties.heart_watch import PUBLIC, HeartWatch

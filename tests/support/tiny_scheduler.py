@@ -24,8 +24,7 @@ from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.core.request import FinishReason, Request
 from ostinato.core.sampling_params import SamplingParams
-from ostinato.sched.chunk import SequenceUpdate
-from ostinato.sched.sequence import Sequence
+from ostinato.sched.sequence import Sequence, SequenceUpdate
 from tests.support.fake_runner import FakeRunner, ForwardPassFailed, Sampler, count_letters
 from tests.support.scheduler_watch import Watch
 

@@ -58,7 +58,7 @@ class BlockHasher:
             parent = memo[-1] if memo else self.root(key)
             digest, size = self._digest, self.block_size
             for index in range(len(memo), num_blocks):
-                parent = BlockDigest(digest(parent + block_bytes(key, index, size)))
+                parent = BlockDigest(digest(parent + key.block_name(index, size)))
                 memo.append(parent)
         return memo
 
@@ -75,13 +75,4 @@ class BlockHasher:
 
     def block(self, key: PrefixKey, index: int) -> bytes:
         """Return a full block's packed tokens and extras: what tells it from its siblings."""
-        return block_bytes(key, index, self.block_size)
-
-
-def block_bytes(key: PrefixKey, index: int, block_size: int) -> bytes:
-    """Return packed tokens and extras of one full block of a sequence."""
-    start, stop = index * block_size, (index + 1) * block_size
-    packed = key.tokens[start:stop].tobytes()
-    if key.has_extras and (extra := key.extra(start, stop)) is not None:
-        return packed + extra.encoded
-    return packed
+        return key.block_name(index, self.block_size)

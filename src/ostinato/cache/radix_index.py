@@ -27,7 +27,6 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.block_hash import block_bytes
 from ostinato.cache.eviction import RequestSummary
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import (
@@ -79,7 +78,7 @@ class RadixIndex:
             # Most nodes have one child, which agrees as a whole: found without its name.
             is_whole = is_plain and _agrees(child, view, most, size)
             if not is_whole:
-                child = node.children.get(block_bytes(key, done, size))
+                child = node.children.get(key.block_name(done, size))
                 if child is None:
                     break
                 is_whole = is_plain and _agrees(child, view, most, size)
@@ -174,7 +173,7 @@ class RadixIndex:
         duplicates: list[tuple[int, BlockId]] = []
         self.version += 1
         while done < num_blocks:
-            name = block_bytes(key, node.end, size)
+            name = key.block_name(node.end, size)
             child = node.children.get(name)
             if child is None:
                 node, count = self._add(node, key, blocks[done:] if done else blocks, name, summary)

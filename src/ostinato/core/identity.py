@@ -229,6 +229,14 @@ class PrefixKey:
             return self._packed[start * TOKEN_BYTES : stop * TOKEN_BYTES]
         return self.tokens[start:stop].tobytes()
 
+    def block_name(self, index: int, block_size: int) -> bytes:
+        """Packed tokens and extras of one full block: what tells it from its siblings."""
+        start, stop = index * block_size, (index + 1) * block_size
+        packed = self.tokens[start:stop].tobytes()
+        if self.has_extras and (extra := self.extra(start, stop)) is not None:
+            return packed + extra.encoded
+        return packed
+
     def extra(self, start: int, stop: int) -> BlockExtra | None:
         """What images and a seam add to the identity of a block of tokens ``start .. stop``."""
         head = self.identity.head

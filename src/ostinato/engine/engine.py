@@ -52,8 +52,7 @@ from ostinato.runner.heap import keep_large_blocks
 from ostinato.runner.layer_groups import group_layers
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.model_runner import ModelRunner
-from ostinato.sched.chunk import SequenceUpdate
-from ostinato.sched.sequence import Sequence
+from ostinato.sched.sequence import Sequence, SequenceUpdate
 from ostinato.sched.stats import SchedulerStats
 
 logger = logging.getLogger("ostinato")

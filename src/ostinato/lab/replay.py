@@ -27,8 +27,7 @@ from ostinato.core.plan import (
 from ostinato.core.request import FinishReason, Request
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.lab.recording import Recording
-from ostinato.sched.chunk import SequenceUpdate
-from ostinato.sched.sequence import Sequence
+from ostinato.sched.sequence import Sequence, SequenceUpdate
 from ostinato.tenants.terms import LeaseId, LeaseTerms
 from ostinato.traces.anonymizer import unpack_names
 from ostinato.traces.format import (

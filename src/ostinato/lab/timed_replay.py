@@ -26,7 +26,7 @@ from ostinato.core.request import Request
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import CostModel, Work, plan_work
-from ostinato.sched.chunk import SequenceUpdate
+from ostinato.sched.sequence import SequenceUpdate
 
 NUM_SAMPLES = 400
 """Moments at which occupancy is noted: as many as a plot can show."""

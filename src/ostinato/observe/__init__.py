@@ -4,7 +4,8 @@ Files in reading order:
 
 * ``histogram``, ``counters``: what the cache did so far
 * ``events``, ``event_recorder``: what outsiders are told of cached blocks
-* ``prefix_digests``, ``request_record``, ``history``: which requests were served, and which blocks were lost since
+* ``prefix_digests``, ``request_record``, ``history``: which requests were served, and which blocks
+  were lost since
 * ``explanation``, ``prompt_diff``, ``explain``: why each token of a prompt missed
 * ``introspection``: what is cached now, and which prefixes save most
 

@@ -2,14 +2,12 @@
 
 Files in reading order:
 
-* ``sequence``: one continuation of a request
+* ``sequence``: one continuation of a request, and its chunk of a step
 * ``admission``: whether a request can ever be served, and when it has gone far enough
-* ``budget``: how many tokens fit into a step
 * ``waiting_queue``: the waiting queue, and the port of waiting orders
 * ``single_flight``: whose prefix is being computed right now
 * ``request_table``: which sequences are live, and which of them hold blocks
-* ``chunk``: what one sequence gets of a step, and what the step brings it
-* ``step_planner``: what one step computes
+* ``step_planner``: what one step computes, and how many tokens fit into it
 * ``scheduler``: which sequences run, wait for another, or are preempted
 * ``stats``: counters of what the scheduler did
 

@@ -29,9 +29,8 @@ from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResult
 from ostinato.core.request import FinishReason, Request
 from ostinato.sched.admission import check_prompt, finish_reason, max_sequence_tokens
-from ostinato.sched.chunk import ScheduledChunk, SequenceUpdate, tables_of
 from ostinato.sched.request_table import RequestTable
-from ostinato.sched.sequence import Sequence
+from ostinato.sched.sequence import ScheduledChunk, Sequence, SequenceUpdate, tables_of
 from ostinato.sched.stats import SchedulerStats
 from ostinato.sched.step_planner import StepPlanner
 from ostinato.sched.waiting_queue import FirstComeFirstServed, MakeOrder
