@@ -48,7 +48,7 @@ def num_hits(llm: LLM, prompt, **salted) -> int:
     """Return how many tokens of a prompt are cached for a tenant; looked up, not served."""
     request = llm.engine.make_request(parse_prompt(salted_prompt(prompt, **salted)), ONE).request
     key = PrefixKey(request.identity, request.prompt_token_ids)
-    return llm.engine.cache.match(key).num_tokens
+    return llm.engine.cache.manager.match(key).num_tokens
 
 
 def salted_prompt(prompt: list[int], salt: str = "") -> dict:

@@ -439,7 +439,7 @@ def test_a_reset_is_refused_while_requests_run_unless_they_are_preempted(
     engine.step()
     engine.reset_cache(preempt_running=True)
     assert (engine.scheduler.num_running, engine.scheduler.num_waiting) == (0, 5)
-    assert list(engine.cache.index.contents()) == []
+    assert list(engine.cache.manager.index.contents()) == []
 
     outputs = run(engine)
     assert tokens_of([outputs[name] for name in names]) == expected

@@ -262,9 +262,9 @@ def test_an_overflowing_queue_drops_batches_and_the_engine_goes_on(
 ):
     """Two of ten are queued, eight dropped; the next one shows the gap, and it is replayed."""
     cache, gate = tiny_cache(32, keep_event_batches=100), Gate()
-    publisher = publish(cache.manager, gate, max_queued=2)
+    publisher = publish(cache.prefix_cache, gate, max_queued=2)
     consumer = listen(publisher)
-    meet(consumer, cache.manager)
+    meet(consumer, cache.prefix_cache)
     publisher.settle()
     before = consumer.next
     gate.open.clear()
@@ -278,17 +278,17 @@ def test_an_overflowing_queue_drops_batches_and_the_engine_goes_on(
     cache.serve("KKKKKKKK")
     consumer.listen_until(before + 11)
     assert consumer.num_replayed == 9, "eight that were dropped, and the one that told"
-    agree(consumer, cache.manager)
+    agree(consumer, cache.prefix_cache)
 
 
 def test_a_gap_that_is_kept_no_more_makes_the_consumer_start_over(publish: Publish, listen: Listen):
     """The replay's end comes first, and nothing else: it must not go on with a hole."""
     cache = tiny_cache(32, keep_event_batches=3)
-    consumer = listen(publish(cache.manager))
-    meet(consumer, cache.manager)
+    consumer = listen(publish(cache.prefix_cache))
+    meet(consumer, cache.prefix_cache)
     for letter in "ABCDE":
         cache.serve(letter * 8)
-    oldest = flush(cache.manager) - 3
+    oldest = flush(cache.prefix_cache) - 3
     assert consumer.ask(oldest - 1) == []
     assert [number for number, _ in consumer.ask(oldest)] == [oldest, oldest + 1, oldest + 2]
     assert consumer.ask(oldest + 3) == [], "nothing has happened since"
@@ -299,7 +299,7 @@ def test_who_started_over_is_exact_again_when_the_cache_is_cleared(
 ):
     """A clearing needs no memory of what was there."""
     cache = tiny_cache(32, keep_event_batches=2)
-    publisher = publish(cache.manager)
+    publisher = publish(cache.prefix_cache)
     for letter in "ABCDE":
         cache.serve(letter * 8)
     publisher.settle()
@@ -309,8 +309,8 @@ def test_who_started_over_is_exact_again_when_the_cache_is_cleared(
         cache.prefix_cache.admin.reset()
     assert late.num_starts == 1
     cache.serve("ABCDEFGH")
-    late.listen_until(flush(cache.manager))
-    agree(late, cache.manager)
+    late.listen_until(flush(cache.prefix_cache))
+    agree(late, cache.prefix_cache)
     assert len(late.blocks) == 2
 
 
@@ -319,7 +319,7 @@ def test_a_request_that_is_no_request_is_ignored(
 ):
     """Whatever comes in on a socket, the thread goes on."""
     cache = tiny_cache(8, keep_event_batches=10)
-    publisher = publish(cache.manager)
+    publisher = publish(cache.prefix_cache)
     cache.serve("ABCDEFGH")
     with zmq.Context() as context, context.socket(zmq.DEALER) as rude:
         rude.connect(publisher.replay_endpoint or "")
@@ -356,7 +356,7 @@ def test_a_consumer_that_leaves_in_the_middle_of_its_replay_hurts_nobody(
 ):
     """The rest of its replay is given up, and said so; the next one is answered."""
     cache, gate = tiny_cache(32, keep_event_batches=100), Gate()
-    publisher = publish(cache.manager, gate)
+    publisher = publish(cache.prefix_cache, gate)
     for letter in "ABCDE":
         cache.serve(letter * 8)
     publisher.settle()
@@ -377,23 +377,23 @@ def test_erasing_a_tenant_leaves_none_of_its_events_anywhere(
 ):
     """Nor its salt on any wire, ever; who listened before is told to forget."""
     cache = tiny_cache(32, index=index, keep_event_batches=100)
-    publisher = publish(cache.manager)
+    publisher = publish(cache.prefix_cache)
     witness = listen(publisher)
-    meet(witness, cache.manager)
+    meet(witness, cache.prefix_cache)
     cache.serve("ABCDEFGH")
     cache.serve("SECRETSECRET", tenant=b"salt-of-x")
-    witness.listen_until(flush(cache.manager))
+    witness.listen_until(flush(cache.prefix_cache))
     of_tenant = [d for (d, _), block in witness.blocks.items() if block.tokens[0] != ord("A")]
     of_tenant = [d for d in of_tenant if bytes(d) not in _digests(cache, "ABCDEFGH")]
     assert len(of_tenant) == 3
     cache.prefix_cache.admin.erase(b"salt-of-x")
     assert not publisher._queue
 
-    witness.listen_until(flush(cache.manager))
-    agree(witness, cache.manager)
+    witness.listen_until(flush(cache.prefix_cache))
+    agree(witness, cache.prefix_cache)
     late = listen(publisher)
     late.catch_up()
-    agree(late, cache.manager)
+    agree(late, cache.prefix_cache)
     assert late.next == witness.next, "numbers have no gaps"
     told = b"".join(late.payloads)
     assert not any(digest in told for digest in of_tenant)
@@ -408,25 +408,25 @@ def _digests(cache: TinyCache, prompt: str) -> list[bytes]:
 def test_who_missed_an_erasure_starts_over(publish: Publish, listen: Listen):
     """The removals are gone with the rest: a replay of the gap would leave the tenant's blocks."""
     cache = tiny_cache(32, keep_event_batches=100)
-    publisher = publish(cache.manager)
+    publisher = publish(cache.prefix_cache)
     consumer = listen(publisher)
     cache.serve("ABCDEFGH")
     cache.serve("SECRETSECRET", tenant=b"x")
-    flush(cache.manager)
+    flush(cache.prefix_cache)
     consumer.catch_up()
     assert len(consumer.blocks) == 5
     cache.prefix_cache.admin.erase(b"x")
-    end = flush(cache.manager)
+    end = flush(cache.prefix_cache)
     assert consumer.ask(consumer.next) == []
     consumer.start_over(end)
-    agree(consumer, cache.manager)
+    agree(consumer, cache.prefix_cache)
     assert len(consumer.blocks) == 2
 
 
 def test_erasing_waits_until_the_queue_is_empty(publish: Publish, listen: Listen):
     """What the thread still holds is the tenant's as well."""
     cache, gate = tiny_cache(32, keep_event_batches=100), Gate()
-    publisher = publish(cache.manager, gate)
+    publisher = publish(cache.prefix_cache, gate)
     gate.open.clear()
     cache.serve("SECRETSECRET", tenant=b"x")
     eraser = threading.Thread(target=cache.prefix_cache.admin.erase, args=(b"x",))
@@ -440,12 +440,12 @@ def test_erasing_waits_until_the_queue_is_empty(publish: Publish, listen: Listen
 
 def test_a_tenant_that_runs_is_not_erased_and_nobody_is_told(publish: Publish, listen: Listen):
     cache = tiny_cache(32, keep_event_batches=100)
-    consumer = listen(publish(cache.manager))
+    consumer = listen(publish(cache.prefix_cache))
     cache.admit("runs", "ABCDEFGH", tenant=b"x")
     with pytest.raises(CacheInUse):
         cache.prefix_cache.admin.erase(b"x")
     consumer.catch_up()
-    agree(consumer, cache.manager)
+    agree(consumer, cache.prefix_cache)
     assert len(consumer.blocks) == 2
 
 
@@ -475,7 +475,7 @@ def test_a_router_finds_the_worker_with_the_longest_prefix(
         prompt, images = random_prompt(chance, chance.randint(1, 24))
         key = prefix_key(prompt, images, tenant=chance.choice([b"", b"x"]))
         told = [view.longest_prefix(key, 2, sizes) for view in views]
-        real = [len(worker.cache.match(key.copy()).blocks) for worker in workers]
+        real = [len(worker.cache.manager.match(key.copy()).blocks) for worker in workers]
         assert told == real
         found.add(tuple(real))
     assert len(found) > 5, "the workers hardly differ"
@@ -556,9 +556,9 @@ def test_shutting_an_async_engine_down_closes_its_sockets(checkpoints: Any):
 def test_whatever_was_told_before_closing_arrives(publish: Publish, listen: Listen):
     """The queue is sent before the sockets go."""
     cache, gate = tiny_cache(32, keep_event_batches=100), Gate()
-    publisher = publish(cache.manager, gate)
+    publisher = publish(cache.prefix_cache, gate)
     consumer = listen(publisher)
-    meet(consumer, cache.manager)
+    meet(consumer, cache.prefix_cache)
     gate.open.clear()
     for letter in "ABCDE":
         cache.serve(letter * 8)
@@ -567,8 +567,8 @@ def test_whatever_was_told_before_closing_arrives(publish: Publish, listen: List
     gate.open.set()
     closer.join(PATIENCE_MS / 1000)
     assert not closer.is_alive()
-    consumer.listen_until(flush(cache.manager))
-    agree(consumer, cache.manager)
+    consumer.listen_until(flush(cache.prefix_cache))
+    agree(consumer, cache.prefix_cache)
     cache.serve("after that, the cache goes on and nobody is told")
 
 
@@ -582,7 +582,7 @@ def test_a_fault_of_the_publisher_ends_events_and_nothing_else(
             raise RuntimeError("cannot write")
 
     cache = tiny_cache(32, keep_event_batches=100)
-    publisher = publish(cache.manager, Broken("CPU"))
+    publisher = publish(cache.prefix_cache, Broken("CPU"))
     cache.serve("ABCDEFGH", tenant=b"x")
     publisher._thread.join(PATIENCE_MS / 1000)
     cache.serve("IJKLMNOP", tenant=b"x")
@@ -629,6 +629,6 @@ def test_without_events_nobody_is_told_and_nothing_is_counted_for_them(make_llm:
     llm.generate({"prompt_token_ids": [5] * 40}, SamplingParams(max_tokens=9), use_tqdm=False)
     assert llm.engine.kv_events is None and llm.engine.cache.events is None
     assert "ostinato-kv-events" not in {thread.name for thread in threading.enumerate()}
-    index = llm.engine.cache.index
+    index = llm.engine.cache.manager.index
     assert not any(node.digests for node, _ in walk(index._roots, 4))  # type: ignore[attr-defined]
     assert truth(llm.engine.cache), "there were blocks to tell of"

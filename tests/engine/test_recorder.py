@@ -31,7 +31,7 @@ def replayed(path: Path) -> tuple[Recording, list[ReplayedRequest]]:
     """Replay a recording and look at the cache afterwards."""
     recording = read_recording(path)
     replay = Replay(recording)
-    requests = replay.run(lambda event: replay.cache.check())
+    requests = replay.run(lambda event: replay.cache.manager.check())
     assert replay.num_idle_steps == 0
     return recording, requests
 

@@ -113,7 +113,7 @@ def test_leases_end_with_the_weights(make_llm: MakeLLM):
     assert receipt.status is LeaseStatus.ACCEPTED
     llm.update_weights(changed(llm))
     assert not llm.end_lease(receipt.lease_id)
-    assert llm.engine.cache.pool.num_free == 32
+    assert llm.engine.cache.manager.pool.num_free == 32
 
 
 # --- what does not fit --------------------------------------------------------------------

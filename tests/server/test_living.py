@@ -82,7 +82,7 @@ def test_who_goes_away_takes_the_request_along(
 ) -> None:
     """Long before its 900 tokens were there, its blocks are free again."""
     call = {**LONG, "max_tokens": 900, "stream": stream, "n": 2}
-    free = state.llm.engine.cache.pool.num_free
+    free = state.llm.engine.cache.manager.pool.num_free
     if stream:
         with http.stream("POST", "/v1/completions", json=call) as response:
             next(events_of(response))
@@ -94,7 +94,7 @@ def test_who_goes_away_takes_the_request_along(
     wait_until(lambda: not state.llm.engine.has_work)
 
     assert state.llm.engine.scheduler_stats.computed_output_tokens - before < 900
-    assert state.llm.engine.cache.pool.num_free == free
+    assert state.llm.engine.cache.manager.pool.num_free == free
 
 
 def test_a_full_queue_says_so_and_when_to_come_again() -> None:

@@ -185,7 +185,7 @@ def test_evictions_show_how_old_and_how_far_apart(llm) -> None:
     states = {state: page.value("ostinato_blocks", state=state) for state in (
         "scratch", "private", "held", "evictable")}  # fmt: skip
     assert states["private"] == states["held"] == 0
-    assert states["evictable"] == llm.engine.cache.pool.num_evictable > 0
+    assert states["evictable"] == llm.engine.cache.manager.pool.num_evictable > 0
 
 
 def test_names_and_units_follow_the_conventions(llm) -> None:
