@@ -287,7 +287,7 @@ def main() -> None:
     parser.add_argument(
         "--share", type=float, default=0.01, help="of the cache's time, for estimates"
     )
-    parser.add_argument("--policy", default="lru", help="of the cache, for a trace")
+    parser.add_argument("--policy", default="reuse_hazard", help="of the cache")
     parser.add_argument("--seeds", type=int, default=1, help="samples of the same traffic")
     parser.add_argument("--errors", action="store_true", help="measure errors and no cost")
     parser.add_argument("--idle", action="store_true", help="replay the sample in idle time")
@@ -295,7 +295,7 @@ def main() -> None:
     table, console = cost_table(), Console(width=130)
     if options.trace is None:
         for index, sets in SETS.items() if options.sets is None else [("radix", options.sets)]:
-            settings: Settings = {"num_blocks": BLOCKS, "index": index}
+            settings: Settings = {"num_blocks": BLOCKS, "index": index, "policy": options.policy}
             watching: Settings = {**settings, "ghost_share": options.share}
             plain, watched = Served(**settings, ghost_blocks=0), Served(**watching)
             by_turns(chats(sets), sets * TURNS, [plain, watched])
