@@ -126,7 +126,7 @@ class BlockPool:
 
         Args:
             blocks: Ids in token order; they are given away tail first.
-            tenant: To whom they were charged; None if to nobody any more.
+            tenant: To whom they were charged; None if they are charged no more.
         """
         if not blocks:
             return

@@ -12,7 +12,7 @@ sequence of p tokens needs the blocks of tokens ``p - window + 1 .. p - 1`` and 
 Blocks that leave the window become evictable while the request runs. A hit that ends at a
 block boundary needs the last ``ceil((window - 1) / block_size)`` blocks before it, and not
 their ancestors: law 8 holds for full attention, whose index says which prefixes exist; here
-blocks hang on their digests, one by one.
+blocks are found by their digests, one by one.
 
 Rules:
 
@@ -78,7 +78,7 @@ class WindowGroup:
         return 0
 
     def num_idle_blocks(self, key: PrefixKey, num_blocks: int) -> int:
-        """Count the blocks of a hit that nobody holds."""
+        """Count the blocks of a hit that no request holds."""
         return sum(not copy.ref_count for copy in self._window(key, num_blocks))
 
     def acquire(self, key: PrefixKey, num_blocks: int) -> WindowTable:

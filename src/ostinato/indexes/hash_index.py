@@ -96,7 +96,7 @@ class HashIndex:
         return TailMatch(copy.block, common, copy)
 
     def num_idle_blocks(self, match: PrefixMatch) -> int:
-        """Count the matched whole blocks that nobody holds, in O(blocks)."""
+        """Count the matched whole blocks that no request holds, in O(blocks)."""
         return sum(not copy.ref_count for copy in match.cursor or ())
 
     def acquire(

@@ -1,4 +1,4 @@
-"""What lies in the hash index, from the roots on? For pictures, surveys and checks."""
+"""Walks over the hash index: for pictures, surveys and checks."""
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,7 +65,7 @@ def check(
     """Assert the index's rules 1 to 4 and that digests and links agree.
 
     Args:
-        roots: The contents that all others hang behind.
+        roots: The contents that all others continue.
         by_digest: All contents with a digest.
         idle: ``id`` of every entry that the pool can evict.
         paths: Every live path and every tail that is held.

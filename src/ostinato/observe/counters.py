@@ -109,8 +109,8 @@ class CacheStats:
         duplicate_blocks: Published blocks whose content was there already.
         sealed_tails: Partial blocks of ended sequences that became findable.
         evicted_blocks: Cached blocks that were given away for other content.
-        eviction_ages_s: Forgotten blocks by seconds since somebody held them.
-        residencies_s: Forgotten blocks by seconds since they were published; a run of blocks
+        eviction_ages_s: Evicted blocks by seconds since their last use.
+        residencies_s: Evicted blocks by seconds since they were published; a run of blocks
             that grew together counts from its first.
         reuse_distances: Evictable blocks that were held again, by blocks given away meanwhile.
         ghosts: What other sizes and policies would have found; empty without a ghost,

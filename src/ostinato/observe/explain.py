@@ -36,7 +36,7 @@ class Viewer:
         administrator: Whether other tenants may be mentioned.
         decode: From token ids to text; None shows no text.
         prompt: Packed tokens of the prompt, for requests whose tokens are not kept.
-        tenant: Salt of whoever asks: others' requests are unknown to it; None may ask of all.
+        tenant: Salt of the one who asks: others' requests are unknown to it; None may ask of all.
     """
 
     administrator: bool = False

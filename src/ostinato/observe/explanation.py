@@ -62,10 +62,10 @@ class Stretch:
         stop: Position after the last.
         fate: What became of them.
         cause: Why they were computed; None if they were not.
-        request: Whose content they are, or were compared with; None if nobody's, or a stranger's.
+        request: Whose content they are, or were compared with; None if it has no owner, or another tenant.
         by: The request for which they were evicted; None if unknown, or another tenant's.
         ago_s: Seconds between that and this request's admission.
-        idle_s: Seconds that nobody had used them then.
+        idle_s: Seconds since their last use then.
         setting: What switched the cache off, or sets the bound that they met.
         in_answer: Whether the prompt parts from the other's answer rather than from its prompt.
     """

@@ -58,8 +58,8 @@ class Loss:
         reason: ``space`` for another's content, ``quota`` for its own tenant's quota, or
             ``removed`` by an administrator.
         at_s: When, by the clock.
-        idle_s: Seconds since somebody held them.
-        by: For whom; None if for nobody, or for somebody who was erased.
+        idle_s: Seconds since their last use.
+        by: For which request; None if for none, or for a tenant that was erased.
         identity: Whose they were.
         blocks: Which.
     """

@@ -173,7 +173,7 @@ def top_prefixes(
     most: int,
     belongs: Callable[[Identity], bool] = lambda identity: True,
 ) -> list[CachedPrefix]:
-    """List the prefixes that saved most, then those that most blocks hang on.
+    """List the prefixes that saved most, then those that most blocks continue.
 
     Args:
         manager: Whose cache.

@@ -1,4 +1,4 @@
-"""Who is live, and who of them holds blocks?
+"""The request table: which sequences are live, and which of them hold blocks.
 
 ::
 
@@ -6,8 +6,7 @@
                  ▲                  │
                  └─────preempt──────┘
 
-The one place where a sequence changes between these states; who changes, and when, the
-scheduler decides.
+The one place where a sequence changes between these states; the scheduler decides when.
 """
 
 from ostinato.cache.block_table import BlockTable
@@ -34,7 +33,7 @@ class RequestTable:
         stats: SchedulerStats,
         order: WaitingOrder,
     ) -> None:
-        """Start with nobody.
+        """Start without a request.
 
         Args:
             cache: Where blocks are released.

@@ -1,4 +1,4 @@
-"""Who runs, who waits for whom, who is preempted?
+"""The scheduler: which sequences run, wait for another, or are preempted.
 
 A step is plan, then run, then commit or fail::
 
@@ -8,14 +8,14 @@ A step is plan, then run, then commit or fail::
 
 Rules:
 
-1. Every decode gets its token in every step, and the first prefill at least one: nobody
-   starves.
+1. Every decode gets its token in every step, and the first prefill at least one: no
+   sequence starves.
 2. Sequences are planned in an order in which a sequence that shares blocks of the
    step comes after their publisher; ``CacheManager.fail`` relies on it.
 3. A preempted sequence keeps its tokens and its place; its blocks stay findable.
-4. Whoever is next and does not fit is not overtaken; whoever waits for a prefill is.
-5. Nobody is admitted in a step in which a running sequence got nothing: so whoever is waited
-   for goes on.
+4. The head of the queue is never skipped if it does not fit, only if it waits for a prefill.
+5. No sequence is admitted in a step in which a running one got nothing: so a prefill that
+   others wait for goes on.
 """
 
 import time

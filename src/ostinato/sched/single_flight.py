@@ -1,15 +1,14 @@
-"""Whose prefix is being computed right now?
+"""Single flight: whose prefix is being computed right now?
 
-Single flight (law 1): a request whose prompt a running prefill is about to compute waits for
-it instead of computing the same tokens. Nothing about the wait is stored: the question is
-asked anew in every step, of the sequences that run in it. If a leader is cancelled, fails or
-is preempted, it is no longer asked, and its followers go on by themselves; so nobody can
-wait for somebody who is not making progress.
+A request whose prompt a running prefill is about to compute waits for it instead of computing the
+same tokens (law 1). Nothing about the wait is stored: the question is asked anew in every step, of
+the sequences that run in it. If a leader is cancelled, fails or is preempted, it is no longer
+asked, and its followers go on by themselves; so no sequence waits for one that makes no progress.
 
 Within one step no question is needed: blocks are findable from the moment they are planned,
 so a follower of a prompt that is finished in this step shares the step. Nor is there one without
 ``max_chunk_tokens``: a prefill that goes on has taken all that was left of the budget, and
-nobody is admitted beside it.
+no other sequence is admitted beside it.
 """
 
 from ostinato.cache.prefix_index import PrefixMatch
@@ -20,7 +19,7 @@ class SingleFlight:
     """The prefills that will go on after this step."""
 
     def __init__(self, block_size: int) -> None:
-        """Start a step with nobody in flight."""
+        """Start a step with no prefill in flight."""
         self._block_size = block_size
         self._leaders: list[tuple[Sequence, int]] = []
 
@@ -34,7 +33,7 @@ class SingleFlight:
         """Find a prefill that will publish more of a prompt than is cached now.
 
         Returns:
-            Whom to wait for; None if there is nobody.
+            The sequence to wait for; None if there is none.
 
         Cost: O(prefills in flight) comparisons of packed tokens.
         """

@@ -1,8 +1,8 @@
-"""What does one step compute?
+"""The step planner: what one step computes.
 
-Decodes take a token of the budget each, then prefills under way take chunks; who is short of
-blocks preempts the last of the running; then the waiting are admitted, unless a running prefill
-computes their prefix (``flight``).
+Decodes take a token of the budget each, then prefills under way take chunks; a sequence that is
+short of blocks preempts the last of the running; then waiting ones are admitted, unless a running
+prefill computes their prefix (``single_flight``).
 """
 
 from collections.abc import Callable
@@ -64,7 +64,7 @@ class StepPlanner:
         stats: SchedulerStats,
         clock: Callable[[], float],
     ) -> None:
-        """Begin with nobody planned; ``stats`` counts what was waited for."""
+        """Begin with an empty plan; ``stats`` counts what was waited for."""
         self.chunks: list[ScheduledChunk] = []
         self._config = config
         self._cache = cache
@@ -74,7 +74,7 @@ class StepPlanner:
         self._budget = TokenBudget(config.max_num_batched_tokens, config.max_chunk_tokens)
         self._in_flight = SingleFlight(cache.block_size)
         self._copies: list[CopyRun] = []
-        self._is_short_of_blocks = False  # somebody found too few
+        self._is_short_of_blocks = False  # a sequence found too few
 
     def plan(self) -> StepPlan:
         """Decide; blocks are allocated and published on the way."""

@@ -1,6 +1,6 @@
 """Depth-first order: requests that share a prefix are served one after another.
 
-The prompts that wait are the paths of a tree. A depth-first walk over it visits whoever shares
+The prompts that wait are the paths of a tree. A depth-first walk over it visits those that share
 a prefix one after another, so that a prefix is computed, used by all, and may then be evicted
 (SGLang shows that for a batch this order has the best possible hit ratio: arXiv 2312.07104,
 theorem 3.1). Longest prefix first comes close to it while the prefix of each branch is cached,

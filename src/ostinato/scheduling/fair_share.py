@@ -5,9 +5,9 @@ prompt and output alike; what is read from the cache costs nothing. The tenant w
 counter is next: the Virtual Token Counter of Sheng et al., *Fairness in Serving Large Language
 Models*, arXiv 2401.00588, without its weights. Two rules keep time in it:
 
-* Nobody saves up: whoever begins to wait is lifted to the lowest counter among those who
+* Idle time is not saved up: a tenant that begins to wait is lifted to the lowest counter among those who
   already did, so that an idle hour is worth nothing.
-* Nobody stays in debt when nobody waits: then all counters are level again.
+* Debts end when no tenant waits: then all counters are level again.
 """
 
 import heapq
@@ -24,7 +24,7 @@ MAX_TENANTS = 4096
 class FairShare(WaitingOrder):
     """Serve by priority, then the tenant that was served least; each tenant's by arrival.
 
-    The bound on waiting is a tenant's, not a request's: whoever is the first of its tenant is
+    The bound on waiting is a tenant's, not a request's: the first of each tenant is
     overtaken by later ones of others ``max_overtakes`` times at most. If it were that of each
     request, then a flood would be overdue as a whole after so many, and starve the others.
 
@@ -34,7 +34,7 @@ class FairShare(WaitingOrder):
     def __init__(self, max_overtakes: int) -> None:
         """Start with all tenants level."""
         self._max_overtakes = max_overtakes
-        self._somebody_is_newly_overdue = False
+        self._has_newly_overdue = False
         self._served: dict[bytes, int] = {}
         self._least = 0  # the lowest counter among those who waited in the last step
 
@@ -56,7 +56,7 @@ class FairShare(WaitingOrder):
         for other in _queues(overtaken).values():
             other[0].num_overtakes += 1
             if other[0].num_overtakes == self._max_overtakes:
-                self._somebody_is_newly_overdue = True
+                self._has_newly_overdue = True
 
     def planned(self, sequence: Sequence, num_tokens: int) -> None:
         """Add the tokens of this step to the tenant's counter."""
@@ -86,12 +86,12 @@ class FairShare(WaitingOrder):
     def _walk(self, waiting: list[Sequence]) -> Iterator[Sequence]:
         queues = [queue[::-1] for queue in _queues(waiting).values()]
         heap: list[tuple[int, bool, int, int, list[Sequence]]] = []
-        self._somebody_is_newly_overdue = True
+        self._has_newly_overdue = True
         while queues:
-            if self._somebody_is_newly_overdue:
+            if self._has_newly_overdue:
                 heap = [self._entry(queue) for queue in queues if queue]
                 heapq.heapify(heap)
-                self._somebody_is_newly_overdue = False
+                self._has_newly_overdue = False
             if not heap:
                 return
             queue = heapq.heappop(heap)[-1]

@@ -22,9 +22,9 @@ class RankedOrder(WaitingOrder):
     """
 
     def __init__(self, max_overtakes: int) -> None:
-        """Start with nobody overdue."""
+        """Start with no sequence overdue."""
         self._max_overtakes = max_overtakes
-        self._somebody_is_newly_overdue = False
+        self._has_newly_overdue = False
 
     def rank(self, waiting: list[Sequence]) -> dict[SequenceId, int]:
         """Rank those who wait: lower goes first, and equals, here all, go by arrival."""
@@ -43,11 +43,11 @@ class RankedOrder(WaitingOrder):
             rank = ranks[sequence.sequence_id] if on_time else 0
             return sequence.request.priority, on_time, rank, sequence.sequence_id
 
-        self._somebody_is_newly_overdue = True
+        self._has_newly_overdue = True
         while left:
-            if self._somebody_is_newly_overdue:
+            if self._has_newly_overdue:
                 left.sort(key=place, reverse=True)
-                self._somebody_is_newly_overdue = False
+                self._has_newly_overdue = False
             yield left.pop()
 
     def admitted(self, sequence: Sequence, waiting: list[Sequence]) -> None:
@@ -55,7 +55,7 @@ class RankedOrder(WaitingOrder):
         for other in waiting[: bisect_left(waiting, sequence.rank, key=by_arrival)]:
             other.num_overtakes += 1
             if other.num_overtakes == self._max_overtakes:
-                self._somebody_is_newly_overdue = True
+                self._has_newly_overdue = True
 
 
 class LongestPrefixFirst(RankedOrder):

@@ -26,7 +26,7 @@ class Lease:
 
     Attributes:
         lease_id: Its number.
-        table: What is held, and of which prefix; a block table that nobody grows.
+        table: What is held, and of which prefix; a pinned block table.
         terms: For how long it is held.
         expires_s: By the cache's clock; None if pinned.
     """
