@@ -62,7 +62,7 @@ class Stretch:
         stop: Position after the last.
         fate: What became of them.
         cause: Why they were computed; None if they were not.
-        request: Whose content they are, or were compared with; None if it has no owner, or another tenant.
+        request: Whose content they are, or were compared with; None if another tenant's.
         by: The request for which they were evicted; None if unknown, or another tenant's.
         ago_s: Seconds between that and this request's admission.
         idle_s: Seconds since their last use then.

@@ -5,8 +5,8 @@ prompt and output alike; what is read from the cache costs nothing. The tenant w
 counter is next: the Virtual Token Counter of Sheng et al., *Fairness in Serving Large Language
 Models*, arXiv 2401.00588, without its weights. Two rules keep time in it:
 
-* Idle time is not saved up: a tenant that begins to wait is lifted to the lowest counter among those who
-  already did, so that an idle hour is worth nothing.
+* Idle time is not saved up: a tenant that begins to wait is lifted to the lowest counter among
+  those that already did, so that an idle hour is worth nothing.
 * Debts end when no tenant waits: then all counters are level again.
 """
 
