@@ -295,7 +295,6 @@ class CacheManager:
             StepInProgress: It has published in this step: ``commit`` or ``fail`` comes first.
             TableOverrun: The table has fewer slots, or its sequence fewer tokens.
         """
-        self._check_thread()
         self._check_table(table)
         self._check_range(table, num_tokens, "release")
         if table.first_published is not None:
