@@ -220,11 +220,11 @@ def interrupt_within(owner: Any, name: str, call: int, patch: pytest.MonkeyPatch
 PLACES: dict[str, Callable[[Engine], tuple[Any, str]]] = {
     "while requests are added": lambda engine: (engine.scheduler, "add"),
     "before the plan": lambda engine: (engine.scheduler, "plan"),
-    "in the plan": lambda engine: (engine.cache, "admit"),
+    "in the plan": lambda engine: (engine.cache.manager, "admit"),
     "in the forward pass": lambda engine: (engine.runner, "execute"),
     "before the commit": lambda engine: (engine.scheduler, "commit"),
-    "in the commit": lambda engine: (engine.cache, "commit"),
-    "when a request ends": lambda engine: (engine.cache, "release"),
+    "in the commit": lambda engine: (engine.cache.manager, "commit"),
+    "when a request ends": lambda engine: (engine.cache.manager, "release"),
 }
 
 

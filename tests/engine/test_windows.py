@@ -81,7 +81,7 @@ def test_answers_are_those_without_a_cache_whatever_was_evicted_from_the_window(
     assert generate(llm, first) == (expected[0], 0)
     assert generate(llm, first) == (expected[0], 49), "all but the last token"
     copies = set(window.copies())
-    llm.engine.cache.groups.forget(lambda entry: entry in copies)
+    llm.engine.cache.manager.remove(lambda entry: entry in copies)
     assert generate(llm, first) == (expected[0], 0), "the window is gone, so nothing hits"
     assert generate(llm, first)[1] == 49, "and it is whole again"
     assert generate(llm, other) == (expected[1], 0)
