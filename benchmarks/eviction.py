@@ -16,7 +16,7 @@ share of all prompt tokens, the partial last block of each prompt included.
 per request of both, bytes per block of the pool that each allocates, how far the first one was
 behind at its worst moment, and at its end, in points of all prompt tokens until then.
 
-The bounds are those of ``ostinato.lab.bounds``: Belady, who knows the future, evicting leaves
+The bounds are those of ``ostinato.lab.simulation``: Belady, who knows the future, evicting leaves
 only, and with leave not to insert.
 """
 
@@ -37,8 +37,8 @@ from tqdm import tqdm
 from ostinato.assembly import build_cache
 from ostinato.core.config import CacheConfig, IndexName
 from ostinato.core.identity import Identity, PrefixKey
-from ostinato.lab.bounds import belady_hits
 from ostinato.lab.policies import SIMULATED_POLICIES, SimulatedPolicyName, policy_factory
+from ostinato.lab.simulation import belady_hits
 
 BLOCK_TOKENS = 512
 LAST = 2**32 - 1

@@ -32,7 +32,7 @@ def main() -> None:
             seconds = []
             for _ in range(REPEATS):
                 begun = time.process_time()
-                result = replay_serially(trace, size)
+                result = replay_serially(trace, size, "lru")
                 seconds.append(time.process_time() - begun)
             speed = trace.num_lookups / min(seconds)
             print(

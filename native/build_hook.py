@@ -1,13 +1,13 @@
 """How does the native library get into the package?
 
 Hatchling calls this while it builds a wheel or an editable installation. Where there is no C++
-compiler the package is built without the library: everything works, in plain torch.
+compiler the package is built without the library: everything works, in plain torch. The library
+holds kernels for several instruction sets and chooses among them when it is loaded.
 """
 
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,10 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             self.app.display_warning(f"built without the native library: {done.stderr}")
             Path(self.root, LIBRARY).unlink(missing_ok=True)
             return
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        sys.path.append(str(Path(self.root, "native")))
+        from manylinux import platform_tag
+
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{platform}"  # a plain C ABI knows no version of Python
+        # A plain C ABI knows no version of Python.
+        build_data["tag"] = f"py3-none-{platform_tag(Path(self.root, LIBRARY))}"
         build_data["artifacts"].append(LIBRARY)

@@ -38,6 +38,16 @@ def test_the_heart_loads_no_tensor_library(statement: str):
     assert loaded_after(statement).isdisjoint(TENSOR_LIBRARIES)
 
 
+def test_public_names_are_listed_before_they_are_loaded():
+    """For a shell's completion; listing them loads nothing."""
+    loaded = loaded_after(
+        "import ostinato\n"
+        "assert {'LLM', 'AsyncLLM', 'SamplingParams', '__version__'} <= set(dir(ostinato))\n"
+        "assert set(ostinato.__all__) <= set(dir(ostinato))"
+    )
+    assert loaded.isdisjoint(TENSOR_LIBRARIES)
+
+
 def test_every_module_of_the_heart_loads_no_tensor_library():
     """A room's __init__ may import little; its files are asked one by one as well."""
     rooms = [ROOT / "src/ostinato" / room for room in ("core", "cache", "sched", "lab")]

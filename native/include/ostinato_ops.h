@@ -75,16 +75,36 @@ typedef struct ost_best {
   int32_t num_threads;
 } ost_best;
 
-/* outputs = inputs x weight^T + bias, for rows of bfloat16 and a weight in the tiles that oneDNN
- * packs it in: [num_outputs / 32][num_inputs / 2][32][2]. Sums are in float. */
+/* Rows of a weight and their place in a packed one, see weight_tiles.h. */
+typedef struct ost_packing {
+  void *tiles;          /* ost_packed_size elements, zero wherever nothing was packed */
+  ost_matrix rows;      /* (num_rows, num_inputs) */
+  int64_t first_output; /* the output that the first row is */
+  int64_t num_rows;
+  int32_t num_inputs;
+  int32_t dtype; /* any format */
+  int32_t num_threads;
+} ost_packing;
+
+/* Elements of a packed weight. */
+OST_EXPORT int64_t ost_packed_size(int64_t num_outputs, int64_t num_inputs);
+/* Write rows into tiles; read them back. */
+OST_EXPORT void ost_pack(const ost_packing *packing);
+OST_EXPORT void ost_unpack(const ost_packing *packing);
+
+/* outputs = inputs x weight^T + bias, all of one format, for a packed weight.
+ *
+ * Sums are in float, over inputs in their order: a row's outputs do not depend on the rows beside it.
+ */
 typedef struct ost_product {
   ost_matrix inputs;  /* (num_rows, num_inputs) */
   ost_matrix outputs; /* (num_rows, num_outputs) */
   const void *tiles;
   const void *bias;   /* (num_outputs,), or null */
   int32_t num_rows;
-  int32_t num_inputs;  /* a multiple of 32 */
-  int32_t num_outputs; /* a multiple of 32 */
+  int32_t num_inputs;  /* a multiple of 32; inputs that only fill it up are any finite numbers */
+  int32_t num_outputs;
+  int32_t dtype; /* any format */
   int32_t num_threads;
 } ost_product;
 
@@ -95,8 +115,6 @@ typedef struct ost_gated_product {
   ost_gated gated;     /* of bfloat16 */
 } ost_gated_product;
 
-/* How many rows ost_ops_product takes with the instruction set in use: with AMX any number; 0 is none. */
-OST_EXPORT int32_t ost_ops_product_rows(void);
 OST_EXPORT void ost_ops_product(const ost_product *product);
 OST_EXPORT void ost_ops_gated_product(const ost_gated_product *op);
 

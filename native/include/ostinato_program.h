@@ -81,16 +81,16 @@ typedef struct ost_layer_attention {
 /* Operations in order, and what they work on.
  *
  * Rows go from one attention to the next in chunks, so that what one operation leaves is still in the
- * processor's cache when the next needs it. A matrix on the desk holds a chunk's rows, which the next
+ * processor's cache when the next needs it. A matrix in the arena holds a chunk's rows, which the next
  * chunk overwrites; any other holds all rows of the step. Attention and copies see them all at once,
- * and chunks begin anew where the wanted rows do: nothing on the desk is read beyond.
+ * and chunks begin anew where the wanted rows do: nothing in the arena is read beyond.
  */
 typedef struct ost_program {
   const ost_operation *operations;
   int64_t num_operations;
   int64_t rows_per_chunk; /* at most; a multiple of 32 */
-  const void *desk;
-  int64_t desk_bytes;
+  const void *arena;
+  int64_t arena_bytes;
 } ost_program;
 
 /* Run operations one after the other, each on all threads: on num_rows rows, or num_wanted of them;

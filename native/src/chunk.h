@@ -2,9 +2,9 @@
 //
 // Many rows go through a program in chunks, so that what one operation leaves is still in the
 // processor's cache when the next needs it. What nobody needs but the next operations of the same
-// chunk lies on the desk, which every chunk overwrites; all else has room for all rows::
+// chunk is in the arena, which every chunk overwrites; all else has room for all rows::
 //
-//     stream  [ chunk 0 | chunk 1 | chunk 2 ]        desk  [ chunk 0, then 1, then 2 ]
+//     stream  [ chunk 0 | chunk 1 | chunk 2 ]        arena  [ chunk 0, then 1, then 2 ]
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ namespace ost {
 class Chunk {
  public:
   Chunk(const ost_program &program, int64_t first_row, int64_t num_rows)
-      : desk_begin_(static_cast<const char *>(program.desk)),
-        desk_end_(desk_begin_ + program.desk_bytes), first_(first_row), num_rows_(num_rows) {}
+      : arena_begin_(static_cast<const char *>(program.arena)),
+        arena_end_(arena_begin_ + program.arena_bytes), first_(first_row), num_rows_(num_rows) {}
 
   // Records of these rows alone.
   ost_add_norm of(ost_add_norm op) const {
@@ -36,7 +36,7 @@ class Chunk {
     return with_rows(op);
   }
   ost_product of(ost_product op) const {
-    of_matrices(bytes_of(OST_BFLOAT16), {&op.inputs, &op.outputs});
+    of_matrices(bytes_of(op.dtype), {&op.inputs, &op.outputs});
     return with_rows(op);
   }
   ost_gated_product of(ost_gated_product op) const {
@@ -66,11 +66,11 @@ class Chunk {
   }
   void *from_first(void *data, int64_t row_bytes) const {
     char *bytes = static_cast<char *>(data);
-    const bool on_desk = bytes >= desk_begin_ && bytes < desk_end_;
-    return bytes == nullptr || on_desk ? bytes : bytes + first_ * row_bytes;
+    const bool in_arena = bytes >= arena_begin_ && bytes < arena_end_;
+    return bytes == nullptr || in_arena ? bytes : bytes + first_ * row_bytes;
   }
 
-  const char *desk_begin_, *desk_end_;
+  const char *arena_begin_, *arena_end_;
   int64_t first_, num_rows_;
 };
 

@@ -22,6 +22,9 @@ bool kernel_grants_tiles() {
 }
 
 bool has_tiles() {
+#if defined(OST_EMULATE_AMX)
+  return true;
+#endif
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
   return (d & (1u << 22)) && (d & (1u << 24)) && kernel_grants_tiles();

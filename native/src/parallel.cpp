@@ -4,31 +4,21 @@
 // for each call.
 #include "parallel.h"
 
-#include <dlfcn.h>
-
 #include <thread>
 #include <vector>
 
+// Found when this library is loaded, among what the process has loaded before; else null.
+extern "C" __attribute__((weak)) void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned);
+
 namespace ost {
-
-namespace {
-
-using GompParallel = void (*)(void (*)(void *), void *, unsigned, unsigned);
-
-GompParallel find_gomp() {
-  return reinterpret_cast<GompParallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
-}
-
-}  // namespace
 
 void run_on_threads(void (*task)(void *), void *context, int32_t num_threads) {
   if (num_threads <= 1) {
     task(context);
     return;
   }
-  static const GompParallel gomp = find_gomp();
-  if (gomp != nullptr) {
-    gomp(task, context, static_cast<unsigned>(num_threads), 0);
+  if (GOMP_parallel != nullptr) {
+    GOMP_parallel(task, context, static_cast<unsigned>(num_threads), 0);
     return;
   }
   std::vector<std::thread> helpers;

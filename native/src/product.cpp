@@ -1,9 +1,11 @@
-// How are rows multiplied with a weight in tiles?
+// How products are cut into units that threads share out.
 //
-// A decode step reads every weight once and computes next to nothing with it. Each thread streams
-// tiles as they lie, asking ahead for those that follow, and all rows look at a tile while it is
-// there. For many rows see product_amx_many.cpp; without AMX they are oneDNN's, which reads the same
-// tiles.
+// A decode step reads every weight once and computes next to nothing with it: each thread streams
+// its tiles in order. Many rows go in blocks, so that a block's rows stay in the processor's caches
+// while tiles pass by.
+#include <algorithm>
+
+#include "formats.h"
 #include "product_kernels.h"
 #include "work.h"
 
@@ -13,45 +15,87 @@ namespace {
 
 // Weight that a thread takes at a time: long enough to be streamed, short enough to be shared out.
 constexpr int64_t kPieceBytes = 256 << 10;
-constexpr int64_t kManyPiece = 8;
+constexpr int64_t kManyPiece = 8;  // units of many rows
+constexpr int64_t kBlockBytes = 1 << 20;  // of rows
+constexpr int64_t kFewestBlockRows = 96;  // below, weights pass by too often
 
-ProductKernel kernel_for(int32_t num_rows) {
+bool by_amx(const ost_product &product) {
 #if defined(__x86_64__)
-  if (ost_current_isa() < OST_AMX) return product_avx512_bf16;
-  return num_rows > kFewTileRows ? product_amx_many : product_amx;
+  return ost_current_isa() >= OST_AMX && product.dtype == OST_BFLOAT16;
 #else
-  return nullptr;
+  return false;
 #endif
 }
 
-// Units that a thread takes at a time. Those of many rows are long, and follow on each other.
-Work work_of_many(const ost_product &product, Work work) {
+bool in_amx_blocks(const ost_product &product) {
+  return by_amx(product) && product.num_rows > kFewTileRows;
+}
+
+ProductKernel vector_kernel(int32_t dtype) {
 #if defined(__x86_64__)
-  work.num_units *= blocks_of_many(product);
+  const int32_t isa = ost_current_isa();
+  if (isa >= OST_AVX512_BF16 && dtype == OST_BFLOAT16) return products_avx512_bf16(dtype);
+  if (isa >= OST_AVX512) return products_avx512(dtype);
+  if (isa >= OST_AVX2) return products_avx2(dtype);
 #endif
-  work.units_per_piece = kManyPiece;
-  return work;
+  return products_generic(dtype);
 }
 
-bool in_blocks(const ost_product &product) {
-  return product.num_rows > kFewTileRows && ost_current_isa() >= OST_AMX;
+// Blocks are equally large, up to a row.
+int64_t num_blocks(const ost_product &p) {
+#if defined(__x86_64__)
+  if (by_amx(p)) return in_amx_blocks(p) ? blocks_of_many(p) : 1;
+#endif
+  const int64_t fitting = kBlockBytes / (int64_t{p.num_inputs} * 4);
+  const int64_t most = std::max(kFewestBlockRows, fitting);
+  return (p.num_rows + most - 1) / most;
+}
+
+ost_product block_of(const ost_product &product, int64_t block, int64_t blocks) {
+  ost_product own = product;
+  const int64_t first = product.num_rows * block / blocks;
+  const auto from_first = [&](const ost_matrix &matrix) {
+    const int64_t bytes = first * matrix.stride * bytes_of(product.dtype);
+    return ost_matrix{static_cast<char *>(matrix.data) + bytes, matrix.stride};
+  };
+  own.inputs = from_first(product.inputs);
+  own.outputs = from_first(product.outputs);
+  own.num_rows = static_cast<int32_t>(product.num_rows * (block + 1) / blocks - first);
+  return own;
+}
+
+// Calls a vector kernel for the units of each block among first .. last - 1.
+void each_block(const ost_product &p, int64_t first, int64_t last) {
+  const ProductKernel kernel = vector_kernel(p.dtype);
+  const int64_t blocks = num_blocks(p), per_block = num_tiles(p.num_outputs);
+  while (first < last) {
+    const int64_t block = first / per_block, begin = block * per_block;
+    const int64_t end = std::min(last, begin + per_block);
+    kernel(block_of(p, block, blocks), first - begin, end - begin);
+    first = end;
+  }
+}
+
+void compute(const void *record, int64_t first, int64_t last) {
+  const auto &p = *static_cast<const ost_product *>(record);
+#if defined(__x86_64__)
+  if (by_amx(p)) return (in_amx_blocks(p) ? product_amx_many : product_amx)(p, first, last);
+#endif
+  each_block(p, first, last);
 }
 
 }  // namespace
 
 Work work_of(const ost_product &product) {
-  const auto compute = [](const void *record, int64_t first, int64_t last) {
-    const auto &p = *static_cast<const ost_product *>(record);
-    kernel_for(p.num_rows)(p, first, last);
-  };
-  const int64_t per_piece = kPieceBytes / (int64_t{product.num_inputs} * kTileOutputs * 2);
-  const Work work{&product, compute, product.num_outputs / kTileOutputs,
-                  per_piece < 1 ? 1 : per_piece};
-  return in_blocks(product) ? work_of_many(product, work) : work;
+  const int64_t blocks = num_blocks(product), tiles = num_tiles(product.num_outputs);
+  const int64_t tile_bytes = int64_t{product.num_inputs} * kTileOutputs * bytes_of(product.dtype);
+  const int64_t per_piece = std::max(int64_t{1}, kPieceBytes / tile_bytes);
+  const bool is_many = in_amx_blocks(product) || blocks > 1;
+  return {&product, compute, blocks * tiles, is_many ? kManyPiece : per_piece};
 }
 
 bool gates_at_once(const ost_gated_product &op) {
-  return in_blocks(op.product) && op.product.num_outputs % (2 * kTileOutputs) == 0;
+  return in_amx_blocks(op.product) && op.product.num_outputs % (2 * kTileOutputs) == 0;
 }
 
 Work work_of(const ost_gated_product &op) {
@@ -60,7 +104,8 @@ Work work_of(const ost_gated_product &op) {
     product_gated_amx(*static_cast<const ost_gated_product *>(record), first, last);
 #endif
   };
-  return work_of_many(op.product, {&op, compute, op.product.num_outputs / kTileOutputs / 2, 1});
+  const int64_t pairs = op.product.num_outputs / kTileOutputs / 2;
+  return {&op, compute, num_blocks(op.product) * pairs, kManyPiece};
 }
 
 }  // namespace ost
@@ -71,11 +116,6 @@ void ost_ops_gated_product(const ost_gated_product *op) {
   if (ost::gates_at_once(*op)) return ost::run_work(ost::work_of(*op), op->product.num_threads);
   ost_ops_product(&op->product);
   ost_ops_gated(&op->gated);
-}
-
-int32_t ost_ops_product_rows(void) {
-  const int32_t isa = ost_current_isa();
-  return isa >= OST_AMX ? INT32_MAX : isa >= OST_AVX512_BF16 ? ost::kVectorRows : 0;
 }
 
 void ost_ops_product(const ost_product *product) {

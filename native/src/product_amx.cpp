@@ -4,8 +4,11 @@
 // behind find the tiles in the processor's cache.
 #include <immintrin.h>
 
+#include <algorithm>
+#include <cstring>
+
+#include "product_amx.h"
 #include "product_kernels.h"
-#include "product_tiles.h"
 
 namespace ost {
 
@@ -90,24 +93,35 @@ inline void sum_tile(const ost_product &p, int32_t row, const uint16_t *tile, fl
 // A row's 32 outputs are a line of the cache. The weight that streamed by has driven that line out,
 // and to have it back before each store would take as long as a fifth of the weight: so it is
 // written past the cache, where it is whole.
-inline void put_line(uint16_t *to, __m512 left, __m512 right, bool is_whole) {
+struct Lines {
+  uint16_t *first;
+  int64_t stride;
+  int64_t width;  // numbers of each, at most 32
+  bool are_whole;
+};
+
+inline void put_line(const Lines &lines, int row, __m512 left, __m512 right) {
+  uint16_t *to = lines.first + row * lines.stride;
   const auto line = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(right, left));
-  is_whole ? _mm512_stream_si512(reinterpret_cast<__m512i *>(to), line)
-           : _mm512_storeu_si512(to, line);
+  if (lines.are_whole) return _mm512_stream_si512(reinterpret_cast<__m512i *>(to), line);
+  const __mmask32 within = static_cast<__mmask32>((uint64_t{1} << lines.width) - 1);
+  _mm512_mask_storeu_epi16(to, within, line);
 }
 
 void put(const ost_product &p, Group group, const float *sums, int64_t output) {
-  const auto *bias = static_cast<const uint16_t *>(p.bias);
-  auto *outputs = static_cast<uint16_t *>(p.outputs.data) + group.first * p.outputs.stride + output;
-  const bool is_whole = reinterpret_cast<uintptr_t>(outputs) % 64 == 0 && p.outputs.stride % 32 == 0;
-  for (int row = 0; row < group.num_rows; ++row, sums += kTileOutputs) {
-    __m512 left = _mm512_load_ps(sums), right = _mm512_load_ps(sums + 16);
-    if (bias != nullptr) {
-      left = _mm512_add_ps(left, widen(bias + output));
-      right = _mm512_add_ps(right, widen(bias + output + 16));
-    }
-    put_line(outputs + row * p.outputs.stride, left, right, is_whole);
-  }
+  auto *first = static_cast<uint16_t *>(p.outputs.data) + group.first * p.outputs.stride + output;
+  const int64_t width = std::min<int64_t>(kTileOutputs, p.num_outputs - output);
+  const Lines lines{first, p.outputs.stride, width,
+                    width == kTileOutputs && reinterpret_cast<uintptr_t>(first) % 64 == 0 &&
+                        p.outputs.stride % kTileOutputs == 0};
+  uint16_t bias[kTileOutputs] = {};
+  if (p.bias != nullptr)
+    std::memcpy(bias, static_cast<const uint16_t *>(p.bias) + output,
+                static_cast<size_t>(width) * sizeof *bias);
+  const __m512 left = widen(bias), right = widen(bias + 16);
+  for (int row = 0; row < group.num_rows; ++row, sums += kTileOutputs)
+    put_line(lines, row, _mm512_add_ps(_mm512_load_ps(sums), left),
+             _mm512_add_ps(_mm512_load_ps(sums + 16), right));
 }
 
 template <int kGroups>

@@ -13,6 +13,7 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "product_finish.h"
 #include "scratch.h"
@@ -218,11 +219,14 @@ class Block {
     before_.finish = finish;
     before_.num_rows = rows_of(strip);
     before_.numbers = sums_ + strip * kStripSums;
-    if (p_.bias != nullptr)
-      before_.bias = static_cast<const uint16_t *>(p_.bias) + tile * kTileOutputs;
+    before_.width = std::min(kTileOutputs, p_.num_outputs - static_cast<int32_t>(tile) * kTileOutputs);
+    if (p_.bias != nullptr && strip == 0)
+      std::memcpy(before_.bias, static_cast<const uint16_t *>(p_.bias) + tile * kTileOutputs,
+                  static_cast<size_t>(before_.width) * sizeof *before_.bias);
     before_.outputs = static_cast<uint16_t *>(outputs.data) + row_of(strip) * outputs.stride + column;
     before_.stride = outputs.stride;
-    before_.are_lines = reinterpret_cast<uintptr_t>(before_.outputs) % 64 == 0 &&
+    before_.are_lines = before_.width == kTileOutputs &&
+                        reinterpret_cast<uintptr_t>(before_.outputs) % 64 == 0 &&
                         before_.stride % kTileOutputs == 0;
     before_.gates = gates;
     if (finish == Finish::kOpen) {
@@ -265,8 +269,8 @@ int64_t blocks_of_many(const ost_product &product) {
 }
 
 void product_amx_many(const ost_product &product, int64_t first, int64_t last) {
-  const int64_t num_tiles = product.num_outputs / kTileOutputs;
-  each_block(product, num_tiles, first, last, [&](Block &block, int64_t begin, int64_t end) {
+  const int64_t per_block = num_tiles(product.num_outputs);
+  each_block(product, per_block, first, last, [&](Block &block, int64_t begin, int64_t end) {
     for (int64_t tile = begin; tile < end; ++tile)
       block.add_tile(tile, tile + 1, Finish::kWrite, product.outputs, tile * kTileOutputs);
   });
@@ -274,11 +278,11 @@ void product_amx_many(const ost_product &product, int64_t first, int64_t last) {
 
 void product_gated_amx(const ost_gated_product &op, int64_t first, int64_t last) {
   const ost_product &p = op.product;
-  const int64_t num_tiles = p.num_outputs / kTileOutputs / 2;
-  each_block(p, num_tiles, first, last, [&](Block &block, int64_t begin, int64_t end) {
+  const int64_t num_pairs = p.num_outputs / kTileOutputs / 2;
+  each_block(p, num_pairs, first, last, [&](Block &block, int64_t begin, int64_t end) {
     for (int64_t tile = begin; tile < end; ++tile) {
-      block.add_tile(tile, num_tiles + tile, Finish::kOpen, op.gated.output, 0);
-      block.add_tile(num_tiles + tile, tile + 1, Finish::kThrough, op.gated.output,
+      block.add_tile(tile, num_pairs + tile, Finish::kOpen, op.gated.output, 0);
+      block.add_tile(num_pairs + tile, tile + 1, Finish::kThrough, op.gated.output,
                      tile * kTileOutputs);
     }
   });

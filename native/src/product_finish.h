@@ -3,11 +3,9 @@
 
 #include <immintrin.h>
 
-#include <algorithm>
-
 #include "ops_vector.h"
+#include "product_amx.h"
 #include "product_kernels.h"
-#include "product_tiles.h"
 
 namespace ost {
 namespace {
@@ -15,7 +13,6 @@ namespace {
 constexpr int32_t kStripRows = 2 * tiles::kTileRows;
 constexpr int64_t kTileSums = 16 * tiles::kTileRows;  // floats
 constexpr int64_t kStripSums = 4 * kTileSums;         // of a strip of rows, for 32 outputs
-constexpr uint16_t kNoBias[kTileOutputs] = {};
 
 enum class Finish {
   kNothing,  // there are none
@@ -29,7 +26,8 @@ struct Sums {
   Finish finish = Finish::kNothing;
   int32_t num_rows = 0;
   const float *numbers = nullptr;
-  const uint16_t *bias = kNoBias;  // of these outputs
+  int32_t width = kTileOutputs;  // outputs that there are, of 32
+  alignas(64) uint16_t bias[kTileOutputs] = {};
   uint16_t *outputs = nullptr;
   int64_t stride = 0;
   const uint16_t *gates = nullptr;  // (num_rows, 32)
@@ -60,10 +58,10 @@ inline void put(const Sums &sums, int32_t row) {
                                             reinterpret_cast<__m512>(left));
   auto *outputs = reinterpret_cast<__m512i *>(sums.outputs + row * sums.stride);
   const auto bits = reinterpret_cast<__m512i>(line);
-  if (kFinish == Finish::kOpen || !sums.are_lines)
-    _mm512_storeu_si512(outputs, bits);
-  else
-    _mm512_stream_si512(outputs, bits);
+  if constexpr (kFinish == Finish::kOpen) return _mm512_storeu_si512(outputs, bits);
+  if (sums.are_lines) return _mm512_stream_si512(outputs, bits);
+  const __mmask32 within = static_cast<__mmask32>((uint64_t{1} << sums.width) - 1);
+  _mm512_mask_storeu_epi16(outputs, within, bits);
 }
 
 }  // namespace

@@ -1,19 +1,21 @@
-// Who multiplies a few rows with some tiles of a weight?
+// The kernels of products, by instruction set and format.
 #pragma once
 
-#include "ostinato_ops.h"
+#include "weight_tiles.h"
 
 namespace ost {
 
-constexpr int kTileOutputs = 32;
-
-// Units first .. last - 1. Of a few rows, a unit is 32 outputs of all of them.
+// Outputs 32 * first .. 32 * last - 1 of all rows.
 using ProductKernel = void (*)(const ost_product &product, int64_t first, int64_t last);
 
-constexpr int kVectorRows = 8;   // up to here vectors keep up with the memory
-constexpr int kFewTileRows = 48;  // up to here a weight takes longer to read than to multiply with
+// product_vectors.cpp, compiled once for each set: the kernel for a format of ost_dtype.
+ProductKernel products_generic(int32_t dtype);
+ProductKernel products_avx2(int32_t dtype);
+ProductKernel products_avx512(int32_t dtype);
+ProductKernel products_avx512_bf16(int32_t dtype);
 
-void product_avx512_bf16(const ost_product &product, int64_t first, int64_t last);
+// bfloat16 by AMX: up to here a weight takes longer to read than to multiply with.
+constexpr int kFewTileRows = 48;
 void product_amx(const ost_product &product, int64_t first, int64_t last);
 
 // Of many rows, a unit is 32 outputs of a block of rows; blocks come one after the other.

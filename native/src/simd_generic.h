@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 
 #include "formats.h"
 
@@ -85,8 +86,10 @@ inline Vec scale_by_power(const Vec &a, const Vec &whole) {
 
 // 16 pairs of bfloat16: the first of each pair, and the second.
 inline void load_pairs(const uint16_t *p, Vec &first, Vec &second) {
-  first = each([=](int i) { return float_of_bfloat16(p[2 * i]); });
-  second = each([=](int i) { return float_of_bfloat16(p[2 * i + 1]); });
+  uint32_t words[16];  // of a little-endian processor: the first of a pair is the lower half
+  std::memcpy(words, p, sizeof words);
+  first = each([&](int i) { return float_of_bits(words[i] << 16); });
+  second = each([&](int i) { return float_of_bits(words[i] & 0xffff0000u); });
 }
 inline Vec load_bfloat16(const uint16_t *p) {
   return each([=](int i) { return float_of_bfloat16(p[i]); });

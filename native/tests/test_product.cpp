@@ -1,110 +1,198 @@
-// Are products what the definition says, and do they touch nothing else?
+// Are products what the definition says on every instruction set, and do they touch nothing else?
 #include <algorithm>
 
 #include "case.h"
-#include "ostinato_ops.h"
+#include "weight_tiles.h"
 
 namespace {
 
-// Bfloat16 numbers up to a page that nobody may touch.
+// Numbers of a format up to a page that must not be read.
 struct Numbers {
-  explicit Numbers(int64_t size) : bits(size) { std::memset(bits.data(), 0xff, size * 2); }
-  void set(int64_t i, float value) { bits[i] = ost::bfloat16_of_float(value); }
-  double at(int64_t i) const { return ost::float_of_bfloat16(bits[i]); }
-  Guarded<uint16_t> bits;
+  Numbers(int64_t size, int32_t dtype_) : dtype(dtype_), bytes(size * ost::bytes_of(dtype_)) {
+    std::memset(bytes.data(), 0xff, bytes.size());  // NaN in every format
+  }
+  void set(int64_t i, float value) { ost::store_element(bytes.data(), dtype, i, value); }
+  double at(int64_t i) const { return ost::load_element(data(), dtype, i); }
+  int64_t size() const { return bytes.size() / ost::bytes_of(dtype); }
+  void fill(Random &random) {
+    for (int64_t i = 0; i < size(); ++i) set(i, random.normal());
+  }
+  void zero() { std::memset(bytes.data(), 0, bytes.size()); }
+  bool same(const Numbers &other, int64_t first, int64_t other_first, int64_t count) const {
+    const int64_t size = ost::bytes_of(dtype);
+    return std::memcmp(bytes.data() + first * size, other.bytes.data() + other_first * size,
+                       count * size) == 0;
+  }
+  void *data() const { return bytes.data(); }
+
+  int32_t dtype;
+  mutable Guarded<char> bytes;
 };
 
-// Where input i of an output is among the tiles.
-int64_t place(int64_t output, int64_t i, int64_t num_inputs) {
-  return (output / 32 * (num_inputs / 2) + i / 2) * 64 + output % 32 * 2 + i % 2;
-}
-
 // Few rows, as many as the kernels for few take, or so many that they go in blocks.
-int32_t rows_of(Random &random) {
-  const int32_t most = std::min(ost_ops_product_rows(), 600);
-  return random.between(1, random.chance(0.5) ? std::min(most, 64) : most);
+int32_t rows_of(Random &random) { return random.between(1, random.chance(0.5) ? 64 : 600); }
+
+// A plain weight, and the same in tiles: packed in two parts, as layers that share one are.
+struct Weight {
+  Weight(Random &random, int32_t num_outputs_, int32_t num_inputs_, int32_t dtype)
+      : num_outputs(num_outputs_), num_inputs(num_inputs_),
+        plain(int64_t{num_outputs_} * num_inputs_, dtype),
+        tiles(ost_packed_size(num_outputs_, num_inputs_), dtype) {
+    plain.fill(random);
+    tiles.zero();
+    const int32_t first = random.between(0, num_outputs);
+    for (const auto &part : {packing(plain, 0, first), packing(plain, first, num_outputs)})
+      ost_pack(&part);
+  }
+  // Rows first .. last - 1, in an array of all.
+  ost_packing packing(Numbers &rows, int64_t first, int64_t last) {
+    char *data = static_cast<char *>(rows.data()) + first * num_inputs * ost::bytes_of(rows.dtype);
+    return {tiles.data(), {data, num_inputs}, first, last - first, num_inputs, rows.dtype, 2};
+  }
+  int64_t padded_inputs() const { return ost::round_up(num_inputs, 32); }
+
+  int32_t num_outputs, num_inputs;
+  Numbers plain, tiles;
+};
+
+void check_packing(uint32_t seed) {
+  Random random(seed);
+  const int32_t dtype = random.pick({OST_FLOAT32, OST_BFLOAT16, OST_FLOAT16});
+  Weight weight(random, random.between(1, 150), random.between(1, 150), dtype);
+  double sizes = 0, packed_sizes = 0;
+  for (int64_t output = 0; output < weight.num_outputs; ++output)
+    for (int64_t input = 0; input < weight.num_inputs; ++input) {
+      const double number = weight.plain.at(output * weight.num_inputs + input);
+      const int64_t place = ost::place_in_tiles(dtype, weight.padded_inputs(), output, input);
+      if (weight.tiles.at(place) != number) fail(seed, "a number is elsewhere");
+      sizes += std::fabs(number);
+    }
+  for (int64_t i = 0; i < weight.tiles.size(); ++i) packed_sizes += std::fabs(weight.tiles.at(i));
+  if (std::fabs(sizes - packed_sizes) > sizes * 1e-9) fail(seed, "what is added is not zero");
+  Numbers found(weight.plain.size(), dtype);
+  const ost_packing all = weight.packing(found, 0, weight.num_outputs);
+  ost_unpack(&all);
+  if (!found.same(weight.plain, 0, 0, found.size())) fail(seed, "unpacking differs");
 }
 
-void check(uint32_t seed) {
+struct Product {
+  Product(Random &random, int32_t dtype)
+      : num_rows(rows_of(random)),
+        weight(random, random.between(1, 300), random.between(1, random.chance(0.2) ? 2200 : 300),
+               dtype),
+        in_stride(weight.padded_inputs() + random.between(0, 5)),
+        out_stride(weight.num_outputs + random.between(0, 5)),
+        inputs((num_rows - 1) * in_stride + weight.padded_inputs(), dtype),
+        outputs((num_rows - 1) * out_stride + weight.num_outputs, dtype),
+        bias(weight.num_outputs, dtype), has_bias(random.chance(0.5)) {
+    inputs.fill(random);
+    bias.fill(random);
+    record = {{inputs.data(), in_stride},
+              {outputs.data(), out_stride},
+              weight.tiles.data(),
+              has_bias ? bias.data() : nullptr,
+              num_rows,
+              static_cast<int32_t>(weight.padded_inputs()),
+              weight.num_outputs,
+              dtype,
+              random.between(1, 3)};
+  }
+
+  int32_t num_rows;
+  Weight weight;
+  int64_t in_stride, out_stride;
+  Numbers inputs, outputs, bias;
+  bool has_bias;
+  ost_product record;
+};
+
+void check_product(uint32_t seed) {
   Random random(seed);
-  const int32_t num_rows = rows_of(random);
-  const int32_t num_inputs = 32 * random.between(1, random.chance(0.2) ? 70 : 9);
-  const int32_t num_outputs = 32 * random.between(1, 9);
-  const int64_t in_stride = num_inputs + random.between(0, 5);
-  const int64_t out_stride = num_outputs + random.between(0, 5);
-  Numbers inputs((num_rows - 1) * in_stride + num_inputs);
-  Numbers outputs((num_rows - 1) * out_stride + num_outputs);
-  Numbers tiles(int64_t{num_inputs} * num_outputs), bias(num_outputs);
-  for (int64_t row = 0; row < num_rows; ++row)
-    for (int64_t i = 0; i < num_inputs; ++i) inputs.set(row * in_stride + i, random.normal());
-  for (int64_t i = 0; i < tiles.bits.size(); ++i) tiles.set(i, random.normal());
-  for (int64_t i = 0; i < num_outputs; ++i) bias.set(i, random.normal());
-  const bool has_bias = random.chance(0.5);
-  const ost_product product{{inputs.bits.data(), in_stride},
-                            {outputs.bits.data(), out_stride},
-                            tiles.bits.data(),
-                            has_bias ? bias.bits.data() : nullptr,
-                            num_rows,
-                            num_inputs,
-                            num_outputs,
-                            random.between(1, 3)};
-  ost_ops_product(&product);
-  for (int64_t row = 0; row < num_rows; ++row) {
-    for (int64_t output = 0; output < num_outputs; ++output) {
-      double sum = has_bias ? bias.at(output) : 0, size = std::fabs(sum);
-      for (int64_t i = 0; i < num_inputs; ++i) {
-        const double part = inputs.at(row * in_stride + i) * tiles.at(place(output, i, num_inputs));
+  const int32_t dtype = random.pick({OST_FLOAT32, OST_BFLOAT16, OST_FLOAT16});
+  Product p(random, dtype);
+  ost_ops_product(&p.record);
+  const double unit = dtype == OST_FLOAT32 ? 1e-7 : dtype == OST_BFLOAT16 ? 1 / 256. : 1 / 2048.;
+  for (int64_t row = 0; row < p.num_rows; row += 1 + p.num_rows / 40) {
+    for (int64_t output = 0; output < p.weight.num_outputs; ++output) {
+      double sum = p.has_bias ? p.bias.at(output) : 0, size = std::fabs(sum);
+      for (int64_t i = 0; i < p.weight.num_inputs; ++i) {
+        const double part = p.inputs.at(row * p.in_stride + i) *
+                            p.weight.plain.at(output * p.weight.num_inputs + i);
         sum += part;
         size += std::fabs(part);
       }
-      const double error = std::fabs(outputs.at(row * out_stride + output) - sum);
-      if (!(error <= std::fabs(sum) / 256 + size * 1e-5)) fail(seed, "a product differs");
+      const double error = std::fabs(p.outputs.at(row * p.out_stride + output) - sum);
+      if (!(error <= std::fabs(sum) * unit + size * 1e-5)) fail(seed, "a product differs");
     }
-    for (int64_t i = num_outputs; row + 1 < num_rows && i < out_stride; ++i)
-      if (outputs.bits[row * out_stride + i] != 0xffff) fail(seed, "a gap is written");
+    for (int64_t i = p.weight.num_outputs; row + 1 < p.num_rows && i < p.out_stride; ++i)
+      if (!std::isnan(p.outputs.at(row * p.out_stride + i))) fail(seed, "a gap is written");
+  }
+}
+
+// A row's outputs do not depend on the rows beside it, to the bit.
+void check_row_alone(uint32_t seed) {
+  Random random(seed);
+  const int32_t dtype = random.pick({OST_FLOAT32, OST_BFLOAT16, OST_FLOAT16});
+  Product p(random, dtype);
+  ost_ops_product(&p.record);
+  for (int turn = 0; turn < 5; ++turn) {
+    const int32_t first = random.between(0, p.num_rows - 1);
+    const int32_t count = random.between(1, p.num_rows - first);
+    Numbers some(count * p.out_stride, dtype);
+    ost_product part = p.record;
+    part.inputs.data = static_cast<char *>(p.inputs.data()) +
+                       first * p.in_stride * ost::bytes_of(dtype);
+    part.outputs.data = some.data();
+    part.num_rows = count;
+    ost_ops_product(&part);
+    for (int32_t row = 0; row < count; ++row)
+      if (!some.same(p.outputs, row * p.out_stride, (first + row) * p.out_stride,
+                     p.weight.num_outputs))
+        fail(seed, "a row depends on those beside it");
   }
 }
 
 // A product and its gates in one are, to the bit, what they are one after the other.
 void check_gated(uint32_t seed) {
   Random random(seed);
-  const int32_t rows = rows_of(random), inner = 32 * random.between(1, 5);
-  const int32_t num_inputs = 32 * random.between(1, random.chance(0.2) ? 70 : 9);
-  const int64_t stride = inner + random.between(0, 5);
-  Numbers inputs(int64_t{rows} * num_inputs), gate_up(int64_t{rows} * 2 * inner);
-  Numbers once((rows - 1) * stride + inner), apart((rows - 1) * stride + inner);
-  Numbers tiles(int64_t{num_inputs} * 2 * inner), bias(2 * inner);
-  for (Numbers *numbers : {&inputs, &tiles, &bias})
-    for (int64_t i = 0; i < numbers->bits.size(); ++i) numbers->set(i, random.normal());
-  ost_gated_product op{{{inputs.bits.data(), num_inputs},
-                        {gate_up.bits.data(), 2 * inner},
-                        tiles.bits.data(),
-                        random.chance(0.5) ? bias.bits.data() : nullptr,
+  const int32_t dtype = random.pick({OST_FLOAT32, OST_BFLOAT16});
+  const int32_t rows = rows_of(random), inner = random.between(1, 170);
+  Weight weight(random, 2 * inner, random.between(1, random.chance(0.2) ? 2200 : 300), dtype);
+  const int64_t stride = inner + random.between(0, 5), width = weight.padded_inputs();
+  Numbers inputs(rows * width, dtype), gate_up(int64_t{rows} * 2 * inner, dtype);
+  Numbers once((rows - 1) * stride + inner, dtype), apart((rows - 1) * stride + inner, dtype);
+  Numbers bias(2 * inner, dtype);
+  inputs.fill(random);
+  bias.fill(random);
+  ost_gated_product op{{{inputs.data(), width},
+                        {gate_up.data(), 2 * inner},
+                        weight.tiles.data(),
+                        random.chance(0.5) ? bias.data() : nullptr,
                         rows,
-                        num_inputs,
+                        static_cast<int32_t>(width),
                         2 * inner,
+                        dtype,
                         random.between(1, 3)},
-                       {{gate_up.bits.data(), 2 * inner}, {once.bits.data(), stride}, rows, inner,
-                        OST_BFLOAT16, 1}};
+                       {{gate_up.data(), 2 * inner}, {once.data(), stride}, rows, inner, dtype, 1}};
   ost_ops_gated_product(&op);
-  op.gated.output.data = apart.bits.data();
+  op.gated.output.data = apart.data();
   ost_ops_product(&op.product);
   ost_ops_gated(&op.gated);
-  if (std::memcmp(once.bits.data(), apart.bits.data(), once.bits.size() * 2) != 0)
-    fail(seed, "gated in one differs");
+  if (!once.same(apart, 0, 0, once.size())) fail(seed, "gated in one differs");
 }
 
 }  // namespace
 
 int main(int argc, char **argv) {
   const uint32_t num_cases = argc > 1 ? std::atoi(argv[1]) : 60;
+  for (uint32_t seed = 0; seed < num_cases; ++seed) check_packing(seed);
   for (int32_t isa = 0; isa <= ost_best_isa(); ++isa) {
     if (ost_use_isa(isa) != isa) fail(0, "cannot be used");
-    const uint32_t cases = ost_ops_product_rows() > 0 ? num_cases : 0;  // else there are no products
-    for (uint32_t seed = 0; seed < cases; ++seed) {
-      check(seed);
+    for (uint32_t seed = 0; seed < num_cases; ++seed) {
+      check_product(seed);
+      check_row_alone(seed);
       check_gated(seed);
     }
-    std::printf("%s: %u cases\n", name_of_isa(isa), cases);
+    std::printf("%s: %u cases\n", name_of_isa(isa), num_cases);
   }
 }

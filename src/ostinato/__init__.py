@@ -5,10 +5,11 @@ The rooms with tensors are loaded when they are asked for, so that ``ostinato.co
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ostinato.core.sampling_params import SamplingParams
+    from ostinato.core.sampling_params import RequestOutputKind, SamplingParams
     from ostinato.core.structured_outputs import StructuredOutputs
     from ostinato.core.tenancy import Allotment, EraseReceipt
     from ostinato.engine.async_llm import AsyncLLM
@@ -32,6 +33,7 @@ _HOMES = {
     "AsyncLLM": "ostinato.engine.async_llm",
     "CompletionOutput": "ostinato.engine.outputs",
     "RequestOutput": "ostinato.engine.outputs",
+    "RequestOutputKind": "ostinato.core.sampling_params",
     "SamplingParams": "ostinato.core.sampling_params",
     "StructuredOutputs": "ostinato.core.structured_outputs",
     "Allotment": "ostinato.core.tenancy",
@@ -65,6 +67,7 @@ __all__ = [
     "LeaseStatus",
     "LeaseTerms",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "StructuredOutputs",
     "__version__",
@@ -75,4 +78,16 @@ def __getattr__(name: str) -> Any:
     """Load a public name from its room."""
     if name not in _HOMES:
         raise AttributeError(f"module 'ostinato' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        home = import_module(_HOMES[name])
+    except ModuleNotFoundError as error:
+        if find_spec("ostinato.engine") is None:
+            message = f"ostinato-core has no {name}: pip install ostinato, in place of it"
+            raise ImportError(message) from error
+        raise
+    return getattr(home, name)
+
+
+def __dir__() -> list[str]:
+    """List what is public, loaded or not."""
+    return sorted({*globals(), *__all__})

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import planning, read_once
 from ostinato.runner.native.library import Isa, current_isa, library, use_isa
-from tests.runner.attention.native_scenes import ISAS, needs_library
+from tests.support.instruction_sets import ISAS, needs_library
 
 pytestmark = needs_library
 

@@ -242,7 +242,7 @@ class TestRefusals:
             ("--temperature", "-1"),
             ("--temperature", "nan"),
             ("--top-p", "0"),
-            ("--top-k", "-1"),
+            ("--top-k", "-2"),
             ("--min-p", "2"),
             ("--presence-penalty", "3"),
             ("--frequency-penalty", "-3"),

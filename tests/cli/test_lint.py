@@ -1,5 +1,6 @@
 """``ostinato lint``, as a user sees it."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -25,8 +26,8 @@ def test_a_time_at_the_head_is_found(terminal: Terminal, tmp_path: Path):
     page = terminal.show("lint", write(tmp_path / "log.jsonl", heads))
     assert "20 requests, 1 template: 1 finding." in page
     assert "1. timestamp costs" in page
-    assert "behind 'It is': '9:00', '9:01', '9:02'" in page
-    assert "move the time to the end of the last message" in page
+    assert "after 'It is': '9:00', '9:01', '9:02'" in page
+    assert "Move the time to the end of the last message" in page
     assert "Tokens are words and pieces of words." in page
 
 
@@ -63,3 +64,41 @@ def test_a_broken_line_is_named_and_may_be_left_out(terminal: Terminal, tmp_path
     for how in ((), ("--json",)):
         result = terminal.run("lint", "--skip-broken", log, *how)
         assert result.exit_code == 0 and "line 5 left out" in result.stderr
+
+
+def test_anthropic_requests_in_a_gzipped_array_are_checked(terminal: Terminal, tmp_path: Path):
+    """The names of users are shown whole, and where they stand."""
+    records = [
+        {
+            "model": "claude-sonnet-4-5",
+            "max_tokens": 9,
+            "system": f"The user is {('Paula', 'Grace', 'Fatima')[n % 3]} a. {SYSTEM}",
+            "messages": [{"role": "user", "content": f"Who comes? {n}"}],
+        }
+        for n in range(20)
+    ]
+    path = tmp_path / "log.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(records).encode()))
+    page = terminal.show("lint", str(path))
+    assert "1. user costs" in page
+    assert "after 'The user is': 'Paula', 'Grace', 'Fatima'" in page
+
+
+def test_a_field_that_is_not_known_is_named_and_can_be_ignored(terminal: Terminal, tmp_path: Path):
+    path = tmp_path / "log.jsonl"
+    body = {"messages": [{"role": "user", "content": "Who?", "mood": "sad"}]}
+    path.write_text("\n".join([json.dumps(body)] * 3))
+    refusal = terminal.refuse("lint", str(path))
+    assert "line 1: messages[0].mood is not understood" in refusal
+    assert "--ignore mood" in refusal
+    assert "3 requests" in terminal.show("lint", str(path), "--ignore", "mood")
+    assert "mood" in terminal.refuse("explain", str(path))
+    assert "2 of" not in terminal.show("explain", str(path), "--ignore", "mood").splitlines()[0]
+
+
+def test_a_log_that_is_too_long_is_checked_in_part_and_says_so(terminal: Terminal, tmp_path: Path):
+    log = write(tmp_path / "log.jsonl", [SYSTEM] * 20)
+    result = terminal.run("lint", log, "--max-text", "1KiB")
+    assert result.stdout.startswith("4 requests, ")
+    assert "Only the first 4 requests were checked (1KiB of prompts; --max-text" in result.stderr
+    assert "max_text='much'" in terminal.refuse("lint", log, "--max-text", "much")

@@ -20,6 +20,7 @@ def test_it_serves_this_machine_alone_and_drains_when_it_is_told_to_end() -> Non
     with served(MODEL) as server, httpx.Client(base_url=server.url) as http:
         assert server.url.startswith("http://127.0.0.1:")
         wait_until(lambda: "no keys: only this machine" in "".join(server.lines))
+        assert "Computing in bfloat16 on cpu, instruction set" in "".join(server.lines)
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
             answer = client.completions.create(model=MODEL, prompt="To be", max_tokens=3)
         assert answer.usage is not None and answer.usage.completion_tokens == 3

@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from ostinato import LLM, SamplingParams
+from tests.lab import known_configs
 from tests.lab.small_traces import write_mooncake
 
 from .terminal import Terminal
@@ -36,7 +37,8 @@ def test_it_prints_hits_by_policy_and_size_beside_the_bounds(terminal: Terminal,
     # 19 chats of the first round find one block, all 20 of the second two, of the third three.
     share = (19 * 1 + 20 * 2 + 20 * 3) * 512 / sum((n + 1) * 512 + 100 for n in (1, 2, 3)) / 20
     assert table["lru"][-1] == round(100 * share, 1)
-    assert f"A cache that never evicts finds {share:.1%}" in " ".join(text.split())
+    said = f"A cache that never evicts, from 61 blocks on, finds {share:.1%}"
+    assert said in " ".join(text.split())
 
 
 def test_times_come_from_the_real_scheduler(terminal: Terminal, trace):
@@ -64,14 +66,14 @@ def test_out_holds_plots_and_a_page_that_needs_nothing_else(terminal: Terminal, 
 
 
 def test_memory_needs_a_model(terminal: Terminal, trace):
-    assert "nobody knows what a token weighs: add --model" in terminal.refuse(
+    assert "what a token takes is not known: add --model" in terminal.refuse(
         "simulate", trace, "-c", "1GiB"
     )
     text = terminal.show(
         "simulate", trace, "-c", "64MiB", "-m", "tiny-shakespeare", "--timed-requests", "0"
     )
     assert "64 MiB" in " ".join(text.split())
-    assert "holds no block of 512 tokens" in terminal.refuse(
+    assert "hold no block of 512 tokens" in terminal.refuse(
         "simulate", trace, "-c", "1KiB", "-m", "tiny-shakespeare"
     )
 
@@ -80,9 +82,10 @@ def test_memory_needs_a_model(terminal: Terminal, trace):
     ("args", "reason"),
     [
         (["-p", "luck"], "policy='luck'"),
-        (["-c", "0"], "capacity=0"),
-        (["-c", "-1"], "capacity=-1"),
-        (["-c", "1e3"], "capacity='1e3': must be a number of blocks, or memory such as 24GiB"),
+        (["-c", "0"], "capacity='0'"),
+        (["-c", "-1"], "capacity='-1'"),
+        (["-c", "1.0005k"], "capacity='1.0005k'"),
+        (["-c", "1e3"], "capacity='1e3': must be a number of blocks such as 2000 or 2k, or memory"),
         (["-c", "5,"], "capacity='': must be a number of blocks"),
         (["--slowdown", "0"], "slowdown=0.0: must be above 0"),
         (["--slowdown", "1e300"], "slowdown=1e+300"),
@@ -90,6 +93,12 @@ def test_memory_needs_a_model(terminal: Terminal, trace):
         (["--block-size", "16"], "block_size=16: chats.jsonl lists blocks of 512 tokens"),
         (["--prefill-rate", "-1"], "prefill_rate=-1.0: must be above 0"),
         (["--prefill-rate", "1", "--measure", "m"], "give one of them"),
+        (["--gpu", "h999"], "gpu='h999': must be one of h100"),
+        (["--gpu", "l4"], "gpu: needs the model that runs there; add --model"),
+        (["--gpu", "l4", "--prefill-rate", "1"], "either derived from a machine or given"),
+        (["--gpus", "0"], "gpus=0"),
+        (["--compute-share", "2"], "compute_share=2.0"),
+        (["--timestamp-unit", "h"], "timestamp_unit='h': must be one of auto, s, ms"),
         (["--out", "/dev/null/x"], "out='/dev/null/x'"),
         (["--out", __file__], "is no folder; choose another folder"),
     ],
@@ -161,27 +170,71 @@ def test_a_recording_is_simulated_and_planned_with_the_weight_of_its_own_model(
     terminal.run("simulate", str(path), "--timed-requests", "0", "-p", "lru", "-o", str(page))
     assert "each of the 3 requests found what it had found" in (page / "report.html").read_text()
     plan = json.loads(terminal.show("plan", str(path), "--json"))
-    assert plan["ceiling"]["hit_ratio"] == pytest.approx(figures["unbounded"])
+    assert plan["options"][-1]["affinity"]["hit_ratio"] == pytest.approx(figures["unbounded"])
+
+
+def test_sizes_are_read_as_tables_print_them(terminal: Terminal, trace):
+    how = ("simulate", trace, "-p", "lru", "--no-bounds", "--timed-requests", "0", "--json")
+    figures = json.loads(terminal.show(*how, "-c", "20, 1k,1.5M"))
+    assert figures["capacities"] == [20, 1000, 1_500_000]
+    tiny = ("-m", "tiny-shakespeare")
+    table = terminal.show(
+        "simulate", trace, "-p", "lru", "-c", "2k", "--timed-requests", "0", *tiny
+    )
+    printed = re.search(r"[\d.]+ (MiB|GiB)", table)
+    figures = json.loads(terminal.show(*how, *tiny, "-c", printed[0].replace(" ", "")))
+    assert figures["capacities"] == [pytest.approx(2000, rel=0.01)]
+
+
+def test_the_unit_of_time_is_said_and_can_be_given(terminal: Terminal, trace):
+    how = ("simulate", trace, "-p", "lru", "--no-bounds", "--timed-requests", "0")
+    assert "Timestamps are read as milliseconds." in terminal.show(*how)
+    given = terminal.show(*how, "--timestamp-unit", "s")
+    assert "Timestamps are read as seconds." in given and "60 requests in 16 hours" in given
 
 
 def test_a_plan_says_in_words_what_to_buy(terminal: Terminal, trace, tmp_path):
-    how = ("plan", trace, "-m", "tiny-shakespeare", "--currency", "EUR")
-    result = terminal.run(*how, "--out", str(tmp_path))
+    how = ("plan", trace, "-m", "tiny-shakespeare", "--currency", "EUR", "--points", "3")
+    slow = ("--prefill-rate", "500")
+    result = terminal.run(*how, *slow, "--out", str(tmp_path))
     text = " ".join(result.stdout.split())
-    assert "Give the cache" in text and "best buy" in text and "knee" in text
-    assert re.search(r"it saves [\d.]+ EUR of compute per hour for [\w. ]+ EUR of memory", text)
-    assert "an hour of compute is 2.5 EUR, a GiB of memory 0.005." in text
+    assert re.search(r"Give each replica [\d.]+ MiB for the cache, and route requests", text)
+    assert re.search(r"\d+ replicas? serves? this traffic instead of \d+, for [\d.]+ instead", text)
+    assert "lowest bill" in text and "evicts nothing" in text and "…" not in text
+    assert "An hour of a GPU is 2.5 EUR, a GiB of further memory 0.005." in text
+    assert "blocks are evicted by reuse_hazard" in text
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "report.html").read_text()
-    assert "Give the cache" in page and page.count("<svg") == 1
-    assert "an hour of compute is 2.5 EUR" in page and "EUR/h left" in page
+    assert "Give each replica" in page and page.count("<svg") == 1
+    assert "An hour of a GPU is 2.5 EUR" in page and "EUR/h" in page
 
-    dear = terminal.show(*how, "--memory-price", "1e9")
+    dear = terminal.show(*how, *slow, "--memory-price", "1e9")
     assert "Buy no memory for this cache alone" in " ".join(dear.split())
-    assert "…" not in dear and "Memory would pay below" in dear
-    assert "does not say what a token weighs: add --model" in terminal.refuse("plan", trace)
+    assert "…" not in dear and "memory would pay below" in dear
+    assert "does not say what a token takes: add --model" in terminal.refuse("plan", trace)
     assert "points=1000000000: 200 at most" in terminal.refuse(*how, "--points", "1000000000")
+    assert "utilisation=2.0: must be above 0" in terminal.refuse(*how, "--utilisation", "2")
     assert "choose another folder" in terminal.refuse(*how, "--out", __file__)
+
+
+def test_a_plan_prices_each_model_by_its_own_config(terminal: Terminal, trace, tmp_path):
+    """The same traffic: 70B needs more of the same GPUs than 8B, and its weights must fit."""
+
+    def plan(name: str, *more: str) -> dict[str, object]:
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(getattr(known_configs, name)))
+        how = ("plan", trace, "-m", str(path), "--points", "2", "-p", "lru", *more, "--json")
+        return json.loads(terminal.show(*how))
+
+    small, large = plan("LLAMA_3_1_8B"), plan("LLAMA_3_1_70B")
+    assert (small["gpus_per_replica"], large["gpus_per_replica"]) == (1, 4)
+    assert small["token_bytes"] < large["token_bytes"] == 327_680
+    assert small["without_cache"]["money"] < large["without_cache"]["money"]
+    assert "70.6B parameters in bf16 on 4 x h100" in large["cost"]
+    assert plan("LLAMA_3_1_70B", "--gpu", "h200", "--gpus", "2")["gpus_per_replica"] == 2
+    path = str(tmp_path / "config.json")
+    refused = terminal.refuse("plan", trace, "-m", path, "--gpus", "1")
+    assert "131.4 GiB of weights do not fit" in refused and "2 are the least" in refused
 
 
 @pytest.mark.parametrize("command", ["simulate", "plan"])

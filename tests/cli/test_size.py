@@ -8,8 +8,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
-from ostinato.cli._quantities import read_bytes, write_bytes
 from ostinato.core.errors import ConfigError
+from ostinato.lab.quantities import read_bytes, write_bytes
 
 from .terminal import Terminal
 

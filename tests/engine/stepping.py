@@ -5,6 +5,7 @@
     with async_llm(checkpoints) as llm:
         steps = StepByStep(llm)
         task = asyncio.create_task(last(llm.generate(prompt)))
+        await steps.reached()               # the engine is about to compute
         await steps.until(something)        # the request is in the middle now
         steps.go_on(1000)                   # the rest at full speed
 """
@@ -34,7 +35,7 @@ def async_llm(checkpoints: Checkpoints, **settings) -> Iterator[AsyncLLM]:
         yield llm
     finally:
         llm.shutdown()
-        assert_idle(llm._engine)
+        assert_idle(llm.engine)
 
 
 class StepByStep:
@@ -43,16 +44,24 @@ class StepByStep:
     def __init__(self, llm: AsyncLLM) -> None:
         """Stop the engine before its next forward pass."""
         self._permits = threading.Semaphore(0)
-        self._execute = llm._engine.runner.execute
-        llm._engine.runner.execute = self._wait
+        self._loop = asyncio.get_running_loop()
+        self._arrivals = asyncio.Semaphore(0)
+        self._execute = llm.engine.runner.execute
+        llm.engine.runner.execute = self._wait
 
     def _wait(self, plan):
+        self._loop.call_soon_threadsafe(self._arrivals.release)
         assert self._permits.acquire(timeout=30)
         return self._execute(plan)
 
     def go_on(self, steps: int = 1) -> None:
         """Let steps pass."""
         self._permits.release(steps)
+
+    async def reached(self, passes: int = 1) -> None:
+        """Wait until the engine has come to so many more forward passes, and waits there."""
+        for _ in range(passes):
+            await self._arrivals.acquire()
 
     async def until(self, task: asyncio.Future) -> None:
         """Let steps pass, a few at a time, until something is done."""

@@ -1,4 +1,4 @@
-"""The async face: many callers, none lost, none mixed up, and nobody waits for ever."""
+"""``AsyncLLM``: of many callers none is lost, mixed up or left waiting."""
 
 import asyncio
 import random
@@ -23,6 +23,7 @@ from ostinato.core.errors import (
 from ostinato.core.plan import StepPlan, StepResult
 from ostinato.engine import engine_thread
 from ostinato.engine.engine import EngineRequest
+from ostinato.engine.thread_bridge import CommandQueue
 from tests.engine.faults import Sabotage
 from tests.engine.stepping import StepByStep, async_llm, last
 from tests.support.checkpoints import Checkpoints
@@ -43,13 +44,18 @@ def expected(checkpoints: Checkpoints) -> list[list[int]]:
 
 
 def run(story: Coroutine[Any, Any, Any]) -> Any:
-    """Run a story on an event loop of its own; nobody may wait for ever."""
+    """Run a story on an event loop of its own, which may not wait forever."""
     return asyncio.run(asyncio.wait_for(story, timeout=60))
 
 
 def tokens_of(output: RequestOutput) -> list[int]:
     """Return the ids of the first continuation."""
     return output.outputs[0].token_ids
+
+
+async def begin() -> None:
+    """Let every new task run up to its first wait: its request or question is in the queue then."""
+    await asyncio.sleep(0)
 
 
 async def ends(*streams: AsyncGenerator[RequestOutput, None]) -> list[RequestOutput]:
@@ -94,7 +100,7 @@ def test_many_at_once_get_what_each_would_get_alone(
 def test_a_slow_reader_misses_no_token_and_holds_up_nobody(
     checkpoints: Checkpoints, expected: list[list[int]]
 ) -> None:
-    """It reads one output, sleeps until another request has ended, and gets the rest at once."""
+    """It reads one output, waits until another request has ended, and gets the rest at once."""
 
     async def story(llm: AsyncLLM) -> list[RequestOutput]:
         steps = StepByStep(llm)
@@ -133,17 +139,27 @@ def test_the_next_turn_of_who_was_just_answered_misses_no_step(
 ) -> None:
     """Two talk: while one goes on, the other is answered and asks again, three times."""
     monkeypatch.setattr(engine_thread, "PATIENCE", 1e6)  # a test's steps take no time
+    wait_for_turns = CommandQueue.run_until
 
     async def talk(llm: AsyncLLM, prompt: list[int], lengths: Sequence[int]) -> None:
-        for length in lengths:
+        for turn, length in enumerate(lengths):
+            if turn:  # ask when the engine waits for it: without patience, that is never
+                await waits.acquire()
             params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
             prompt = prompt + tokens_of(await last(llm.generate(prompt, params)))
-            await asyncio.sleep(0.02)  # without patience, steps would go by
         llm.abort("nobody")  # any command ends the wait for a turn that does not come
 
     async def story(llm: AsyncLLM) -> None:
+        loop = asyncio.get_running_loop()
+
+        def noted(*arguments: Any) -> int:
+            loop.call_soon_threadsafe(waits.release)
+            return wait_for_turns(*arguments)
+
+        monkeypatch.setattr(CommandQueue, "run_until", noted)
         await asyncio.gather(talk(llm, [9, 8, 7], [40]), talk(llm, [1, 2, 3], [5, 5, 5]))
 
+    waits = asyncio.Semaphore(0)
     with async_llm(checkpoints) as llm:
         plans = record_plans(llm)
         run(story(llm))
@@ -159,8 +175,8 @@ def test_callers_who_never_ask_again_are_seldom_waited_for(
 ) -> None:
     with async_llm(checkpoints, num_blocks=128, max_num_seqs=2) as llm:
         waits: list[int] = []
-        commands = llm._thread.commands
-        monkeypatch.setattr(commands, "obey_until", lambda most, _: waits.append(most) or 0)
+        count = lambda _, most, __: waits.append(most) or 0  # noqa: E731
+        monkeypatch.setattr(CommandQueue, "run_until", count)
         run(ends(*(llm.generate([n + 1], GREEDY) for n in range(40))))
 
     assert 8 <= len(waits) <= 8 + 40 // 8, waits
@@ -169,13 +185,13 @@ def test_callers_who_never_ask_again_are_seldom_waited_for(
 def record_plans(llm: AsyncLLM) -> list[StepPlan]:
     """Write down every plan from now on."""
     plans: list[StepPlan] = []
-    execute = llm._engine.runner.execute
+    execute = llm.engine.runner.execute
 
     def recorded(plan: StepPlan) -> StepResult:
         plans.append(plan)
         return execute(plan)
 
-    llm._engine.runner.execute = recorded
+    llm.engine.runner.execute = recorded
     return plans
 
 
@@ -193,7 +209,7 @@ def test_who_leaves_the_iteration_is_cancelled(checkpoints: Checkpoints) -> None
             await steps.until(first)
         steps.go_on(2)
         await asyncio.wait_for(llm.reset_prefix_cache(), timeout=10)
-        return llm._engine.scheduler_stats.num_steps
+        return llm.engine.scheduler_stats.num_steps
 
     with async_llm(checkpoints) as llm:
         assert run(story(llm)) < 40
@@ -221,13 +237,11 @@ def test_a_follower_takes_over_when_its_leaders_task_is_cancelled(
     async def story(llm: AsyncLLM) -> RequestOutput:
         steps = StepByStep(llm)
         leader = asyncio.create_task(last(llm.generate(STEM, GREEDY)))
-        while not llm._engine.has_work:
-            await asyncio.sleep(0.001)
+        await steps.reached()
         follower = asyncio.create_task(last(llm.generate(STEM, GREEDY)))
-        await asyncio.sleep(0.02)
+        await begin()
         steps.go_on(1)
-        while llm._engine.runner.num_tokens_computed < 8:
-            await asyncio.sleep(0.001)
+        await steps.reached()
 
         leader.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -272,10 +286,18 @@ def test_of_many_clients_that_come_and_go_none_is_lost_or_mixed_up(
     """Sixty clients on a pool for three: some leave, some are cancelled, some abort by name."""
     chance = random.Random(seed)
 
+    async def pass_steps(llm: AsyncLLM, most: int) -> None:
+        for _ in range(most):
+            await llm.look(lambda _: None)  # answered between two steps
+
+    async def cancel_later(llm: AsyncLLM, task: asyncio.Task[str], most: int) -> None:
+        await pass_steps(llm, most)
+        task.cancel()
+
     async def client(llm: AsyncLLM, number: int) -> str:
         which, habit = chance.randrange(4), chance.choice(("stay", "stay", "leave", "abort"))
         patience = chance.randrange(1, 8)
-        await asyncio.sleep(chance.random() * 0.2)
+        await pass_steps(llm, chance.randrange(20))
         stream = llm.generate(PROMPTS[which], GREEDY, request_id=f"client-{number}")
         got: RequestOutput | None = None
         async with aclosing(stream):
@@ -295,8 +317,8 @@ def test_of_many_clients_that_come_and_go_none_is_lost_or_mixed_up(
     async def story(llm: AsyncLLM) -> list[str | BaseException]:
         tasks = [asyncio.create_task(client(llm, number)) for number in range(60)]
         for task in chance.sample(tasks, 15):
-            asyncio.get_running_loop().call_later(chance.random() * 0.3, task.cancel)
-        return await asyncio.gather(*tasks, return_exceptions=True)
+            tasks.append(asyncio.create_task(cancel_later(llm, task, chance.randrange(30))))
+        return (await asyncio.gather(*tasks, return_exceptions=True))[:60]
 
     settings = {"num_blocks": 24, "max_num_batched_tokens": 24, "max_num_seqs": 8}
     with async_llm(checkpoints, index=index, max_chunk_tokens=8, **settings) as llm:
@@ -318,7 +340,7 @@ def test_an_event_loop_that_is_gone_hurts_nobody(
         stream = llm.generate(STEM, long)
         loop.run_until_complete(anext(stream))
         question = loop.create_task(llm.reset_prefix_cache())
-        loop.run_until_complete(asyncio.sleep(0))
+        loop.run_until_complete(begin())
         question.cancel()
         loop.run_until_complete(asyncio.gather(question, return_exceptions=True))
         loop.close()
@@ -378,7 +400,7 @@ def test_a_name_in_use_is_refused_and_who_had_it_goes_on(
         steps = StepByStep(llm)
         twins = [asyncio.create_task(last(llm.generate(STEM, GREEDY, request_id="twin")))
                  for _ in range(2)]  # fmt: skip
-        await asyncio.sleep(0.05)
+        await begin()
         steps.go_on(1000)
         results = await asyncio.gather(*twins, return_exceptions=True)
         return results, await last(llm.generate(STEM, GREEDY, request_id="twin"))
@@ -399,16 +421,14 @@ def test_who_is_refused_and_leaves_before_it_is_told_ends_nobody_else(
 
     async def story(llm: AsyncLLM) -> RequestOutput:
         steps = StepByStep(llm)
-        make = llm._engine.make_request
+        make = llm.engine.make_request
         twins = [make_prompt(make) for _ in range(2)]
-        monkeypatch.setattr(llm._engine, "make_request", lambda *_: twins.pop())
+        monkeypatch.setattr(llm.engine, "make_request", lambda *_: twins.pop())
         first = asyncio.create_task(last(llm.generate(STEM, GREEDY)))
-        while not llm._engine.has_work:
-            await asyncio.sleep(0.001)
+        await steps.reached()
         second = asyncio.create_task(last(llm.generate(STEM, GREEDY)))
-        while twins:
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0.01)
+        await begin()
+        assert not twins
         second.cancel()
         steps.go_on(1000)
         return await first
@@ -446,7 +466,7 @@ def test_a_reset_is_refused_while_requests_run_unless_they_are_preempted(
 
     with async_llm(checkpoints) as llm:
         outputs = run(story(llm))
-        assert llm._engine.scheduler_stats.num_preemptions == len(PROMPTS)
+        assert llm.engine.scheduler_stats.num_preemptions == len(PROMPTS)
 
     assert list(map(tokens_of, outputs)) == expected
 
@@ -460,7 +480,7 @@ def test_a_failed_step_ends_its_requests_with_an_error_and_no_others(
     """One seat: the second request comes when the first has failed."""
 
     async def story(llm: AsyncLLM) -> list[RequestOutput]:
-        runner = llm._engine.runner
+        runner = llm.engine.runner
         execute, num_steps = runner.execute, 0
 
         def fail_once(plan: Any) -> Any:
@@ -506,10 +526,10 @@ def test_when_the_loop_breaks_everybody_is_told(
         def break_down(*_: Any) -> None:
             raise Sabotage("a bug of ours")
 
-        monkeypatch.setattr(llm._engine.scheduler, "plan", break_down)
+        monkeypatch.setattr(llm.engine.scheduler, "plan", break_down)
         waiting = asyncio.create_task(last(llm.generate(PROMPTS[1], GREEDY)))
         question = asyncio.ensure_future(llm.reset_prefix_cache())
-        await asyncio.sleep(0.02)
+        await begin()
         steps.go_on(1000)
 
         results = await asyncio.gather(last(running), waiting, question, return_exceptions=True)
@@ -540,9 +560,9 @@ def test_a_question_that_breaks_the_loop_is_answered_with_what_broke_it(
         def break_down(*_: Any) -> None:
             raise Sabotage("a bug of ours")
 
-        monkeypatch.setattr(llm._engine, "reset_cache", break_down)
+        monkeypatch.setattr(llm.engine, "reset_cache", break_down)
         question = asyncio.ensure_future(llm.reset_prefix_cache())
-        await asyncio.sleep(0.01)
+        await begin()
         steps.go_on(1000)
 
         with pytest.raises(Sabotage):
@@ -592,14 +612,14 @@ def test_a_request_that_is_being_made_during_the_shutdown_is_refused(
 ) -> None:
     """It passed every check while the engine was there, and comes when it is gone."""
     with async_llm(checkpoints) as llm:
-        make = llm._engine.make_request
+        make = llm.engine.make_request
 
         def make_late(*arguments: Any) -> EngineRequest:
             made = make(*arguments)
             llm.shutdown()
             return made
 
-        monkeypatch.setattr(llm._engine, "make_request", make_late)
+        monkeypatch.setattr(llm.engine, "make_request", make_late)
         with pytest.raises(EngineStopped, match="was shut down"):
             run(last(llm.generate(STEM, GREEDY)))
 
@@ -610,13 +630,13 @@ def test_requests_in_the_queue_during_the_shutdown_are_refused(checkpoints: Chec
     async def story(llm: AsyncLLM) -> list[Any]:
         steps = StepByStep(llm)
         tasks = [asyncio.create_task(last(llm.generate(STEM, GREEDY)))]
-        while not llm._engine.has_work:
-            await asyncio.sleep(0.001)
+        await steps.reached()
         tasks += [asyncio.create_task(last(llm.generate(p, GREEDY))) for p in PROMPTS]
         tasks.append(asyncio.create_task(llm.reset_prefix_cache()))  # type: ignore[arg-type]
-        await asyncio.sleep(0.05)
+        await begin()
         closing = asyncio.create_task(asyncio.to_thread(llm.shutdown))
-        await asyncio.sleep(0.01)
+        while llm.is_running:
+            await asyncio.sleep(0)
         steps.go_on(1000)
         await closing
         return await asyncio.gather(*tasks, return_exceptions=True)

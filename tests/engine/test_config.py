@@ -12,9 +12,9 @@ from ostinato.core.errors import ConfigError, PromptTooLong
 from ostinato.engine.config import EngineConfig
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.torch_backend import TorchAttention
-from tests.runner.attention.native_scenes import needs_library
 from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM, assert_idle
+from tests.support.instruction_sets import needs_library
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 
@@ -22,8 +22,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"block_siz": 4}, "there is no setting 'block_siz': did you mean 'block_size'"),
-        ({"zzz": 4}, "there is no setting 'zzz': known are model, dtype"),
+        ({"block_siz": 4}, "there is no keyword 'block_siz': did you mean 'block_size'"),
+        ({"zzz": 4}, "there is no keyword 'zzz': known are model, revision"),
         ({"block_size": 0}, "block_size=0: must be an integer, at least 1"),
         ({"block_size": 16.0}, r"block_size=16\.0: must be an integer"),
         ({"block_size": True}, "block_size=True: must be an integer"),
@@ -196,7 +196,9 @@ def test_keys_and_values_may_have_a_format_of_their_own(dtype: str, make_llm: Ma
 def test_the_native_library_is_refused_where_it_cannot_compute(checkpoints: Checkpoints) -> None:
     with pytest.raises(ConfigError, match="block_size=24 must be a multiple of 16: set block_size"):
         LLM(checkpoints.path("llama"), attention="native", block_size=24, num_blocks=16)
-    with pytest.raises(ConfigError, match="dtype is float64, and it knows float32, bfloat16"):
+    with pytest.raises(
+        ConfigError, match="dtype is float64, and the library knows float32, bfloat16"
+    ):
         LLM(checkpoints.path("llama"), attention="native", dtype="float64", num_blocks=16)
 
 

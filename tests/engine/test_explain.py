@@ -1,10 +1,12 @@
 """Every miss is explained, through the public faces and with real models (law 10)."""
 
 import asyncio
+from dataclasses import replace
+from html import escape
 
 import pytest
 
-from ostinato import LLM, Explanation, SamplingParams
+from ostinato import LLM, Cause, Explanation, Fate, SamplingParams
 from ostinato.core.errors import RequestError
 from tests.engine.stepping import async_llm, last
 from tests.support.engines import MakeLLM
@@ -191,3 +193,19 @@ def test_the_face_with_an_event_loop_explains_as_well(checkpoints):
 
     with async_llm(checkpoints) as llm:
         assert asyncio.run(go(llm)).causes == ("differs",)
+
+
+def test_a_notebook_shows_a_table_whose_texts_are_escaped(bard):
+    """Names of requests come from callers, and may hold markup."""
+    explained(bard, "Notes for a friend who reads them in a browser.")
+    explanation = explained(bard, "Notes for a friend who hears them in a theatre.")
+    first, *others = explanation.stretches
+    named = replace(first, fate=Fate.COMPUTED, cause=Cause.DIFFERS, request="<script>alert(1)")
+
+    shown = replace(explanation, stretches=(named, *others))._repr_html_()
+
+    assert shown.count("<tr>") == 1 + len(explanation.stretches)
+    assert all(escape(stretch.sentence) in shown for stretch in others)
+    assert explanation.difference is not None
+    assert escape(explanation.difference.lines[0]) in shown
+    assert "<script" not in shown and "&lt;script&gt;alert(1)" in shown

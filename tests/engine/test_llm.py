@@ -105,7 +105,9 @@ def test_lower_priority_numbers_run_first(make_llm: MakeLLM) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_one_setting_for_all_or_one_per_prompt(count: int, llm: LLM) -> None:
-    with pytest.raises(RequestError, match=f"{count} params for 6 prompts: give one for all"):
+    with pytest.raises(
+        RequestError, match=f"{count} sampling_params for 6 prompts: give one for all"
+    ):
         llm.generate(PROMPTS, [GREEDY] * count, use_tqdm=False)
     with pytest.raises(RequestError, match=f"{count} priority for 6 prompts"):
         llm.generate(PROMPTS, GREEDY, use_tqdm=False, priority=[1] * count)
@@ -119,7 +121,7 @@ def test_what_is_no_sampling_params_is_refused(params: Any, llm: LLM) -> None:
         llm.generate([PROMPTS[0]], params, use_tqdm=False)
 
 
-@pytest.mark.parametrize("priority", ["high", None, 1.5, [None], ["a"], float("nan")])
+@pytest.mark.parametrize("priority", ["high", 1.5, [None], ["a"], float("nan")])
 def test_a_priority_is_an_integer(priority: Any, llm: LLM) -> None:
     with pytest.raises(RequestError, match=r"priority=.*: must be an integer"):
         llm.generate([PROMPTS[0]], GREEDY, use_tqdm=False, priority=priority)
@@ -521,7 +523,7 @@ def test_a_template_that_refuses_is_quoted(template: str, llm: LLM) -> None:
         ({"temperature": -0.1}, r"temperature=-0\.1: must be a number, at least 0"),
         ({"temperature": float("nan")}, "temperature=nan: must be a number"),
         ({"top_p": 0.0}, r"top_p=0\.0: must be a number, above 0 and at most 1"),
-        ({"top_k": -1}, "top_k=-1: must be an integer, at least 0"),
+        ({"top_k": -2}, "top_k=-2: must be an integer, at least 0"),
         ({"min_p": 1.5}, r"min_p=1\.5: must be a number, at least 0 and at most 1"),
         ({"presence_penalty": 3}, "presence_penalty=3: must be a number"),
         ({"repetition_penalty": 0}, "repetition_penalty=0: must be a number, above 0"),
@@ -531,8 +533,8 @@ def test_a_template_that_refuses_is_quoted(template: str, llm: LLM) -> None:
         ({"stop_token_ids": [320]}, "stop_token_ids names token id 320: .* from 0 to 319"),
         ({"logit_bias": {320: 1.0}}, "logit_bias names token id 320: .* from 0 to 319"),
         ({"logit_bias": {5: 101.0}}, r"logit_bias\[5\]=101\.0: must be a number"),
-        ({"logprobs": -1}, "logprobs=-1: must be an integer, from 0 to"),
-        ({"prompt_logprobs": 10**6}, "prompt_logprobs=1000000: must be an integer, from 0 to"),
+        ({"logprobs": -2}, "logprobs=-2: must be an integer, at least -1"),
+        ({"prompt_logprobs": 10**6}, "prompt_logprobs=1000000: at most 1024 alternatives"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens=9 is above max_tokens=8"),
         ({"stop": "x", "detokenize": False}, "stop strings need text"),
     ],

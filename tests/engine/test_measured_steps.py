@@ -4,8 +4,7 @@ import pytest
 
 from ostinato import LLM, SamplingParams
 from ostinato.core.errors import ConfigError
-from ostinato.lab.cost_model import Work, error_of, fit
-from ostinato.lab.measured_steps import cost_of, measured_steps, of_repeats
+from ostinato.lab.cost_model import Work, cost_of, error_of, fit, measured_steps, of_repeats
 from ostinato.lab.recording import read_recording
 
 

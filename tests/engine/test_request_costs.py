@@ -8,7 +8,7 @@ import pytest
 
 from ostinato import LLM, AsyncLLM, SamplingParams
 from ostinato.core.errors import PromptTooLong
-from ostinato.engine import workroom
+from ostinato.engine import tokenizer_executor
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.requests import refuse_long_text, tokenize
 from ostinato.engine.token_table import TokenTable
@@ -86,7 +86,7 @@ def test_short_texts_do_not_wait_for_a_long_one(monkeypatch: pytest.MonkeyPatch)
             assert answered.wait(60)
         return tokenize(prompt, *arguments)
 
-    monkeypatch.setattr(workroom, "tokenize", slow)
+    monkeypatch.setattr(tokenizer_executor, "tokenize", slow)
 
     async def read(llm: AsyncLLM, text: str) -> None:
         async for _ in llm.generate(text, SamplingParams(max_tokens=1)):

@@ -7,8 +7,9 @@ import pytest
 from tests.exactness.reference import Reference
 from tests.support.checkpoints import Checkpoints, checkpoints
 from tests.support.engines import make_llm
+from tests.support.instruction_sets import isa
 
-__all__ = ["checkpoints", "make_llm", "reference_of"]
+__all__ = ["checkpoints", "isa", "make_llm", "reference_of"]
 
 ReferenceOf = Callable[[str], Reference]
 

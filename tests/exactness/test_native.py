@@ -5,13 +5,16 @@ about 1e-6 of a logit's spread, so that a token could differ only where the best
 as that: among these few hundred tokens none are.
 """
 
+import pytest
+
 from ostinato import SamplingParams
 from ostinato.runner.attention.native_backend import NativeAttention
+from ostinato.runner.native.library import Isa
 from tests.exactness.conftest import ReferenceOf
 from tests.exactness.reference import NUM_NEW, random_ids
 from tests.exactness.test_greedy import GREEDY, assert_exact, every_family
-from tests.runner.attention.native_scenes import needs_library, threads_in_use
 from tests.support.engines import MakeLLM
+from tests.support.instruction_sets import needs_library, threads_in_use
 
 pytestmark = needs_library
 
@@ -39,6 +42,20 @@ def test_cold_and_then_with_hits(family: str, make_llm: MakeLLM, reference_of: R
         assert_exact(outputs, reference_of(family), PROMPTS)
 
     assert isinstance(llm.engine.runner.attention, NativeAttention)
+    assert sum(output.num_cached_tokens for output in outputs) > 200
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "deepseek_v3"])
+def test_each_instruction_set_gives_the_tokens_of_generate(
+    family: str, isa: Isa, make_llm: MakeLLM, reference_of: ReferenceOf
+) -> None:
+    """Windows, soft caps, sinks and keys longer than values; cold in chunks, then with hits."""
+    llm = make_llm(family, max_num_batched_tokens=40, max_num_seqs=8, **NATIVE)
+
+    for _ in range(2):
+        outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        assert_exact(outputs, reference_of(family), PROMPTS)
+
     assert sum(output.num_cached_tokens for output in outputs) > 200
 
 

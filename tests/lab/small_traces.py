@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ostinato.lab.block_trace import BlockRequest, BlockTrace, make_block_trace
+from ostinato.lab.block_trace import BlockRequest, BlockTrace
+from ostinato.lab.trace_builder import make_block_trace
 
 BLOCK = 512
 

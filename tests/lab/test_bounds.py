@@ -6,8 +6,8 @@ from functools import cache
 import pytest
 
 from benchmarks.eviction import Requests, replay
-from ostinato.lab.bounds import belady_hits
 from ostinato.lab.policies import SIMULATED_POLICIES
+from ostinato.lab.simulation import belady_hits
 
 
 def trees(rng: random.Random, num_requests: int) -> list[list[int]]:

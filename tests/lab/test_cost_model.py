@@ -22,7 +22,7 @@ def test_pairs_are_counted_one_by_one():
 def test_what_is_cached_need_not_be_paid_for():
     cost = CostModel(0.0, 2.0, 0.5)
     assert cost.prefill_s(8, 5) == 3 * 2.0 + 21 * 0.5
-    assert cost.prefill_s(8) == 8 * 2.0 + 36 * 0.5
+    assert cost.prefill_s(8, 0) == 8 * 2.0 + 36 * 0.5
 
 
 @pytest.mark.parametrize("prices", [(0.01, 2e-4, 3e-8), (0.02, 1e-4, 0.0), (0.0, 1e-4, 1e-8)])
@@ -34,7 +34,7 @@ def test_prices_are_found_again(prices):
     ]
     measured = [(work, true.seconds(work)) for work in runs]
     found = fit(measured, "measured")
-    assert (found.step_s, found.token_s, found.pair_s) == pytest.approx(prices, abs=1e-12)
+    assert (found.fixed_s, found.token_s, found.pair_s) == pytest.approx(prices, abs=1e-12)
     assert error_of(found, measured) < 1e-6
 
 
@@ -42,7 +42,7 @@ def test_no_price_is_below_zero_whatever_was_measured():
     """Times that fall with the length can only be noise."""
     measured = [(prefill_work(n), s) for n, s in ((32, 0.2), (128, 0.15), (512, 0.11))]
     found = fit(measured, "noise")
-    assert min(found.step_s, found.token_s, found.pair_s) == 0.0 and found.step_s > 0.1
+    assert min(found.fixed_s, found.token_s, found.pair_s) == 0.0 and found.fixed_s > 0.1
 
 
 def test_prices_and_measurements_that_cannot_be_are_refused():

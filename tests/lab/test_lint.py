@@ -46,7 +46,7 @@ def requests_of(bodies) -> list:
 def test_a_clean_log_has_no_findings():
     report = lint(clean_log(), tokenizer())
     assert report.findings == ()
-    assert report.computed_tokens == report.mended_tokens
+    assert report.computed_tokens == report.fixed_tokens
     assert report.num_groups == len(FAULTS) >= 12
 
 
@@ -59,9 +59,9 @@ def test_a_planted_fault_is_found_where_it_is_and_nowhere_else(fault):
     [finding] = found
     assert finding.saved_tokens > 0
     assert finding.after > finding.before
-    alone = lint([r for r in log(set(FAULTS)) if name in render_plainly(r.body)], tokenizer())
+    alone = lint([r for r in log(set(FAULTS)) if name in render_plainly(r)], tokenizer())
     assert alone.findings == (finding_by_the_hour(finding, report, alone),)
-    assert alone.computed_tokens - alone.mended_tokens == finding.saved_tokens
+    assert alone.computed_tokens - alone.fixed_tokens == finding.saved_tokens
 
 
 def finding_by_the_hour(finding, report: LintReport, alone: LintReport):
@@ -74,7 +74,7 @@ def test_findings_are_ranked_by_what_they_save_and_add_up():
     savings = [finding.saved_tokens_per_hour for finding in report.findings]
     assert savings == sorted(savings, reverse=True)
     total = sum(finding.saved_tokens for finding in report.findings)
-    assert report.computed_tokens - report.mended_tokens == total
+    assert report.computed_tokens - report.fixed_tokens == total
     assert len(report.findings) == len(FAULTS)
 
 
@@ -140,7 +140,9 @@ def test_findings_say_what_is_mended_before_them():
         app.random.shuffle(tools)
         bodies.append(chat(app, f"Case #{number}. {app.head}", tools=tools))
     found = {f.kind: f for f in lint(requests_of(bodies), tokenizer()).findings}
-    assert found["tools_order"].behind == () and found["counter"].behind == ("tools_order",)
+    assert found["tools_order"].fixed_before == () and found["counter"].fixed_before == (
+        "tools_order",
+    )
     assert found["counter"].before == found["tools_order"].after
 
 
@@ -275,7 +277,7 @@ def test_white_space_and_keys_are_no_template():
 def test_every_request_of_the_planted_log_is_explained():
     """The same log, asked the other way round: where does each prompt part, and in which field?"""
     [*explanations] = explain_log(
-        [r for r in log({"timestamp"}) if "timestamp desk" in render_plainly(r.body)],
+        [r for r in log({"timestamp"}) if "timestamp desk" in render_plainly(r)],
         tokenizer(),
         CacheConfig(4096),
     )

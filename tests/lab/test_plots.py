@@ -4,9 +4,10 @@ import pytest
 
 from ostinato.core.config import CacheConfig, SchedulerConfig
 from ostinato.lab.cost_model import CostModel
-from ostinato.lab.plan import Prices, make_plan, plan_capacities
+from ostinato.lab.kv_groups import KVGroups
+from ostinato.lab.plan import Prices, Setup, make_plan
 from ostinato.lab.plots import hit_ratio_plot, occupancy_plot, plan_plot
-from ostinato.lab.serial_replay import replay_serially
+from ostinato.lab.quantities import write_bytes
 from ostinato.lab.simulation import simulate
 from ostinato.lab.timed_replay import replay_timed
 from tests.lab.small_traces import drawn_trace
@@ -22,27 +23,30 @@ def ticks(axes) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("token_bytes", "label", "first"),
-    [(None, "blocks of 8 tokens", "10"), (16, "KiB", "1.25"), (2**20, "MiB", "80"),
-     (2**28, "GiB", "20")],
-)  # fmt: skip
-def test_sizes_are_marked_where_they_are(token_bytes, label, first):
-    found = simulate(drawn_trace(1), (10, 20, 50), ("lru",))
-    [axes] = hit_ratio_plot(found, token_bytes).axes
+    ("token_bytes", "label", "marked"),
+    [
+        (None, "blocks of 8 tokens", ["1k", "2.5k", "5.56k"]),
+        (16, "memory", ["125 KiB", "312 KiB", "695 KiB"]),
+        (2**28, "memory", ["1.95 TiB", "4.88 TiB", "10.9 TiB"]),
+    ],
+)
+def test_sizes_are_marked_as_tables_write_them(token_bytes, label, marked):
+    kv = None if token_bytes is None else KVGroups(token_bytes)
+    found = simulate(drawn_trace(1), (1000, 2500, 5560), ("lru",), kv=kv)
+    [axes] = hit_ratio_plot(found).axes
     assert label in axes.get_xlabel()
-    assert ticks(axes)[0] == first and len(ticks(axes)) == 3
+    assert sorted(ticks(axes)) == sorted(marked)
 
 
-@pytest.mark.parametrize(("token_bytes", "unit"), [(8, "KiB"), (2**14, "MiB"), (2**26, "GiB")])
-def test_a_plan_names_its_points_in_the_unit_of_its_axis(token_bytes, unit):
-    trace = drawn_trace(2)
-    results = [replay_serially(trace, size) for size in plan_capacities(trace)]
-    plan = make_plan(trace, results, token_bytes, CostModel(0.0, 0.01, 0.0), Prices(1.0, 0.0))
-    axes, money = plan_plot(plan, "t", "EUR").axes
-    assert axes.get_xlabel() == f"memory for the cache, {unit}"
-    assert [text.split(":")[0] for text in texts(axes)] == ["the knee", "best buy"]
-    assert all(f" {unit}, " in text for text in texts(axes))
-    assert "EUR" in money.get_ylabel()
+def test_a_plan_names_its_points_by_their_memory():
+    setup = Setup(CostModel(0.0, 0.05, 0.0), KVGroups(2**26), Prices(1.0, 0.001), policy="lru")
+    plan = make_plan(drawn_trace(2), setup, 5)
+    axes, bill = plan_plot(plan, "t", "EUR").axes
+    names = {text.split(":")[0]: text for text in texts(axes)}
+    assert set(names) <= {"the knee", "the lowest bill", "the knee and the lowest bill"}
+    assert write_bytes(plan.knee.memory_bytes) in " ".join(names.values())
+    assert set(ticks(axes)) <= {write_bytes(option.memory_bytes) for option in plan.options}
+    assert "EUR" in bill.get_ylabel()
 
 
 @pytest.mark.parametrize(("slowdown", "unit"), [(1e-6, "milliseconds"), (0.1, "seconds"),

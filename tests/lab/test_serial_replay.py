@@ -35,13 +35,13 @@ def oracle_hits(trace, num_blocks: int) -> int:
 @pytest.mark.parametrize("num_blocks", [12, 40, 90, 400])
 def test_lru_finds_what_an_obvious_cache_finds(seed, num_blocks):
     trace = drawn_trace(seed, 200)
-    found = replay_serially(trace, num_blocks)
+    found = replay_serially(trace, num_blocks, "lru")
     blocks = -(-found.hit_tokens // trace.block_tokens)  # of whole prompts a token is computed
     assert blocks.sum() == oracle_hits(trace, num_blocks)
 
 
 def test_a_hit_ends_where_the_ids_part():
-    found = replay_serially(trace_of("ABC", "ABD", "ABCE", "XBC"), num_blocks=20)
+    found = replay_serially(trace_of("ABC", "ABD", "ABCE", "XBC"), 20)
     assert found.hit_tokens.tolist() == [0, 8, 12, 0]
     assert found.hit_ratio == 20 / (13 + 13 + 17 + 13)
 
@@ -54,7 +54,7 @@ def test_one_token_of_a_prompt_of_whole_blocks_is_computed():
 
 
 def test_of_a_prompt_longer_than_the_cache_the_beginning_is_used():
-    found = replay_serially(trace_of("AB", "CDEFGH", "CDEFGH", "ABX"), num_blocks=5)
+    found = replay_serially(trace_of("AB", "CDEFGH", "CDEFGH", "ABX"), 5)
     assert found.hit_tokens.tolist() == [0, 0, 20, 0] and found.num_cut == 2
 
 
@@ -81,6 +81,8 @@ def test_every_policy_stays_below_a_cache_that_never_evicts(policy):
 def test_usual_capacities_end_where_nothing_is_evicted():
     trace = drawn_trace(3)
     sizes = usual_capacities(trace)
-    assert sizes[-2] <= trace.num_distinct < sizes[-1]
-    assert all(str(size).strip("0") in ("1", "2", "5") for size in sizes)
-    assert usual_capacities(trace_of("A")) == (1, 2)
+    assert sizes[-2] < sizes[-1] == trace.num_distinct
+    assert all(str(size).strip("0") in ("1", "2", "5") for size in sizes[:-1])
+    assert replay_serially(trace, sizes[-1], "lru").evicted_blocks == 0
+    assert replay_serially(trace, sizes[-1] - 1, "lru").evicted_blocks > 0
+    assert usual_capacities(trace_of("A")) == (1,)

@@ -8,7 +8,8 @@ import pytest
 
 from ostinato.core.config import CacheConfig, SchedulerConfig
 from ostinato.core.errors import BrokenTrace, ConfigError
-from ostinato.lab.block_trace import BlockRequest, make_block_trace
+from ostinato.lab.block_trace import BlockRequest
+from ostinato.lab.trace_builder import make_block_trace
 from ostinato.lab.traces import ReadOptions, read_trace
 from ostinato.traces.anonymizer import Pseudonyms
 from ostinato.traces.format import (
@@ -70,7 +71,7 @@ def row(timestamp=1, length=5, ids="[1]"):
         ("{", "this is no JSON"),
         ("[1]", "this is list, not an object"),
         (row(length=-5), "input_length=-5"),
-        (row(ids='["a"]'), "hash_ids must be"),
+        (row(ids="[1.5]"), "hash_ids must be"),
         (row(ids="[1, 2]"), "2 hash_ids for 5"),
         (row(timestamp='"x"'), "timestamp='x'"),
     ],
@@ -92,7 +93,7 @@ def test_a_file_without_a_line_that_can_be_read_is_refused(tmp_path):
     with pytest.raises(BrokenTrace, match="No such file"):
         read_trace(path)
     path.write_text("\n\n")
-    with pytest.raises(BrokenTrace, match=r"t.jsonl: it is empty"):
+    with pytest.raises(BrokenTrace, match=r"t.jsonl: .*it is empty"):
         read_trace(path)
     path.write_text("root:x:0:0\n[1]\n")
     with pytest.raises(BrokenTrace, match=r"neither a trace nor a log of requests"):
@@ -154,13 +155,6 @@ def test_arrays_that_no_traffic_has_are_refused(tmp_path, changed, reason):
         read_trace(tmp_path / "t.npz")
 
 
-def test_public_traces_have_blocks_of_their_own(tmp_path):
-    path = write_mooncake(tmp_path / "t.jsonl", ROWS)
-    with pytest.raises(ConfigError, match="block_size=16"):
-        read_trace(path, ReadOptions(block_tokens=16))
-    assert len(read_trace(path, ReadOptions(block_tokens=512))) == len(ROWS)
-
-
 def test_a_line_without_a_time_comes_after_the_one_before_it(tmp_path):
     """Otherwise a log of today would begin in 1970."""
     path = tmp_path / "log.jsonl"
@@ -195,7 +189,7 @@ def test_a_prompt_that_cannot_be_tokenized_is_a_broken_line(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text('{"prompt": "AB"}\n{"messages": [{"role": "user"}]}\n')
     options = ReadOptions(block_tokens=4, tokenizer=by_letters)
-    with pytest.raises(BrokenTrace, match="line 2: the prompt cannot be tokenized: 'content'"):
+    with pytest.raises(BrokenTrace, match=r"line 2: messages\[0\]\.content is missing"):
         read_trace(path, options)
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from ostinato.runner.model_loader import DtypeName, LoadedModel, load_model
 from tests.support.checkpoints import Checkpoints, checkpoints
+from tests.support.instruction_sets import isa
 
-__all__ = ["checkpoints", "served"]
+__all__ = ["checkpoints", "isa", "served"]
 
 Served = Callable[..., LoadedModel]
 

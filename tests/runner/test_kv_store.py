@@ -1,7 +1,7 @@
 """What may a store be asked? A slot gives back what was put there, and nothing else."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.native.library import library
 from ostinato.runner.native.store import NativeKVStore
 from ostinato.runner.plain_store import PlainKVStore
+from tests.support.instruction_sets import ISAS, isa_in_use
 
 SPEC = KVSpec((LayerKV(2, 4, 5), LayerKV(1, 6, 4, sliding_window=8)))
 SIZE = 16
@@ -28,10 +29,14 @@ def native_store(spec: KVSpec, num_blocks: int, block_size: int, dtype: torch.dt
     return NativeKVStore(native, spec, num_blocks, block_size, dtype)
 
 
-@pytest.fixture(params=[PlainKVStore, native_store], ids=["plain", "native"])
-def new_store(request: pytest.FixtureRequest) -> NewStore:
-    """Every store keeps the contract."""
-    return request.param  # type: ignore[no-any-return]
+@pytest.fixture(params=[None, *ISAS], ids=lambda isa: "plain" if isa is None else isa.name.lower())
+def new_store(request: pytest.FixtureRequest) -> Iterator[NewStore]:
+    """Every store keeps the contract, the native one on every instruction set."""
+    if request.param is None:
+        yield PlainKVStore
+        return
+    with isa_in_use(request.param):
+        yield native_store
 
 
 def filled_store(new_store: NewStore, dtype: torch.dtype = torch.float32) -> KVStore:

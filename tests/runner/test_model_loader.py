@@ -141,7 +141,7 @@ def test_a_name_is_fetched_from_the_hub_without_pickles_and_code(
 ):
     asked: dict[str, Any] = {}
 
-    def fetch(name: str, allow_patterns: list[str]) -> str:
+    def fetch(name: str, revision: str | None, allow_patterns: list[str]) -> str:
         asked.update(name=name, patterns=allow_patterns)
         return str(checkpoints.path("llama"))
 

@@ -80,7 +80,7 @@ def test_null_is_the_same_as_leaving_a_field_out(http: httpx.Client) -> None:
         ({"n": 0}, "n"),
         ({"n": 10**9}, "n"),
         ({"n": 129}, "n"),
-        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": -2}, "logprobs"),
         ({"logprobs": 10**6}, "logprobs"),
         ({"logit_bias": {"x": 1}}, "logit_bias.x"),
         ({"logit_bias": {"²": 1}}, "logit_bias"),

@@ -2,12 +2,13 @@
 
 import asyncio
 import threading
-import time
+from itertools import count
 
 import httpx
 import pytest
 
 from ostinato import AsyncLLM, SamplingParams
+from ostinato.engine.engine import Engine
 from ostinato.engine.outputs import RequestOutput, RequestTimings
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
@@ -107,36 +108,34 @@ def test_a_watch_shows_what_it_saw_last_while_a_step_is_under_way(state: ServerS
 
 
 async def watch_while_held_up(llm: AsyncLLM) -> None:
-    numbers = iter(range(100))
-    watch = EngineWatch(llm, lambda engine: next(numbers), patience_s=0.05)
+    numbers = count()
+    watch = EngineWatch(llm, lambda engine: next(numbers), patience_s=0.05, clock=lambda: 0.0)
     assert await watch.look() == 0
-    await asyncio.sleep(0.01)
     goes_on = threading.Event()
     holding = asyncio.create_task(llm.look(lambda engine: goes_on.wait(20)))
     await asyncio.sleep(0)
     assert await watch.look() == 0
     goes_on.set()
     await holding
-    await asyncio.sleep(0.05)
-    assert await watch.look() >= 1
+    while await watch.look() < 1:
+        pass
 
 
 def test_a_look_that_took_long_is_not_repeated_at_once(state: ServerState) -> None:
-    async def look_often() -> int:
-        counted = 0
+    """It takes a second each time, and rests for fifty."""
+    now_s = [100.0]
 
-        def slow(engine) -> int:
-            nonlocal counted
-            counted += 1
-            time.sleep(0.02)
-            return counted
+    def slow(engine: Engine) -> float:
+        now_s[0] += 1
+        return now_s[0]
 
-        watch = EngineWatch(state.llm, slow)
-        for _ in range(5):
-            await watch.look()
-        return counted
+    async def look_often() -> None:
+        watch = EngineWatch(state.llm, slow, clock=lambda: now_s[0])
+        assert [await watch.look() for _ in range(5)] == [101.0] * 5
+        now_s[0] += 50
+        assert await watch.look() == 152.0
 
-    assert asyncio.run(look_often()) == 1
+    asyncio.run(look_often())
 
 
 def test_the_first_look_at_an_engine_that_has_ended_says_so() -> None:

@@ -1,7 +1,8 @@
-"""What does a step cost: given, measured here, or assumed?"""
+"""What does a step cost: derived from a model and a GPU, given, measured here, or assumed?"""
 
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,16 +11,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from ostinato.cli._machine_options import MachineOptions
 from ostinato.core.config import at_least
 from ostinato.core.errors import ConfigError
-from ostinato.lab.cost_model import ASSUMED, CostModel, error_of, fit
-from ostinato.lab.measured_steps import Measured, cost_of, measured_steps
+from ostinato.lab.cost_model import (
+    ASSUMED,
+    CostModel,
+    Measured,
+    StepCost,
+    cost_of,
+    error_of,
+    fit,
+    measured_steps,
+)
+from ostinato.lab.kv_config import Config
+from ostinato.lab.model_work import model_work
 from ostinato.lab.recording import Recording, read_recording
+from ostinato.lab.roofline import RooflineCost, choose_machine
 
 if TYPE_CHECKING:
     from ostinato import LLM
 
-_COST = "What a step costs"
+_COST = "What a step costs, where it is not derived from model and GPU"
 
 _LENGTHS = (32, 128, 512)
 _TAILS = (4, 16, 64, 256)
@@ -54,18 +67,18 @@ Measure = Annotated[
 
 @dataclass(frozen=True)
 class CostOptions:
-    """What a step costs: given, measured here, or assumed."""
+    """What a step costs: derived, given, measured here, or assumed."""
 
     step_ms: StepMs = None
     prefill_rate: PrefillRate = None
     attention_doubles: AttentionDoubles = None
     measure: Measure = None
 
-    def check(self) -> None:
+    def check(self, machine: MachineOptions) -> None:
         """Refuse what cannot be, before anything is read.
 
         Raises:
-            ConfigError: A figure is not above 0, or figures are given *and* to be measured.
+            ConfigError: A figure is not above 0, or figures are given in two ways.
         """
         given = self._given()
         for name, figure in given.items():
@@ -73,22 +86,39 @@ class CostOptions:
                 raise ConfigError(f"{name}={figure}: must be above 0")
         if self.measure is not None and given:
             raise ConfigError(f"measure={self.measure!r} and {', '.join(given)}: give one of them")
+        if machine.given and (given or self.measure is not None):
+            raise ConfigError(
+                f"{', '.join(machine.given)} and {', '.join(given) or 'measure'}: the cost of a "
+                "step is either derived from a machine or given; leave one of them out"
+            )
+        machine.machine()
 
-    def choose(self, recording: Recording | None = None) -> CostModel:
-        """Return the prices; what is not given is assumed.
+    def choose(
+        self, machine: MachineOptions, recording: Recording | None, config: Config | None
+    ) -> StepCost:
+        """Return what steps cost; what is not given is derived from the model's config.
 
-        If nothing is given, a recording that is whole brings its own.
+        If nothing is given, a recording that is whole brings its own. Without a model, the figures
+        are those of a usual one.
+
+        Raises:
+            ConfigError: The model's weights do not fit, or a machine is described without a model.
+            UnsupportedModel: The work of the model cannot be derived.
         """
         if self.measure is not None:
             return measure_cost(self.measure)
         if self._given():
             return self._as_given()
-        if recording is not None and recording.is_whole:
-            try:
+        if machine.given and config is None:
+            names = ", ".join(machine.given)
+            raise ConfigError(f"{names}: needs the model that runs there; add --model")
+        if recording is not None and recording.is_whole and not machine.given:
+            with suppress(ConfigError):  # too few steps to tell
                 return cost_of(recording)
-            except ConfigError:  # too few steps to tell
-                return ASSUMED
-        return ASSUMED
+        if config is None:
+            return ASSUMED
+        work = model_work(config, machine.weights or "auto")
+        return RooflineCost(work, choose_machine(work, machine.machine()))
 
     def _given(self) -> dict[str, float]:
         figures = {
@@ -99,10 +129,10 @@ class CostOptions:
         return {name: figure for name, figure in figures.items() if figure is not None}
 
     def _as_given(self) -> CostModel:
-        token_s = 1 / self.prefill_rate if self.prefill_rate else ASSUMED.token_s
+        token_s = ASSUMED.token_s if self.prefill_rate is None else 1 / self.prefill_rate
         doubles = self.attention_doubles or ASSUMED.token_s / ASSUMED.pair_s
-        step_s = ASSUMED.step_s if self.step_ms is None else self.step_ms / 1000
-        return CostModel(step_s, token_s, token_s / doubles, "given")
+        fixed_s = ASSUMED.fixed_s if self.step_ms is None else self.step_ms / 1000
+        return CostModel(fixed_s, token_s, token_s / doubles, "given")
 
 
 def measure_cost(model: str, **settings: int) -> CostModel:
@@ -117,7 +147,7 @@ def measure_cost(model: str, **settings: int) -> CostModel:
     """
     # Imported here: only this needs tensors.
     from ostinato import LLM
-    from ostinato.lab.measured_steps import of_repeats
+    from ostinato.lab.cost_model import of_repeats
 
     console = Console(stderr=True)
     with (
@@ -131,7 +161,7 @@ def measure_cost(model: str, **settings: int) -> CostModel:
         measured = of_repeats([_recorded(llm, waves, path) for path in paths])
     cost = fit(measured, f"measured: {model} on this machine")
     console.print(
-        f"{model}: {cost.step_s * 1000:.2f} ms per step, {cost.token_s * 1e6:.1f} us per token, "
+        f"{model}: {cost.fixed_s * 1000:.2f} ms per step, {cost.token_s * 1e6:.1f} us per token, "
         f"{cost.pair_s * 1e9:.2f} ns per pair; half of the {len(measured):,} steps within "
         f"{error_of(cost, measured):.0%} of that",
         style="dim",

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ostinato.cli._quantities import read_bytes
 from ostinato.engine.config import EngineConfig
+from ostinato.lab.quantities import read_bytes
 
 _CACHE = "Model and cache"
 _COMPUTING = "Computing"
@@ -23,6 +23,18 @@ Model = Annotated[
         "--model",
         "-m",
         help="The embedded model, a checkpoint directory, or a name on the Hugging Face hub.",
+        rich_help_panel=_CACHE,
+    ),
+]
+Revision = Annotated[
+    str | None,
+    typer.Option(help="Branch, tag or commit of a model on the hub.", rich_help_panel=_CACHE),
+]
+OtherTokenizer = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        help="Directory or hub name of another tokenizer than the model's own.",
         rich_help_panel=_CACHE,
     ),
 ]
@@ -59,6 +71,13 @@ MaxModelLen = Annotated[
     typer.Option(
         help="Most tokens of prompt and answer together; else the model's own limit.",
         rich_help_panel=_CACHE,
+    ),
+]
+MaxLogprobs = Annotated[
+    int,
+    typer.Option(
+        help="Most alternatives per token in log-probabilities; -1 allows the whole vocabulary.",
+        rich_help_panel=_SCHEDULING,
     ),
 ]
 Caching = Annotated[
@@ -229,6 +248,8 @@ EngineSeed = Annotated[
 class EngineOptions:
     """Settings of any engine, as ``EngineConfig`` names them."""
 
+    revision: Revision = None
+    tokenizer: OtherTokenizer = None
     dtype: Dtype = "auto"
     kv_cache_dtype: KVCacheDtype = "auto"
     device: Device = "cpu"
@@ -262,6 +283,7 @@ class ServedEngineOptions(EngineOptions):
     max_num_batched_tokens: MaxNumBatchedTokens = 2048
     max_chunk_tokens: MaxChunkTokens = None
     max_num_seqs: MaxNumSeqs = 256
+    max_logprobs: MaxLogprobs = 1024
     order: Order = "fcfs"
     max_overtakes: MaxOvertakes = 64
     free_order: FreeOrder = "scratch_first"

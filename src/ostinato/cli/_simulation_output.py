@@ -10,36 +10,40 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli._durations import write_seconds
-from ostinato.cli._quantities import count, write_bytes
+from ostinato.cli._quantities import count
 from ostinato.cli._report_folder import say_written, unwritable
 from ostinato.cli._trace_source import describe
+from ostinato.lab.quantities import write_bytes, write_count
 from ostinato.lab.replay import ReplayedRequest
-from ostinato.lab.simulation import USUAL_POLICY, Simulation
+from ostinato.lab.serial_replay import USUAL_POLICY
+from ostinato.lab.simulation import Simulation
 from ostinato.lab.timed_replay import TimedResult
 
 if TYPE_CHECKING:
     from ostinato.lab.report import Section
 
 
-def show(found: Simulation, token_bytes: int | None) -> None:
+def show(found: Simulation) -> None:
     """Print the tables."""
     console = Console()
     title = Text("\n").append(found.trace.name, style="bold")
     console.print(title.append(f": {describe(found.trace)}."))
-    console.print(_hits_table(found, token_bytes))
+    console.print(_hits_table(found))
     console.print(_sentence(found))
     if found.replayed:
         console.print(_replayed(found.replayed), "\n", sep="", highlight=False)
     if found.timed:
         console.print(_times_table(found))
         console.print(Text(_times_note(found), style="dim"))
+    for note in found.trace.notes:
+        console.print(Text(note, style="dim"))
 
 
-def _hits_table(found: Simulation, token_bytes: int | None) -> Table:
+def _hits_table(found: Simulation) -> Table:
     """Draw one row per policy and bound, one column per size; the best policy is bold."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     table.add_column("", no_wrap=True)
-    for heading in _sizes(found, token_bytes):
+    for heading in _sizes(found):
         table.add_column(heading.replace(" = ", "\n"), justify="right")
     best = [max(each) for each in zip(*_policy_ratios(found), strict=True)]
     for name, ratios in found.ratios().items():
@@ -52,21 +56,13 @@ def _hits_table(found: Simulation, token_bytes: int | None) -> Table:
     return table
 
 
-def _sizes(found: Simulation, token_bytes: int | None) -> list[str]:
-    """Name the sizes, with their memory where a token's weight is known."""
-    names = [_short(size) for size in found.capacities]
-    if token_bytes is None:
+def _sizes(found: Simulation) -> list[str]:
+    """Name the sizes, with their memory where it is known what a token takes."""
+    names = [write_count(size) for size in found.capacities]
+    memory = found.memory()
+    if memory is None:
         return names
-    block_bytes = found.trace.block_tokens * token_bytes
-    return [
-        f"{name} = {write_bytes(size * block_bytes)}"
-        for name, size in zip(names, found.capacities, strict=True)
-    ]
-
-
-def _short(size: int) -> str:
-    """Write 20000 as 20k."""
-    return f"{size // 1000:,}k" if size >= 1000 and size % 1000 == 0 else f"{size:,}"
+    return [f"{name} = {write_bytes(size)}" for name, size in zip(names, memory, strict=True)]
 
 
 def _policy_ratios(found: Simulation) -> list[list[float]]:
@@ -75,8 +71,9 @@ def _policy_ratios(found: Simulation) -> list[list[float]]:
 
 def _sentence(found: Simulation) -> str:
     return (
-        f"Share of prompt tokens that hit, by blocks of the cache. A cache that never evicts finds "
-        f"{found.unbounded.hit_ratio:.1%}; the rest is seen for the first time.{_cut(found)}\n"
+        f"Share of prompt tokens that hit, by blocks of the cache. A cache that never evicts, from "
+        f"{count(found.trace.num_distinct, 'block')} on, finds {found.unbounded.hit_ratio:.1%}; "
+        f"the rest is seen for the first time.{_cut(found)}\n"
     )
 
 
@@ -146,7 +143,7 @@ def _times_note(found: Simulation) -> str:
     )
 
 
-def write(found: Simulation, token_bytes: int | None, out: Path) -> None:
+def write(found: Simulation, out: Path) -> None:
     """Write plots and the report, and say where they are.
 
     Raises:
@@ -156,22 +153,20 @@ def write(found: Simulation, token_bytes: int | None, out: Path) -> None:
     from ostinato.lab.plots import save
     from ostinato.lab.report import write_report
 
-    plots = dict(_plots(found, token_bytes))
+    plots = dict(_plots(found))
     try:
         written = [path for name, figure in plots.items() for path in save(figure, out / name)]
-        page = write_report(
-            found.trace.name, describe(found.trace), _sections(found, token_bytes, plots)
-        )
+        page = write_report(found.trace.name, describe(found.trace), _sections(found, plots))
         (out / "report.html").write_text(page, encoding="utf-8")
     except OSError as error:
         raise unwritable(out, error) from error
     say_written(out, [*written, out / "report.html"])
 
 
-def _plots(found: Simulation, token_bytes: int | None) -> Iterator[tuple[str, Any]]:
+def _plots(found: Simulation) -> Iterator[tuple[str, Any]]:
     from ostinato.lab.plots import first_token_plot, hit_ratio_plot, occupancy_plot
 
-    yield "hits", hit_ratio_plot(found, token_bytes)
+    yield "hits", hit_ratio_plot(found)
     if found.timed:
         yield "first-token", first_token_plot(found.timed, found.trace.name)
         name, result = _with_usual_policy(found.timed)
@@ -185,13 +180,11 @@ def _with_usual_policy(timed: dict[str, TimedResult]) -> tuple[str, TimedResult]
     return name, timed[name]
 
 
-def _sections(
-    found: Simulation, token_bytes: int | None, plots: dict[str, Any]
-) -> "Iterator[Section]":
+def _sections(found: Simulation, plots: dict[str, Any]) -> "Iterator[Section]":
     from ostinato.lab.report import Section
     from ostinato.lab.report import Table as Rows
 
-    headings = ["blocks", *_sizes(found, token_bytes)]
+    headings = ["blocks", *_sizes(found)]
     rows = [[name, *(f"{r:.1%}" for r in ratios)] for name, ratios in found.ratios().items()]
     yield Section("Hits", (plots["hits"], _sentence(found), Rows(headings, rows)))
     if found.replayed:
@@ -203,7 +196,7 @@ def _sections(
             yield Section("Memory over time", (plots["occupancy"],))
 
 
-def as_json(found: Simulation, token_bytes: int | None) -> dict[str, object]:
+def as_json(found: Simulation) -> dict[str, object]:
     """Lay out all figures."""
     trace = found.trace
     return {
@@ -212,7 +205,9 @@ def as_json(found: Simulation, token_bytes: int | None) -> dict[str, object]:
         "prompt_tokens": trace.total_input_tokens,
         "block_tokens": trace.block_tokens,
         "num_distinct_blocks": trace.num_distinct,
-        "token_bytes": token_bytes,
+        "token_bytes": None if found.kv is None else found.kv.token_bytes,
+        "memory_bytes": found.memory(),
+        "notes": list(trace.notes),
         "lines_left_out": [line.number for line in trace.broken],
         "capacities": list(found.capacities),
         "hit_ratio": {str(p): [r.hit_ratio for r in rs] for p, rs in found.results.items()},

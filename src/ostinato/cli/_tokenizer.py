@@ -1,13 +1,12 @@
 """How does a command get a model's tokenizer without its weights?"""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ostinato.core.errors import MissingTokenizer, RequestError
 from ostinato.lab.explain_log import Tokenizer
-from ostinato.lab.request_log import render_plainly
+from ostinato.lab.request_log import LoggedRequest, render_plainly
 from ostinato.lab.word_tokens import word_tokenizer
 
 ModelOfTokens = Annotated[
@@ -15,14 +14,21 @@ ModelOfTokens = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="Whose tokens and template: the embedded model, a checkpoint directory, or a name "
-        "on the Hugging Face hub; else tokens are words.",
+        help="Model whose tokenizer and chat template to use: the embedded one, a checkpoint "
+        "directory, or a name on the Hugging Face hub. Without it, tokens are words.",
+    ),
+]
+IgnoredFields = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ignore",
+        help="Field of the log that does not change the prompt, at any depth; may be repeated.",
     ),
 ]
 
 
 def load_tokenizer(model: str | None) -> Tokenizer:
-    """Return what turns a log's requests into a model's tokens; into words if none is named.
+    """Return the tokenizer for a log: a model's, or words without one.
 
     Raises:
         ModelNotFound: There is no such model.
@@ -47,19 +53,27 @@ def load_tokenizer(model: str | None) -> Tokenizer:
     def decode(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
-    def render(body: Mapping[str, Any]) -> str:
-        if "messages" not in body or not getattr(tokenizer, "chat_template", None):
-            return render_plainly(body)
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+
+    def render(request: LoggedRequest) -> str:
+        body = request.body
+        if "messages" not in body or not template:
+            return render_plainly(request)
+        prompt, before = request.prompt, [request.prompt.settings]
+        if "tools" not in template or "tool_calls" not in template:  # it would leave them out
+            before += [tool.text for tool in prompt.tools]
+            body = {"messages": [{"role": m.role, "content": m.text} for m in prompt.messages]}
         try:
-            return str(
-                tokenizer.apply_chat_template(
-                    body["messages"],
-                    tools=body.get("tools"),
-                    add_generation_prompt=True,
-                    tokenize=False,
-                )
+            text = tokenizer.apply_chat_template(
+                body["messages"],
+                tools=body.get("tools"),
+                add_generation_prompt=True,
+                tokenize=False,
             )
-        except Exception as error:  # a template may raise whatever its author liked
-            raise RequestError(f"the chat template refuses a request: {error}") from error
+        except Exception as error:  # a template may raise anything
+            raise RequestError(
+                f"line {request.line}: the chat template of {model} refuses it: {error}"
+            ) from error
+        return "\n".join([*filter(None, before), str(text)])
 
     return Tokenizer(encode, render, decode)

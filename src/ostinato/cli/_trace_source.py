@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 import typer
 from rich.console import Console
@@ -19,9 +19,10 @@ from rich.progress import (
 
 from ostinato.cli._durations import write_span
 from ostinato.cli._quantities import count
-from ostinato.core.config import at_least
+from ostinato.core.config import at_least, one_of
 from ostinato.lab.block_trace import BlockTrace
-from ostinato.lab.lines import BrokenLine
+from ostinato.lab.hash_traces import TimeUnit
+from ostinato.lab.lines import BrokenLine, OnBroken
 from ostinato.lab.recording import Recording, read_recording
 from ostinato.lab.traces import ReadOptions, Tokenizer, is_recording, read_trace
 
@@ -30,7 +31,8 @@ _SHOWN_BROKEN = 5
 TracePath = Annotated[
     Path,
     typer.Argument(
-        help="An .npz trace, Mooncake JSONL, what record_trace wrote, or JSONL of OpenAI requests."
+        help="An .npz trace, JSONL with hash_ids (Mooncake, Bailian), what record_trace wrote, or "
+        "JSONL of requests; JSONL may be packed as .gz."
     ),
 ]
 BlockTokens = Annotated[
@@ -38,7 +40,7 @@ BlockTokens = Annotated[
     typer.Option(
         "--block-size",
         "-b",
-        help="Tokens per block, for recorded traces and logs; public traces have blocks of 512.",
+        help="Tokens per block, for recorded traces and logs; derived where a trace has hash_ids.",
     ),
 ]
 SkipBroken = Annotated[
@@ -53,6 +55,13 @@ TokenizerName = Annotated[
     typer.Option(help="For logs of requests: the model whose tokenizer and chat template to use."),
 ]
 
+TimestampUnit = Annotated[
+    str,
+    typer.Option(
+        help="Of a trace with hash_ids: s, ms, us or ns; auto derives it from the rate of requests."
+    ),
+]
+
 
 @dataclass(frozen=True)
 class TraceOptions:
@@ -61,6 +70,7 @@ class TraceOptions:
     block_size: BlockTokens = None
     skip_broken: SkipBroken = False
     tokenizer: TokenizerName = None
+    timestamp_unit: TimestampUnit = "auto"
 
     def open(self, path: Path, model: str | None) -> BlockTrace:
         """Read a trace, and name the lines that were left out on stderr.
@@ -75,9 +85,12 @@ class TraceOptions:
         """
         if self.block_size is not None:
             at_least("block_size", self.block_size, 1)
+        one_of("timestamp_unit", self.timestamp_unit, get_args(TimeUnit))
         name = self.tokenizer or model
         read = None if name is None else _tokenizer(name)
-        options = ReadOptions(self.block_size, "skip" if self.skip_broken else "refuse", read)
+        unit = cast("TimeUnit", self.timestamp_unit)
+        on_broken: OnBroken = "skip" if self.skip_broken else "refuse"
+        options = ReadOptions(self.block_size, on_broken, read, unit)
         with Console(stderr=True).status(f"Reading {path.name} ..."):
             trace = read_trace(path, options)
         name_broken(trace.broken)

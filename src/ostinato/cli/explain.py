@@ -1,6 +1,7 @@
 """``ostinato explain``: why did a prompt miss?"""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, cast
 from urllib.parse import quote
@@ -11,28 +12,34 @@ from rich.text import Text
 
 from ostinato.cli import _engine_options as options
 from ostinato.cli._admin_client import AdminClient, AdministrationFailed
-from ostinato.cli._tokenizer import ModelOfTokens, load_tokenizer
+from ostinato.cli._quantities import count
+from ostinato.cli._tokenizer import IgnoredFields, ModelOfTokens, load_tokenizer
 from ostinato.cli._trace_source import SkipBroken, name_broken
 from ostinato.cli.cache import URL
 from ostinato.core.config import CacheConfig, IndexName
 from ostinato.core.errors import ConfigError, RequestError
 from ostinato.engine.config import DEFAULT_MODEL
-from ostinato.lab.lines import OnBroken
+from ostinato.lab.explain_log import explain_log, explain_recording, is_recording
+from ostinato.lab.recording import read_recording
+from ostinato.lab.request_log import LogOptions, iter_requests
 from ostinato.observe.explanation import Explanation, Fate
 
 _COLOURS = {Fate.HIT: "green", Fate.WAITED: "green", Fate.COPIED: "cyan", Fate.COMPUTED: "red"}
 
 _BLOCKS_OF_A_LOG = 65_536
-"""Blocks of the cache that a log is put to, unless another number is given: a million tokens."""
+"""Blocks of the cache that serves a log, unless another number is given: a million tokens."""
+
+_LOGS = (".jsonl", ".ndjson", ".json", ".gz")
+"""Suffixes of logs; other files are prompts."""
 
 _SERVER = "A running server"
 
 _LAST: list[str] = []
-"""Of a log's requests, the last alone."""
+"""Explain the last request of a log only."""
 
 _PSEUDONYMS = (
-    "A recorded trace holds pseudonyms instead of tokens: it tells where prompts part, and there "
-    "is no text to show. Explain the requests themselves to see both sides."
+    "A recorded trace holds pseudonyms instead of tokens, so it shows where prompts differ and no "
+    "text. Explain the requests themselves to see both sides."
 )
 
 
@@ -40,8 +47,8 @@ def run(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Texts, a prompt each; or one .jsonl: requests to an OpenAI-compatible server, "
-            "or a trace that an engine recorded.",
+            help="Text files, one prompt each; or one log (.jsonl, .json, .gz): requests to an "
+            "OpenAI or Anthropic API, or a trace that an engine recorded.",
             show_default=False,
         ),
     ] = None,
@@ -53,12 +60,12 @@ def run(
         typer.Option(
             "--request",
             "-r",
-            help="Explain this request: of a .jsonl by its line or number, else of a running "
-            "server by the id of its answer; may be repeated.",
+            help="Explain this request: in a log its line or number, otherwise the id of a "
+            "running server's answer; may be repeated.",
         ),
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", "-a", help="Explain every prompt, not the last alone.")
+        bool, typer.Option("--all", "-a", help="Explain every prompt, not only the last.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print explanations as JSON, one per line.")
@@ -68,6 +75,7 @@ def run(
     block_size: options.BlockSize = 16,
     num_blocks: options.NumBlocks = None,
     skip_broken: SkipBroken = False,
+    ignore: IgnoredFields = None,
     url: Annotated[
         str, typer.Option(envvar="OSTINATO_URL", help="Of the server.", rich_help_panel=_SERVER)
     ] = URL,
@@ -75,21 +83,21 @@ def run(
         str | None,
         typer.Option(
             envvar=["OSTINATO_KEY", "OSTINATO_ADMIN_KEY"],
-            help="Of whoever sent the request.",
+            help="API key with which the request was sent.",
             rich_help_panel=_SERVER,
         ),
     ] = None,
 ) -> None:
-    """Say why a prompt hit and missed what it did.
+    """Explain why each part of a prompt hit or missed the cache.
 
-    Prompts are run one after the other, and the last is explained. Of a .jsonl no model is
-    run: its requests are put to the cache alone, and without --model a token is a word. Of a
-    running server, its own requests are explained.
+    Prompts are run one after the other, and the last one is explained. For a log no model is run:
+    its requests are served by the cache alone, and without --model a token is a word. For a
+    running server, --request names one of its answers.
 
     Try: ostinato explain -p "One two three" -p "One too three"
     """
     files, texts, names, note = files or [], prompt or [], request or [], ""
-    logs = [path for path in files if path.suffix == ".jsonl"]
+    logs = [path for path in files if path.suffix in _LOGS]
     if not files and not texts and not names:
         raise ConfigError(
             "nothing to explain: give files, --prompt with a text, or --request with the id of a "
@@ -98,13 +106,14 @@ def run(
     if logs and (len(files) > 1 or texts):
         raise ConfigError(f"{logs[0]} is a log: explain it without other files and prompts")
     if names and not logs and (files or texts):
-        raise ConfigError(f"request={names[0]!r}: is of a log or a server; leave prompts out")
+        raise ConfigError(f"request={names[0]!r} is in a log or on a server; leave prompts out")
     if logs:
         cache = CacheConfig(
             num_blocks or _BLOCKS_OF_A_LOG, block_size, index=cast(IndexName, index)
         )
         wanted = None if every else names or _LAST
-        explanations, note = _explain_log(logs[0], model, cache, wanted, skip_broken)
+        options_of_log = LogOptions("skip" if skip_broken else "refuse", ignore or ())
+        explanations, note = _explain_log(logs[0], model, cache, wanted, options_of_log)
         every = True
     elif names:
         every, explanations = True, [_ask(name, AdminClient(url, key)) for name in names]
@@ -121,7 +130,7 @@ def _read(path: Path) -> str:
     """Return a file's text, without one line break at its end.
 
     Raises:
-        RequestError: It cannot be read, or is no text.
+        RequestError: It cannot be read, or is not text.
     """
     try:
         return path.read_text(encoding="utf-8").removesuffix("\n")
@@ -145,7 +154,7 @@ def _ask(name: str, server: AdminClient) -> Explanation:
     """Ask a running server.
 
     Raises:
-        AdministrationFailed: It does not remember the request, or it is somebody else's.
+        AdministrationFailed: The request is not remembered, or another tenant sent it.
     """
     answer = server.ask("GET", f"v1/explain/{quote(name, safe='')}")
     try:
@@ -155,51 +164,53 @@ def _ask(name: str, server: AdminClient) -> Explanation:
 
 
 def _explain_log(
-    path: Path, model: str | None, cache: CacheConfig, wanted: list[str] | None, skip_broken: bool
+    path: Path,
+    model: str | None,
+    cache: CacheConfig,
+    wanted: list[str] | None,
+    read: LogOptions,
 ) -> tuple[list[Explanation], str]:
-    """Put a log to the cache, or replay a recording.
+    """Serve a log from the cache, or replay a recording; a log is read once per pass.
 
     Args:
         path: The log.
         model: Whose tokens they are.
         cache: Its settings.
-        wanted: Lines or numbers of the requests to explain; none is the last, None all.
-        skip_broken: Whether lines that cannot be read are left out.
+        wanted: Lines or numbers of the requests to explain; an empty list is the last, None all.
+        read: How to read it.
 
     Returns:
-        Explanations, and what is to be said of them.
+        Explanations, and a note on them.
     """
-    from ostinato.lab.explain_log import explain_log, explain_recording
-    from ostinato.lab.recording import read_recording
-    from ostinato.lab.request_log import read_request_log
-    from ostinato.lab.traces import is_recording
-
-    on_broken: OnBroken = "skip" if skip_broken else "refuse"
     if is_recording(path):
-        recording = read_recording(path, on_broken)
+        recording = read_recording(path, read.on_broken)
         name_broken(recording.broken)
         found = {
             explanation.request_id: explanation for explanation in explain_recording(recording)
         }
         return [found[name] for name in _chosen(wanted, list(found), "request", path)], _PSEUDONYMS
-    log = read_request_log(path, on_broken)
-    name_broken(log.broken)
-    lines = {f"line {request.line}": request.line for request in log.requests}
+    lines = {f"line {request.line}": request.line for request in iter_requests(path, read)}
+    name_broken(read.broken)
     chosen = _chosen(wanted, list(lines), "line", path)
-    asked = explain_log(log.requests, load_tokenizer(model), cache, {lines[n] for n in chosen})
-    with Console(stderr=True).status(f"Serving {len(log.requests):,} requests ..."):
+    asked = explain_log(
+        iter_requests(path, replace(read, broken=[])),
+        load_tokenizer(model),
+        cache,
+        {lines[name] for name in chosen},
+    )
+    with Console(stderr=True).status(f"Serving {count(len(lines), 'request')} ..."):
         found = {explanation.request_id: explanation for explanation in asked}
     return [found[name] for name in chosen if name in found], ""  # an empty prompt has none
 
 
 def _chosen(wanted: list[str] | None, known: list[str], kind: str, path: Path) -> list[str]:
-    """Say which requests are meant; the last if none is named.
+    """Return the names of the requests to explain; the last if none is wanted by name.
 
     Raises:
         RequestError: There is no such request.
     """
     if not known:
-        raise RequestError(f"{path}: no request of it was admitted")
+        raise RequestError(f"{path}: none of its requests was admitted")
     names, all_names = known if wanted is None else wanted or known[-1:], set(known)
     chosen = [name if name in all_names else f"{kind} {name}" for name in names]
     for name, whole in zip(names, chosen, strict=True):

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
@@ -10,39 +10,51 @@ from rich.text import Text
 
 from ostinato.cli import _engine_options as options
 from ostinato.cli._quantities import count
-from ostinato.cli._tokenizer import ModelOfTokens, load_tokenizer
+from ostinato.cli._tokenizer import IgnoredFields, ModelOfTokens, load_tokenizer
 from ostinato.cli._trace_source import SkipBroken, name_broken, progress_bar
 from ostinato.lab.lint import Finding, LintReport, lint
-from ostinato.lab.request_log import read_request_log
+from ostinato.lab.lint_slots import SlotKind, shortened
+from ostinato.lab.quantities import read_bytes
+from ostinato.lab.request_log import LogOptions, read_request_log
 
 
 def run(
     requests: Annotated[
         Path,
         typer.Argument(
-            help="Requests to an OpenAI-compatible server, one JSON object per line.",
+            help="Log of requests to an OpenAI or Anthropic API: JSON lines or a JSON array, "
+            "also gzipped.",
             show_default=False,
         ),
     ],
     model: ModelOfTokens = None,
     block_size: options.BlockSize = 16,
     skip_broken: SkipBroken = False,
+    ignore: IgnoredFields = None,
+    max_text: Annotated[
+        str, typer.Option(help="Check the requests up to this much prompt text.")
+    ] = "64MiB",
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Leave with exit code 1 if there is a finding.")
+        bool, typer.Option("--strict", help="Exit with code 1 if there is a finding.")
     ] = False,
 ) -> None:
-    """Find what breaks prefixes early, and what mending it would save.
+    """Find what breaks prefixes early, and what fixing it would save.
 
     Requests are grouped by template; each remedy is tried on the real cache, and what saves
-    nothing is not reported. No model is run: of --model only the tokenizer is loaded. Without it,
+    nothing is not reported. No model is run: only the tokenizer of --model is loaded. Without it,
     a token is a word or a piece of one.
     """
-    log = read_request_log(requests, "skip" if skip_broken else "refuse")
+    most = read_bytes("max_text", max_text)
+    read = LogOptions("skip" if skip_broken else "refuse", ignore or ())
+    log = read_request_log(requests, read, most)
     name_broken(log.broken)
     tokenizer = load_tokenizer(model)
-    with progress_bar("Requests, grouped and mended", 2 * len(log.requests)) as advance:
+    with progress_bar("Checking requests", 2 * len(log.requests)) as advance:
         report = lint(log.requests, tokenizer, block_size, advance)
+    if log.is_cut:
+        first = f"Only the first {count(report.num_requests, 'request')} were checked"
+        typer.echo(f"{first} ({max_text} of prompts; --max-text sets the limit).", err=True)
     if as_json:
         typer.echo(json.dumps(report.as_dict(), indent=2, ensure_ascii=False))
     else:
@@ -60,8 +72,8 @@ def _print(report: LintReport, model: str | None) -> None:
             console.print(line_)
     console.print()
     console.print(Text(_end(report)))
-    whose = "words and pieces of words" if model is None else f"those of {model}"
-    console.print(Text(f"Tokens are {whose}.", style="dim"))
+    unit = "words and pieces of words" if model is None else f"those of {model}"
+    console.print(Text(f"Tokens are {unit}.", style="dim"))
 
 
 def _title(report: LintReport) -> str:
@@ -72,7 +84,7 @@ def _title(report: LintReport) -> str:
 
 
 def _lines(place: int, finding: Finding, report: LintReport) -> list[Text]:
-    """Lay a finding out."""
+    """Format a finding."""
     saved = f"{finding.saved_tokens_per_hour:,.0f} tokens per hour"
     if not report.has_times:
         saved = f"{finding.saved_tokens:,} tokens"
@@ -80,31 +92,33 @@ def _lines(place: int, finding: Finding, report: LintReport) -> list[Text]:
         Text.assemble(f"{place}. ", (finding.kind, "bold red"), f" costs {saved}"),
         Text(f"   in {count(finding.num_requests, 'request')}: {finding.group}"),
     ]
-    if finding.examples:
-        shown = ", ".join(repr(example[:40]) for example in finding.examples)
-        lines.append(Text(f"   {_place(finding)}: {shown}"))
-    behind = f", with {' and '.join(finding.behind)} mended" if finding.behind else ""
+    if there := _place(finding):
+        shown = ", ".join(repr(shortened(example)) for example in finding.examples)
+        lines.append(Text(f"   {there}{': ' if shown else ''}{shown}"))
+    first = f", with {' and '.join(finding.fixed_before)} fixed" if finding.fixed_before else ""
     ratios = f"{finding.before:.1%} -> {finding.after:.1%}"
     lines += [
-        Text(f"   hit ratio {ratios}{behind}", style="green"),
+        Text(f"   hit ratio {ratios}{first}", style="green"),
         Text(f"   {finding.advice}", style="cyan"),
     ]
     return lines
 
 
 def _place(finding: Finding) -> str:
-    """Say where it stands."""
-    if finding.kind.startswith("message_"):
-        return f"in {finding.where}"
-    return f"behind {finding.where[-40:]!r}" if finding.where else "at the beginning"
+    """Say where it is: a field, or the words before it; empty if it is everywhere."""
+    if finding.kind == "cache_control":
+        return "sent on" if finding.examples else ""
+    if finding.kind not in get_args(SlotKind):
+        return f"in {finding.where}" if finding.where else ""
+    return f"after {finding.where[-40:]!r}" if finding.where else "at the beginning"
 
 
 def _end(report: LintReport) -> str:
     """Sum up what the replays found."""
+    prompts, computed = report.prompt_tokens, report.computed_tokens
     if not report.findings:
-        hits = 1 - report.computed_tokens / max(1, report.prompt_tokens)
-        return f"{hits:.1%} of {report.prompt_tokens:,} prompt tokens hit, replayed one by one."
+        return f"{1 - computed / max(1, prompts):.1%} of {prompts:,} prompt tokens hit in a replay."
     return (
-        f"Replayed one by one, {report.computed_tokens:,} of {report.prompt_tokens:,} prompt "
-        f"tokens are computed; with all findings mended, {report.mended_tokens:,}."
+        f"In a replay, {computed:,} of {prompts:,} prompt tokens are computed; with all findings "
+        f"fixed, {report.fixed_tokens:,}."
     )

@@ -1,4 +1,4 @@
-"""``ostinato plan``: how much memory is worth buying for the cache?"""
+"""``ostinato plan``: how many replicas serve this traffic, with how much memory for the cache?"""
 
 import json
 from collections.abc import Iterator
@@ -6,31 +6,35 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, cast
 
+import numpy as np
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli import _cost_options as costs
 from ostinato.cli import _trace_source as source
 from ostinato.cli._config_source import load_config
+from ostinato.cli._cost_options import CostOptions
+from ostinato.cli._machine_options import MachineOptions
 from ostinato.cli._option_groups import grouped
-from ostinato.cli._quantities import write_bytes
+from ostinato.cli._quantities import count
 from ostinato.cli._report_folder import open_folder, say_written, unwritable
 from ostinato.core.config import PolicyName, one_of
 from ostinato.core.errors import ConfigError
 from ostinato.lab.block_trace import BlockTrace
-from ostinato.lab.cost_model import CostModel
+from ostinato.lab.cost_model import StepCost
 from ostinato.lab.kv_bytes import kv_bytes
-from ostinato.lab.plan import Option, Plan, Prices, in_words, make_plan, money, plan_capacities
+from ostinato.lab.kv_config import Config
+from ostinato.lab.kv_groups import KVGroups, kv_groups
+from ostinato.lab.plan import Fleet, Option, Plan, Prices, Setup, make_plan
+from ostinato.lab.plan_words import in_words, money
 from ostinato.lab.policies import ENGINE_POLICIES
-from ostinato.lab.serial_replay import replay_serially
-from ostinato.lab.simulation import USUAL_POLICY
+from ostinato.lab.quantities import write_bytes
+from ostinato.lab.roofline import RooflineCost
+from ostinato.lab.serial_replay import USUAL_POLICY
 
 _MONEY = "What things cost"
-_SECONDS = "s/h saved"
-"""A column for the page alone; a terminal has no room for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +45,19 @@ class Paper:
         trace: The traffic.
         plan: The curve.
         currency: Of all prices.
-        note: What it assumes.
     """
 
     trace: BlockTrace
     plan: Plan
     currency: str
-    note: str
 
     def words(self) -> tuple[str, ...]:
         """What to do."""
-        return tuple(in_words(self.plan, write_bytes, self.currency))
+        return tuple(in_words(self.plan, self.currency))
+
+    def notes(self) -> tuple[str, ...]:
+        """What the figures assume."""
+        return (*_notes(self.plan.setup, self.currency), *self.trace.notes)
 
 
 @grouped
@@ -62,21 +68,27 @@ def run(
         typer.Option(
             "--model",
             "-m",
-            help="Whose KV is cached: a config.json, a directory, an embedded model, or a name on "
-            "the hub. A recorded trace knows its own.",
+            help="What is served: a config.json, a directory, an embedded model, or a name on the "
+            "hub. A recorded trace knows what a token takes.",
         ),
     ] = None,
     policy: Annotated[
         str, typer.Option("--policy", "-p", help="Which cached block is worth least.")
     ] = USUAL_POLICY,
-    points: Annotated[int, typer.Option(help="Sizes of the cache to look at.")] = 14,
+    points: Annotated[int, typer.Option(help="Sizes of the cache to look at.")] = 8,
+    utilisation: Annotated[
+        float, typer.Option(help="Share of the time that replicas may be busy on average.")
+    ] = 0.7,
     compute_price: Annotated[
         float,
-        typer.Option(help="Of an hour of the machine that computes.", rich_help_panel=_MONEY),
+        typer.Option(help="Of an hour of one GPU.", rich_help_panel=_MONEY),
     ] = 2.5,
     memory_price: Annotated[
         float,
-        typer.Option(help="Of a GiB of memory for an hour.", rich_help_panel=_MONEY),
+        typer.Option(
+            help="Of a GiB for an hour, beyond what the GPUs have left beside the weights.",
+            rich_help_panel=_MONEY,
+        ),
     ] = 0.005,
     currency: Annotated[str, typer.Option(help="Of both.", rich_help_panel=_MONEY)] = "USD",
     out: Annotated[
@@ -86,47 +98,63 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     *,
     reading: source.TraceOptions,
-    steps: costs.CostOptions,
+    machine: MachineOptions,
+    steps: CostOptions,
 ) -> None:
-    """Weigh memory for the cache against hits, saved prefill and money.
+    """Find how many replicas serve this traffic, and how much memory for the cache pays.
 
-    The trace is replayed on the real cache at each size; the knee of the curve, the best buy and
-    what no memory can find are said in words.
+    For each size the trace is replayed on the engine's own caches, one per replica, with a router
+    that follows prefixes and with one that takes replicas in turn.
 
     Try: ostinato plan trace.jsonl --model tiny-shakespeare
     """
     one_of("policy", policy, ENGINE_POLICIES)
     prices = Prices(compute_price, memory_price)
-    steps.check()
+    steps.check(machine)
     traffic, recording = reading.open(trace, model), reading.recording(trace)
-    cost = steps.choose(recording)
-    token_bytes = _token_bytes(traffic, model)
-    sizes = plan_capacities(traffic, points)
+    config = None if model is None else load_config(model)
+    cost = steps.choose(machine, recording, config)
+    setup = Setup(
+        cost,
+        _groups(traffic, cost, config),
+        prices,
+        *_gpus(cost),
+        utilisation,
+        cast("PolicyName", policy),
+    )
     open_folder(out)
-    with source.progress_bar("Hits", len(traffic) * len(sizes)) as advance:
-        name = cast("PolicyName", policy)
-        results = [replay_serially(traffic, size, name, advance) for size in sizes]
-    plan = make_plan(traffic, results, token_bytes, cost, prices)
-    paper = Paper(traffic, plan, currency, _note(cost, prices, currency, policy))
+    with source.progress_bar("Sizes", points) as advance:
+        plan = make_plan(traffic, setup, points, advance)
+    paper = Paper(traffic, plan, currency)
     if as_json:
-        typer.echo(json.dumps(_as_json(paper, cost), indent=2))
+        typer.echo(json.dumps(_as_json(paper), indent=2))
     else:
         _print(paper)
     if out is not None:
         _write(paper, out)
 
 
-def _token_bytes(trace: BlockTrace, model: str | None) -> int:
-    """Say what a token weighs.
+def _groups(trace: BlockTrace, cost: StepCost, config: Config | None) -> KVGroups:
+    """Say what is kept of a token.
 
     Raises:
-        ConfigError: Nobody knows.
+        ConfigError: Neither the trace nor a model says.
     """
-    if model is not None:
-        return kv_bytes(load_config(model)).token_bytes
+    if isinstance(cost, RooflineCost):
+        context = float(np.mean(trace.input_tokens + trace.output_tokens / 2))
+        return kv_groups(cost.model.kv, cost.num_running(context), cost.kv_copies)
+    if config is not None:
+        return kv_groups(kv_bytes(config))
     if trace.token_bytes is None:
-        raise ConfigError(f"{trace.name} does not say what a token weighs: add --model")
-    return trace.token_bytes
+        raise ConfigError(f"{trace.name} does not say what a token takes: add --model")
+    return KVGroups(trace.token_bytes)
+
+
+def _gpus(cost: StepCost) -> tuple[int, int]:
+    """Return the GPUs of a replica, and the memory that they have left."""
+    if isinstance(cost, RooflineCost):
+        return cost.machine.num_gpus, cost.kv_memory_bytes
+    return 1, 0
 
 
 def _print(paper: Paper) -> None:
@@ -134,54 +162,79 @@ def _print(paper: Paper) -> None:
     title = Text("\n").append(paper.trace.name, style="bold")
     console.print(title.append(f": {source.describe(paper.trace)}."))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    rows = list(_rows(paper))
-    shown = [heading for heading in rows[0] if heading != _SECONDS]
-    for heading in shown:
-        table.add_column(heading, justify="right", no_wrap=not heading)
+    for heading in _headings(paper):
+        table.add_column(heading, justify="right", no_wrap=bool(heading))
     plan = paper.plan
-    for option, row in zip(plan.options, rows, strict=True):
-        style = "bold" if option in (plan.knee, plan.best) else ""
-        table.add_row(*(row[heading] for heading in shown), style=style)
+    for option, row in zip((None, *plan.options), _rows(paper), strict=True):
+        style = "bold" if option is not None and option in (plan.knee, plan.best) else ""
+        table.add_row(*row, style=style)
     console.print(table)
     for sentence in paper.words():
         console.print(Text(sentence), "", sep="\n")
-    console.print(Text(paper.note, style="dim"))
+    for note in paper.notes():
+        console.print(Text(note, style="dim"))
 
 
-def _rows(paper: Paper) -> Iterator[dict[str, str]]:
-    """Write each size's figures, by the heading of their column."""
-    currency = paper.currency
-    for option in paper.plan.options:
-        yield {
-            "memory": write_bytes(option.memory_bytes),
-            "hits": f"{option.hit_ratio:.1%}",
-            "work saved": f"{option.saved_share:.1%}",
-            _SECONDS: f"{option.saved_s:,.0f}",
-            f"{currency}/h saved": money(option.saved_money),
-            f"{currency}/h of memory": money(option.memory_money),
-            f"{currency}/h left": f"{'+' if option.net_money > 0 else ''}{money(option.net_money)}",
-            "": _remark(paper.plan, option),
-        }
+def _headings(paper: Paper) -> tuple[str, ...]:
+    bill = f"{paper.currency}/h"
+    return "memory\neach", "hits", "replicas", bill, "hits\nin turn", "replicas\nin turn", ""
+
+
+def _rows(paper: Paper) -> Iterator[tuple[str, ...]]:
+    """Write the figures without a cache, then those of each size."""
+    plan = paper.plan
+    yield _row("no cache", plan.without, plan.without, "")
+    for option in plan.options:
+        memory, remark = write_bytes(option.memory_bytes), _remark(plan, option)
+        yield _row(memory, option.affinity, option.round_robin, remark)
+
+
+def _row(memory: str, routed: Fleet, in_turn: Fleet, remark: str) -> tuple[str, ...]:
+    return (
+        memory,
+        f"{routed.hit_ratio:.1%}",
+        f"{routed.num_replicas:,}",
+        money(routed.money),
+        f"{in_turn.hit_ratio:.1%}",
+        f"{in_turn.num_replicas:,}",
+        remark,
+    )
 
 
 def _remark(plan: Plan, option: Option) -> str:
     remarks = {
+        "the GPUs' own": option.memory_bytes == plan.setup.own_bytes,
         "knee": option == plan.knee,
-        "best buy": option == plan.best,
-        "all fits": option == plan.ceiling,
+        "lowest bill": option == plan.best,
+        _evicts_nothing(plan): not option.affinity.evicts,
     }
     return ", ".join(remark for remark, holds in remarks.items() if holds)
 
 
-def _note(cost: CostModel, prices: Prices, currency: str, policy: str) -> str:
+def _evicts_nothing(plan: Plan) -> str:
+    return "full attention evicts nothing" if plan.setup.kv.windows else "evicts nothing"
+
+
+def _notes(setup: Setup, currency: str) -> Iterator[str]:
     """Say what the figures assume."""
-    return (
-        f"Prefill is {cost.origin}: {1 / cost.token_s:,.0f} tokens per second before attention; "
-        if cost.token_s
-        else f"Prefill is {cost.origin}; "
-    ) + (
-        f"an hour of compute is {prices.compute_per_hour:g} {currency}, a GiB of memory "
-        f"{prices.memory_per_gib_hour:g}. Blocks are evicted by {policy}."
+    yield f"Steps: {setup.cost.origin}."
+    if setup.own_bytes:
+        yield (
+            f"Beside the weights, the {count(setup.num_gpus, 'GPU')} of a replica can hold "
+            f"{write_bytes(setup.own_bytes)} of KV."
+        )
+    if setup.kv.windows:
+        yield (
+            f"A token takes {setup.kv.token_bytes:,} bytes while it is in every window, and "
+            f"{setup.kv.full_bytes:,} in a long cached prefix; the windows of "
+            f"{count(setup.kv.num_running, 'running sequence')} have memory of their own."
+        )
+    else:
+        yield f"A token takes {setup.kv.token_bytes:,} bytes."
+    yield (
+        f"An hour of a GPU is {setup.prices.gpu:g} {currency}, a GiB of further memory "
+        f"{setup.prices.memory_gib:g}. Replicas are busy at most {setup.utilisation:.0%} of the "
+        f"time on average; blocks are evicted by {setup.policy}."
     )
 
 
@@ -197,14 +250,14 @@ def _write(paper: Paper, out: Path) -> None:
     from ostinato.lab.report import Table as Rows
 
     figure = plan_plot(paper.plan, paper.trace.name, paper.currency)
-    rows = list(_rows(paper))
-    table = Rows(tuple(rows[0]), [tuple(row.values()) for row in rows])
+    headings = [heading.replace("\n", " ") for heading in _headings(paper)]
+    table = Rows(headings, list(_rows(paper)))
     page = write_report(
         f"Plan: {paper.trace.name}",
         source.describe(paper.trace),
         [
             Section("What to do", paper.words()),
-            Section("What memory buys", (figure, table, paper.note)),
+            Section("What memory buys", (figure, table, *paper.notes())),
         ],
     )
     try:
@@ -215,21 +268,19 @@ def _write(paper: Paper, out: Path) -> None:
     say_written(out, written)
 
 
-def _as_json(paper: Paper, cost: CostModel) -> dict[str, object]:
-    """Lay out all figures; per hour of the trace where they are rates."""
-    plan = paper.plan
+def _as_json(paper: Paper) -> dict[str, object]:
+    """Lay out all figures; money is per hour of the trace."""
+    plan, setup = paper.plan, paper.plan.setup
     return {
         "trace": paper.trace.name,
-        "cost": cost.origin,
+        "cost": setup.cost.origin,
         "currency": paper.currency,
-        "prefill_s": plan.prefill_s,
-        "options": [_option_as_json(option) for option in plan.options],
-        "knee": _option_as_json(plan.knee),
-        "best": None if plan.best is None else _option_as_json(plan.best),
-        "ceiling": _option_as_json(plan.ceiling),
+        "gpus_per_replica": setup.num_gpus,
+        "own_bytes": setup.own_bytes,
+        "token_bytes": setup.kv.token_bytes,
+        "without_cache": asdict(plan.without),
+        "options": [asdict(option) for option in plan.options],
+        "knee": asdict(plan.knee),
+        "best": None if plan.best is None else asdict(plan.best),
         "advice": list(paper.words()),
     }
-
-
-def _option_as_json(option: Option) -> dict[str, object]:
-    return {**asdict(option), "net_money": option.net_money}

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from ostinato.cli import _engine_options as options
 from ostinato.cli._option_groups import grouped
-from ostinato.cli._quantities import read_bytes
 from ostinato.engine.config import DEFAULT_MODEL
+from ostinato.lab.quantities import read_bytes
 
 _SERVER = "Server"
 
@@ -61,7 +61,7 @@ def run(
     max_connections: Annotated[
         int, typer.Option(help="Most open connections.", rich_help_panel=_SERVER)
     ] = 8192,
-    max_connections_per_address: Annotated[
+    max_per_address: Annotated[
         int, typer.Option(help="Most open connections of one address.", rich_help_panel=_SERVER)
     ] = 2048,
     header_timeout: Annotated[
@@ -148,7 +148,7 @@ def run(
         max_tenant_body_bytes=read_bytes("max_tenant_bodies", max_tenant_bodies),
         max_json_items=max_json_items,
         max_connections=max_connections,
-        max_connections_per_address=max_connections_per_address,
+        max_connections_per_address=max_per_address,
         allowed_origins=tuple(allowed_origin or ()),
         tls_key_file=tls_key,
         tls_certificate_file=tls_certificate,
@@ -170,14 +170,16 @@ def run(
         with Console(stderr=True).status(f"Loading {model} ..."):
             state = open_state(model, settings, config)
             warm_up(state, prompts)
-        run_server(state, listener, lambda address: _announce(model, address, config.keys_file))
+        path = str(state.llm.engine.compute_path)
+        run_server(state, listener, lambda address: _announce(model, address, keys, path))
 
 
-def _announce(model: str, address: str, keys_file: str | None) -> None:
-    """Say where the model is served, and to whom."""
+def _announce(model: str, address: str, keys_file: str | None, compute_path: str) -> None:
+    """Say where the model is served, to whom, and how it is computed."""
     console = Console(stderr=True, soft_wrap=True)
     line = Text("Serving ").append(model, style="bold").append(" on ")
     console.print(line.append(f"{address}/v1", style="bold"))
+    console.print(f"Computing in {compute_path}.", style="dim", markup=False, highlight=False)
     if keys_file is not None:
         console.print(f"Whoever has a key of {keys_file} may call it.", style="dim")
     else:

@@ -1,25 +1,34 @@
 """``ostinato simulate``: what would which cache have found of this traffic?"""
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
-from ostinato.cli import _cost_options as costs
 from ostinato.cli import _simulation_output as output
 from ostinato.cli import _trace_source as source
 from ostinato.cli._config_source import load_config
+from ostinato.cli._cost_options import CostOptions
+from ostinato.cli._machine_options import MachineOptions
 from ostinato.cli._option_groups import grouped
-from ostinato.cli._quantities import read_bytes
 from ostinato.cli._report_folder import open_folder
-from ostinato.core.config import CacheConfig, PolicyName, SchedulerConfig, at_least, one_of
+from ostinato.core.config import (
+    CacheConfig,
+    PolicyName,
+    SchedulerConfig,
+    WindowConfig,
+    at_least,
+    one_of,
+)
 from ostinato.core.errors import ConfigError
 from ostinato.lab.block_trace import BlockTrace
-from ostinato.lab.cost_model import CostModel
+from ostinato.lab.cost_model import ASSUMED, StepCost
 from ostinato.lab.kv_bytes import kv_bytes
+from ostinato.lab.kv_config import Config
+from ostinato.lab.kv_groups import KVGroups, kv_groups
 from ostinato.lab.policies import ENGINE_POLICIES, SIMULATED_POLICIES, SimulatedPolicyName
+from ostinato.lab.quantities import read_bytes, read_count
 from ostinato.lab.replay import Replay
 from ostinato.lab.simulation import Simulation, add_bounds, simulate, usual_capacities
 from ostinato.lab.timed_replay import replay_timed, slowed_to_fit
@@ -39,8 +48,8 @@ def run(
         typer.Option(
             "--capacity",
             "-c",
-            help="Sizes of the cache, with commas: blocks of the trace, or memory such as 8GiB "
-            "where --model says what a token weighs.",
+            help="Sizes of the cache, with commas: blocks of the trace such as 2k, or memory such "
+            "as 8GiB where --model says what a token takes.",
             rich_help_panel=_CACHE,
         ),
     ] = None,
@@ -99,7 +108,8 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     *,
     reading: source.TraceOptions,
-    steps: costs.CostOptions,
+    machine: MachineOptions,
+    steps: CostOptions,
 ) -> None:
     """Replay traffic on the engine's own cache and scheduler: hits, first tokens, occupancy.
 
@@ -115,16 +125,17 @@ def run(
         raise ConfigError(
             f"slowdown={slowdown}: must be above 0, from a millionth to {_MOST_SLOWDOWN:,.0f}"
         )
-    steps.check()
+    steps.check(machine)
     traffic, recording = reading.open(trace, model), reading.recording(trace)
-    cost = steps.choose(recording)
-    token_bytes = _token_bytes(traffic, model)
-    sizes = _sizes(traffic, capacity, token_bytes)
+    config = None if model is None else load_config(model)
+    cost = steps.choose(machine, recording, config) if timed_requests or machine.given else ASSUMED
+    kv = _groups(traffic, config)
+    sizes = _sizes(traffic, capacity, kv)
     policies = _policies(policy)
     open_folder(out)
     total = len(traffic) * (len(sizes) * len(policies) + 1)
     with source.progress_bar("Hits", total) as advance:
-        found = simulate(traffic, sizes, policies, advance)
+        found = simulate(traffic, sizes, policies, advance, kv)
     if bounds:
         with source.progress_bar("Bounds", 2 * len(traffic) * len(sizes)) as advance:
             add_bounds(found, advance)
@@ -133,52 +144,47 @@ def run(
     if timed_requests:
         _add_times(found, cost, timed_requests, timed_capacity, slowdown)
     if as_json:
-        typer.echo(json.dumps(output.as_json(found, token_bytes), indent=2))
+        typer.echo(json.dumps(output.as_json(found), indent=2))
     else:
-        output.show(found, token_bytes)
+        output.show(found)
     if out is not None:
-        output.write(found, token_bytes, out)
+        output.write(found, out)
 
 
-def _token_bytes(trace: BlockTrace, model: str | None) -> int | None:
-    """Say what a token weighs, if anybody knows."""
-    return trace.token_bytes if model is None else kv_bytes(load_config(model)).token_bytes
+def _groups(trace: BlockTrace, config: Config | None) -> KVGroups | None:
+    """Say what is kept of a token, if a model or the trace says."""
+    if config is not None:
+        return kv_groups(kv_bytes(config))
+    return None if trace.token_bytes is None else KVGroups(trace.token_bytes)
 
 
-def _sizes(trace: BlockTrace, capacity: str | None, token_bytes: int | None) -> tuple[int, ...]:
+def _sizes(trace: BlockTrace, capacity: str | None, kv: KVGroups | None) -> tuple[int, ...]:
     """Read the sizes of caches, in blocks of the trace.
 
     Raises:
-        ConfigError: One is no size, or memory that holds no block or of which nobody knows how
-            many blocks it holds.
+        ConfigError: One is no size, or memory of which no model says how many blocks it holds.
     """
     if capacity is None:
         return usual_capacities(trace)
-    return tuple(_size(each.strip(), trace, token_bytes) for each in capacity.split(","))
+    return tuple(_size(each.strip(), trace, kv) for each in capacity.split(","))
 
 
-def _size(text: str, trace: BlockTrace, token_bytes: int | None) -> int:
-    if re.fullmatch(r"-?\d+", text):
-        at_least("capacity", int(text), 1)
-        return int(text)
-    if not text or text[-1].isdigit():  # nobody means 1e3 bytes
-        raise ConfigError(
-            f"capacity={text!r}: must be a number of blocks, or memory such as 24GiB; several "
-            "with commas between them"
-        )
+def _size(text: str, trace: BlockTrace, kv: KVGroups | None) -> int:
+    if not text.lower().endswith("b"):
+        try:
+            return read_count("capacity", text)
+        except ConfigError:
+            raise ConfigError(
+                f"capacity={text!r}: must be a number of blocks such as 2000 or 2k, or memory such "
+                "as 24GiB; several with commas between them"
+            ) from None
     memory = read_bytes("capacity", text)
-    if token_bytes is None:
+    if kv is None:
         raise ConfigError(
-            f"capacity={text!r} is memory, and nobody knows what a token weighs: add --model, or "
+            f"capacity={text!r} is memory, and what a token takes is not known: add --model, or "
             "give blocks"
         )
-    blocks = memory // (token_bytes * trace.block_tokens)
-    if not blocks:
-        raise ConfigError(
-            f"capacity={text!r} holds no block of {trace.block_tokens} tokens of "
-            f"{token_bytes:,} bytes: give more"
-        )
-    return blocks
+    return kv.pools(memory, trace.block_tokens).full
 
 
 def _policies(text: str | None) -> tuple[SimulatedPolicyName, ...]:
@@ -190,7 +196,7 @@ def _policies(text: str | None) -> tuple[SimulatedPolicyName, ...]:
 
 def _add_times(
     found: Simulation,
-    cost: CostModel,
+    cost: StepCost,
     num_requests: int,
     num_blocks: int | None,
     slowdown: float | None,
@@ -206,6 +212,10 @@ def _add_times(
     most = int((lengths // trace.block_tokens + 1).sum())
     # Less, and the longest request could not run at all; more could never be filled.
     blocks = min(max(blocks, least), most)
+    windows: tuple[WindowConfig, ...] = ()
+    if found.kv is not None and found.kv.windows:
+        memory = found.kv.memory_for(blocks, trace.block_tokens)
+        _, windows = found.kv.blocks(memory, trace.block_tokens)
     scheduling = SchedulerConfig(max_num_batched_tokens=_STEP_TOKENS)
     runs: list[tuple[str, bool, PolicyName]] = [("no cache", False, ENGINE_POLICIES[0])]
     runs += [(policy, True, policy) for policy in ENGINE_POLICIES if policy in found.results]
@@ -215,6 +225,7 @@ def _add_times(
                 num_blocks=blocks,
                 block_size=trace.block_tokens,
                 policy=policy,
+                windows=windows,
                 enable_prefix_caching=enabled,
                 seal_tails=False,
                 keep_explanations=0,

@@ -12,10 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli._config_source import load_config
-from ostinato.cli._quantities import count, read_bytes, write_bytes
+from ostinato.cli._quantities import count
 from ostinato.core.config import at_least
 from ostinato.lab.kv_bytes import DTYPE_BITS, Footprint, KVBytes, LayerGroup, kv_bytes
 from ostinato.lab.kv_layers import Kind
+from ostinato.lab.quantities import read_bytes, write_bytes
 
 _DTYPES = ", ".join(["auto", *DTYPE_BITS])
 

@@ -24,9 +24,12 @@ The whole tree, so that a caller can catch as much or as little as wanted::
     │   ├── TableOverrun              more tokens than the table or its sequence has
     │   └── WrongThread               another thread's tables are live
     ├── BrokenTrace (ValueError)      a recorded or given trace of requests cannot be read
+    ├── UnsupportedCall (AttributeError)  a method that vLLM has and this engine does not
     └── EngineError
         ├── StepFailed                the forward pass of a step raised; its requests end
+        ├── ConcurrentCall            another thread is using this LLM
         └── EngineStopped             the engine was shut down
+            └── ForkedProcess         it runs in the process that this one was forked from
 
 Every message names the value, the limit and the setting to change.
 """
@@ -123,6 +126,13 @@ class BrokenTrace(OstinatoError, ValueError):
     """A trace of requests cannot be read; the message names the line."""
 
 
+class UnsupportedCall(OstinatoError, AttributeError):
+    """A method of vLLM that this engine does not have; the message says what to use instead.
+
+    It is an ``AttributeError``, so that ``hasattr`` tells the truth.
+    """
+
+
 class EngineError(OstinatoError):
     """The engine could not go on with a step or a request."""
 
@@ -141,5 +151,13 @@ class StepFailed(EngineError):
         self.outputs = list(outputs)
 
 
+class ConcurrentCall(EngineError):
+    """An ``LLM`` was called while another call to it was running."""
+
+
 class EngineStopped(EngineError):
     """The engine was shut down and takes no more requests."""
+
+
+class ForkedProcess(EngineStopped):
+    """The engine was made before this process was forked; its threads stayed in the parent."""

@@ -3,15 +3,67 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from ostinato.core.errors import InvalidSamplingParams
+from ostinato.core.keywords import Unsupported, accepts_vllm_keywords
 from ostinato.core.structured_outputs import StructuredOutputs
 
-MAX_LOGPROBS = 1024
-"""Most alternatives per token; each is a Python object, so a whole vocabulary is refused."""
+_ONE_FORM = "use structured_outputs=StructuredOutputs(...)"
+
+UNSUPPORTED_SAMPLING = {
+    "best_of": Unsupported(
+        "candidates are not ranked; set n and logprobs=0, and keep the output with the highest "
+        "cumulative_logprob",
+        (None, 1),
+    ),
+    "logits_processors": Unsupported(
+        "no Python code runs between logits and token; use logit_bias, allowed_token_ids, "
+        "bad_words or structured_outputs",
+        (None, []),
+    ),
+    "extra_args": Unsupported("there are no sampling plugins that would read it", (None, {})),
+    "spaces_between_special_tokens": Unsupported(
+        "the tokenizer's decoder sets the spaces; read token_ids to tell special tokens apart",
+        (True,),
+    ),
+    "flat_logprobs": Unsupported("log-probabilities come as one dict per token", (False,)),
+    "logprob_token_ids": Unsupported("set logprobs=-1 and pick the ids from the result"),
+    "prompt_logprob_token_ids": Unsupported("set prompt_logprobs=-1 and pick the ids"),
+    "prompt_logprob_start": Unsupported(
+        "set prompt_logprobs and cut the list; every position is computed",
+        (None, 0),
+    ),
+    "stream_interval": Unsupported("every step's tokens are streamed at once", (None, 1)),
+    "skip_clone": Unsupported("parameters are immutable and never copied", (False, True)),
+    "thinking_token_budget": Unsupported("limit the whole answer with max_tokens", (None, -1)),
+    "repetition_detection": Unsupported("use repetition_penalty or frequency_penalty"),
+    "routed_experts_prompt_start": Unsupported("routed experts are not returned", (0,)),
+    "trace_decode_token_ids": Unsupported(
+        "put the tokens into the prompt and ask for prompt_logprobs"
+    ),
+    "guided_decoding": Unsupported(_ONE_FORM),
+    "response_format": Unsupported(_ONE_FORM),
+    "use_beam_search": Unsupported("beam search is not served; set n and logprobs", (False,)),
+    "length_penalty": Unsupported("beam search is not served", (1.0, 1)),
+    "early_stopping": Unsupported("beam search is not served", (False,)),
+}
+"""Keywords of vLLM's ``SamplingParams`` that have no counterpart here."""
 
 
+class RequestOutputKind(Enum):
+    """What each output of a stream holds."""
+
+    CUMULATIVE = 0
+    """All of the text so far."""
+    DELTA = 1
+    """What is new since the output before."""
+    FINAL_ONLY = 2
+    """All of it, once, when the request has ended."""
+
+
+@accepts_vllm_keywords(UNSUPPORTED_SAMPLING, InvalidSamplingParams)
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request is sampled, in the field's familiar names.
@@ -20,26 +72,36 @@ class SamplingParams:
         n: Continuations to sample; the prompt is computed once for all.
         temperature: 0 is greedy.
         top_p: Keep the most likely tokens up to this mass, in (0, 1].
-        top_k: Keep this many of the most likely tokens; 0 keeps all.
+        top_k: Keep this many of the most likely tokens; 0 or -1 keeps all.
         min_p: Drop tokens less likely than this share of the most likely one.
         presence_penalty: Subtracted once from the logit of each token generated so far.
         frequency_penalty: Subtracted for each time that a token was generated.
         repetition_penalty: Divides (or, below zero, multiplies) logits of seen tokens, prompt
             included; 1 is off.
         logit_bias: Added to the logits of these token ids.
-        seed: The same seed gives the same text whatever else is in the batch; None draws one.
+        allowed_token_ids: No other token is generated; None allows all. Without the model's
+            end-of-sequence id, the text ends at ``max_tokens`` or a stop string.
+        bad_words: Texts that are not generated: the token that would complete one is not drawn.
+        bad_words_ids: The same, as rows of token ids.
+        seed: The same seed gives the same text whatever else is in the batch; None or -1 draws
+            one.
         stop: Strings that end the text.
         stop_token_ids: Ids that end the text, besides the model's end-of-sequence ids.
         max_tokens: Most tokens to generate; None goes on to the model's or the pool's limit.
         min_tokens: No end-of-sequence, stop id or stop string before so many tokens.
         ignore_eos: Go on after the model's end-of-sequence ids.
-        logprobs: Log-probabilities of the sampled token and of this many alternatives.
+        logprobs: Log-probabilities of the sampled token and of this many alternatives; -1 is the
+            whole vocabulary. At most the engine's ``max_logprobs``.
         prompt_logprobs: The same for each prompt token; such a request does not read the
             cache, since every position needs its logits.
+        truncate_prompt_tokens: Keep only so many tokens at the prompt's end; -1 keeps as many as
+            leave room for ``max_tokens``, None refuses a prompt that is too long.
         include_stop_str_in_output: Keep the stop string at the end of the text.
         skip_special_tokens: Leave special tokens out of the text.
         detokenize: Produce text; False gives token ids alone.
         structured_outputs: The form that the text must have, such as a JSON schema.
+        output_kind: What each output of a stream of ``AsyncLLM`` holds.
+        skip_reading_prefix_cache: Compute the whole prompt, whatever is cached.
     """
 
     n: int = 1
@@ -51,6 +113,9 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
+    bad_words_ids: Sequence[Sequence[int]] = ()
     seed: int | None = None
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
@@ -59,10 +124,13 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     detokenize: bool = True
     structured_outputs: StructuredOutputs | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    skip_reading_prefix_cache: bool | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be done, and make the collections immutable.
@@ -70,17 +138,16 @@ class SamplingParams:
         Raises:
             InvalidSamplingParams: A value is out of range or of the wrong type.
         """
-        object.__setattr__(self, "stop", _strings(self.stop))
-        object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
+        self._normalise()
         _check_integer("n", self.n, 1)
         _check_integer("top_k", self.top_k, 0)
         _check_integer("min_tokens", self.min_tokens, 0)
         for name, least, most in (
             ("max_tokens", 1, None),
             ("seed", -(2**63), 2**64 - 1),
-            ("logprobs", 0, MAX_LOGPROBS),
-            ("prompt_logprobs", 0, MAX_LOGPROBS),
+            ("logprobs", -1, None),
+            ("prompt_logprobs", -1, None),
+            ("truncate_prompt_tokens", -1, None),
         ):
             value = getattr(self, name)
             if value is not None:
@@ -105,6 +172,32 @@ class SamplingParams:
             raise InvalidSamplingParams(
                 "stop strings need text: leave detokenize on, or use stop_token_ids"
             )
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidSamplingParams("truncate_prompt_tokens=0 leaves no prompt: keep 1 or more")
+        if self.allowed_token_ids == ():
+            raise InvalidSamplingParams("allowed_token_ids is empty: name one, or give None")
+        if () in self.bad_words_ids:
+            raise InvalidSamplingParams("bad_words_ids has an empty row: a word has tokens")
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise InvalidSamplingParams(
+                f"output_kind={self.output_kind!r:.80}: must be a RequestOutputKind"
+            )
+
+    def _normalise(self) -> None:
+        """Make collections immutable, and spell values that mean the same alike."""
+        object.__setattr__(self, "stop", _strings("stop", self.stop))
+        object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
+        object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
+        rows = tuple(_ids("bad_words_ids", row) for row in self.bad_words_ids or ())
+        object.__setattr__(self, "bad_words_ids", rows)
+        if self.allowed_token_ids is not None:
+            allowed = _ids("allowed_token_ids", self.allowed_token_ids)
+            object.__setattr__(self, "allowed_token_ids", allowed)
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
+        if self.seed == -1:
+            object.__setattr__(self, "seed", None)
 
     @property
     def greedy(self) -> bool:
@@ -140,11 +233,11 @@ def _check_number(
         raise InvalidSamplingParams(f"{name}={value!r}: must be a number, {limit}")
 
 
-def _strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+def _strings(name: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
+    strings = (given,) if isinstance(given, str) else tuple(given or ())
     for string in strings:
         if not isinstance(string, str) or not string:
-            raise InvalidSamplingParams(f"stop={string!r}: must be a string that is not empty")
+            raise InvalidSamplingParams(f"{name}={string!r}: must be a string that is not empty")
     return strings
 
 

@@ -2,7 +2,9 @@
 
 Files in reading order:
 
+* ``vllm_keywords``: what becomes of a program written for vLLM?
 * ``config``: what may a user set?
+* ``caller``: may this thread and this process call the engine now?
 * ``prompts``: what may a prompt be?
 * ``chat``: how does a conversation become a prompt?
 * ``outputs``: what does the caller get?
@@ -26,10 +28,10 @@ Files in reading order:
 * ``administration``: what may an operator ask of an engine?
 * ``interrupts``: how does Ctrl-C end a batch without tearing the engine?
 * ``llm``: how is it used offline?
-* ``crossing``: how do an event loop and the engine's thread talk?
+* ``thread_bridge``: how do an event loop and the engine's thread talk?
 * ``engine_thread``: what does the engine's thread do all day?
 * ``tenant_queue``: whose work is done next, beside the event loop?
-* ``workroom``: how are requests and texts made without holding up the event loop?
+* ``tokenizer_executor``: how are requests and texts made without holding up the event loop?
 * ``async_administration``: what may an operator ask of a running engine, from an event loop?
 * ``async_llm``: how is it used from an event loop?
 
@@ -39,4 +41,5 @@ Rules:
    traces bring theirs.
 2. A request is checked in full before anything of it is added.
 3. A failed step ends the requests that took part in it and no other.
+4. One call at a time runs in an ``LLM``, in the process that made it.
 """

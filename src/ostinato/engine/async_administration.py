@@ -15,8 +15,8 @@ from ostinato.engine.administration import Administration
 from ostinato.engine.engine_thread import EngineThread
 from ostinato.engine.prompts import Prompt, check_salt
 from ostinato.engine.public_prefixes import salt_of_public
+from ostinato.engine.tokenizer_executor import TokenizerExecutor
 from ostinato.engine.weights import WeightSource, read_weights
-from ostinato.engine.workroom import Workroom
 from ostinato.tenants.terms import LeaseId, LeaseReceipt, LeaseTerms
 
 
@@ -24,12 +24,12 @@ class AsyncAdministration:
     """The operator's side of an engine that runs in a thread."""
 
     def __init__(
-        self, administration: Administration, thread: EngineThread, workroom: Workroom
+        self, administration: Administration, thread: EngineThread, tokenizing: TokenizerExecutor
     ) -> None:
         """Serve an engine."""
         self._administration = administration
         self._thread = thread
-        self._workroom = workroom
+        self._tokenizing = tokenizing
 
     async def update_weights(self, source: WeightSource) -> int:
         """Put new weights in the place of the old ones; returns the epoch."""
@@ -58,9 +58,9 @@ class AsyncAdministration:
 
     async def publish(self, name: str, prompt: Prompt) -> LeaseReceipt:
         """Compute a prefix once for several tenants, and hold it."""
-        made = await self._workroom.do(lambda: self._administration.publishable(name, prompt))
+        made = await self._tokenizing.do(lambda: self._administration.publishable(name, prompt))
         params = SamplingParams(max_tokens=1, detokenize=False)
-        async for _ in self._thread.stream(await self._workroom.request(made, params, None, 0)):
+        async for _ in self._thread.stream(await self._tokenizing.request(made, params, None, 0)):
             pass  # a failure is told by the receipt: then it is not cached
         return await self._thread.call(lambda: self._administration.publish(made))
 

@@ -3,12 +3,12 @@
 The engine runs in a thread of its own; the caller's loop never waits for a forward pass::
 
     event loop                             engine thread
-    generate ─► workroom ─► commands ────► add ─► step ─► step ─► …
+    generate ─► tokenize ─► commands ────► add ─► step ─► step ─► …
        ▲                                            │
        └──────────── mailbox ◄── post_all ──────────┘
 
-Outputs are cumulative, so a mailbox keeps the newest alone: a slow reader misses no token
-and holds up nobody.
+What crosses is cumulative, so a mailbox keeps the newest alone: a slow reader misses no token
+and delays no one. The reader's side takes what is new out of it, if ``output_kind`` asks for that.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.tenancy import EraseReceipt
@@ -25,14 +25,15 @@ from ostinato.engine.administration import Administration
 from ostinato.engine.async_administration import AsyncAdministration
 from ostinato.engine.chat import Message, fields_of, render_chat
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
-from ostinato.engine.crossing import AnswerT
 from ostinato.engine.engine import Engine
 from ostinato.engine.engine_thread import EngineThread
 from ostinato.engine.explaining import explain_request
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt, PromptInput, TokenIds, parse_prompt
+from ostinato.engine.thread_bridge import AnswerT
+from ostinato.engine.tokenizer_executor import TokenizerExecutor
+from ostinato.engine.vllm_keywords import refuse_arguments, refuse_call
 from ostinato.engine.weights import WeightSource
-from ostinato.engine.workroom import Workroom
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.explanation import Explanation
 from ostinato.tenants.terms import PINNED, LeaseId, LeaseReceipt, LeaseTerms
@@ -55,9 +56,15 @@ class AsyncLLM:
         self._engine = Engine(EngineConfig.of(model, settings))
         administration = Administration(self._engine)
         administration.start_recording_if_set()
-        self._workroom = Workroom(self._engine)
+        self._tokenizing = TokenizerExecutor(self._engine)
         self._thread = EngineThread(self._engine)
-        self._operator = AsyncAdministration(administration, self._thread, self._workroom)
+        self._operator = AsyncAdministration(administration, self._thread, self._tokenizing)
+
+    if not TYPE_CHECKING:  # type checkers shall go on to see what is missing
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what to use instead of a method that only vLLM has."""
+            refuse_call(self, name)
 
     @property
     def cache_stats(self) -> CacheStats:
@@ -104,7 +111,7 @@ class AsyncLLM:
             MissingTokenizer: The checkpoint has none.
             RequestError: It is no text.
         """
-        return await self._workroom.encode(replace(parse_prompt(text), cache_salt=cache_salt))
+        return await self._tokenizing.encode(replace(parse_prompt(text), cache_salt=cache_salt))
 
     async def decode(self, token_ids: TokenIds) -> str:
         """Return the text of token ids, special ones included.
@@ -113,11 +120,11 @@ class AsyncLLM:
             MissingTokenizer: The checkpoint has none.
             TokenOutOfRange: The model does not have such an id.
         """
-        return await self._workroom.decode(parse_prompt(token_ids))
+        return await self._tokenizing.decode(parse_prompt(token_ids))
 
     async def decode_each(self, rows: Sequence[list[int]]) -> list[str]:
         """Return the texts of several rows of the model's own ids; numbers without a tokenizer."""
-        return await self._workroom.decode_each(rows)
+        return await self._tokenizing.decode_each(rows)
 
     async def pieces(self, token_ids: TokenIds) -> list[str]:
         """Return the text of each token by itself; part of a character shows as U+FFFD.
@@ -126,7 +133,7 @@ class AsyncLLM:
             MissingTokenizer: The checkpoint has none.
             TokenOutOfRange: The model does not have such an id.
         """
-        return await self._workroom.pieces(parse_prompt(token_ids))
+        return await self._tokenizing.pieces(parse_prompt(token_ids))
 
     async def render(
         self,
@@ -146,38 +153,41 @@ class AsyncLLM:
             MissingTokenizer: The checkpoint has none.
             RequestError: There is no message or no template, or the template refuses.
         """
-        return await self._workroom.render(
+        return await self._tokenizing.render(
             messages, chat_template, add_generation_prompt, tools, options, cache_salt
         )
 
     def generate(
         self,
         prompt: PromptInput,
-        params: SamplingParams | None = None,
-        *,
+        sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
         priority: int = 0,
+        **unsupported: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue a prompt, and yield everything so far whenever there is more.
+        """Continue a prompt, and yield what ``output_kind`` asks for whenever there is more.
 
         Args:
             prompt: A text, a row of token ids, or a dict (see ``PromptDict``).
-            params: How to sample; None is ``SamplingParams()``.
+            sampling_params: How to sample; None is ``SamplingParams()``.
             request_id: To cancel it by; None makes one up.
             priority: Lower goes first.
+            **unsupported: Arguments of vLLM's that ask for nothing special.
 
         Raises:
             RequestError: The request can never be served.
-            EngineStopped: The engine was shut down.
+            EngineStopped: The engine was shut down, or this is a fork of its process.
 
         Effects: leaving the iteration early cancels the request and frees its blocks.
         """
-        return self._stream(parse_prompt(prompt), params, request_id, priority)
+        refuse_arguments(unsupported)
+        return self._stream(parse_prompt(prompt), sampling_params, request_id, priority)
 
     def chat(
         self,
         messages: Sequence[Message],
-        params: SamplingParams | None = None,
+        sampling_params: SamplingParams | None = None,
         *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
@@ -193,7 +203,7 @@ class AsyncLLM:
         tokenizer = self._engine.loaded.require_tokenizer()
         token_ids = render_chat(tokenizer, messages, chat_template, add_generation_prompt)
         prompt = Prompt(token_ids=token_ids, fields=fields_of(messages))
-        return self._stream(prompt, params, request_id, priority)
+        return self._stream(prompt, sampling_params, request_id, priority)
 
     async def explain(
         self,
@@ -313,7 +323,7 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         self._thread.commands.check()
         wanted = SamplingParams() if params is None else params
-        made = await self._workroom.request(prompt, wanted, request_id, priority)
+        made = await self._tokenizing.request(prompt, wanted, request_id, priority)
         async with aclosing(self._thread.stream(made)) as outputs:
             async for output in outputs:
                 yield output

@@ -6,7 +6,6 @@ the settings of the torch-free rooms.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -28,8 +27,11 @@ from ostinato.core.config import (
 )
 from ostinato.core.errors import ConfigError
 from ostinato.core.tenancy import Allotment
+from ostinato.engine.vllm_keywords import translate_settings
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+
+_DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 KEPT_EVENT_BATCHES = 10_000
 """Kept for consumers that missed some, if KV events are published and nothing else is said."""
@@ -44,7 +46,10 @@ class EngineConfig:
 
     Attributes:
         model: Embedded model, checkpoint directory or hub name.
-        dtype: In which to compute; ``auto`` is the checkpoint's.
+        revision: Branch, tag or commit of a model on the hub; None is its main branch.
+        tokenizer: Directory or hub name of another tokenizer; None is the model's own.
+        dtype: In which to compute; ``auto`` is the checkpoint's. ``half`` and ``float`` are other
+            names of ``float16`` and ``float32``.
         kv_cache_dtype: In which keys and values are kept; ``auto`` is the model's.
         device: Where to compute, as torch names it.
         attention: Who computes attention: the ``native`` library, plain ``torch``, or ``auto``, the
@@ -60,6 +65,8 @@ class EngineConfig:
             left, and then nobody else is admitted while a long prompt is computed.
         max_num_seqs: Most sequences that run at once.
         max_model_len: Most tokens of a sequence; None is the model's own limit.
+        max_logprobs: Most alternatives per token that ``SamplingParams.logprobs`` may ask for; -1
+            allows the whole vocabulary, each a Python object.
         enable_prefix_caching: Off, every prompt is computed in full.
         order: ``fcfs``, ``longest_prefix``, ``depth_first`` or ``fair_share``.
         max_overtakes: How often a waiting request may be overtaken, except with ``fcfs``.
@@ -91,6 +98,8 @@ class EngineConfig:
     """
 
     model: str = DEFAULT_MODEL
+    revision: str | None = None
+    tokenizer: str | Path | None = None
     dtype: DtypeName = "auto"
     kv_cache_dtype: DtypeName = "auto"
     device: str = "cpu"
@@ -104,6 +113,7 @@ class EngineConfig:
     max_chunk_tokens: int | None = None
     max_num_seqs: int = 256
     max_model_len: int | None = None
+    max_logprobs: int = 1024
     enable_prefix_caching: bool = True
     order: WaitingOrder = "fcfs"
     max_overtakes: int = 64
@@ -129,12 +139,20 @@ class EngineConfig:
         Raises:
             ConfigError: A value is out of range or unknown, or two contradict each other.
         """
-        one_of("dtype", self.dtype, get_args(DtypeName))
-        one_of("kv_cache_dtype", self.kv_cache_dtype, get_args(DtypeName))
+        for name in ("dtype", "kv_cache_dtype"):
+            alias = _DTYPE_ALIASES.get(str(getattr(self, name)))
+            if alias is not None:
+                object.__setattr__(self, name, alias)
+            one_of(name, getattr(self, name), get_args(DtypeName))
         one_of("attention", self.attention, get_args(AttentionName))
         one_of("forward", self.forward, get_args(ForwardName))
         one_of("read_once", self.read_once, get_args(ReadOnce))
         at_least("seed", self.seed, 0)
+        at_least("max_logprobs", self.max_logprobs, -1)
+        if self.revision is not None and not isinstance(self.revision, str):
+            raise ConfigError(f"revision={self.revision!r}: must be a branch, tag or commit")
+        if self.tokenizer is not None and not isinstance(self.tokenizer, (str, Path)):
+            raise ConfigError(f"tokenizer={self.tokenizer!r:.80}: must be a name or a directory")
         self._check_attention()
         for name in ("enable_prefix_caching", "seal_tails"):
             if not isinstance(getattr(self, name), bool):
@@ -156,21 +174,17 @@ class EngineConfig:
 
     @classmethod
     def of(cls, model: str | Path, settings: Mapping[str, Any]) -> "EngineConfig":
-        """Return the settings given as keywords.
+        """Return the settings given as keywords, by their names here or in vLLM.
 
         Raises:
-            ConfigError: There is no such setting, and the message names the nearest one; or a
-                value cannot be.
+            ConfigError: There is no such setting, and the message names the nearest one; or it is
+                one of vLLM's that cannot be had here, and the message says why; or a value cannot
+                be.
         """
         if not isinstance(model, (str, Path)):
             raise ConfigError(f"model={model!r}: must be a name or a directory")
         known = [setting.name for setting in fields(cls)]
-        for name in settings:
-            if name not in known:
-                near = get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-                raise ConfigError(f"there is no setting {name!r}: {hint}")
-        return cls(model=str(model), **settings)
+        return cls(model=str(model), **translate_settings(settings, known))
 
     @property
     def num_kept_event_batches(self) -> int:
@@ -238,10 +252,10 @@ class EngineConfig:
             f"block_size={self.block_size} must be a multiple of {NATIVE_BLOCK}: set block_size": (
                 self.block_size % NATIVE_BLOCK
             ),
-            f"device={self.device!r}, and it computes on a CPU": self.device != "cpu",
+            f"device={self.device!r}, and the library computes on a CPU": self.device != "cpu",
         }
         for name in ("dtype", "kv_cache_dtype"):
-            known = "it knows float32, bfloat16, float16"
+            known = "the library knows float32, bfloat16, float16"
             hindrances[f"{name} is float64, and {known}: set {name}"] = (
                 getattr(self, name) == "float64"
             )

@@ -18,14 +18,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from ostinato.assembly import build_cache, build_scheduler
-from ostinato.core.errors import RequestError
+from ostinato.core.errors import ConfigError, RequestError
 from ostinato.core.identity import Identity
 from ostinato.core.ids import RequestId
 from ostinato.core.request import FinishReason, Request
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.structured_outputs import OutputForm, StructuredOutputs
+from ostinato.engine.caller import Owner
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.grammar import FormCompiler
 from ostinato.engine.kv_events_publisher import publish_kv_events
@@ -36,22 +38,24 @@ from ostinato.engine.recorder import Recorder
 from ostinato.engine.request_state import RequestState
 from ostinato.engine.requests import (
     EngineRequest,
-    check_params,
     check_priority,
     check_request_id,
     draw_seeds,
+    kept_prompt_tokens,
+    settle_params,
     tokenize,
 )
 from ostinato.engine.sizing import size_pools
 from ostinato.engine.token_table import TokenTable
 from ostinato.engine.weights import WeightUpdate
 from ostinato.observe.counters import CacheStats
-from ostinato.runner.attention.backend import AttentionBackend
 from ostinato.runner.attention.choice import AttentionCase, check_asked_for, choose_attention
+from ostinato.runner.compute_path import ComputePath
 from ostinato.runner.heap import keep_large_blocks
 from ostinato.runner.layer_groups import group_layers
-from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.model_loader import LoadedModel, load_model, load_tokenizer
 from ostinato.runner.model_runner import ModelRunner
+from ostinato.runner.resolve import resolve_model
 from ostinato.sched.sequence import Sequence, SequenceUpdate
 from ostinato.sched.stats import SchedulerStats
 
@@ -62,9 +66,11 @@ class Engine:
     """The loop: one model, one cache, one scheduler.
 
     Attributes:
+        owner: The process that it runs in.
         config: As given.
         loaded: The model.
         runner: Executes steps.
+        compute_path: How it does so, and why not faster.
         cache: Who holds which block.
         public_prefixes: Which prefixes several tenants share.
         scheduler: Who computes what.
@@ -80,12 +86,22 @@ class Engine:
         Raises:
             ConfigError: A setting cannot be met.
             ModelError: The model cannot be served.
+            ForkedProcess: The process was forked from one whose engine used several threads.
         """
+        self.owner = Owner()
         self.config = config
         check_asked_for(config.attention)
+        other_tokenizer = _read_tokenizer(config)
         self.loaded: LoadedModel = load_model(
-            config.model, config.dtype, config.device, config.attention, config.forward
+            config.model,
+            config.dtype,
+            config.device,
+            config.attention,
+            config.forward,
+            config.revision,
         )
+        if other_tokenizer is not None:
+            self.loaded = replace(self.loaded, tokenizer=other_tokenizer)
         if self.loaded.device.type == "cpu":
             keep_large_blocks()
         limit = self.loaded.length_limit
@@ -98,9 +114,11 @@ class Engine:
             sizes.all,
             config.block_size,
             kv_dtype,
-            self._attention(),
+            choose_attention(config.attention, self._attention_case(), config.read_once),
             groups,
         )
+        self.compute_path = ComputePath.of(self.loaded, config.attention, self._attention_case())
+        logger.info("%s computes in %s", self.loaded.name, self.compute_path)
         longest = -(-scheduling.max_model_len // config.block_size)
         reserved = min(longest, sizes.num_blocks)
         self.recorder = Recorder(clock)
@@ -118,10 +136,10 @@ class Engine:
         self._next_request = 0
         device = self.loaded.device.type
         self.kv_events = publish_kv_events(config, self.cache, device, clock)
-        if self.kv_events is not None:  # also if nobody calls close()
-            weakref.finalize(self, self.kv_events.close)
+        if self.kv_events is not None:  # also without a call of close()
+            weakref.finalize(self, self.owner.only_here(self.kv_events.close))
         self._closed: list[bytes] = []  # tenants that are being erased
-        weakref.finalize(self, self.recorder.stop)
+        weakref.finalize(self, self.owner.only_here(self.recorder.stop))
 
     @property
     def has_work(self) -> bool:
@@ -169,22 +187,24 @@ class Engine:
             MissingTokenizer: Text is involved and the checkpoint has no tokenizer.
         """
         arrival_s = self._clock()
-        check_params(params, self.loaded.vocab_size)
+        params = settle_params(params, self.loaded, self.config.max_logprobs)
         if params.detokenize or prompt.text is not None:
             self.loaded.require_tokenizer()
         name = self._new_id() if request_id is None else check_request_id(request_id)
         wanted = params.structured_outputs
-        tokens = tokenize(prompt, self.loaded, self.max_model_len)
+        keep = kept_prompt_tokens(params, self.max_model_len)
+        tokens = tokenize(prompt, self.loaded, self.max_model_len, keep=keep)
         if wanted is not None and form is None:
             form = self.compile_form(wanted, prompt.cache_salt)
-        reads = prompt.cache_read and params.prompt_logprobs is None
+        cache_read = prompt.cache_read and not params.skip_reading_prefix_cache
+        reads = cache_read and params.prompt_logprobs is None
         request = Request(
             RequestId(name),
             tokens,
             params,
             identity=self.identity_of(prompt, tokens, reads),
             priority=check_priority(priority),
-            cache_read=prompt.cache_read,
+            cache_read=cache_read,
             cache_write=prompt.cache_write,
             eos_token_ids=self.loaded.eos_token_ids,
             form=form,
@@ -335,7 +355,9 @@ class Engine:
         return replace(own, head=self.public_prefixes.head_of(tokens, prompt.public_prefixes))
 
     def close(self) -> None:
-        """Stop recording and telling outsiders what is cached; a second call does nothing."""
+        """Stop recording and publishing; a second call does nothing, nor does one in a fork."""
+        if not self.owner.is_here:
+            return
         self.recorder.stop()
         if self.kv_events is not None:
             self.kv_events.close()
@@ -387,13 +409,10 @@ class Engine:
         self.recorder.cancelled(request_id, ended)
         return ended
 
-    def _attention(self) -> AttentionBackend:
-        """Settle who computes attention."""
-        loaded, config = self.loaded, self.config
-        case = AttentionCase(
-            loaded.kv_spec, loaded.dtype, self.kv_dtype(), config.block_size, loaded.device
-        )
-        return choose_attention(config.attention, case, config.read_once)
+    def _attention_case(self) -> AttentionCase:
+        """Say what attention is wanted for."""
+        loaded, size = self.loaded, self.config.block_size
+        return AttentionCase(loaded.kv_spec, loaded.dtype, self.kv_dtype(), size, loaded.device)
 
     def _new_id(self) -> str:
         """Return a name that no live request has."""
@@ -406,6 +425,16 @@ class Engine:
         """Settle in which format keys and values are kept."""
         name = self.config.kv_cache_dtype
         return self.loaded.dtype if name == "auto" else getattr(torch, name)
+
+
+def _read_tokenizer(config: EngineConfig) -> PreTrainedTokenizerBase | None:
+    """Read the tokenizer that takes the place of the model's own, if one was asked for."""
+    if config.tokenizer is None:
+        return None
+    tokenizer = load_tokenizer(resolve_model(config.tokenizer))
+    if tokenizer is None:
+        raise ConfigError(f"tokenizer={str(config.tokenizer)!r}: no tokenizer files are there")
+    return tokenizer
 
 
 def _packed(salt: str | bytes) -> bytes:

@@ -1,14 +1,14 @@
-"""What does the engine's thread do all day?
+"""What does the engine's thread do?
 
-It obeys what event loops want done, runs a step, and hands out what the step brought::
+It runs the commands of event loops, then a step, and posts the step's outputs::
 
-    commands ──► obey ─► step ─► post, one call per event loop ─┐
-                  ▲                                             │
-                  └──── a moment for the next turns ◄───────────┘
+    commands ──► run_pending ─► step ─► post, one call per event loop ─┐
+                      ▲                                                │
+                      └──── a moment for the next turns ◄──────────────┘
 
-Whoever was answered often asks again at once: the next turn of a conversation, the next call of an
-agent. Where a request ended and others go on, the thread therefore waits a moment before it plans
-the next step, lest the new request miss it by a hair and wait for a whole step more.
+A caller that was answered often asks again at once: the next turn of a conversation, the next call
+of an agent. Where a request ended and others go on, the thread therefore waits a moment before it
+plans the next step; a request that just missed it would wait for a whole step more.
 """
 
 import threading
@@ -17,21 +17,24 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 
 from ostinato.core.errors import EngineStopped, OstinatoError
-from ostinato.engine.crossing import AnswerT, CommandQueue, Mailbox, post_all
+from ostinato.core.sampling_params import RequestOutputKind
 from ostinato.engine.engine import Engine, logger
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.request_state import RequestState
 from ostinato.engine.requests import EngineRequest
+from ostinato.engine.thread_bridge import AnswerT, CommandQueue, Mailbox, post_all
+
+_FINAL_ONLY = RequestOutputKind.FINAL_ONLY
 
 PATIENCE = 1 / 32
-"""How much of the last step's time is waited for next turns; each that comes gains a whole step."""
+"""Share of the last step's time to wait for next turns; each that comes gains a whole step."""
 
 MOST_IN_VAIN = 8
-"""After so many waits in vain, only one in so many is tried: callers are of another kind then."""
+"""After so many waits in vain, only one in so many is tried: these callers do not ask again."""
 
 
 class EngineThread:
-    """One engine, the thread that steps it, and the mailboxes of those who read.
+    """One engine, the thread that steps it, and the mailboxes of its readers.
 
     Attributes:
         engine: While the thread runs, it is for reading counters alone.
@@ -41,15 +44,15 @@ class EngineThread:
     def __init__(self, engine: Engine) -> None:
         """Start the thread."""
         self.engine = engine
-        self.commands = CommandQueue()
+        self.commands = CommandQueue(engine.owner)
         self._mailboxes: dict[str, Mailbox] = {}
         self._is_broken = False
-        self._in_vain = 0  # how often somebody was answered and nobody came, one after another
+        self._in_vain = 0  # waits for a next turn that did not come, one after another
         self._thread = threading.Thread(target=self._serve, name="ostinato-engine", daemon=True)
         self._thread.start()
 
     async def stream(self, made: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
-        """Have a request served, and yield everything so far whenever there is more.
+        """Have a request served, and yield what its ``output_kind`` asks for when there is more.
 
         Raises:
             EngineStopped: No requests are taken any more.
@@ -59,12 +62,14 @@ class EngineThread:
         """
         mailbox = Mailbox()
         self.commands.put(lambda: self._add(made, mailbox))
-        finished = False
+        is_delta = made.request.params.output_kind is RequestOutputKind.DELTA
+        finished, last = False, None
         try:
             while not finished:
                 output = await mailbox.take()
                 finished = output.finished
-                yield output
+                yield output.since(last) if is_delta else output
+                last = output
         except OstinatoError:
             finished = True
             raise
@@ -77,7 +82,7 @@ class EngineThread:
         return await self.commands.ask(question)
 
     def tell(self, command: Callable[[], None]) -> None:
-        """Have something tidied up; an engine that has stopped has nothing to tidy."""
+        """Run a command that only cleans up; an engine that has stopped needs no cleaning."""
         with suppress(EngineStopped):
             self.commands.put(command)
 
@@ -98,7 +103,9 @@ class EngineThread:
         return len(names)
 
     def shutdown(self) -> None:
-        """End all requests and the thread; a second call does nothing."""
+        """End all requests and the thread; a second call does nothing, nor does one in a fork."""
+        if not self.engine.owner.is_here:
+            return
         self.commands.close("the engine was shut down: make another AsyncLLM")
         self._thread.join()
 
@@ -112,23 +119,23 @@ class EngineThread:
         except Exception as fault:
             logger.exception("the engine's loop broke; all its requests end")
             self._break(f"the engine's loop broke: {fault!r}")
-        self.commands.obey_the_last()
+        self.commands.drain()
         self.engine.close()
 
     def _go_round(self) -> None:
-        """Obey what has come, or wait for it if there is nothing else to do; then step."""
-        self.commands.obey(wait=not self.engine.has_work and not self.engine.rest())
+        """Run the commands that have come, or wait for one if there is no work; then step."""
+        self.commands.run_pending(wait=not self.engine.has_work and not self.engine.rest())
         begun_s = time.monotonic()
         num_ended = self._post(self.engine.step())
         if num_ended and self.engine.has_work:
             self._wait_for_turns(num_ended, time.monotonic() - begun_s)
 
     def _wait_for_turns(self, num_ended: int, step_s: float) -> None:
-        """Give those who were answered a moment to ask again, unless they never do."""
+        """Give callers that were answered a moment to ask again, unless they never do."""
         self._in_vain += 1
         if self._in_vain > MOST_IN_VAIN and self._in_vain % MOST_IN_VAIN:
             return
-        if self.commands.obey_until(num_ended, time.monotonic() + step_s * PATIENCE):
+        if self.commands.run_until(num_ended, time.monotonic() + step_s * PATIENCE):
             self._in_vain = 0
 
     def _post(self, states: Iterable[RequestState]) -> int:
@@ -140,12 +147,13 @@ class EngineThread:
             if state.finished:
                 del self._mailboxes[name]
                 num_ended += 1
-            letters.append((mailbox, state.output()))
+            if state.finished or state.request.params.output_kind is not _FINAL_ONLY:
+                letters.append((mailbox, state.output()))
         post_all(letters)
         return num_ended
 
     def _break(self, reason: str) -> None:
-        """Take no more requests, and tell everybody why."""
+        """Take no more requests, and tell every reader why."""
         self._is_broken = True
         self.commands.close(reason)
         post_all((mailbox, EngineStopped(reason)) for mailbox in self._mailboxes.values())
@@ -162,6 +170,6 @@ class EngineThread:
             self._mailboxes[made.request.request_id] = mailbox
 
     def _leave(self, request_id: str, mailbox: Mailbox) -> None:
-        """End a request that nobody reads any more; another of its name goes on."""
+        """End a request whose reader has left; another of the same name goes on."""
         if self._mailboxes.get(request_id) is mailbox:
             self.cancel(request_id)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 
 
-class InterruptGate:
+class DeferredSigint:
     """Lets Ctrl-C in where it does no harm; a context manager.
 
     It stands in the main thread, which is the only one that gets signals, and only where
@@ -26,7 +26,7 @@ class InterruptGate:
         self._is_pending = False
         self._stands = False
 
-    def __enter__(self) -> "InterruptGate":
+    def __enter__(self) -> "DeferredSigint":
         """Take the place of Python's handler, if it is there."""
         in_main_thread = threading.current_thread() is threading.main_thread()
         if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:

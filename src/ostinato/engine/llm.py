@@ -8,32 +8,53 @@
     print(llm.generate("To be, or not to be", SamplingParams(max_tokens=64))[0].outputs[0].text)
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from ostinato.core.errors import EngineStopped, RequestError, StepFailed
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.tenancy import EraseReceipt
 from ostinato.engine.administration import Administration
+from ostinato.engine.caller import CallGate
 from ostinato.engine.chat import Message, fields_of, is_conversation, render_chat
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.explaining import explain_request
-from ostinato.engine.interrupts import InterruptGate
+from ostinato.engine.interrupts import DeferredSigint
 from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.progress import GenerationProgress
+from ostinato.engine.progress import GenerationProgress, ShowProgress
 from ostinato.engine.prompts import Prompt, PromptInput, check_salt, parse_prompt, parse_prompts
 from ostinato.engine.requests import EngineRequest
+from ostinato.engine.vllm_keywords import refuse_arguments, refuse_call
 from ostinato.engine.weights import WeightSource, read_weights
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.explanation import Explanation
 from ostinato.tenants.terms import PINNED, LeaseId, LeaseReceipt, LeaseTerms
 
+MethodT = TypeVar("MethodT", bound=Callable[..., Any])
+
+
+def _one_at_a_time(method: MethodT) -> MethodT:
+    """Refuse a call while another one is running, in another thread or below this one."""
+
+    @wraps(method)
+    def gated(self: "LLM", *args: Any, **kwargs: Any) -> Any:
+        with self._gate.enter(method.__name__):
+            return method(self, *args, **kwargs)
+
+    return cast(MethodT, gated)
+
 
 class LLM:
-    """A model with a prefix cache, for batches; in the field's familiar shape."""
+    """A model with a prefix cache, for batches; in the field's familiar shape.
+
+    It runs one call at a time, in the process that made it; a call while another one is running
+    raises ``ConcurrentCall``, one in a forked process ``ForkedProcess``. For many callers there is
+    ``AsyncLLM``.
+    """
 
     def __init__(self, model: str | Path = DEFAULT_MODEL, **settings: Any) -> None:
         """Load a model.
@@ -46,66 +67,91 @@ class LLM:
             ConfigError: A setting is out of range.
             ModelError: The model cannot be served.
         """
-        self._engine: Engine | None = Engine(EngineConfig.of(model, settings))
-        Administration(self._engine).start_recording_if_set()
+        engine = Engine(EngineConfig.of(model, settings))
+        self._engine: Engine | None = engine
+        self._gate = CallGate(engine.owner)
+        Administration(engine).start_recording_if_set()
 
     @property
     def engine(self) -> Engine:
         """The loop underneath.
 
         Raises:
-            EngineStopped: ``close`` was called.
+            EngineStopped: ``close`` was called, or this is a fork of the engine's process.
         """
         if self._engine is None:
             raise EngineStopped("this LLM was closed: make another one")
+        self._engine.owner.check()
         return self._engine
 
+    if not TYPE_CHECKING:  # type checkers shall go on to see what is missing
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what to use instead of a method that only vLLM has."""
+            refuse_call(self, name)
+
+    @_one_at_a_time
     def generate(
         self,
         prompts: PromptInput | Iterable[PromptInput],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = True,
-        priority: int | Sequence[int] = 0,
+        use_tqdm: ShowProgress = True,
+        priority: int | Sequence[int] | None = None,
+        **unsupported: Any,
     ) -> list[RequestOutput]:
         """Continue prompts.
 
         Args:
             prompts: A text, a row of token ids, a dict (see ``PromptDict``), or a list of those.
-            params: One for all, or one per prompt; None is ``SamplingParams()``.
-            use_tqdm: Whether to show progress.
-            priority: One for all, or one per prompt; lower goes first.
+            sampling_params: One for all, or one per prompt; None is ``SamplingParams()``. Outputs
+                are complete, whatever their ``output_kind``.
+            use_tqdm: Whether to show progress, or what makes the bar.
+            priority: One for all, or one per prompt; lower goes first, None is 0.
+            **unsupported: Arguments of vLLM's that ask for nothing special.
 
         Returns:
             One output per prompt, in their order.
 
         Raises:
             RequestError: A prompt or its parameters can never be served; nothing has run.
+            ConcurrentCall: Another call is running.
             StepFailed: A forward pass raised; ``outputs`` holds what the others brought.
 
         Effects: prompts and outputs stay cached for later calls.
         """
-        return self._run(parse_prompts(prompts), params, use_tqdm, priority)
+        refuse_arguments(unsupported)
+        return self._run(parse_prompts(prompts), sampling_params, use_tqdm, priority)
 
+    @_one_at_a_time
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: ShowProgress = True,
         *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
-        use_tqdm: bool = True,
-        priority: int | Sequence[int] = 0,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: int | Sequence[int] | None = None,
+        **unsupported: Any,
     ) -> list[RequestOutput]:
         """Continue conversations.
 
         Args:
             messages: One conversation, or a list of them.
-            params: As in ``generate``.
+            sampling_params: As in ``generate``.
+            use_tqdm: As in ``generate``.
             chat_template: Jinja; None is the tokenizer's own.
             add_generation_prompt: Whether to open the assistant's turn.
-            use_tqdm: As in ``generate``.
+            continue_final_message: Go on with the last message, instead of a new turn; needs
+                ``add_generation_prompt=False``.
+            tools: Functions to tell the model of, in OpenAI's form.
+            chat_template_kwargs: What the template reads besides, such as ``enable_thinking``.
             priority: As in ``generate``.
+            **unsupported: As in ``generate``.
 
         Returns:
             One output per conversation, in their order.
@@ -113,17 +159,24 @@ class LLM:
         Raises:
             MissingTokenizer: The checkpoint has none.
             RequestError: As in ``generate``, or the template refuses.
+            ConcurrentCall: Another call is running.
         """
+        refuse_arguments(unsupported)
         tokenizer = self.engine.loaded.require_tokenizer()
         conversations: Any = [messages] if is_conversation(messages) else messages
+        options = {**(chat_template_kwargs or {})}
+        if continue_final_message:
+            options["continue_final_message"] = True
         prompts = [
             Prompt(
-                token_ids=render_chat(tokenizer, m, chat_template, add_generation_prompt),
+                token_ids=render_chat(
+                    tokenizer, m, chat_template, add_generation_prompt, tools, **options
+                ),
                 fields=fields_of(m),
             )
             for m in conversations
         ]
-        return self._run(prompts, params, use_tqdm, priority)
+        return self._run(prompts, sampling_params, use_tqdm, priority)
 
     def get_tokenizer(self) -> Any:
         """Return the model's tokenizer.
@@ -138,6 +191,7 @@ class LLM:
         """Counters of the prefix cache since the start."""
         return self.engine.cache_stats
 
+    @_one_at_a_time
     def explain(self, request: RequestOutput | str, *, administrator: bool = False) -> Explanation:
         """Say why a request's prompt hit and missed what it did.
 
@@ -153,10 +207,12 @@ class LLM:
         """
         return explain_request(self.engine, request, administrator)
 
+    @_one_at_a_time
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix."""
         self.engine.reset_cache()
 
+    @_one_at_a_time
     def update_weights(self, source: WeightSource) -> int:
         """Put new weights in the place of the old ones.
 
@@ -177,6 +233,7 @@ class LLM:
         update = read_weights(source, self.engine.loaded)
         return Administration(self.engine).update_weights(update)
 
+    @_one_at_a_time
     def lease(self, prompt: PromptInput, terms: LeaseTerms = PINNED) -> LeaseReceipt:
         """Keep a prompt's cached blocks from being evicted.
 
@@ -193,10 +250,12 @@ class LLM:
         """
         return Administration(self.engine).lease(parse_prompt(prompt), terms)
 
+    @_one_at_a_time
     def end_lease(self, lease_id: LeaseId) -> bool:
         """Let go of a lease; returns False if there is none of that number."""
         return Administration(self.engine).end_lease(lease_id)
 
+    @_one_at_a_time
     def publish(self, name: str, prompt: PromptInput) -> LeaseReceipt:
         """Compute a prefix once for several tenants, and hold it until it is unpublished.
 
@@ -215,9 +274,10 @@ class LLM:
         """
         administration = Administration(self.engine)
         made = administration.publishable(name, parse_prompt(prompt))
-        self._run([made], SamplingParams(max_tokens=1, detokenize=False), False, 0)
+        self._run([made], SamplingParams(max_tokens=1, detokenize=False), False, None)
         return administration.publish(made)
 
+    @_one_at_a_time
     def unpublish(self, name: str) -> EraseReceipt:
         """Forget a public prefix, and what all tenants computed behind it.
 
@@ -227,6 +287,7 @@ class LLM:
         """
         return Administration(self.engine).unpublish(name)
 
+    @_one_at_a_time
     def erase(self, cache_salt: str, cancel_running: bool = False) -> EraseReceipt:
         """Leave nothing of a tenant in cache, statistics and KV store.
 
@@ -246,6 +307,7 @@ class LLM:
             self.engine.cancel(name)
         return Administration(self.engine).erase(cache_salt, len(names))
 
+    @_one_at_a_time
     def start_recording(self, path: str | Path) -> Path:
         """Record what happens from now on, for ``ostinato simulate``.
 
@@ -259,14 +321,20 @@ class LLM:
         """
         return Administration(self.engine).start_recording(path)
 
+    @_one_at_a_time
     def stop_recording(self) -> Path | None:
         """End the recording and return where it is; None if none runs."""
         return Administration(self.engine).stop_recording()
 
     def close(self) -> None:
-        """Let go of the model, its memory and its sockets; a second call does nothing."""
-        if self._engine is not None:
-            self._engine.close()
+        """Free the model, its memory and its sockets; a second call does nothing.
+
+        Raises:
+            ConcurrentCall: Another call is running.
+        """
+        if self._engine is not None and self._engine.owner.is_here:
+            with self._gate.enter("close"):
+                self._engine.close()
         self._engine = None
 
     def __enter__(self) -> "LLM":
@@ -286,20 +354,20 @@ class LLM:
         self,
         prompts: list[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: bool,
-        priority: int | Sequence[int],
+        use_tqdm: ShowProgress,
+        priority: int | Sequence[int] | None,
     ) -> list[RequestOutput]:
         """Check everything, then add everything, then step until all have ended."""
         engine = self.engine
         each_params = _one_each(
-            "params", SamplingParams() if params is None else params, len(prompts)
+            "sampling_params", SamplingParams() if params is None else params, len(prompts)
         )
-        each_priority = _one_each("priority", priority, len(prompts))
+        each_priority = _one_each("priority", 0 if priority is None else priority, len(prompts))
         made = [
             engine.make_request(prompt, p, priority=rank)
             for prompt, p, rank in zip(prompts, each_params, each_priority, strict=True)
         ]
-        with InterruptGate(lambda: engine.is_computing) as gate:
+        with DeferredSigint(lambda: engine.is_computing) as gate:
             try:
                 outputs = self._drain(made, use_tqdm, gate)
             finally:
@@ -308,7 +376,7 @@ class LLM:
         return _raise_failures([outputs[request.request.request_id] for request in made])
 
     def _drain(
-        self, made: list[EngineRequest], use_tqdm: bool, gate: InterruptGate
+        self, made: list[EngineRequest], use_tqdm: ShowProgress, gate: DeferredSigint
     ) -> dict[str, RequestOutput]:
         engine = self.engine
         outputs: dict[str, RequestOutput] = {}

@@ -4,7 +4,7 @@ The names are vLLM's, so that programs written for it can read them. One ``Reque
 state of a request at one moment; a stream is a sequence of them, each with all of the text so far.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class RequestTimings:
         arrival: The engine took the request in.
         first_scheduled: The first step with a token of it began.
         first_token: Its first generated token was there.
+        last_token: Its newest generated token was there.
         finished: Its last continuation ended.
     """
 
@@ -40,6 +41,7 @@ class RequestTimings:
     first_scheduled: float | None = None
     first_token: float | None = None
     finished: float | None = None
+    last_token: float | None = None
 
     @property
     def queue_time(self) -> float | None:
@@ -65,6 +67,30 @@ class RequestTimings:
     def total_time(self) -> float | None:
         """Seconds from its arrival to its end."""
         return _between(self.arrival, self.finished)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """``RequestTimings`` in the names of vLLM's ``RequestStateStats``, for programs that read them.
+
+    Attributes:
+        arrival_time: The engine took the request in, in seconds of the engine's clock, as are all
+            moments here; what has not happened is 0.0, as in vLLM.
+        queued_ts: The same moment.
+        scheduled_ts: Its first step began.
+        first_token_ts: Its first generated token was there.
+        last_token_ts: Its newest generated token was there.
+        first_token_latency: Seconds from its arrival to its first token.
+        num_generation_tokens: Tokens generated so far, over all continuations.
+    """
+
+    arrival_time: float
+    queued_ts: float
+    scheduled_ts: float
+    first_token_ts: float
+    last_token_ts: float
+    first_token_latency: float
+    num_generation_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +123,16 @@ class CompletionOutput:
     def finished(self) -> bool:
         """Whether it has ended."""
         return self.finish_reason is not None
+
+    def since(self, earlier: "CompletionOutput") -> "CompletionOutput":
+        """Return what is new since an earlier output of this continuation."""
+        num_tokens = len(earlier.token_ids)
+        return replace(
+            self,
+            text=self.text[len(earlier.text) :],
+            token_ids=self.token_ids[num_tokens:],
+            logprobs=None if self.logprobs is None else self.logprobs[num_tokens:],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +168,31 @@ class RequestOutput:
     num_copied_tokens: int = 0
     num_waited_tokens: int = 0
     error: str | None = None
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """``timings`` in vLLM's names."""
+        timings = self.timings
+        return RequestMetrics(
+            arrival_time=timings.arrival,
+            queued_ts=timings.arrival,
+            scheduled_ts=timings.first_scheduled or 0.0,
+            first_token_ts=timings.first_token or 0.0,
+            last_token_ts=timings.last_token or 0.0,
+            first_token_latency=timings.time_to_first_token or 0.0,
+            num_generation_tokens=sum(len(output.token_ids) for output in self.outputs),
+        )
+
+    def since(self, earlier: "RequestOutput | None") -> "RequestOutput":
+        """Return what is new since an earlier output of this request.
+
+        Continuations without news are left out. ``metrics.num_generation_tokens`` counts the new
+        tokens alone.
+        """
+        if earlier is None:
+            return self
+        pairs = zip(self.outputs, earlier.outputs, strict=True)
+        return replace(self, outputs=[now.since(then) for now, then in pairs if now != then])
 
 
 def _between(start: float | None, end: float | None) -> float | None:

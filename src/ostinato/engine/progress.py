@@ -6,19 +6,24 @@ One line in the manner of nano-vllm, with the share of cached tokens::
 """
 
 import time
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 from tqdm.auto import tqdm
 
 from ostinato.observe.counters import CacheStats
 from ostinato.sched.stats import SchedulerStats
 
+ShowProgress = bool | Callable[..., Any]
+"""Whether to show progress, or what makes the bar, such as ``partial(tqdm, leave=False)``."""
+
 
 class GenerationProgress:
     """A progress bar over requests; a context manager."""
 
     def __init__(
-        self, num_requests: int, cache: CacheStats, scheduler: SchedulerStats, enabled: bool
+        self, num_requests: int, cache: CacheStats, scheduler: SchedulerStats, shown: ShowProgress
     ) -> None:
         """Start to count from what the engine has done so far.
 
@@ -26,10 +31,11 @@ class GenerationProgress:
             num_requests: Requests of the batch.
             cache: Counters of the cache; read, never changed.
             scheduler: Counters of the scheduler; read, never changed.
-            enabled: False shows nothing.
+            shown: False shows nothing; a callable makes the bar in place of ``tqdm``.
         """
         self._cache, self._scheduler = cache, scheduler
-        self._bar = tqdm(total=num_requests, desc="Generating", unit="req", disable=not enabled)
+        make = shown if callable(shown) else tqdm
+        self._bar = make(total=num_requests, desc="Generating", unit="req", disable=not shown)
         self._start_s = time.monotonic()
         self._before = self._counts()
 

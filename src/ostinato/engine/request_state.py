@@ -88,6 +88,7 @@ class RequestState:
         self._tokens = tokens
         self._arrival_s = arrival_s
         self._first_token_s: float | None = None
+        self._last_token_s: float | None = None
         self._finished_s: float | None = None
         self._leader: SchedSequence | None = None
         self._prompt_logprobs: list[dict[int, Logprob] | None] = [None]
@@ -115,6 +116,7 @@ class RequestState:
         elif token is not None:
             if self._first_token_s is None:
                 self._first_token_s = now_s
+            self._last_token_s = now_s
             completion.append(token, sequence.finish_reason)
         if completion.stop_string is not None:
             self._end(completion, FinishReason.STOP, completion.stop_string, now_s)
@@ -148,6 +150,7 @@ class RequestState:
                 first_scheduled=leader.first_planned_s if leader else None,
                 first_token=self._first_token_s,
                 finished=self._finished_s,
+                last_token=self._last_token_s,
             ),
             error=self.error,
         )

@@ -1,14 +1,14 @@
 """May this request be served, and what is it before it is added?
 
-Everything that hangs on the model is checked here, and nothing changes: a caller's mistake must
-not be found out when half of a batch is in the queue.
+Everything that depends on the model is checked here, and nothing changes: a caller's mistake must
+be found before half of a batch is in the queue.
 """
 
 import hashlib
 import operator
 import random
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -51,6 +51,7 @@ def tokenize(
     loaded: LoadedModel,
     most: int | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    keep: int | None = None,
 ) -> "array[int]":
     """Return a prompt's packed ids, shape (num_tokens,), all of them in the vocabulary.
 
@@ -60,6 +61,8 @@ def tokenize(
         most: Tokens that could be served; a text that is certainly longer is refused before all of
             it is tokenized. None tokenizes everything.
         tokenizer: A copy of the model's, for use in another thread; None is the model's own.
+        keep: Tokens kept at the prompt's end, however long it is; of a text, what the tokenizer
+            adds (such as a beginning-of-sequence id) stays and counts. None keeps all.
 
     Raises:
         TokenOutOfRange: An id is not.
@@ -71,12 +74,11 @@ def tokenize(
     else:
         assert prompt.text is not None, "a prompt is a text or a row of ids"
         tokenizer = tokenizer or loaded.require_tokenizer()
-        if most is not None:
+        if most is not None and keep is None:
             refuse_long_text(prompt.text, most, tokenizer)
-        # Not verbose: that a prompt is too long is for admission to say.
-        tokens = pack_tokens(tokenizer(prompt.text, verbose=False)["input_ids"])
+        tokens = pack_tokens(_encode(tokenizer, prompt.text, keep))
     check_vocabulary(tokens, loaded.vocab_size)
-    return tokens
+    return tokens if keep is None else tokens[-keep:]
 
 
 def refuse_long_text(text: str, most: int, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -100,26 +102,52 @@ def refuse_long_text(text: str, most: int, tokenizer: PreTrainedTokenizerBase) -
             )
 
 
-def check_params(params: Any, vocab_size: int) -> None:
-    """Refuse what cannot be sampled from this model.
+def settle_params(params: Any, loaded: LoadedModel, max_logprobs: int) -> SamplingParams:
+    """Return parameters as this model samples them: words as ids, -1 as the vocabulary's size.
+
+    Args:
+        params: As the caller gave them.
+        loaded: The model.
+        max_logprobs: Most alternatives per token; -1 allows the whole vocabulary.
 
     Raises:
         InvalidSamplingParams: They are none, name ids that the model does not have, or ask for
-            too many continuations.
+            too many continuations or alternatives.
+        MissingTokenizer: They have ``bad_words``, and the checkpoint has no tokenizer.
     """
     if not isinstance(params, SamplingParams):
-        raise InvalidSamplingParams(f"params={params!r:.80}: must be SamplingParams")
+        raise InvalidSamplingParams(f"sampling_params={params!r:.80}: must be SamplingParams")
     if params.n > MAX_SAMPLES:
         raise InvalidSamplingParams(
             f"n={params.n}: must be at most {MAX_SAMPLES}; send the prompt again for more"
         )
-    for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
-        for token in ids:
-            if token >= vocab_size:
-                raise InvalidSamplingParams(
-                    f"{name} names token id {token}: ids of this model run from 0 to "
-                    f"{vocab_size - 1}"
-                )
+    _check_ids(params, loaded.vocab_size)
+    changes: dict[str, Any] = {}
+    for name in ("logprobs", "prompt_logprobs"):
+        wanted = getattr(params, name)
+        if wanted is not None:
+            changes[name] = _num_logprobs(name, wanted, loaded.vocab_size, max_logprobs)
+    return spell_bad_words(replace(params, **changes) if changes else params, loaded)
+
+
+def spell_bad_words(params: SamplingParams, loaded: LoadedModel) -> SamplingParams:
+    """Return parameters with ``bad_words`` as ids.
+
+    Raises:
+        InvalidSamplingParams: A word has no tokens.
+        MissingTokenizer: There are words, and the checkpoint has no tokenizer.
+    """
+    if not params.bad_words:
+        return params
+    words = (ids for word in params.bad_words for ids in _spellings(word, loaded))
+    return replace(params, bad_words=(), bad_words_ids=(*params.bad_words_ids, *words))
+
+
+def kept_prompt_tokens(params: SamplingParams, max_model_len: int) -> int | None:
+    """Return how many tokens of a prompt ``truncate_prompt_tokens`` keeps; None is all."""
+    if params.truncate_prompt_tokens == -1:
+        return max(1, max_model_len - (params.max_tokens or 1))
+    return params.truncate_prompt_tokens
 
 
 def check_priority(priority: Any) -> int:
@@ -149,6 +177,63 @@ def draw_seeds(params: SamplingParams, generator: random.Random) -> tuple[int, .
     """Derive one seed per continuation; the first is the request's own, or drawn."""
     seed = generator.getrandbits(63) if params.seed is None else params.seed
     return (seed, *(_derive(seed, index) for index in range(1, params.n)))
+
+
+def _encode(tokenizer: Any, text: str, keep: int | None) -> list[int]:
+    """Return a text's ids, its last ones if there are too many."""
+    # Not verbose: that a prompt is too long is for admission to say.
+    if keep is None or keep <= tokenizer.num_special_tokens_to_add():
+        return list(tokenizer(text, verbose=False)["input_ids"])
+    side, tokenizer.truncation_side = tokenizer.truncation_side, "left"
+    try:
+        encoded = tokenizer(text, verbose=False, truncation=True, max_length=keep)
+    finally:
+        tokenizer.truncation_side = side
+    return list(encoded["input_ids"])
+
+
+def _check_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse ids that the model does not have."""
+    for name, ids in (
+        ("logit_bias", params.logit_bias),
+        ("stop_token_ids", params.stop_token_ids),
+        ("allowed_token_ids", params.allowed_token_ids or ()),
+        ("bad_words_ids", [token for row in params.bad_words_ids for token in row]),
+    ):
+        for token in ids:
+            if token >= vocab_size:
+                raise InvalidSamplingParams(
+                    f"{name} names token id {token}: ids of this model run from 0 to "
+                    f"{vocab_size - 1}"
+                )
+
+
+def _num_logprobs(name: str, wanted: int, vocab_size: int, most: int) -> int:
+    """Return how many alternatives to give per token."""
+    number = vocab_size if wanted == -1 else wanted
+    if most != -1 and number > most:
+        given = f"{name}={wanted}" + (f" is the vocabulary of {vocab_size}" if wanted == -1 else "")
+        raise InvalidSamplingParams(
+            f"{given}: at most {most} alternatives per token are given; ask for fewer, or set the "
+            "engine's max_logprobs"
+        )
+    return number
+
+
+def _spellings(word: str, loaded: LoadedModel) -> list[tuple[int, ...]]:
+    """Return a bad word's ids: as a text's beginning, and after a space if that is another token.
+
+    The second spelling counts where it replaces the first token, as in vLLM.
+    """
+    tokenizer = loaded.require_tokenizer()
+    plain, spaced = (
+        tuple(tokenizer(prefix + word.lstrip(), add_special_tokens=False)["input_ids"])
+        for prefix in ("", " ")
+    )
+    if not plain:
+        raise InvalidSamplingParams(f"bad_words={word!r}: the tokenizer has no token for it")
+    is_other = len(spaced) == len(plain) and spaced[0] != plain[0]
+    return [plain, spaced] if is_other else [plain]
 
 
 def _derive(seed: int, index: int) -> int:

@@ -1,9 +1,7 @@
 """How many blocks does each group of layers get?
 
-A number of blocks is taken as it is, for every group. Bytes, given or a share of the
-machine's memory, are shared out: of a prefix, group 0 keeps all and a window only the end. So
-windows get what all running sequences could hold at once, or half of an even share if that is
-more (the ends of cached prefixes), and what is left goes to group 0.
+A number of blocks is taken as it is, for every group. Bytes, given or a share of the machine's
+memory, are shared out as ``core.pool_sizes`` says.
 """
 
 from dataclasses import dataclass
@@ -11,13 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from ostinato.core.config import SchedulerConfig, WindowConfig, window_blocks
+from ostinato.core.pool_sizes import split_pools
 from ostinato.engine.config import EngineConfig
 from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.layer_groups import LayerGroups
 from ostinato.runner.memory import num_blocks_for
-
-_PREFIXES_PER_BLOCK = 4
-"""Blocks of group 0 per block of a window, where group 0 has no bytes and only lists prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,32 +62,9 @@ def size_pools(
     )
     if config.num_blocks is not None:
         # As many as were asked for, but never fewer than one sequence needs to go on.
-        least = [window_blocks(window, config.block_size) for window in groups.windows]
-        sizes = [max(even, blocks) for blocks in least]
-    elif per_block[0]:
-        held = [_most_held(window, config.block_size, scheduling) for window in groups.windows]
-        sizes = [min(even, max(even // 2, blocks)) for blocks in held]
+        full = even
+        sizes = [max(even, window_blocks(w, config.block_size)) for w in groups.windows]
     else:
-        sizes = [even] * len(groups.windows)
+        full, sizes = split_pools(even, per_block, groups.windows, config.block_size, scheduling)
     windows = zip(groups.windows, sizes, strict=True)
-    return PoolSizes(
-        _full_blocks(config, even, per_block, sizes),
-        tuple(WindowConfig(window, size) for window, size in windows),
-    )
-
-
-def _most_held(window: int, block_size: int, scheduling: SchedulerConfig) -> int:
-    """Return the most blocks of a window that all running sequences could hold at once."""
-    step = -(-scheduling.max_num_batched_tokens // block_size)
-    return scheduling.max_num_seqs * (window_blocks(window, block_size) + 1) + step
-
-
-def _full_blocks(config: EngineConfig, even: int, per_block: list[int], windows: list[int]) -> int:
-    """Give group 0 what the windows left."""
-    if config.num_blocks is not None:
-        return even
-    if not per_block[0]:
-        return even * _PREFIXES_PER_BLOCK
-    pairs = zip(windows, per_block[1:], strict=True)
-    left = sum((even - size) * each for size, each in pairs)
-    return even + left // per_block[0]
+    return PoolSizes(full, tuple(WindowConfig(window, size) for window, size in windows))

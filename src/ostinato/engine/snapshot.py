@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from ostinato.engine.engine import Engine
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.introspection import BlockState, count_states
+from ostinato.runner.compute_path import ComputePath
 from ostinato.sched.stats import SchedulerStats
 
 
@@ -23,6 +24,7 @@ class Snapshot:
         num_running: Sequences that hold blocks.
         num_waiting: Sequences that hold none.
         num_leased_blocks: Blocks that leases hold, each counted once.
+        compute_path: How steps are computed, and why not faster.
     """
 
     cache: CacheStats
@@ -31,6 +33,7 @@ class Snapshot:
     num_running: int
     num_waiting: int
     num_leased_blocks: int
+    compute_path: ComputePath
 
 
 def take_snapshot(engine: Engine) -> Snapshot:
@@ -42,4 +45,5 @@ def take_snapshot(engine: Engine) -> Snapshot:
         engine.scheduler.num_running,
         engine.scheduler.num_waiting,
         engine.cache.admin.num_leased_blocks,
+        engine.compute_path,
     )

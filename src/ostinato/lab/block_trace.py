@@ -1,4 +1,4 @@
-"""What is known of traffic whose tokens nobody wrote down: which blocks each request began with.
+"""What is known of traffic without its tokens: which blocks each request began with.
 
 Public traces list, for each request, its arrival, its lengths and the ids of its full blocks. An
 id names a block *and all before it*, so two requests share exactly the ids that they begin with
@@ -12,8 +12,8 @@ A row of ids is a row of tokens for a cache with blocks of one token; that is wh
 replay exact and fast at once.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isfinite
 
@@ -26,7 +26,7 @@ from ostinato.lab.lines import BrokenLine
 Numbers = npt.NDArray[np.int64]
 
 MOST_TOKENS = 100_000_000
-"""Tokens of a prompt or an answer; more are taken for a mistake of whoever wrote them down."""
+"""Tokens of a prompt or an answer; more are taken for a mistake in the file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +45,7 @@ class BlockTrace:
             behind are of its answer, where a trace knows them.
         broken: Lines of the file that were left out.
         token_bytes: KV of one token, where the trace knows its model; else None.
+        notes: How the file was read, where it does not say so itself.
     """
 
     name: str
@@ -57,6 +58,7 @@ class BlockTrace:
     prompt_blocks: Numbers
     broken: tuple[BrokenLine, ...] = ()
     token_bytes: int | None = None
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """Number of requests."""
@@ -94,17 +96,14 @@ class BlockTrace:
     def first(self, num_requests: int) -> "BlockTrace":
         """Return the trace of the first requests alone."""
         n = min(num_requests, len(self))
-        return BlockTrace(
-            self.name,
-            self.block_tokens,
-            self.arrival_s[:n],
-            self.input_tokens[:n],
-            self.output_tokens[:n],
-            self.offsets[: n + 1],
-            self.ids[: self.offsets[n]],
-            self.prompt_blocks[:n],
-            self.broken,
-            self.token_bytes,
+        return replace(
+            self,
+            arrival_s=self.arrival_s[:n],
+            input_tokens=self.input_tokens[:n],
+            output_tokens=self.output_tokens[:n],
+            offsets=self.offsets[: n + 1],
+            ids=self.ids[: self.offsets[n]],
+            prompt_blocks=self.prompt_blocks[:n],
         )
 
 
@@ -113,7 +112,7 @@ class BlockRequest:
     """One request of a trace, before it is one of many.
 
     Attributes:
-        arrival_s: Seconds on the trace's own clock.
+        arrival_s: On the trace's own clock; seconds, unless all are scaled when it is built.
         input_tokens: Length of the prompt.
         output_tokens: Length of the answer.
         blocks: Names of its full blocks, whatever they are; equal names under equal parents are
@@ -124,62 +123,17 @@ class BlockRequest:
     arrival_s: float
     input_tokens: int
     output_tokens: int
-    blocks: tuple[object, ...]
+    blocks: Sequence[Hashable]
     answer_blocks: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what no traffic has.
 
         Raises:
-            BrokenTrace: A length is out of range, or the arrival is no time.
+            BrokenTrace: A length is out of range, or the arrival is not a time.
         """
         for what, length in (("prompt", self.input_tokens), ("answer", self.output_tokens)):
             if not 0 <= length <= MOST_TOKENS:
                 raise BrokenTrace(f"a {what} of {length} tokens: 0 to {MOST_TOKENS:,} can be")
         if not isfinite(self.arrival_s):
-            raise BrokenTrace(f"{self.arrival_s} is no time of arrival")
-
-
-def make_block_trace(
-    name: str,
-    block_tokens: int,
-    requests: Iterable[BlockRequest],
-    broken: tuple[BrokenLine, ...] = (),
-) -> BlockTrace:
-    """Put requests together, in the order of their arrival.
-
-    Blocks are numbered by first appearance, each under its parent, so that an id has one parent
-    whatever the names were.
-
-    Raises:
-        BrokenTrace: There is no request, or one has more full blocks than tokens for them.
-    """
-    ordered = sorted(requests, key=lambda request: request.arrival_s)
-    if not ordered:
-        raise BrokenTrace(f"{name}: there is no request in it")
-    known: dict[tuple[int, object], int] = {}
-    ids: list[int] = []
-    offsets = [0]
-    for request in ordered:
-        if len(request.blocks) * block_tokens > request.input_tokens + request.output_tokens:
-            raise BrokenTrace(
-                f"{name}: a request of {request.input_tokens} + {request.output_tokens} tokens "
-                f"cannot have {len(request.blocks)} full blocks of {block_tokens}"
-            )
-        parent = -1
-        for block in request.blocks:
-            parent = known.setdefault((parent, block), len(known))
-            ids.append(parent)
-        offsets.append(len(ids))
-    prompt_blocks = [len(r.blocks) - r.answer_blocks for r in ordered]
-    return BlockTrace(
-        name,
-        block_tokens,
-        np.array([r.arrival_s - ordered[0].arrival_s for r in ordered], np.float64),
-        np.array([r.input_tokens for r in ordered], np.int64),
-        np.array([r.output_tokens for r in ordered], np.int64),
-        np.array(offsets, np.int64),
-        np.array(ids, np.uint32),
-        np.array(prompt_blocks, np.int64),
-        broken,
-    )
+            raise BrokenTrace(f"{self.arrival_s} is not a time of arrival")

@@ -1,4 +1,4 @@
-"""How long does a step take?
+"""How long does a step take, by prices that were given or measured?
 
 Three prices, each with a cause::
 
@@ -7,19 +7,57 @@ Three prices, each with a cause::
             + pair    per query and key    attention
 
 A prompt of ``n`` tokens behind ``s`` cached ones has ``n * s + n * (n + 1) / 2`` pairs; a decoded
-token has as many as its sequence has tokens. The prices are given, or fitted to a few measured
-runs: each run is a sum of steps, so its features are sums as well and the fit is linear, with no
-price below zero.
+token has as many as its sequence has tokens. The prices are given, or fitted to the steps of a
+recorded run: the recording has the times of each step, its replay on the real scheduler what each
+step computed::
+
+    recorded      begun 0.0 ms, ended 9.1 ms     begun 9.3 ms, ended 10.8 ms
+    replayed      155 tokens behind 512          1 token behind 667
+    measured      9.3 ms for 155 tokens ...      1.5 ms for 1 token ...
+
+The pause before the next step counts as part of a step, if the next one begins at once.
+What a model on a GPU takes is derived from its config instead: see ``roofline``.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from ostinato.core.errors import ConfigError
 from ostinato.core.plan import ScheduledSequence, StepPlan
+from ostinato.lab.recording import Recording
+from ostinato.lab.replay import Replay
+from ostinato.traces.format import Steps
+
+PerRequest = npt.NDArray[np.float64]
+"""A figure for each request, shape (num_requests,)."""
+
+LONGEST_PAUSE_S = 0.002
+"""Between two steps, above which the engine is taken to have waited for work."""
+
+DECODES_PER_STEP = 8
+"""Sequences that share a decode step, where prices say nothing about memory."""
+
+
+class StepCost(Protocol):
+    """How long work takes."""
+
+    @property
+    def origin(self) -> str:
+        """Where the figures come from, in a few words."""
+
+    def step_s(self, plan: StepPlan) -> float:
+        """Return how long a planned step takes."""
+
+    def prefill_s(self, num_tokens: PerRequest, num_cached: PerRequest) -> PerRequest:
+        """Return how long prompts take behind their hits, the fixed part of steps aside."""
+
+    def decode_s(self, num_tokens: PerRequest, num_new: PerRequest) -> PerRequest:
+        """Return how long answers behind prompts take, several at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +66,7 @@ class Work:
 
     Attributes:
         steps: Forward passes.
-        tokens: Tokens that go through the model.
+        tokens: PerRequest that go through the model.
         pairs: Pairs of a query and a key that it sees.
     """
 
@@ -46,13 +84,13 @@ class CostModel:
     """Prices of a step.
 
     Attributes:
-        step_s: Seconds per step.
+        fixed_s: Seconds per step, however little it computes.
         token_s: Seconds per token.
         pair_s: Seconds per pair of query and key.
         origin: Where the prices come from, in a few words.
     """
 
-    step_s: float
+    fixed_s: float
     token_s: float
     pair_s: float
     origin: str = "given"
@@ -63,25 +101,36 @@ class CostModel:
         Raises:
             ConfigError: One is negative, or all are zero.
         """
-        prices = (self.step_s, self.token_s, self.pair_s)
+        prices = (self.fixed_s, self.token_s, self.pair_s)
         if not all(0 <= price < float("inf") for price in prices) or not any(prices):
             raise ConfigError(
-                f"step_s={self.step_s}, token_s={self.token_s}, pair_s={self.pair_s}: prices are "
+                f"fixed_s={self.fixed_s}, token_s={self.token_s}, pair_s={self.pair_s}: prices are "
                 "at least 0, and not all are 0"
             )
 
     def seconds(self, work: Work) -> float:
         """Return how long work takes."""
-        return work.steps * self.step_s + work.tokens * self.token_s + work.pairs * self.pair_s
+        return work.steps * self.fixed_s + work.tokens * self.token_s + work.pairs * self.pair_s
 
-    def prefill_s(self, num_tokens: int, num_cached: int = 0) -> float:
-        """Return what a prompt's prefill costs behind cached tokens, the steps aside."""
-        return self.seconds(prefill_work(num_tokens - num_cached, num_cached, num_steps=0))
+    def step_s(self, plan: StepPlan) -> float:
+        """Return how long a planned step takes."""
+        return self.seconds(plan_work(plan))
+
+    def prefill_s(self, num_tokens: PerRequest, num_cached: PerRequest) -> PerRequest:
+        """Return what prompts cost behind their hits, the steps aside."""
+        computed = num_tokens - num_cached
+        pairs = computed * num_cached + computed * (computed + 1) / 2
+        return computed * self.token_s + pairs * self.pair_s
+
+    def decode_s(self, num_tokens: PerRequest, num_new: PerRequest) -> PerRequest:
+        """Return what answers cost, ``DECODES_PER_STEP`` at a time."""
+        pairs = num_new * num_tokens + num_new * num_new / 2
+        return num_new * (self.fixed_s / DECODES_PER_STEP + self.token_s) + pairs * self.pair_s
 
 
 ASSUMED = CostModel(0.008, 1 / 25_000, 1 / 25_000 / 30_000, "assumed: 8B parameters, one H100")
-"""For figures that nobody measured: 16 GB of weights at 2 TB/s, 16 GFLOP a token at 400 TFLOP/s,
-and 0.5 MFLOP a pair, so that attention weighs as much as the rest at 30,000 tokens."""
+"""Where no model is named: 16 GB of weights at 2 TB/s, 16 GFLOP a token at 400 TFLOP/s, and
+0.5 MFLOP a pair, so that attention takes as long as the rest at 30,000 tokens."""
 
 
 def prefill_work(num_tokens: int, num_cached: int = 0, num_steps: int = 1) -> Work:
@@ -130,6 +179,54 @@ def fit(measured: Sequence[tuple[Work, float]], origin: str) -> CostModel:
 def error_of(model: CostModel, measured: Iterable[tuple[Work, float]]) -> float:
     """Return the relative error that half of what was measured stays below."""
     return median(abs(model.seconds(work) - s) / s for work, s in measured)
+
+
+Measured = list[tuple[Work, float]]
+"""Work and seconds of each step."""
+
+
+def measured_steps(recording: Recording) -> Measured:
+    """Return what each step of a recorded run computed, and the seconds that it took.
+
+    Raises:
+        ConfigError: The recording is in part, so that its replay plans other steps.
+
+    Cost: a replay.
+    """
+    if not recording.is_whole:
+        raise ConfigError(
+            f"{recording.name} is a recording in part: what its steps computed is not known"
+        )
+    times = [at for event in recording.events if isinstance(event, Steps) for at in event.times_us]
+    begun, ended = times[::2], times[1::2]
+    taken: list[float] = []
+    for place, (start, end) in enumerate(zip(begun, ended, strict=True)):
+        following = begun[place + 1] if place + 1 < len(begun) else end
+        pause_s = (following - end) / 1_000_000
+        taken.append((end - start) / 1_000_000 + (pause_s if pause_s < LONGEST_PAUSE_S else 0.0))
+    works: list[Work] = []
+    Replay(recording).run(watch_plan=lambda plan: works.append(plan_work(plan)))
+    pairs = zip(works, taken, strict=True)
+    return [(work, seconds) for work, seconds in pairs if work.tokens and seconds > 0]
+
+
+def cost_of(recording: Recording) -> CostModel:
+    """Fit prices to a recorded run's own steps.
+
+    Raises:
+        ConfigError: The recording is in part, or has too few steps.
+    """
+    return fit(measured_steps(recording), "as measured when it was recorded")
+
+
+def of_repeats(repeats: Sequence[Measured]) -> Measured:
+    """Return steps with the median of their times in runs that were done several times.
+
+    Runs in which other steps were planned are left out, but for the first.
+    """
+    first = [work for work, _ in repeats[0]]
+    alike = [steps for steps in repeats if [work for work, _ in steps] == first]
+    return [(work, median(steps[place][1] for steps in alike)) for place, work in enumerate(first)]
 
 
 def _pairs(sequence: ScheduledSequence) -> int:

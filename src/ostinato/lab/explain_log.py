@@ -1,24 +1,27 @@
 """Why did each request of a log miss, or each of a recorded run?
 
-Both are put to the real cache; no model runs. A log of requests is served one after the other,
-with its own times; a recording is replayed on the real scheduler, step by step.
+Both are served by the real cache; no model runs. A log is served one request at a time, with its
+own times; a recording is replayed on the real scheduler, step by step.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+import json
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 
 from ostinato.assembly import build_cache
 from ostinato.core.config import CacheConfig
-from ostinato.core.errors import PromptTooLong
+from ostinato.core.errors import BrokenTrace, PromptTooLong
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.request import RequestContext
+from ostinato.lab.lines import iter_lines
 from ostinato.lab.recording import Recording
 from ostinato.lab.replay import Replay
-from ostinato.lab.request_log import Encode, LoggedRequest, Render, fields_of_body
+from ostinato.lab.request_log import Encode, LoggedRequest, Render
 from ostinato.observe.explain import Viewer, explain
-from ostinato.observe.explanation import Explanation
+from ostinato.observe.explanation import Cause, Explanation, Stretch
 from ostinato.observe.prompt_diff import Decode
 
 
@@ -28,7 +31,7 @@ class Tokenizer:
 
     Attributes:
         encode: From text to ids.
-        render: From a body to text.
+        render: From a request to text.
         decode: From ids to text; None shows no text.
     """
 
@@ -38,54 +41,87 @@ class Tokenizer:
 
 
 def explain_log(
-    requests: Sequence[LoggedRequest],
+    requests: Iterable[LoggedRequest],
     tokenizer: Tokenizer,
     config: CacheConfig,
     lines: Collection[int] | None = None,
 ) -> Iterator[Explanation]:
-    """Serve a log's requests one after the other, and explain each when it was admitted.
+    """Serve a log's requests one after the other, and explain them as they are admitted.
 
     Args:
-        requests: In order; those without a time come a second apart.
+        requests: In order; those without a time are a second apart. Read once, one at a time.
         tokenizer: Of the model that they were sent to.
         config: Of the cache.
-        lines: Of the requests that are wanted; the others are served alone. None wants all.
+        lines: Lines of the requests to explain; the others are only served. None explains all.
 
     Raises:
         PromptTooLong: A prompt does not fit the cache.
 
-    Cost: of each that is explained a comparison with all that are remembered.
+    Cost: each explanation compares the prompt with all that are remembered.
     """
     now_s = 0.0
     cache = build_cache(config, lambda: now_s)
     manager = cache.manager
     for request in requests:
         now_s = now_s + 1 if request.at_s is None else max(now_s, request.at_s)
-        tokens = tokenizer.encode(tokenizer.render(request.body))
+        tokens = tokenizer.encode(tokenizer.render(request))
         if not tokens:
             continue
-        key = PrefixKey(Identity(tenant=request.tenant.encode()), tokens)
-        name = f"line {request.line}"
-        context = RequestContext(name, fields=fields_of_body(request.body))
-        admitted = manager.admit(key, manager.match(key), context=context)
-        if admitted is None:
+        key = PrefixKey(identity_of(request), tokens)
+        if len(tokens) > config.num_slots:
             raise PromptTooLong(
                 f"line {request.line}: the prompt has {len(tokens)} tokens, and the cache "
                 f"{config.num_slots}: raise num_blocks"
             )
+        name = f"line {request.line}"
+        context = RequestContext(name, fields=request.prompt.fields())
+        admitted = manager.admit(key, manager.match(key), context=context)
+        assert admitted is not None, "nothing else holds a block"
         table, _ = admitted
         if lines is None or request.line in lines:
             asker = Viewer(administrator=True, decode=tokenizer.decode)
-            yield explain(cache.history, name, asker)
+            yield _of_models(explain(cache.history, name, asker))
         manager.publish(table, len(key))
         manager.commit([table])
         manager.release(table, len(key))
 
 
+def identity_of(request: LoggedRequest) -> Identity:
+    """Return whose cache a request reads: its tenant's, of its model."""
+    return Identity(weights=request.model.encode(), tenant=request.tenant.encode())
+
+
+def _of_models(explanation: Explanation) -> Explanation:
+    """Call other weights another model, which is what they are in a log."""
+
+    def renamed(stretch: Stretch) -> Stretch:
+        is_other = stretch.cause is Cause.OTHER_WEIGHTS
+        return replace(stretch, cause=Cause.OTHER_MODEL) if is_other else stretch
+
+    return replace(explanation, stretches=tuple(map(renamed, explanation.stretches)))
+
+
+def is_recording(path: Path) -> bool:
+    """Whether a log is a trace that an engine recorded, by the first record that can be read.
+
+    Raises:
+        BrokenTrace: There is none.
+    """
+
+    def parse(_number: int, record: bytes) -> bool:
+        try:
+            first = json.loads(record)
+        except ValueError as error:
+            raise BrokenTrace(f"it is no JSON: {error}") from error
+        return isinstance(first, dict) and isinstance(first.get("event"), str)
+
+    return next(iter_lines(path, parse, "skip", []))
+
+
 def explain_recording(recording: Recording) -> list[Explanation]:
     """Replay a recorded run, and explain every request that was admitted.
 
-    Tokens are pseudonyms there, so that differences have a place and no text.
+    Tokens are pseudonyms there: a difference has a place and no text.
     """
     most = max(1, 4 * len(recording.added))
     header = recording.header
@@ -100,7 +136,7 @@ def explain_recording(recording: Recording) -> list[Explanation]:
 
 
 def _named(explanation: Explanation) -> Explanation:
-    """Call requests by more than their number."""
+    """Write request ids as ``request 7`` instead of the bare number."""
 
     def name(number: str | None) -> str | None:
         return f"request {number}" if number is not None and number.isdigit() else number

@@ -35,6 +35,10 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "sliding_window": ("sliding_window", "attention_window_size", "window_size"),
     "layer_types": ("layer_types", "layers_block_type"),
     "dtype": ("dtype", "torch_dtype"),
+    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    "num_experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "num_experts_per_tok": ("num_experts_per_tok", "moe_k", "moe_top_k", "top_k_experts"),
+    "n_shared_experts": ("n_shared_experts", "moe_num_shared_experts"),
 }
 """Our word for a key, and the spellings that configs use for it."""
 

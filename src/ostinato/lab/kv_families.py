@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ostinato.core.errors import UnsupportedModel
-from ostinato.lab import kv_heads as heads
 from ostinato.lab import kv_patterns as patterns
 from ostinato.lab import kv_states as states
 from ostinato.lab.kv_config import Config, ConfigReader
@@ -43,7 +42,7 @@ class Family:
 
     defaults: Config
     pattern: Pattern = _FULL
-    kv_heads: heads.KVHeads = heads.own_key
+    kv_heads: patterns.KVHeads = patterns.own_key
     state: states.StateRule | None = None
     own_shape: Callable[[ConfigReader, str], Config] = lambda config, layer_type: {}
     note: str | None = None
@@ -68,7 +67,7 @@ def family_of(config: Config) -> tuple[Family, ConfigReader]:
     if family is None:
         _refuse_hints(config, model_type)
         note = f"model_type {model_type!r} is not in our table: read by the general rule."
-        family = Family({}, patterns.written_down, heads.written_down, note=note)
+        family = Family({}, patterns.written_down, patterns.required_key, note=note)
     return family, ConfigReader(config, family.defaults, model_type)
 
 
@@ -148,7 +147,7 @@ def _mamba_alone(layers: int, hidden: int, state_size: int, groups: int | None =
     }
 
 
-_MPT_HEADS, _DBRX_HEADS = heads.attention_part(None), heads.attention_part(1)
+_MPT_HEADS, _DBRX_HEADS = patterns.attention_part(None), patterns.attention_part(1)
 _NEMOTRON_H: Config = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
@@ -166,22 +165,22 @@ FAMILIES: Mapping[str, Family] = {
     # All layers attend in full.        layers heads hidden KV heads
     "apertus":          Family(_shape(32, 32, 4096)),
     "arcee":            Family(_shape(32, 32, 2560)),
-    "bloom":            Family(_shape(2, 8, 64), _FULL, heads.one_each),
-    "chatglm":          Family({}, _FULL, heads.chat_glm),
-    "codegen":          Family(_shape(28, 16, 4096), _FULL, heads.one_each),
+    "bloom":            Family(_shape(2, 8, 64), _FULL, patterns.one_each),
+    "chatglm":          Family({}, _FULL, patterns.chat_glm),
+    "codegen":          Family(_shape(28, 16, 4096), _FULL, patterns.one_each),
     "cohere":           Family(_shape(40, 64, 8192)),
     "dbrx":             Family(_shape(24, 16, 2048), _FULL, _DBRX_HEADS),
     "ernie4_5":         Family(_shape(18, 16, 1024, 2, head_dim=128)),
     "ernie4_5_moe":     Family(_shape(28, 20, 2560, 4)),
-    "falcon":           Family(_shape(32, 71, 4544, multi_query=True), _FULL, heads.falcon),
+    "falcon":           Family(_shape(32, 71, 4544, multi_query=True), _FULL, patterns.falcon),
     "gemma":            Family(_shape(28, 16, 3072, 16, head_dim=256)),
     "glm":              Family(_shape(40, 32, 4096, 2, head_dim=128)),
     "glm4":             Family(_shape(40, 32, 4096, 2, head_dim=128)),
     "glm4_moe":         Family(_shape(46, 96, 4096, 8)),
-    "gpt2":             Family(_shape(12, 12, 768), _FULL, heads.one_each),
-    "gpt_bigcode":      Family(_shape(12, 12, 768), _FULL, heads.big_code),
-    "gpt_neox":         Family(_shape(44, 64, 6144), _FULL, heads.one_each),
-    "gptj":             Family(_shape(28, 16, 4096), _FULL, heads.one_each),
+    "gpt2":             Family(_shape(12, 12, 768), _FULL, patterns.one_each),
+    "gpt_bigcode":      Family(_shape(12, 12, 768), _FULL, patterns.big_code),
+    "gpt_neox":         Family(_shape(44, 64, 6144), _FULL, patterns.one_each),
+    "gptj":             Family(_shape(28, 16, 4096), _FULL, patterns.one_each),
     "granite":          Family(_shape(32, 32, 4096)),
     "granitemoe":       Family(_shape(32, 32, 4096)),
     "helium":           Family(_shape(24, 20, 2560, 20, head_dim=128)),
@@ -195,8 +194,8 @@ FAMILIES: Mapping[str, Family] = {
     "olmo":             Family(_shape(32, 32, 4096)),
     "olmo2":            Family(_shape(32, 32, 4096)),
     "olmoe":            Family(_shape(16, 16, 2048)),
-    "opt":              Family(_shape(12, 12, 768), _FULL, heads.one_each),
-    "persimmon":        Family(_shape(36, 64, 4096), _FULL, heads.one_each),
+    "opt":              Family(_shape(12, 12, 768), _FULL, patterns.one_each),
+    "persimmon":        Family(_shape(36, 64, 4096), _FULL, patterns.one_each),
     "phi":              Family(_shape(24, 32, 2048)),
     "qwen3_vl":         Family(_shape(32, 32, 4096, 32, head_dim=128)),
     "qwen3_vl_moe":     Family(_shape(24, 16, 2048, 16, head_dim=128)),
@@ -214,7 +213,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma4":           Family(_shape(30, 8, 2304, 4, head_dim=256, sliding_window=512,
                                       global_head_dim=512), patterns.gemma4, own_shape=_gemma4),
     "gpt_neo":          Family(_shape(24, 16, 2048, sliding_window=256), patterns.gpt_neo,
-                               heads.one_each),
+                               patterns.one_each),
     "gpt_oss":          Family(_shape(36, 64, 2880, 8, head_dim=64, sliding_window=128),
                                patterns.every(2, SLIDING)),
     "llama4":           Family(_shape(48, 40, 5120, 8, head_dim=128, attention_chunk_size=8192),

@@ -40,6 +40,7 @@ class Layer:
         kind: How it attends.
         values_per_token: Numbers kept of each token; 0 without KV.
         num_kv_heads: Heads whose K and V are kept; 0 without, and for latent attention.
+        num_heads: Query heads; 0 without attention.
         head_dim: Size of one head, or of the latent vector.
         window_tokens: The layer never looks back further; None if it looks at all tokens.
         whole_heads_values: Latent attention only: numbers per token for an engine that keeps
@@ -50,6 +51,7 @@ class Layer:
     kind: Kind
     values_per_token: int = 0
     num_kv_heads: int = 0
+    num_heads: int = 0
     head_dim: int = 0
     window_tokens: int | None = None
     whole_heads_values: int | None = None
@@ -158,7 +160,7 @@ def _heads(family: Family, config: ConfigReader) -> Layer:
     kind = Kind.MULTI_HEAD if num_kv_heads == num_heads else Kind.GROUPED_QUERY
     if num_kv_heads == 1 < num_heads:
         kind = Kind.MULTI_QUERY
-    return Layer(kind, 2 * num_kv_heads * head_dim, num_kv_heads, head_dim)
+    return Layer(kind, 2 * num_kv_heads * head_dim, num_kv_heads, num_heads, head_dim)
 
 
 def _divided(config: ConfigReader, num_heads: int) -> int:
@@ -184,7 +186,13 @@ def _latent(config: ConfigReader) -> Layer:
     if nope is not None:
         v_head_dim = config.optional("v_head_dim") or _divided(config, num_heads)
         whole = num_heads * (nope + rope + v_head_dim) + indexer
-    return Layer(Kind.LATENT, latent + indexer, head_dim=latent, whole_heads_values=whole)
+    return Layer(
+        Kind.LATENT,
+        latent + indexer,
+        num_heads=num_heads,
+        head_dim=latent,
+        whole_heads_values=whole,
+    )
 
 
 def _window(config: ConfigReader, key: str, layer_type: str) -> int:

@@ -1,12 +1,16 @@
-"""What becomes of the lines of a file that cannot be read?
+"""How are the records of a log read: lines of JSON or one JSON array, gzipped or not?
 
-They are named, with their number and what is wrong with them, and then skipped or refused, as
-asked: a log of a million requests is still worth reading without its torn last line, but never
-in silence.
+Records are read one at a time, so memory does not grow with the file. A record that cannot be
+read is named with its number, and refused or skipped as asked: a log of a million requests is
+still worth reading without its torn last line, but never in silence.
 """
 
+import gzip
+import re
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
@@ -14,15 +18,27 @@ from ostinato.core.errors import BrokenTrace
 
 OnBroken = Literal["refuse", "skip"]
 
+MAX_RECORD_BYTES = 64 * 2**20
+"""Bytes of one record; a longer one is refused before it is held in memory."""
+
+_CHUNK_BYTES = 2**20
+_GZIP = b"\x1f\x8b"
+_UTF8_MARK = b"\xef\xbb\xbf"
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["\[\]{}]', re.DOTALL)
+"""What matters to the nesting of JSON: whole strings and brackets; a lone quote is cut off."""
+
+_File = BufferedReader | gzip.GzipFile
+
 ItemT = TypeVar("ItemT")
 
 
 @dataclass(frozen=True, slots=True)
 class BrokenLine:
-    """A line that was skipped.
+    """A record that was skipped.
 
     Attributes:
-        number: Counted from 1.
+        number: Its line in the file, or its place in the array, counted from 1.
         reason: What is wrong with it.
     """
 
@@ -32,10 +48,10 @@ class BrokenLine:
 
 @dataclass(frozen=True, slots=True)
 class ReadLines(Generic[ItemT]):
-    """What a file's lines said.
+    """The records of a file.
 
     Attributes:
-        items: One per line that could be read, in order.
+        items: One per record that could be read, in order.
         broken: Those that could not.
     """
 
@@ -44,32 +60,47 @@ class ReadLines(Generic[ItemT]):
 
 
 def read_lines(
-    path: Path,
-    parse: Callable[[bytes], ItemT],
-    on_broken: OnBroken = "refuse",
-    progress: Callable[[int], None] | None = None,
+    path: Path, parse: Callable[[bytes], ItemT], on_broken: OnBroken = "refuse"
 ) -> ReadLines[ItemT]:
-    """Read a file line by line; empty lines are none.
+    """Read all records of a file.
 
     Args:
         path: The file.
-        parse: Reads one line; raises ``BrokenTrace`` if it cannot.
-        on_broken: Whether a line that cannot be read ends the reading or is left out.
-        progress: Is told the bytes of each line.
+        parse: Reads one record; raises ``BrokenTrace`` if it cannot.
+        on_broken: Whether a record that cannot be read ends the reading or is skipped.
 
     Raises:
-        BrokenTrace: The file cannot be opened, no line can be read, or one cannot and
+        BrokenTrace: See ``iter_lines``.
+    """
+    broken: list[BrokenLine] = []
+    items = iter_lines(path, lambda _number, record: parse(record), on_broken, broken)
+    return ReadLines(list(items), tuple(broken))
+
+
+def iter_lines(
+    path: Path,
+    parse: Callable[[int, bytes], ItemT],
+    on_broken: OnBroken,
+    broken: list[BrokenLine],
+) -> Iterator[ItemT]:
+    """Read the records of a file one at a time; blank lines are skipped.
+
+    Args:
+        path: The file.
+        parse: Reads one record, given its number; raises ``BrokenTrace`` if it cannot.
+        on_broken: Whether a record that cannot be read ends the reading or is skipped.
+        broken: Skipped records are appended to it.
+
+    Raises:
+        BrokenTrace: The file cannot be opened, no record can be read, or one cannot and
             ``on_broken`` is ``refuse``; the message names the line.
     """
-    items: list[ItemT] = []
-    broken: list[BrokenLine] = []
-    for number, line in _numbered(path):
-        if progress is not None:
-            progress(len(line))
-        if not line.strip():
-            continue
+    num_read = 0
+    for number, record in _records(path):
         try:
-            items.append(parse(line))
+            if isinstance(record, BrokenTrace):
+                raise record
+            item = parse(number, record)
         except (BrokenTrace, RecursionError) as error:
             reason = str(error) if isinstance(error, BrokenTrace) else "it is nested too deeply"
             if on_broken == "refuse":
@@ -78,15 +109,84 @@ def read_lines(
                     "leaves it out"
                 ) from error
             broken.append(BrokenLine(number, reason))
-    if not items:
+            continue
+        num_read += 1
+        yield item
+    if not num_read:
         reason = f": line {broken[0].number}: {broken[0].reason}" if broken else ": it is empty"
         raise BrokenTrace(f"{path.name}: no line of it can be read{reason}")
-    return ReadLines(items, tuple(broken))
 
 
-def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
+def _records(path: Path) -> Iterator[tuple[int, bytes | BrokenTrace]]:
+    """Number the records of a file; where it is damaged, the last one is an error."""
+    number = 0
     try:
-        with path.open("rb") as file:
-            yield from enumerate(file, 1)
+        with _open(path) as file:
+            start = file.peek(16)
+            if start.startswith(_UTF16_MARKS):
+                raise BrokenTrace(f"{path.name} is UTF-16: convert it to UTF-8")
+            if start.startswith(_UTF8_MARK):
+                file.read(len(_UTF8_MARK))
+            is_array = file.peek(64).lstrip().startswith(b"[")
+            records = _elements(file) if is_array else _lines(file)
+            for number, record in enumerate(records, 1):
+                if isinstance(record, BrokenTrace) or record.strip():
+                    yield number, record
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        yield number + 1, BrokenTrace(f"the gzip file is truncated or damaged: {error}")
     except OSError as error:
         raise BrokenTrace(f"{path}: {error.strerror or error}") from error
+
+
+def _open(path: Path) -> _File:
+    file = path.open("rb")
+    if file.peek(2)[:2] != _GZIP:
+        return file
+    file.close()
+    return gzip.open(path, "rb")
+
+
+def _lines(file: _File) -> Iterator[bytes | BrokenTrace]:
+    while line := file.readline(MAX_RECORD_BYTES + 1):
+        if len(line) <= MAX_RECORD_BYTES:
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(_CHUNK_BYTES)
+        yield _too_long()
+
+
+def _elements(file: _File) -> Iterator[bytes | BrokenTrace]:
+    """Cut the elements out of a JSON array; each is an object.
+
+    A string that is cut off at the end of the buffer is matched again when there is more; chunks
+    double meanwhile, so that long strings cost linear time.
+    """
+    buffer, at, start, depth, size = b"", 0, 0, 0, _CHUNK_BYTES
+    while True:
+        token = _TOKEN.search(buffer, at)
+        if token is None or token.group() == b'"':
+            at = len(buffer) if token is None else token.start()
+            more = file.read(size)
+            if not more or at - start > MAX_RECORD_BYTES or size > MAX_RECORD_BYTES:
+                yield _too_long() if more else BrokenTrace("the array ends before its bracket")
+                return
+            buffer, at, start, size = buffer[start:] + more, at - start, 0, 2 * size
+            continue
+        size, at = _CHUNK_BYTES, token.end()
+        depth += (token.group() in b"{[") - (token.group() in b"}]")
+        if depth == 1:
+            start, element = at, buffer[start:at].lstrip(b", \t\r\n")
+            if element.startswith(b"{"):
+                yield element
+            elif element != b"[":
+                yield BrokenTrace(f"the array holds {element[:20]!r}, which is no object")
+                return
+        elif depth == 0:
+            if left := buffer[start : at - 1].strip(b"[, \t\r\n"):
+                yield BrokenTrace(f"the array holds {left[:20]!r}, which is no object")
+            return
+
+
+def _too_long() -> BrokenTrace:
+    return BrokenTrace(f"the record has more than {MAX_RECORD_BYTES >> 20} MiB")

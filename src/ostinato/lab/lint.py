@@ -1,48 +1,48 @@
-"""What breaks the prefixes of these requests, and what would mending it save?
+"""What breaks the prefixes of these requests, and what would fixing it save?
 
 Requests are grouped by template. For each group the remedies are tried on the real cache, best
 first, each on top of those before it; what saves nothing is not reported::
 
     group 1 ─► as sent: 41,000 tokens computed
-               timestamp mended: 9,000      ◄ a finding, 32,000 tokens
-               + user mended: 8,100         ◄ a finding, 900 tokens
-               + white space mended: 8,100    nothing saved: no finding
+               timestamp fixed: 9,000       ◄ a finding, 32,000 tokens
+               + user fixed: 8,100          ◄ a finding, 900 tokens
+               + white space fixed: 8,100     nothing saved: no finding
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
 from ostinato.lab.explain_log import Tokenizer
+from ostinato.lab.lint_breakpoints import compare_breakpoints
 from ostinato.lab.lint_messages import message_remedies
-from ostinato.lab.lint_remedies import Remedy, remedies_for
+from ostinato.lab.lint_remedies import remedies_for
 from ostinato.lab.lint_replay import Replayed, replay
+from ostinato.lab.lint_rewrites import Remedy
 from ostinato.lab.lint_templates import Group, group_requests
 from ostinato.lab.request_log import LoggedRequest
 
 LEAST_SAVING = 0.01
-"""Share of a group's prompt tokens that a remedy must save: moving things about costs and saves
-a few tokens by chance."""
+"""Share of a group's prompt tokens that a remedy must save; a few are saved by chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that breaks prefixes, with what mending it saves on top of the findings before.
+    """Something that breaks prefixes, with what fixing it saves on top of the findings before.
 
     Attributes:
         kind: What it is.
         group: First words of the template.
         num_requests: Requests of the template.
-        where: Words before the place, if it is one.
+        where: The field, or the words before the place, if it is one.
         examples: Some of what changes there.
         advice: What to do.
         saved_tokens: Prompt tokens that the model would not have computed.
         saved_tokens_per_hour: The same by the log's time.
-        before: Hit ratio without it, and with the findings before it mended.
+        before: Hit ratio without it, and with the findings before it fixed.
         after: Hit ratio with it.
-        behind: Kinds of the findings of the same template that are mended before.
+        fixed_before: Kinds of the findings of the same template that are fixed before.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Finding:
     saved_tokens_per_hour: float
     before: float
     after: float
-    behind: tuple[str, ...] = ()
+    fixed_before: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,9 @@ class LintReport:
         hours: Time that the log covers; an hour if it has no times.
         has_times: Whether it has.
         prompt_tokens: Of all requests.
-        computed_tokens: As they were sent.
-        mended_tokens: With all findings mended.
+        computed_tokens: As they were sent, on a cache that keeps every prefix.
+        fixed_tokens: With all findings fixed, but for ``cache_control``, which that cache does
+            not need.
     """
 
     findings: tuple[Finding, ...]
@@ -80,7 +81,7 @@ class LintReport:
     has_times: bool
     prompt_tokens: int
     computed_tokens: int
-    mended_tokens: int
+    fixed_tokens: int
 
     def as_dict(self) -> dict[str, Any]:
         """Return it in plain values, for JSON."""
@@ -92,6 +93,7 @@ class _Trial:
     """A group's requests with some remedies applied, and what they compute."""
 
     remedies: tuple[Remedy, ...]
+    requests: tuple[LoggedRequest, ...]
     result: Replayed
 
 
@@ -107,30 +109,31 @@ def lint(
         requests: In the order in which they came.
         tokenizer: Of the model that they were sent to.
         block_size: Of the cache.
-        progress: Is told of requests: some at a time when they were put into a group, and once
-            more when all remedies of their group were tried.
+        progress: Called with a number of requests: when they were put into a group, and again
+            when all remedies of their group were tried.
 
     Cost: for each group at most a replay per pair of remedies that change something.
     """
     hours, has_times = _hours(requests)
     findings: list[Finding] = []
-    prompts = computed = mended = 0
-    tell = progress or (lambda _count: None)
-    groups = group_requests(requests, tell)
+    prompts = computed = fixed = 0
+    report = progress or (lambda _count: None)
+    groups = group_requests(requests, report)
     for group in groups:
-        trials = _mend(group, tokenizer, block_size)
+        trials = _fix(group, tokenizer, block_size)
         findings += _findings(group, trials, hours)
+        findings += _breakpoint_findings(group, trials[-1], tokenizer, hours)
         prompts += trials[0].result.prompt_tokens
         computed += trials[0].result.computed_tokens
-        mended += trials[-1].result.computed_tokens
-        tell(len(group.requests))
+        fixed += trials[-1].result.computed_tokens
+        report(len(group.requests))
     findings.sort(key=lambda finding: -finding.saved_tokens)
     return LintReport(
-        tuple(findings), len(requests), len(groups), hours, has_times, prompts, computed, mended
+        tuple(findings), len(requests), len(groups), hours, has_times, prompts, computed, fixed
     )
 
 
-def _mend(group: Group, tokenizer: Tokenizer, block_size: int) -> list[_Trial]:
+def _fix(group: Group, tokenizer: Tokenizer, block_size: int) -> list[_Trial]:
     """Apply the best remedy, then the best on top of it, while one saves enough."""
 
     def attempt(chosen: tuple[Remedy, ...]) -> _Trial:
@@ -139,11 +142,12 @@ def _mend(group: Group, tokenizer: Tokenizer, block_size: int) -> list[_Trial]:
             if remedy in chosen and remedy.rewrite is not None:
                 requests = remedy.rewrite(requests)
         keep_seams = any(remedy.rewrite is None for remedy in chosen)
-        return _Trial(chosen, replay(requests, tokenizer, block_size, keep_seams))
+        result = replay(requests, tokenizer, block_size, keep_seams)
+        return _Trial(chosen, tuple(requests), result)
 
     known = [*remedies_for(group), *message_remedies(group)] if len(group.requests) > 1 else []
     trials = [attempt(())]
-    left = [remedy for remedy in known if _changes(remedy, group, known)]
+    left = _that_change(known, group.requests)
     least = LEAST_SAVING * trials[0].result.prompt_tokens
     while left:
         best = min(
@@ -157,54 +161,67 @@ def _mend(group: Group, tokenizer: Tokenizer, block_size: int) -> list[_Trial]:
     return trials
 
 
-def _changes(remedy: Remedy, group: Group, known: Sequence[Remedy]) -> bool:
-    """Whether a remedy changes any request, as it was sent or behind the other remedies."""
-    if remedy.rewrite is None:
-        return True
-    requests = list(group.requests)
-    if not _are_same(remedy.rewrite(requests), requests):
-        return True
-    for other in known:
-        if other is remedy:
-            return not _are_same(remedy.rewrite(requests), requests)
-        if other.rewrite is not None:
-            requests = other.rewrite(requests)
-    return False
-
-
-def _are_same(mine: Sequence[LoggedRequest], theirs: Sequence[LoggedRequest]) -> bool:
-    """Whether bodies are written alike; equal objects may have their keys in another order."""
-    return all(
-        a.body is b.body or json.dumps(a.body) == json.dumps(b.body)
-        for a, b in zip(mine, theirs, strict=True)
-    )
+def _that_change(known: Sequence[Remedy], requests: list[LoggedRequest]) -> list[Remedy]:
+    """Return the remedies that change a request, as it was sent or after those before them."""
+    changing, fixed = [], requests
+    for remedy in known:
+        if remedy.rewrite is None:
+            changing.append(remedy)
+            continue
+        on_top = remedy.rewrite(fixed)
+        if on_top != fixed or (fixed is not requests and remedy.rewrite(requests) != requests):
+            changing.append(remedy)
+            fixed = on_top
+    return changing
 
 
 def _findings(group: Group, trials: Sequence[_Trial], hours: float) -> list[Finding]:
-    findings = []
-    for before, after in pairwise(trials):
-        remedy = after.remedies[-1]
-        saved = before.result.computed_tokens - after.result.computed_tokens
-        findings.append(
-            Finding(
-                remedy.kind,
-                group.title,
-                len(group.requests),
-                remedy.where,
-                remedy.examples,
-                remedy.advice,
-                saved,
-                saved / hours,
-                before.result.hit_ratio,
-                after.result.hit_ratio,
-                tuple(remedy.kind for remedy in before.remedies),
-            )
-        )
-    return findings
+    return [
+        _finding(group, after.remedies[-1], (before.result, after.result), before.remedies, hours)
+        for before, after in pairwise(trials)
+    ]
+
+
+def _breakpoint_findings(
+    group: Group, fixed: _Trial, tokenizer: Tokenizer, hours: float
+) -> list[Finding]:
+    """Compare the breakpoints of a group, once all else is fixed."""
+    compared = compare_breakpoints(fixed.requests, tokenizer)
+    if compared is None:
+        return []
+    remedy, before, after = compared
+    saved = before.computed_tokens - after.computed_tokens
+    if len(group.requests) == 1 or saved <= LEAST_SAVING * before.prompt_tokens:
+        return []
+    return [_finding(group, remedy, (before, after), fixed.remedies, hours)]
+
+
+def _finding(
+    group: Group,
+    remedy: Remedy,
+    results: tuple[Replayed, Replayed],
+    fixed: Sequence[Remedy],
+    hours: float,
+) -> Finding:
+    before, after = results
+    saved = before.computed_tokens - after.computed_tokens
+    return Finding(
+        remedy.kind,
+        group.title,
+        len(group.requests),
+        remedy.where,
+        remedy.examples,
+        remedy.advice,
+        saved,
+        saved / hours,
+        before.hit_ratio,
+        after.hit_ratio,
+        tuple(remedy.kind for remedy in fixed),
+    )
 
 
 def _hours(requests: Sequence[LoggedRequest]) -> tuple[float, bool]:
-    """Return the time that a log covers, an hour if it does not say or is a single moment."""
+    """Return the time that a log covers; an hour if it has no times, or all are the same."""
     times = [request.at_s for request in requests if request.at_s is not None]
     span = max(times, default=0.0) - min(times, default=0.0)
     return (span / 3600, True) if span > 0 else (1.0, False)

@@ -1,17 +1,19 @@
 """What changes inside messages, before what requests share?
 
-A time above a document, a result that is stamped anew whenever it is sent: all behind it is
-computed again. Messages of users and tools are no template, so what changes in them is known by
-its looks alone. It may be part of what somebody said, and it may stay what it was: the replay
-tells, for what saves nothing when it is moved to the tail is no finding.
+A time above a document, a result that is stamped anew whenever it is sent: all that follows is
+computed again. Messages of users and tools have no template, so what changes in them is known by
+its form alone. Where it is part of what was said, or stays the same from turn to turn, moving it
+saves nothing in the replay, and there is no finding.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
 
-from ostinato.lab.lint_remedies import Remedy, is_plain, messages_of, with_messages, with_tail
-from ostinato.lab.lint_templates import EPOCH, MONTHS, UUID, Group
+from ostinato.lab.lint_rewrites import Remedy, Rewrite, with_messages, with_tail
+from ostinato.lab.lint_slots import EPOCH, MONTHS, UUID
+from ostinato.lab.lint_templates import Group
+from ostinato.lab.logged_prompt import Block, Message
 from ostinato.lab.request_log import LoggedRequest
 
 _CLOCK = r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?: ?[ap]m\b)?(?:Z\b|[+-]\d{2}:?\d{2}\b)?"
@@ -20,7 +22,9 @@ _DAY = (
     rf"(?:{MONTHS})[a-z]*\.? \d\d?,? \d{{4}}"
 )
 _CHANGING: dict[str, re.Pattern[str]] = {
-    "timestamp": re.compile(rf"(?:\b(?:{_DAY})[T ,]+)?\b{_CLOCK}|{EPOCH.pattern}", re.IGNORECASE),
+    "timestamp": re.compile(
+        rf"(?:\b(?:{_DAY})(?:T|[ ,]+)|\b){_CLOCK}|{EPOCH.pattern}", re.IGNORECASE
+    ),
     "date": re.compile(rf"\b(?:{_DAY})(?![T ,]+\d\d?:)", re.IGNORECASE),
     "id": re.compile(
         rf"\b(?:{UUID.pattern})\b|\b(?=[0-9a-f]*\d)[0-9a-f]{{16,64}}\b|"
@@ -32,15 +36,21 @@ _CHANGING: dict[str, re.Pattern[str]] = {
         r"(?: no\.?)?[ :=]+#?\d+\b",
         re.IGNORECASE,
     ),
+    "user": re.compile(
+        r"\b(?:user|customer|client|account|name|locale|language)(?:[ _-](?:name|id))?"
+        r"(?: is|[:=]) *[^\n.,;<>]{1,40}",
+        re.IGNORECASE,
+    ),
 }
 """What changes from request to request, by kind."""
 
-_ADVICE: dict[str, str] = {
-    "timestamp": "put the time behind what requests share: at the end of the last message, not "
-    "before a text or in results that are sent again",
-    "date": "put the date behind what requests share: at the end of the last message",
-    "id": "leave ids out of what is sent to the model, or put them at the end of the last message",
-    "counter": "put the counter behind what requests share: at the end of the last message",
+_ADVICE = {
+    "timestamp": "Put the time at the end of the last message, not before a text that is sent "
+    "again or into results of tools.",
+    "date": "Put the date at the end of the last message.",
+    "id": "Leave ids out of what is sent to the model, or put them at the end of the last message.",
+    "counter": "Put the counter at the end of the last message.",
+    "user": "Put what is specific to a user at the end of the last message.",
 }
 
 
@@ -49,38 +59,39 @@ def message_remedies(group: Group) -> list[Remedy]:
     remedies = []
     for kind, pattern in _CHANGING.items():
         found = [
-            (f"messages[{place}] ({message['role']})", match.group())
+            (f"{block.field} ({message.role})", match.group())
             for request in group.requests
-            for place, message in _said_to_the_model(request)
-            for match in pattern.finditer(message["content"])
+            for message in request.prompt.messages
+            for block in _texts(message)
+            for match in pattern.finditer(block.text)
         ]
-        if not found:
-            continue
-
-        def rewrite(
-            requests: Sequence[LoggedRequest], pattern: re.Pattern[str] = pattern
-        ) -> list[LoggedRequest]:
-            return [_messages_to_tail(request, pattern) for request in requests]
-
-        examples = tuple(dict.fromkeys(value for where, value in found if where == found[0][0]))
-        remedies.append(
-            Remedy(f"message_{kind}", _ADVICE[kind], rewrite, found[0][0], examples[:3])
-        )
+        if found:
+            where = found[0][0]
+            examples = tuple(dict.fromkeys(value for place, value in found if place == where))
+            rewrite = _to_tail(pattern)
+            remedies.append(Remedy(f"message_{kind}", _ADVICE[kind], rewrite, where, examples[:3]))
     return remedies
 
 
-def _said_to_the_model(request: LoggedRequest) -> list[tuple[int, Mapping[str, Any]]]:
-    """List the messages in plain text of users and tools, with their places."""
-    said = enumerate(messages_of(request))
-    return [(i, m) for i, m in said if m["role"] in ("user", "tool", "function") and is_plain(m)]
+def _texts(message: Message) -> Iterator[Block]:
+    """Yield the texts that a user or a tool wrote."""
+    if message.role in ("user", "tool"):
+        yield from (block for block in message.blocks if block.kind == "text")
 
 
-def _messages_to_tail(request: LoggedRequest, pattern: re.Pattern[str]) -> LoggedRequest:
-    """Take what matches out of users' and tools' messages, and put it behind the last message."""
-    messages, values = list(messages_of(request)), list[str]()
-    for place, message in _said_to_the_model(request):
-        found = [match.group() for match in pattern.finditer(message["content"])]
-        if found:
-            values += found
-            messages[place] = {**message, "content": pattern.sub("", message["content"])}
-    return with_tail(with_messages(request, messages), values) if values else request
+def _to_tail(pattern: re.Pattern[str]) -> Rewrite:
+    """Make a rewriting that moves what matches in messages to the end of the last one."""
+
+    def moved(request: LoggedRequest) -> LoggedRequest:
+        messages, values = [], list[str]()
+        for message in request.prompt.messages:
+            changed = {}
+            for block in _texts(message):
+                if found := [match.group() for match in pattern.finditer(block.text)]:
+                    values += found
+                    changed[block] = replace(block, text=pattern.sub("", block.text))
+            blocks = tuple(changed.get(block, block) for block in message.blocks)
+            messages.append(replace(message, blocks=blocks))
+        return with_tail(with_messages(request, messages), values) if values else request
+
+    return lambda requests: [moved(request) for request in requests]

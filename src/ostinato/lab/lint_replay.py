@@ -1,17 +1,18 @@
 """How many tokens would the requests of a group have computed?
 
-Served one after the other by the real cache, large enough that nothing is evicted: what misses
-misses for its content.
+They are served one after the other by the real cache, large enough that nothing is evicted, so
+that every miss is due to content.
 """
 
+from array import array
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ostinato.assembly import build_cache
 from ostinato.core.config import CacheConfig
-from ostinato.core.identity import Identity, PrefixKey
-from ostinato.lab.explain_log import Tokenizer
+from ostinato.core.identity import PrefixKey
+from ostinato.lab.explain_log import Tokenizer, identity_of
 from ostinato.lab.request_log import LoggedRequest
 
 
@@ -36,29 +37,29 @@ class Replayed:
 
 
 class Seams:
-    """Texts seen so far, with their tokens, to tokenize what is put behind them by itself."""
+    """Texts seen so far, with their tokens: what follows one of them is tokenized by itself."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Start with no text."""
         self._tokenizer = tokenizer
         self._texts: list[str] = []
-        self._tokens: dict[str, list[int]] = {}
+        self._tokens: dict[str, array[int]] = {}
 
     def add(self, text: str, tokens: list[int]) -> None:
         """Note a text and the tokens that it has in the cache."""
         if text and text not in self._tokens:
             insort(self._texts, text)
-            self._tokens[text] = tokens
+            self._tokens[text] = array("I", tokens)
 
     def encode(self, text: str) -> list[int]:
-        """Tokenize a text: what begins it and was seen before, as it was; then the rest."""
+        """Tokenize a text: the longest part seen before as it was, then the rest."""
         known = self._longest_known(text)
         if not known:
             return self._tokenizer.encode(text)
-        return self._tokens[known] + self._tokenizer.encode(text[len(known) :])
+        return [*self._tokens[known], *self._tokenizer.encode(text[len(known) :])]
 
     def _longest_known(self, text: str) -> str:
-        """Find the longest text seen that this one begins with, in O(log n) comparisons each."""
+        """Find the longest text seen that this one begins with; each try costs O(log n)."""
         query = text
         while query:
             place = bisect_right(self._texts, query)
@@ -70,7 +71,7 @@ class Seams:
 
 
 def _num_alike(mine: str, theirs: str) -> int:
-    """Return how many letters two texts begin with alike, by comparing halves."""
+    """Return the length of the common prefix of two texts, by bisection."""
     alike, most = 0, min(len(mine), len(theirs))
     while alike < most:
         middle = (alike + most + 1) // 2
@@ -98,11 +99,12 @@ def replay(
     seams = Seams(tokenizer)
     keys: list[tuple[PrefixKey, list[int]]] = []
     for request in requests:
-        text = tokenizer.render(request.body)
+        text = tokenizer.render(request)
         tokens = seams.encode(text) if keep_seams else tokenizer.encode(text)
         answer = tokenizer.encode(request.answer) if request.answer else []
         if tokens:
-            keys.append((PrefixKey(Identity(tenant=request.tenant.encode()), tokens), answer))
+            keys.append((PrefixKey(identity_of(request), tokens), answer))
+        if tokens and keep_seams:
             seams.add(text, tokens)
             seams.add(text + request.answer, tokens + answer)
     return _serve(keys, block_size)

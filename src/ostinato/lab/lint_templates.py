@@ -1,84 +1,42 @@
 """Which requests are made from one template, and what changes in it?
 
-Nobody tells us the templates, so they are found: the words that all requests of a group agree
-on stay, and what lies between them is a slot::
+Templates are found by alignment: the words that all requests of a group agree on stay, and what
+is between them is a slot::
 
     You are a helper . Now it is 10:42:07 . The user is ann .
     You are a helper . Now it is 10:43:12 . The user is bob .
     You are a helper . Now it is [ slot 0 ] The user is [ slot 1 ]
 
-White space and the order of keys in JSON are set aside first; they have remedies of their own.
-What a slot holds is read off its values: a time, a date, an id, a counter, a nonce, something
-about the user, or wording.
+White space and the order of keys in JSON are normalised first; they have remedies of their own.
+A slot's values tell what it holds: a time, a date, an id, a counter, a nonce, something about the
+user, or wording.
 
 Source: log parsing by alignment, as in Drain (He et al., ICWS 2017).
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from functools import cached_property
-from typing import Any, Literal
 
-from ostinato.lab.request_log import LoggedRequest, text_of
-
-SlotKind = Literal["timestamp", "date", "id", "counter", "nonce", "user", "wording"]
+from ostinato.lab.lint_slots import Slot, kind_of_slot, shortened
+from ostinato.lab.request_log import LoggedRequest
 
 LEAST_SIMILARITY = 0.4
-"""Share of equal runs of three words from which on two texts are of one template."""
+"""Share of equal runs of three words at which two texts are of one template."""
 
 MOST_WORDS = 3000
-"""Words of a text that are aligned; what comes behind them belongs to no slot."""
+"""Words of a text that are aligned; slots are found among them only."""
 
 MOST_PAIRS = 250_000
-"""Pairs of words that are aligned word by word; of longer texts, runs of three words are."""
+"""Pairs of words that are aligned word by word; in longer texts, runs of three words are."""
 
 _SLOT = "\0"
 _WORDS = re.compile(
     r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\s\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+"
 )
-"""Words between blanks; where none are written, in Chinese, Japanese and Korean, letters."""
-
-_PIECES = re.compile(r"[\w.:+%-]+")
-"""What may be a time or an id by itself: ``<at>10:42</at>`` has two pieces, one of them twice."""
-
-_PUNCTUATION = " .,;:!?()[]\"'`<>"
-_TIME = re.compile(r"\d{1,2}:\d{2}")
-EPOCH = re.compile(r"(?<![0-9a-z])1[5-9]\d{8}(\d{3})?(\.\d+)?(?![0-9a-z])", re.IGNORECASE)
-MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
-_DATE = re.compile(
-    rf"\d{{4}}-\d\d-\d\d|\d\d?[./]\d\d?[./]\d{{2,4}}|\b({MONTHS})[a-z]*\.? \d|"
-    rf"\d\.? ({MONTHS})|\b(mon|tues|wednes|thurs|fri|satur|sun)day",
-    re.IGNORECASE,
-)
-UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
-_NAMED_ID = re.compile(r"^[a-z]+[-_](?=[0-9a-z]*\d)[0-9a-z]{6,}$", re.IGNORECASE)
-_COUNT = re.compile(r"^\D{0,3}(\d+)\D{0,3}$")
-_NONCE = re.compile(r"^(?=.*\d)[0-9a-z.+/=_-]{6,}$", re.IGNORECASE)
-_LOCALE = re.compile(r"^[a-z]{2}[-_][A-Z]{2}$")
-_ABOUT_USERS = re.compile(
-    r"\b(user|name|customer|locale|language|account|talking to|speak\w* (with|to))\b[^.]*$",
-    re.IGNORECASE,
-)
-
-
-@dataclass(slots=True)
-class Slot:
-    """What changes in one place of a template.
-
-    Attributes:
-        before: The words before it.
-        behind: The words behind it.
-        values: What stood there, by the place of the request in its group.
-        kind: What that is.
-    """
-
-    before: str
-    behind: str = ""
-    values: dict[int, str] = field(default_factory=dict)
-    kind: SlotKind = "wording"
+"""Words between blanks; letters in Chinese, Japanese and Korean, which are written without."""
 
 
 @dataclass(slots=True)
@@ -86,7 +44,7 @@ class Group:
     """Requests of one template.
 
     Attributes:
-        words: Of the text that they begin with, a slot where they part.
+        words: Of the text that they begin with, with slots where they differ.
         requests: In the order of the log.
     """
 
@@ -105,17 +63,10 @@ class Group:
     def title(self) -> str:
         """Its first words."""
         words = " ".join("…" if word == _SLOT else word for word in self.words[:8])
-        return words if len(words) <= 48 else words[:47] + "…"
-
-    @property
-    def pattern(self) -> re.Pattern[str]:
-        """Matches the head of each of its requests; slots are its groups."""
-        parts = ["(.*?)" if word == _SLOT else re.escape(word) for word in self.words]
-        rest = r"\s*" if len(self.words) < MOST_WORDS else ".*"
-        return re.compile(r"\s*" + r"\s*".join(parts) + rest, re.DOTALL)
+        return shortened(words, 48) if words else "(no system prompt)"
 
     def slots(self) -> list[Slot]:
-        """Read the slots' values off the requests, and say what they are."""
+        """Collect each slot's values from the requests, and say what they are."""
         places = [place for place, word in enumerate(self.words) if word == _SLOT]
         slots = [
             Slot(
@@ -124,24 +75,63 @@ class Group:
             )
             for place in places
         ]
-        pattern = self.pattern
         for number, request in enumerate(self.requests):
-            found = pattern.fullmatch(canonical(head_of(request.body)))
-            if found is not None:
-                for slot, value in zip(slots, found.groups(), strict=True):
-                    slot.values[number] = value
+            text = canonical(request.prompt.head)
+            for slot, (start, stop) in zip(slots, slot_spans(self.words, text), strict=False):
+                slot.values[number] = text[start:stop]
         for slot in slots:
-            slot.kind = _kind(slot, self.requests)
+            slot.kind = kind_of_slot(slot, self.requests)
+            slot.narrow()
         return slots
+
+
+def slot_spans(template: Sequence[str], text: str) -> list[tuple[int, int]]:
+    """Return where the slots of a template are in a text, as places of letters.
+
+    Values are whole words. Each run of words between two slots is matched as far left as it
+    fits; a text that is not of the template has no spans.
+    """
+    found = list(_WORDS.finditer(text))
+    words = [match.group() for match in found]
+    runs: list[list[str]] = [[]]
+    for word in template:
+        if word == _SLOT:
+            runs.append([])
+        else:
+            runs[-1].append(word)
+    spans, at = list[tuple[int, int]](), 0
+    for place, run in enumerate(runs):
+        is_last = place == len(runs) - 1 and len(template) < MOST_WORDS
+        start = _place_of(run, words, at, is_first=not place, is_last=is_last)
+        if start is None:
+            return []
+        if place:
+            edges = [found[at].start(), found[start - 1].end()] if start > at else [0, 0]
+            spans.append((edges[0], edges[1]))
+        at = start + len(run)
+    return spans
+
+
+def _place_of(
+    run: list[str], words: list[str], at: int, *, is_first: bool, is_last: bool
+) -> int | None:
+    """Find a run of words from a place on; the first begins the text, and the last ends it."""
+    size = len(run)
+    starts = range(at, len(words) - size + 1)
+    if is_first:
+        starts = starts[:1]
+    if is_last:
+        starts = starts[-1:]
+    return next((start for start in starts if words[start : start + size] == run), None)
 
 
 def group_requests(
     requests: Sequence[LoggedRequest], progress: Callable[[int], None] = lambda _count: None
 ) -> list[Group]:
-    """Part a log by template; ``progress`` is told of each request."""
+    """Group a log by template; ``progress`` is called after each request."""
     groups: list[Group] = []
     for request in requests:
-        words = _WORDS.findall(canonical(head_of(request.body)))[:MOST_WORDS]
+        words = _WORDS.findall(canonical(request.prompt.head))[:MOST_WORDS]
         group = _find(groups, words)
         if words != group.words:
             group.words = _generalised(group.words, words)
@@ -202,18 +192,6 @@ def _words_in_runs(words: Sequence[str], length: int) -> list[tuple[str, ...]]:
     return [tuple(words[i : i + length]) for i in range(len(words) - length + 1)]
 
 
-def head_of(body: Mapping[str, Any]) -> str:
-    """Return the text that a request begins with: its system messages, or its prompt."""
-    if isinstance(body.get("prompt"), str):
-        return str(body["prompt"])
-    leading = []
-    for message in body["messages"]:
-        if message["role"] not in ("system", "developer"):
-            break
-        leading.append(text_of(message))
-    return "\n".join(leading)
-
-
 def canonical(text: str) -> str:
     """Return a text with single spaces and sorted keys."""
     return " ".join(sort_json(text).split())
@@ -229,7 +207,9 @@ def sort_json(text: str) -> str:
         except ValueError:
             start = text.find("{", start + 1)
             continue
-        if isinstance(value, dict) and len(value) > 1:
+        except RecursionError:
+            break
+        if _has_order(value):
             written = json.dumps(value, sort_keys=True, ensure_ascii=False)
             parts += [text[done:start], written]
             done = end
@@ -237,94 +217,8 @@ def sort_json(text: str) -> str:
     return "".join([*parts, text[done:]])
 
 
-def _kind(slot: Slot, requests: Sequence[LoggedRequest]) -> SlotKind:
-    """Say what a slot holds."""
-    values = _what_varies([value for value in slot.values.values() if value])
-    if not values:
-        return "wording"
-    if _mostly(UUID.search(value) for value in values):
-        return "id"
-    if _mostly(EPOCH.search(v) or _touches(_TIME, slot, v) for v in values):
-        return "timestamp"
-    if _mostly(_touches(_DATE, slot, value) for value in values):
-        return "date"
-    if _mostly(_NAMED_ID.match(value) for value in values):
-        return "id"
-    if _mostly(_LOCALE.match(value) for value in values):
-        return "user"
-    if _is_about_users(slot, requests):
-        return "user"
-    counts = [_COUNT.match(value) for value in values]
-    numbers = [int(count[1]) for count in counts if count]
-    if len(numbers) == len(values) and numbers == sorted(numbers):
-        return "counter"
-    if _mostly(_NONCE.match(value) for value in values) or (
-        numbers and len(numbers) == len(values)
-    ):
-        return "nonce"
-    return "wording"
-
-
-def _what_varies(values: Sequence[str]) -> list[str]:
-    """Return the pieces of each value that not all values have; all of it if they have none."""
-    pieces = [_PIECES.findall(value) for value in values]
-    always = set.intersection(*map(set, pieces)) if pieces else set()
-    varying = [" ".join(p for p in mine if p not in always) for mine in pieces]
-    shown = [v or value for v, value in zip(varying, values, strict=True)]
-    stripped = [value.strip(_PUNCTUATION) for value in shown]
-    return [value for value in stripped if value]
-
-
-def _touches(pattern: re.Pattern[str], slot: Slot, value: str) -> bool:
-    """Whether a pattern matches a value, or a part of it with the words around it."""
-    before = " ".join(slot.before.split()[-2:]) + " "
-    start, stop = len(before), len(before) + len(value)
-    text = f"{before}{value} {slot.behind}"
-    return any(m.start() < stop and m.end() > start for m in pattern.finditer(text))
-
-
-def _mostly(matches: Iterable[object]) -> bool:
-    found = [bool(match) for match in matches]
-    return 10 * sum(found) >= 9 * len(found)
-
-
-def _is_about_users(slot: Slot, requests: Sequence[LoggedRequest]) -> bool:
-    """Whether each user has one value, or the words before the slot speak of users."""
-    by_user: dict[str, set[str]] = {}
-    for number, value in slot.values.items():
-        user = str(requests[number].body.get("user") or requests[number].tenant)
-        by_user.setdefault(user, set()).add(value)
-    several = len(by_user) > 1 and len({v for values in by_user.values() for v in values}) > 1
-    if several and all(len(values) == 1 for values in by_user.values()):
-        return True
-    words = [len(value.split()) for value in slot.values.values()]
-    return bool(_ABOUT_USERS.search(slot.before)) and max(words, default=9) <= 4
-
-
-@dataclass(frozen=True)
-class TemplateText:
-    """A text of a template, cut at its slots.
-
-    Attributes:
-        text: The text.
-        pattern: Of its template.
-    """
-
-    text: str
-    pattern: re.Pattern[str]
-
-    @cached_property
-    def spans(self) -> list[tuple[int, int]]:
-        """Where its slots are; empty if it is not of the template."""
-        found = self.pattern.fullmatch(self.text)
-        return [] if found is None else [found.span(i + 1) for i in range(self.pattern.groups)]
-
-    def without(self, slots: Sequence[int]) -> tuple[str, list[str]]:
-        """Return the text without some slots' values, and the values."""
-        text, values = self.text, []
-        for number in sorted(slots, reverse=True):
-            if number < len(self.spans):
-                start, stop = self.spans[number]
-                values.append(text[start:stop].strip())
-                text = text[:start] + text[stop:]
-        return text, [value for value in reversed(values) if value]
+def _has_order(value: object) -> bool:
+    """Whether a JSON value has an object of several keys in it."""
+    if isinstance(value, dict):
+        return len(value) > 1 or any(map(_has_order, value.values()))
+    return isinstance(value, list) and any(map(_has_order, value))

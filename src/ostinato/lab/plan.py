@@ -1,40 +1,47 @@
-"""How much memory is worth buying for the cache, and what does it save?
+"""How many replicas serve this traffic, with how much memory for the cache in each?
 
-Memory against hits is a curve that rises steeply and then flattens. Three points on it matter:
-where it bends (the *knee*), where the saved compute last outweighs the price of the memory (the
-*best buy*), and where it ends: a cache that never evicts, above which nothing is to be had.
+Memory saves prefill, so it saves machines, but these are bought whole, and each has a cache of its
+own. For each size of a replica's memory the trace is replayed on as many replicas as its load needs
+with the hits that they have then, once with a router that follows prefixes and once without::
+
+    load with hits / utilisation  ─►  replicas  ─►  hits with so many caches  ─►  load with hits ...
+
+Of the curve three points matter: the lowest bill, where hits bend (the *knee*), and the first size
+at which nothing is evicted.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
-import numpy.typing as npt
 
-from ostinato.core.config import at_least
+from ostinato.core.config import PolicyName, at_least
 from ostinato.core.errors import ConfigError
-from ostinato.lab.block_trace import BlockTrace
-from ostinato.lab.cost_model import CostModel
-from ostinato.lab.serial_replay import SerialResult
+from ostinato.lab.block_trace import BlockTrace, Numbers
+from ostinato.lab.cost_model import StepCost
+from ostinato.lab.kv_groups import KVGroups
+from ostinato.lab.replicas import RoutedResult, Routing, Work, replay_routed, work_of
+from ostinato.lab.serial_replay import USUAL_POLICY, hit_tokens
 
 GIB = 2**30
 MOST_POINTS = 200
 """Sizes of a curve: more could not be told apart in a plot."""
 
-_HOUR_S = 3600.0
+ROUTINGS: tuple[Routing, Routing] = ("affinity", "round_robin")
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What things cost, in one currency.
+    """What things cost per hour, in one currency.
 
     Attributes:
-        compute_per_hour: Of the machine that computes prompts.
-        memory_per_gib_hour: Of memory for the cache.
+        gpu: One GPU, or the whole machine where its GPUs are not known.
+        memory_gib: A GiB of memory for the cache, beyond what the GPUs have left.
     """
 
-    compute_per_hour: float
-    memory_per_gib_hour: float
+    gpu: float
+    memory_gib: float
 
     def __post_init__(self) -> None:
         """Refuse prices below zero.
@@ -42,39 +49,84 @@ class Prices:
         Raises:
             ConfigError: One is.
         """
-        for name in ("compute_per_hour", "memory_per_gib_hour"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name}={getattr(self, name)}: must be at least 0")
+        for name, price in (("compute_price", self.gpu), ("memory_price", self.memory_gib)):
+            if not 0 <= price < float("inf"):
+                raise ConfigError(f"{name}={price}: must be at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What one replica is, and how it is run.
+
+    Attributes:
+        cost: How long work takes on it.
+        kv: What it keeps of each token.
+        prices: Of machines and memory.
+        num_gpus: Of one replica.
+        own_bytes: Memory that its GPUs have left beside the weights; costs nothing more.
+        utilisation: Share of the time that replicas may be busy on average.
+        policy: Of eviction.
+    """
+
+    cost: StepCost
+    kv: KVGroups
+    prices: Prices
+    num_gpus: int = 1
+    own_bytes: int = 0
+    utilisation: float = 0.7
+    policy: PolicyName = USUAL_POLICY
+
+    def __post_init__(self) -> None:
+        """Refuse a utilisation that cannot be.
+
+        Raises:
+            ConfigError: It is not above 0, or above 1.
+        """
+        if not 0 < self.utilisation <= 1:
+            raise ConfigError(f"utilisation={self.utilisation}: must be above 0 and at most 1")
+
+    def money_per_hour(self, num_replicas: int, memory_bytes: int) -> float:
+        """Return the bill for so many replicas with so much memory each."""
+        bought = max(0, memory_bytes - self.own_bytes) / GIB
+        return num_replicas * (self.num_gpus * self.prices.gpu + bought * self.prices.memory_gib)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Replicas that serve a trace.
+
+    Attributes:
+        num_replicas: As many as the load needs.
+        hit_ratio: Share of prompt tokens that hit, 0 to 1.
+        saved_share: Share of the prefill work that is saved, attention included, 0 to 1.
+        busy_share: Share of its time that a replica is busy, on average.
+        busiest_share: The same of the busiest.
+        money: Per hour.
+        evicts: Whether any cache evicted something of full attention.
+    """
+
+    num_replicas: int
+    hit_ratio: float
+    saved_share: float
+    busy_share: float
+    busiest_share: float
+    money: float
+    evicts: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One size of the cache, and what it brings per hour of the trace.
+    """One size of a replica's cache.
 
     Attributes:
-        num_blocks: Blocks of the trace.
-        memory_bytes: What they take.
-        hit_ratio: Share of prompt tokens that hit, 0 to 1.
-        saved_tokens: Prompt tokens per hour that need not be computed.
-        saved_share: Share of the prefill work that is saved, attention included, 0 to 1.
-        saved_s: Seconds of prefill per hour that are saved.
-        saved_money: What they cost, per hour.
-        memory_money: What the memory costs, per hour.
+        memory_bytes: Of each replica.
+        affinity: With a router that follows prefixes.
+        round_robin: Without.
     """
 
-    num_blocks: int
     memory_bytes: int
-    hit_ratio: float
-    saved_tokens: float
-    saved_share: float
-    saved_s: float
-    saved_money: float
-    memory_money: float
-
-    @property
-    def net_money(self) -> float:
-        """What is left per hour."""
-        return self.saved_money - self.memory_money
+    affinity: Fleet
+    round_robin: Fleet
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,190 +134,186 @@ class Plan:
     """The curve, and the points on it.
 
     Attributes:
-        options: One per size, rising.
-        knee: Where the curve bends.
-        best: Where most money is left; None if no size pays for its memory.
-        ceiling: Of a cache that never evicts: its hit ratio is all that there is.
-        prefill_s: Seconds of prefill per hour without a cache.
+        options: One per size, rising; the last evicts nothing, or is the largest asked for.
+        without: Replicas without a cache.
+        best: With the lowest bill; None if that is no lower than without a cache.
+        knee: Where the curve of hits bends.
+        seen_ratio: Share of prompt tokens that any request had before: one cache for all traffic
+            that never evicts would find as many.
+        setup: What was assumed.
     """
 
     options: tuple[Option, ...]
-    knee: Option
+    without: Fleet
     best: Option | None
-    ceiling: Option
-    prefill_s: float
+    knee: Option
+    seen_ratio: float
+    setup: Setup
 
-
-def plan_capacities(trace: BlockTrace, num_points: int = 14) -> tuple[int, ...]:
-    """Return sizes for a curve, from a two-hundredth of the distinct blocks to all of them.
-
-    Each is as many times as large as the one before.
-    """
-    at_least("points", num_points, 2)
-    if num_points > MOST_POINTS:
-        raise ConfigError(f"points={num_points}: {MOST_POINTS} at most, each is a replay")
-    most = trace.num_distinct + 1
-    sizes = np.geomspace(max(1, most // 200), most, num_points)
-    return tuple(sorted({round(size) for size in sizes.tolist()}))
+    @property
+    def ceiling(self) -> Option:
+        """The largest size: its hits are all that there are."""
+        return self.options[-1]
 
 
 def make_plan(
     trace: BlockTrace,
-    results: Sequence[SerialResult],
-    token_bytes: int,
-    cost: CostModel,
-    prices: Prices,
+    setup: Setup,
+    num_points: int = 8,
+    progress: Callable[[int], None] | None = None,
 ) -> Plan:
-    """Weigh memory against what it saves.
+    """Weigh memory against the machines that it saves.
+
+    The largest size is the least at which no replica evicts anything of full attention, the
+    smallest about a two-hundredth of it; each is as many times as large as the one before. What
+    the GPUs have left is among them.
 
     Args:
         trace: The traffic.
-        results: One per size, rising; the last of a cache that never evicts.
-        token_bytes: KV of one token in all layers.
-        cost: What prefill takes.
-        prices: What compute and memory cost.
+        setup: What a replica is.
+        num_points: Sizes to look at.
+        progress: Is told of sizes that are done, one at a time.
 
     Raises:
-        ConfigError: The trace is too short to speak of hours, or there is no result.
+        ConfigError: The trace is too short to speak of hours, or there are too few or too many
+            sizes.
+
+    Cost: two to four serial replays per size and routing.
     """
-    if not results or trace.duration_s <= 0:
+    at_least("points", num_points, 2)
+    if num_points > MOST_POINTS:
+        raise ConfigError(f"points={num_points}: {MOST_POINTS} at most, each is several replays")
+    if trace.duration_s <= 0:
         raise ConfigError(
             f"{trace.name} spans {trace.duration_s:g} s: a plan needs a trace with times"
         )
-    hours = trace.duration_s / _HOUR_S
-    whole_s = _prefill_s(trace, np.zeros(len(trace)), cost)
+    planner = _Planner(trace, setup)
+    options: list[Option] = []
+    least, most = setup.kv.memory_for(1, trace.block_tokens), planner.least_for_all()
+    for memory in _memories(max(least, most // 200), most, num_points, setup.own_bytes):
+        options.append(planner.option(memory))
+        if progress is not None:
+            progress(1)
+    cheapest = min(options, key=lambda o: (o.affinity.money, -o.affinity.hit_ratio))
+    best = cheapest if cheapest.affinity.money < planner.without.money else None
+    seen = float(_seen_tokens(trace).sum()) / max(1, trace.total_input_tokens)
+    return Plan(tuple(options), planner.without, best, knee(options), seen, setup)
 
-    def option(result: SerialResult) -> Option:
-        saved_s = whole_s - _prefill_s(trace, result.hit_tokens.astype(np.float64), cost)
-        memory = result.num_blocks * trace.block_tokens * token_bytes
-        return Option(
-            result.num_blocks,
-            memory,
-            result.hit_ratio,
-            result.total_hit_tokens / hours,
-            saved_s / whole_s if whole_s else 0.0,
-            saved_s / hours,
-            saved_s / hours / _HOUR_S * prices.compute_per_hour,
-            memory / GIB * prices.memory_per_gib_hour,
+
+def _memories(least: int, most: int, num_points: int, own_bytes: int) -> list[int]:
+    """Return the sizes of a replica's memory to look at, rising."""
+    sizes = {round(memory) for memory in np.geomspace(least, most, num_points).tolist()}
+    own = {own_bytes} if least < own_bytes < most else set()
+    return sorted(sizes | own)
+
+
+def _seen_tokens(trace: BlockTrace) -> Numbers:
+    """Return the prompt tokens of each request in blocks that an earlier one had."""
+    request = np.repeat(np.arange(len(trace)), np.diff(trace.offsets))
+    _, firsts, block = np.unique(trace.ids, return_index=True, return_inverse=True)
+    known = request[firsts][block.ravel()] < request
+    return hit_tokens(trace, np.bincount(request[known], minlength=len(trace)).tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """A number of replicas that was tried, what they found, and how many that load needs."""
+
+    fleet: Fleet
+    result: RoutedResult
+    needed: int
+
+
+class _Planner:
+    """Finds how many replicas each size of memory needs."""
+
+    def __init__(self, trace: BlockTrace, setup: Setup) -> None:
+        self._trace, self._setup = trace, setup
+        self._work = work_of(trace, setup.cost)
+        idle = np.zeros(len(trace), np.int64)
+        nothing = RoutedResult(idle, idle, 0, 0)
+        self.without = self._fleet(nothing, self._needed(self._work.total_s), 0, self._work)
+        seen = RoutedResult(_seen_tokens(trace), idle, 0, 0)
+        self._fewest = self._needed(self._work_behind(seen).total_s)
+
+    def least_for_all(self) -> int:
+        """Return the least memory of a replica with which full attention evicts nothing."""
+        size, setup = self._trace.block_tokens, self._setup
+        everything = setup.kv.memory_for(max(1, self._trace.num_distinct), size)
+        # Nothing is evicted, so the fastest policy will do.
+        planner = _Planner(self._trace, replace(setup, policy="lru"))
+        tried = planner.serve(everything, "affinity")
+        return setup.kv.memory_for(max(1, tried.result.most_cached_blocks), size)
+
+    def option(self, memory_bytes: int) -> Option:
+        """Return one size with the replicas that it needs."""
+        return Option(memory_bytes, *(self.serve(memory_bytes, each).fleet for each in ROUTINGS))
+
+    def serve(self, memory_bytes: int, routing: Routing) -> _Tried:
+        """Find the fewest replicas that are enough with the hits that they have."""
+        too_few, num = self._fewest - 1, self._fewest
+        tried = self._try(memory_bytes, num, routing)
+        while tried.needed > num:
+            too_few, num = num, tried.needed
+            tried = self._try(memory_bytes, num, routing)
+        while num - too_few > 1:
+            middle = (too_few + num) // 2
+            other = self._try(memory_bytes, middle, routing)
+            if other.needed > middle:
+                too_few = middle
+            else:
+                tried, num = other, middle
+        return tried
+
+    def _try(self, memory_bytes: int, num_replicas: int, routing: Routing) -> _Tried:
+        """Serve the trace from so many replicas."""
+        trace, setup = self._trace, self._setup
+        pools = setup.kv.pools(memory_bytes, trace.block_tokens)
+        result = replay_routed(trace, pools, num_replicas, routing, setup.policy, self._work)
+        work = self._work_behind(result)
+        fleet = self._fleet(result, num_replicas, memory_bytes, work)
+        return _Tried(fleet, result, self._needed(work.total_s))
+
+    def _work_behind(self, result: RoutedResult) -> Work:
+        inputs = self._trace.input_tokens.astype(np.float64)
+        hits = result.hit_tokens.astype(np.float64)
+        return Work(self._setup.cost.prefill_s(inputs, hits), self._work.decode_s)
+
+    def _needed(self, total_s: float) -> int:
+        return max(1, ceil(total_s / (self._trace.duration_s * self._setup.utilisation)))
+
+    def _fleet(
+        self, result: RoutedResult, num_replicas: int, memory_bytes: int, work: Work
+    ) -> Fleet:
+        busy_s = np.bincount(
+            result.replica, weights=work.prefill_s + work.decode_s, minlength=num_replicas
         )
-
-    options = tuple(map(option, results))
-    richest = max(options, key=lambda each: each.net_money)
-    best = richest if richest.net_money > 0 else None
-    return Plan(options, knee(options), best, options[-1], whole_s / hours)
+        whole_s = float(self._work.prefill_s.sum())
+        tokens = self._trace.total_input_tokens
+        duration_s = self._trace.duration_s
+        return Fleet(
+            num_replicas,
+            float(result.hit_tokens.sum()) / tokens if tokens else 0.0,
+            1 - float(work.prefill_s.sum()) / whole_s if whole_s else 0.0,
+            work.total_s / num_replicas / duration_s,
+            float(busy_s.max()) / duration_s,
+            self._setup.money_per_hour(num_replicas, memory_bytes),
+            result.evicted_blocks > 0,
+        )
 
 
 def knee(options: Sequence[Option]) -> Option:
     """Return where the curve of hits over memory bends.
 
-    It is the point that stands highest above the straight line from nothing to the end.
+    It is the point highest above the straight line from nothing to the end; of equals the last.
 
     Source: Satopää et al., "Finding a 'Kneedle' in a Haystack", 2011, without smoothing.
     """
     last = options[-1]
 
-    def above(option: Option) -> float:
-        height = option.hit_ratio / last.hit_ratio if last.hit_ratio else 0.0
-        return height - option.memory_bytes / last.memory_bytes
+    def above(option: Option) -> tuple[float, int]:
+        most = last.affinity.hit_ratio
+        height = option.affinity.hit_ratio / most if most else 0.0
+        return height - option.memory_bytes / last.memory_bytes, option.memory_bytes
 
     return max(options, key=above)
-
-
-def in_words(plan: Plan, write_bytes: Callable[[int], str], currency: str) -> Iterator[str]:
-    """Say what to do, a sentence or two at a time.
-
-    Args:
-        plan: The curve.
-        write_bytes: Writes an amount of memory for people.
-        currency: Of all prices.
-    """
-    bend, best, ceiling = plan.knee, plan.best, plan.ceiling
-    if not ceiling.hit_ratio:
-        yield "No prompt of this trace begins like another one: a cache of any size saves nothing."
-        return
-    if best is None:
-        yield (
-            "Buy no memory for this cache alone: at these prices none of the sizes pays. Use what "
-            f"the machine has anyway.{_would_pay(plan, currency)}"
-        )
-    else:
-        bends = ", where the curve bends" if best is bend else ""
-        yield (
-            f"Give the cache {write_bytes(best.memory_bytes)}{bends}: it saves "
-            f"{_spoken(best.saved_money)} {currency} of compute per hour for "
-            f"{_spoken(best.memory_money)} {currency} of memory. {_finds('It', best, plan)}"
-        )
-    if bend is not best:
-        yield _bends(bend, best, plan, write_bytes, currency)
-    rest = f"the other {1 - ceiling.hit_ratio:.1%} are seen for the first time."
-    if best is ceiling:
-        yield f"More is not to be had: {rest}"
-    else:
-        size = write_bytes(ceiling.memory_bytes)
-        most = f"No memory finds more than {ceiling.hit_ratio:.1%}"
-        yield f"{most}, for which {size} are enough: {rest}"
-
-
-def money(amount: float) -> str:
-    """Write an amount of money; cents where they matter."""
-    if abs(amount) < 10_000:
-        return f"{amount:,.2f}"
-    return f"{amount:,.0f}" if abs(amount) < 1_000_000 else f"{amount:.3g}"
-
-
-def _spoken(amount: float) -> str:
-    return "less than 0.01" if 0 < amount < 0.005 else money(amount)
-
-
-def _would_pay(plan: Plan, currency: str) -> str:
-    """Say at which price of memory a first size would pay."""
-    most = max(o.saved_money / o.memory_bytes * GIB for o in plan.options)
-    if not most:
-        return ""
-    return f" Memory would pay below {most:.2g} {currency} for a GiB and hour."
-
-
-def _bends(
-    bend: Option,
-    best: Option | None,
-    plan: Plan,
-    write_bytes: Callable[[int], str],
-    currency: str,
-) -> str:
-    """Say what the knee is good for, beside the best buy."""
-    size = write_bytes(bend.memory_bytes)
-    if best is None:
-        return f"The curve bends at {size}. {_finds('There the cache', bend, plan)}"
-    left = (
-        f"{money(bend.net_money)} instead of {money(best.net_money)} {currency} per hour are left"
-        if bend.net_money >= 0
-        else f"memory costs {money(-bend.net_money)} {currency} per hour more than it saves"
-    )
-    if bend.memory_bytes < best.memory_bytes:
-        share = 1 - bend.memory_bytes / best.memory_bytes
-        where = f"The curve bends before, at {size}: with {share:.0%} less memory"
-        return f"{where} the cache finds {bend.hit_ratio:.1%}, and {left}."
-    where = f"The curve bends later, at {size}: there"
-    return f"{where} the cache finds {bend.hit_ratio:.1%}, but {left}."
-
-
-def _finds(who: str, option: Option, plan: Plan) -> str:
-    return (
-        f"{who} finds {option.hit_ratio:.1%} of all prompt tokens and saves "
-        f"{option.saved_share:.1%} of the prefill work: {_load(option, plan)}."
-    )
-
-
-def _load(option: Option, plan: Plan) -> str:
-    """Say how busy prompts keep machines, with the cache and without."""
-    machines, with_cache = plan.prefill_s / _HOUR_S, (plan.prefill_s - option.saved_s) / _HOUR_S
-    if machines >= 1:
-        return f"prompts keep {with_cache:.1f} machines busy instead of {machines:.1f}"
-    return f"prompts keep a machine busy {with_cache:.1%} of the time instead of {machines:.1%}"
-
-
-def _prefill_s(trace: BlockTrace, hits: npt.NDArray[np.float64], cost: CostModel) -> float:
-    """Return the seconds that all prefills take behind their hits; steps are shared and free."""
-    computed = trace.input_tokens - hits
-    pairs = computed * hits + computed * (computed + 1) / 2
-    return float(computed.sum() * cost.token_s + pairs.sum() * cost.pair_s)

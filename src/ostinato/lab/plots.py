@@ -4,7 +4,7 @@ Each function returns a ``matplotlib`` figure of its own, drawn without a displa
 state that is shared with other figures.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from itertools import cycle
 from pathlib import Path
@@ -23,16 +23,23 @@ from matplotlib.ticker import (
 )
 
 from ostinato.lab.plan import Option, Plan
+from ostinato.lab.quantities import write_bytes, write_count
 from ostinato.lab.simulation import Simulation
 from ostinato.lab.timed_replay import TimedResult
 
 NO_CACHE = "no cache"
 """Name of the run without one, which is drawn in grey."""
 
-_MEMORY_UNITS = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("bytes", 1.0))
+_MEMORY_UNITS = (
+    ("TiB", 2.0**40),
+    ("GiB", 2.0**30),
+    ("MiB", 2.0**20),
+    ("KiB", 2.0**10),
+    ("bytes", 1.0),
+)
 
-MOST_TICKS = 10
-"""Sizes that have room below a plot."""
+MOST_TICKS = 9
+"""Sizes that have room below a plot, evenly spread."""
 
 _LEAST_DECADES = 30
 """Ratio of an axis's ends from which on its powers of ten say enough."""
@@ -40,21 +47,15 @@ _LEAST_DECADES = 30
 _INK, _FAINT, _GRID = "#22223b", "#8d8d9b", "#e3e3ea"
 _COLOURS = ("#5e35b1", "#00897b", "#e8590c", "#1c7ed6", "#c2255c", "#74972a", "#b08900", "#495057")
 _MARKERS = "osD^vPX*"
+_BILL = "#e8590c"
 _HELD, _EVICTABLE, _SCRATCH = "#5e35b1", "#b39ddb", "#f1eef8"
 
 
-def hit_ratio_plot(simulation: Simulation, token_bytes: int | None = None) -> Figure:
-    """Draw hits against memory: a line per policy, a dashed one per bound.
-
-    Args:
-        simulation: What was found.
-        token_bytes: KV of one token; with it, memory is in bytes, else in blocks.
-    """
+def hit_ratio_plot(simulation: Simulation) -> Figure:
+    """Draw hits against memory, or blocks: a line per policy, a dashed one per bound."""
     figure, axes = _canvas(f"Hits against memory: {simulation.trace.name}")
-    weight = simulation.trace.block_tokens * (token_bytes or 1)
-    unit, scale = _memory_unit(weight * simulation.capacities[-1])
-    per_block = 1.0 if token_bytes is None else weight / scale
-    sizes = [size * per_block for size in simulation.capacities]
+    memory = simulation.memory()
+    sizes = list(memory or simulation.capacities)
     styles = zip(simulation.results.items(), cycle(_COLOURS), cycle(_MARKERS), strict=False)
     for (policy, results), colour, marker in styles:
         ratios = [result.hit_ratio for result in results]
@@ -76,10 +77,10 @@ def hit_ratio_plot(simulation: Simulation, token_bytes: int | None = None) -> Fi
     axes.set_ylim(0, min(1.04, ceiling * 1.15 + 0.02))
     axes.set_xlabel(
         f"cache, in blocks of {simulation.trace.block_tokens:,} tokens"
-        if token_bytes is None
-        else f"memory for the cache, {unit}"
+        if memory is None
+        else "memory for the cache"
     )
-    _tick_at(axes, sizes)
+    _tick_at(axes, sizes, write_count if memory is None else write_bytes)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylabel("prompt tokens that hit")
     axes.legend(frameon=False, loc="lower right", fontsize=9)
@@ -151,67 +152,71 @@ def occupancy_plot(result: TimedResult, title: str) -> Figure:
     queue.tick_params(axis="y", colors=_INK, labelsize=9)
     queue.spines[["top", "left"]].set_visible(False)
     handles = [*axes.get_legend_handles_labels()[0], *queue.get_legend_handles_labels()[0]]
-    axes.legend(
-        handles=handles,
-        frameon=False,
-        ncols=5,
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.14),
-        fontsize=8.5,
-    )
+    _legend_below(axes, handles, 5)
     return figure
 
 
 def plan_plot(plan: Plan, title: str, currency: str) -> Figure:
-    """Draw memory against hits and saved work, with the points that matter."""
+    """Draw hits and the bill against a replica's memory, with the points that matter."""
     figure, axes = _canvas(f"What memory buys: {title}")
-    unit, scale = _memory_unit(plan.options[-1].memory_bytes)
-    memory = [option.memory_bytes / scale for option in plan.options]
-    curves: Sequence[tuple[str, list[float], str]] = (
-        ("prompt tokens that hit", [o.hit_ratio for o in plan.options], _COLOURS[0]),
-        ("prefill work saved", [o.saved_share for o in plan.options], _COLOURS[1]),
-    )
+    memory = [option.memory_bytes for option in plan.options]
+    routed = [option.affinity for option in plan.options]
+    in_turn = [option.round_robin for option in plan.options]
     axes.set_xscale("log")
-    for label, values, colour in curves:
-        axes.plot(memory, values, color=colour, marker="o", markersize=4, label=label)
+    for label, fleets, colour in (
+        ("hits, routed by prefix", routed, _COLOURS[0]),
+        ("hits, replicas in turn", in_turn, _COLOURS[1]),
+    ):
+        ratios = [fleet.hit_ratio for fleet in fleets]
+        axes.plot(memory, ratios, color=colour, marker="o", markersize=4, label=label)
     if plan.best is None or plan.best == plan.knee:
-        name = "the knee" if plan.best is None else "the knee and best buy"
-        _mark(axes, name, plan.knee, 0.04, (unit, scale))
+        name = "the knee" if plan.best is None else "the knee and the lowest bill"
+        _mark(axes, name, plan.knee, 0.04)
     else:
-        _mark(axes, "the knee", plan.knee, 0.12, (unit, scale))
-        _mark(axes, "best buy", plan.best, 0.04, (unit, scale))
+        _mark(axes, "the knee", plan.knee, 0.12)
+        _mark(axes, "the lowest bill", plan.best, 0.04)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel(f"memory for the cache, {unit}")
-    _shorten(axes)
+    axes.set_xlabel("memory of each replica's cache")
+    _tick_at(axes, memory, write_bytes)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_ylabel("share of all prompts")
-    money: Axes = axes.twinx()
-    net = [option.net_money for option in plan.options]
-    money.plot(memory, net, color="#e8590c", linewidth=1.2, linestyle="--", label="left over")
-    money.set_ylabel(f"{currency} per hour, saved less memory", color="#e8590c")
-    money.tick_params(axis="y", colors="#e8590c", labelsize=9)
-    money.spines[["top", "left"]].set_visible(False)
-    handles = [*axes.get_legend_handles_labels()[0], *money.get_legend_handles_labels()[0]]
-    axes.legend(handles=handles, frameon=False, loc="upper left", fontsize=9)
+    axes.set_ylabel("prompt tokens that hit")
+    bill: Axes = axes.twinx()
+    for fleets, dashes in ((routed, "--"), (in_turn, ":")):
+        bills = [fleet.money for fleet in fleets]
+        bill.plot(memory, bills, color=_BILL, linewidth=1.2, linestyle=dashes)
+    bill.axhline(plan.without.money, color=_FAINT, linewidth=1, linestyle="-.")
+    bill.plot([], [], color=_BILL, linestyle="--", label="bill, routed by prefix")
+    bill.plot([], [], color=_BILL, linestyle=":", label="bill, replicas in turn")
+    bill.plot([], [], color=_FAINT, linestyle="-.", label="bill without a cache")
+    bill.set_ylim(bottom=0)
+    bill.set_ylabel(f"{currency} per hour", color=_BILL)
+    bill.tick_params(axis="y", colors=_BILL, labelsize=9)
+    bill.spines[["top", "left"]].set_visible(False)
+    handles = [*axes.get_legend_handles_labels()[0], *bill.get_legend_handles_labels()[0]]
+    _legend_below(axes, handles, 3)
     return figure
 
 
-def _mark(axes: Axes, name: str, point: Option, height: float, unit: tuple[str, float]) -> None:
-    """Circle a point of a plan's curve, and name it below, where a rising curve leaves room."""
-    memory = point.memory_bytes / unit[1]
-    axes.plot(
-        memory,
-        point.hit_ratio,
-        marker="o",
-        markersize=11,
-        fillstyle="none",
-        color=_INK,
-        linewidth=0,
+def _legend_below(axes: Axes, handles: Sequence[Any], num_columns: int) -> None:
+    """Put a legend below the axis, where it hides no curve."""
+    axes.legend(
+        handles=handles,
+        frameon=False,
+        ncols=num_columns,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.14),
+        fontsize=8.5,
     )
-    axes.plot([memory] * 2, [0, point.hit_ratio], color=_INK, linewidth=0.8, linestyle=":")
+
+
+def _mark(axes: Axes, name: str, point: Option, height: float) -> None:
+    """Circle a point of a plan's curve, and name it below, where a rising curve leaves room."""
+    memory, ratio = point.memory_bytes, point.affinity.hit_ratio
+    axes.plot(memory, ratio, marker="o", markersize=11, fillstyle="none", color=_INK, linewidth=0)
+    axes.plot([memory] * 2, [0, ratio], color=_INK, linewidth=0.8, linestyle=":")
     is_right = axes.transData.transform((memory, 0))[0] > axes.transAxes.transform((0.55, 0))[0]
     axes.annotate(
-        f"{name}: {_short(memory, 0)} {unit[0]}, {point.hit_ratio:.1%}",
+        f"{name}: {write_bytes(memory)}, {ratio:.1%}",
         (memory, height),
         xycoords=("data", "axes fraction"),
         xytext=(-5 if is_right else 5, 0),
@@ -255,12 +260,17 @@ def _canvas(title: str) -> tuple[Figure, Any]:
     return figure, axes
 
 
-def _tick_at(axes: Axes, sizes: Sequence[float]) -> None:
-    """Mark the sizes that were looked at, on a logarithmic axis; every other where they crowd."""
-    thinned = sizes[:: -(-len(sizes) // MOST_TICKS)]
-    axes.xaxis.set_major_locator(FixedLocator(thinned))
+def _tick_at(axes: Axes, sizes: Sequence[int], write: Callable[[int], str]) -> None:
+    """Mark the sizes that were looked at, as tables write them; fewer where they crowd."""
+    low, high = np.log(sizes[0]), np.log(sizes[-1])
+    least_gap = (high - low) / MOST_TICKS
+    marked = [sizes[-1]]
+    for size in reversed(sizes[:-1]):
+        if np.log(marked[-1]) - np.log(size) >= least_gap:
+            marked.append(size)
+    axes.xaxis.set_major_locator(FixedLocator(marked))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(_short))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: write(round(size))))
 
 
 def _shorten(axes: Axes) -> None:
@@ -271,11 +281,6 @@ def _shorten(axes: Axes) -> None:
         axes.xaxis.set_minor_formatter(NullFormatter())
     else:
         axes.xaxis.set_minor_formatter(FuncFormatter(_short))
-
-
-def _memory_unit(most_bytes: float) -> tuple[str, float]:
-    """Return the unit that an amount of memory is read in, and its bytes."""
-    return next((name, size) for name, size in _MEMORY_UNITS if most_bytes >= size or size == 1)
 
 
 def _time_unit(longest_s: float) -> tuple[str, float]:

@@ -1,34 +1,42 @@
 """What does a log of requests hold?
 
-JSON lines, each a request to an OpenAI-compatible server: the body alone, or an object around
-it, as OpenAI's batch files and most gateways write it::
+JSON lines or a JSON array, gzipped or not. Each record is the body of a request, or an object
+around it, as batch files, gateways and proxies write it, with the response beside it::
 
-    {"model": "m", "messages": [...]}
-    {"timestamp": 1732190400.25, "tenant": "ann", "body": {"messages": [...]}, "answer": "..."}
+    {"model": "m", "messages": [...]}                                   the body alone
+    {"custom_id": "7", "url": "/v1/responses", "body": {"input": ...}}  batch files
+    {"request_body": "{...}", "response_body": "{...}", ...}            bodies as strings
+    {"request": {"body": {...}}, "response": {"body": {...}}}           nested in an envelope
 
-A prompt is rendered by whoever reads the log, since templates belong to models; without one the
-fields stand in plain text one after the other, tools first.
+Bodies are those of OpenAI's chat completions, completions and responses, and of Anthropic's
+messages. What is not understood is an error that names the line and the field.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ostinato.core.errors import BrokenTrace
-from ostinato.lab.lines import BrokenLine, OnBroken, read_lines
+from ostinato.lab.lines import BrokenLine, OnBroken, iter_lines
+from ostinato.lab.logged_prompt import Block, Message, Prompt
+from ostinato.lab.request_envelope import (
+    TENANTS,
+    TIMES,
+    USERS,
+    find_body,
+    find_response,
+    first_text,
+    load_json,
+    seconds_of,
+)
+from ostinato.lab.request_formats import read_prompts, read_reply
 
-Render = Callable[[Mapping[str, Any]], str]
-"""From a request's body to the text of its prompt."""
+Render = Callable[["LoggedRequest"], str]
+"""From a request to the text of its prompt."""
 
 Encode = Callable[[str], list[int]]
 """From a text to token ids."""
-
-_TIMES = ("timestamp", "time", "ts", "created_at", "created")
-_BODIES = ("body", "request")
-_TENANTS = ("tenant", "api_key_id", "organization", "cache_salt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +44,40 @@ class LoggedRequest:
     """One request of a log.
 
     Attributes:
-        line: Its line, counted from 1; blank lines do not count.
-        body: As it was sent.
-        at_s: When, in seconds; None if the log does not say.
-        tenant: Whose it is; empty for all who are not told apart.
-        answer: What was answered; empty if the log does not say.
+        line: Its line in the file, or its place in the array, counted from 1.
+        prompt: What it puts in front of the model.
+        model: That it asks for; two models share no cache.
+        at_s: When, in seconds since 1970; None if the log does not say.
+        tenant: Who shares a cache; empty if the log does not say.
+        user: Whom the client acts for, if it says so.
+        reply: What was answered; empty if the log does not say.
+        max_output_tokens: Limit of the answer, if there is one.
+        response_id: Of the answer.
+        previous_id: Of the earlier answer that it continues; its messages are not in the request.
     """
 
     line: int
-    body: Mapping[str, Any]
+    prompt: Prompt
+    model: str = ""
     at_s: float | None = None
     tenant: str = ""
-    answer: str = ""
+    user: str = ""
+    reply: tuple[Block, ...] = ()
+    max_output_tokens: int | None = None
+    response_id: str = ""
+    previous_id: str = ""
+
+    @property
+    def answer(self) -> str:
+        """The text of the reply, calls included."""
+        return "".join(block.written for block in self.reply)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """It as chat templates read it: ``prompt``, or ``messages`` and ``tools``."""
+        limit = self.max_output_tokens
+        extra = {} if limit is None else {"max_tokens": limit}
+        return self.prompt.as_template_input() | extra
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,103 +87,131 @@ class RequestLog:
     Attributes:
         name: Of the file.
         requests: In order.
-        broken: Lines that were left out.
+        broken: Records that were skipped.
+        is_cut: Whether the log goes on after the last request that was read.
     """
 
     name: str
     requests: tuple[LoggedRequest, ...]
     broken: tuple[BrokenLine, ...] = ()
+    is_cut: bool = False
 
 
-def read_request_log(path: str | Path, on_broken: OnBroken = "refuse") -> RequestLog:
-    """Read a log of requests.
+@dataclass(slots=True)
+class LogOptions:
+    """How to read a log.
+
+    Attributes:
+        on_broken: Whether a record that cannot be read ends the reading or is skipped.
+        ignored: Fields of requests that are known not to change the prompt.
+        broken: Skipped records are appended to it.
+    """
+
+    on_broken: OnBroken = "refuse"
+    ignored: Collection[str] = ()
+    broken: list[BrokenLine] = field(default_factory=list)
+
+
+def read_request_log(
+    path: str | Path, options: LogOptions | None = None, max_letters: int | None = None
+) -> RequestLog:
+    """Read a log of requests into memory; messages that are sent again are held once.
+
+    Args:
+        path: The file.
+        options: How to read it.
+        max_letters: Stop before the prompts are longer than this, all taken together.
 
     Raises:
-        BrokenTrace: A line is no request, and is not to be skipped; it is named.
+        BrokenTrace: A record cannot be read, and is not to be skipped; it is named.
     """
-    path = Path(path)
-    number = 0
+    path, options = Path(path), options or LogOptions()
+    requests: list[LoggedRequest] = []
+    held: dict[Message, Message] = {}
+    num_letters = 0
+    for request in iter_requests(path, options):
+        num_letters += len(request.prompt.written())
+        if max_letters is not None and num_letters > max_letters and requests:
+            return RequestLog(path.name, tuple(requests), tuple(options.broken), is_cut=True)
+        messages = [held.setdefault(message, message) for message in request.prompt.messages]
+        requests.append(replace(request, prompt=request.prompt.with_messages(messages)))
+    return RequestLog(path.name, tuple(requests), tuple(options.broken))
 
-    def parse(line: bytes) -> LoggedRequest:
-        nonlocal number
-        number += 1
-        return parse_request(line, number)
 
-    lines = read_lines(path, parse, on_broken)
-    return RequestLog(path.name, tuple(lines.items), lines.broken)
-
-
-def parse_request(line: bytes | str, number: int) -> LoggedRequest:
-    """Read one line.
+def iter_requests(path: Path, options: LogOptions) -> Iterator[LoggedRequest]:
+    """Read a log one request at a time.
 
     Raises:
-        BrokenTrace: It is no JSON object, or there is neither a prompt nor messages in it.
+        BrokenTrace: A record cannot be read, and is not to be skipped; it is named.
     """
-    try:
-        whole = json.loads(line)
-    except ValueError as error:
-        raise BrokenTrace(f"it is no JSON: {error}") from error
-    if not isinstance(whole, dict):
-        raise BrokenTrace(f"a request must be an object, not {type(whole).__name__}")
-    inner = next((whole[name] for name in _BODIES if isinstance(whole.get(name), dict)), None)
-    body = whole if inner is None else inner
-    if not isinstance(body.get("messages"), list) and not isinstance(body.get("prompt"), str):
-        raise BrokenTrace("it has neither 'messages' nor a 'prompt' that is a text")
-    for place, message in enumerate(body.get("messages") or ()):
-        if not isinstance(message, dict) or "role" not in message:
-            raise BrokenTrace(f"messages[{place}] is no object with a 'role'")
-    answer = whole.get("answer")
-    return LoggedRequest(
-        number,
-        body,
-        _seconds(next((whole[name] for name in _TIMES if name in whole), None)),
-        next((whole[n] for n in _TENANTS if isinstance(whole.get(n), str)), ""),
-        answer if isinstance(answer, str) else "",
-    )
+    earlier = _Conversations()
+
+    def parse(number: int, record: bytes) -> list[LoggedRequest]:
+        requests = parse_requests(record, number, options.ignored)
+        return [earlier.complete(request) for request in requests]
+
+    for requests in iter_lines(path, parse, options.on_broken, options.broken):
+        yield from requests
 
 
-def fields_of_body(body: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Name the texts of a request, in the order in which they are rendered plainly."""
-    if isinstance(body.get("prompt"), str):
-        return (("prompt", body["prompt"]),)
-    fields = []
-    if body.get("tools"):
-        fields.append(("tools", json.dumps(body["tools"], ensure_ascii=False)))
-    for place, message in enumerate(body["messages"]):
-        name = f"messages[{place}] ({message['role']})"
-        fields.append((name, text_of(message)))
-    return tuple(fields)
+def parse_request(record: bytes | str, number: int) -> LoggedRequest:
+    """Read a record that holds one request.
+
+    Raises:
+        BrokenTrace: See ``parse_requests``; or it holds several prompts.
+    """
+    requests = parse_requests(record, number)
+    if len(requests) > 1:
+        raise BrokenTrace(f"prompt holds {len(requests)} prompts: log each on a line of its own")
+    return _Conversations().complete(requests[0])
 
 
-def text_of(message: Mapping[str, Any]) -> str:
-    """Return a message's text, that of its parts and its calls of tools included."""
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = [part.get("text") for part in content if isinstance(part, Mapping)]
-        content = "".join(part for part in parts if isinstance(part, str))
-    text = content if isinstance(content, str) else ""
-    if message.get("tool_calls"):
-        text += json.dumps(message["tool_calls"], ensure_ascii=False)
-    return text
+def parse_requests(
+    record: bytes | str, number: int, ignored: Collection[str] = ()
+) -> list[LoggedRequest]:
+    """Read a record; completions may hold several prompts.
+
+    Raises:
+        BrokenTrace: It is no JSON object, there is no request in it, or a field of the request is
+            not understood; the field is named.
+    """
+    whole = _object(record)
+    around = find_body(whole)
+    body = around[-1]
+    response = find_response(whole, ignored)
+    limits = (body.get(name) for name in ("max_completion_tokens", "max_tokens",
+                                          "max_output_tokens"))  # fmt: skip
+    limit = next((n for n in limits if isinstance(n, int) and not isinstance(n, bool)), None)
+    metadata = body.get("metadata")
+    users = [*around, metadata if isinstance(metadata, dict) else {}]
+    is_response = isinstance(response, dict)
+    return [
+        LoggedRequest(
+            number,
+            prompt,
+            first_text(around[::-1], ("model", "modelId")),
+            seconds_of(next((o[n] for o in around for n in TIMES if o.get(n) is not None), None)),
+            first_text(around, TENANTS),
+            first_text(users, (*USERS, "user_id")),
+            read_reply(response) if response else (),
+            limit,
+            str(response.get("id") or "") if is_response else "",
+            str(body.get("previous_response_id") or ""),
+        )
+        for prompt in read_prompts(body, ignored)
+    ]
 
 
-def render_plainly(body: Mapping[str, Any]) -> str:
-    """Write a prompt without a model's template: every message behind a line with its role."""
-    if isinstance(body.get("prompt"), str):
-        return str(body["prompt"])
-    parts = []
-    if body.get("tools"):
-        parts.append(f"<|tools|>\n{json.dumps(body['tools'], ensure_ascii=False)}\n")
-    messages: Sequence[Mapping[str, Any]] = body["messages"]
-    parts += [f"<|{message['role']}|>\n{text_of(message)}\n" for message in messages]
-    return "".join([*parts, "<|assistant|>\n"])
+def render_plainly(request: LoggedRequest) -> str:
+    """Write a prompt without a model's template."""
+    return request.prompt.written()
 
 
 def filled_times(times: Sequence[float | None]) -> list[float]:
-    """Return a time for each line of a log.
+    """Return a time for each request of a log.
 
-    A line without one comes a second after the line before, those before the first that is known
-    with it; where none is known, the log begins at 1.
+    A request without one comes a second after the one before, those before the first that is
+    known with it; where none is known, the log begins at 1.
     """
     first = next((place for place, at_s in enumerate(times) if at_s is not None), None)
     if first is None:
@@ -166,13 +224,58 @@ def filled_times(times: Sequence[float | None]) -> list[float]:
     return filled
 
 
-def _seconds(moment: object) -> float | None:
-    """Read a time: seconds or milliseconds since 1970, or ISO 8601."""
-    if isinstance(moment, bool) or moment is None:
-        return None
-    if isinstance(moment, (int, float)):
-        return moment / 1000 if moment > 1e11 else float(moment)
+class _Conversations:
+    """Completes requests that name an earlier response instead of sending its messages."""
+
+    MAX_LETTERS = 2**24
+    """Letters of conversations that are held for later requests; the oldest are dropped."""
+
+    def __init__(self) -> None:
+        """Know no response."""
+        self._messages: dict[str, tuple[Message, ...]] = {}
+        self._num_letters = 0
+
+    def complete(self, request: LoggedRequest) -> LoggedRequest:
+        """Return a request with the messages that it continues.
+
+        Raises:
+            BrokenTrace: The log does not hold them.
+        """
+        prompt, num_leading = request.prompt, request.prompt.num_leading
+        messages = prompt.messages
+        if request.previous_id:
+            earlier = self._messages.get(request.previous_id)
+            if earlier is None:
+                raise BrokenTrace(
+                    f"previous_response_id={request.previous_id!r}: the log holds no earlier "
+                    "response with that id, or it is too long ago, so the prompt is not known"
+                )
+            messages = (*messages[:num_leading], *earlier, *messages[num_leading:])
+        if request.response_id and prompt.api == "responses":
+            reply = Message("assistant", request.reply, "response")
+            self._hold(request.response_id, (*messages[num_leading:], reply))
+        return replace(request, prompt=prompt.with_messages(messages))
+
+    def _hold(self, response_id: str, messages: tuple[Message, ...]) -> None:
+        self._num_letters -= _num_letters(self._messages.pop(response_id, ()))
+        self._messages[response_id] = messages
+        self._num_letters += _num_letters(messages)
+        while self._num_letters > self.MAX_LETTERS:
+            oldest = next(iter(self._messages))
+            self._num_letters -= _num_letters(self._messages.pop(oldest))
+
+
+def _num_letters(messages: Sequence[Message]) -> int:
+    return sum(len(block.text) for message in messages for block in message.blocks)
+
+
+def _object(record: bytes | str) -> dict[str, Any]:
     try:
-        return datetime.fromisoformat(str(moment)).timestamp()
+        whole = load_json(record)
+    except UnicodeDecodeError as error:
+        raise BrokenTrace(f"it is not valid UTF-8 at byte {error.start}") from error
     except ValueError as error:
-        raise BrokenTrace(f"timestamp={moment!r} is neither a number nor ISO 8601") from error
+        raise BrokenTrace(f"it is no JSON: {error}") from error
+    if not isinstance(whole, dict):
+        raise BrokenTrace(f"a request must be an object, not {type(whole).__name__}")
+    return whole

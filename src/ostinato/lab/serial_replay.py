@@ -1,23 +1,25 @@
 """What would a cache of a given size and policy have found of a trace?
 
 One request after another goes through the real ``CacheManager``: match, admit, publish, release,
-at the recorded arrival, with nobody else running. Blocks of the cache hold one token each, and
-the tokens are the trace's block ids: a hit ends where the ids part, which is all that a trace of
-blocks can tell. One more block, which is never published, stands behind each path for the partial
-last block of the prompt; the cache has one block more than asked for to hold it.
+at the recorded arrival, with nothing else running. Blocks of the cache hold one token each, and
+the tokens are the trace's block ids, so a hit ends where the ids differ. A sliding window of 1,024
+tokens is one of 3 blocks of 512: its own token's and those that the 1,023 before it may touch. Each
+path ends with one more block, never published, for the partial last block of the prompt; the cache
+has one block more than asked for to hold it.
 
-Nothing runs at once, so nothing is held but the request that is served: the question is what the
-memory is worth, not how the load behaves. For that there is ``timed_replay``.
+Nothing is held but the request that is served: the question is what the memory is worth, not how
+the load behaves. For that there is ``timed_replay``.
 """
 
 from array import array
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
 from ostinato.assembly import build_cache
-from ostinato.core.config import CacheConfig
+from ostinato.core.config import CacheConfig, PolicyName, WindowConfig
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.lab.block_trace import BlockTrace, Numbers
 from ostinato.lab.policies import SimulatedPolicyName, policy_factory
@@ -25,7 +27,11 @@ from ostinato.lab.policies import SimulatedPolicyName, policy_factory
 REQUESTS_PER_REPORT = 256
 """Requests between two reports of progress."""
 
+USUAL_POLICY: PolicyName = "reuse_hazard"
+"""Of an engine that is told nothing else (``EngineConfig.eviction_policy``; a test compares)."""
+
 _PARTIAL_BLOCK = 2**32 - 1
+_IDENTITY = Identity()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,65 +68,129 @@ class SerialResult:
         return self.total_hit_tokens / total if total else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Sizes of a cache, in blocks of the trace.
+
+    Attributes:
+        full: Blocks for full attention.
+        windows: What layers with a sliding window have, in blocks of the trace too.
+    """
+
+    full: int
+    windows: tuple[WindowConfig, ...] = ()
+
+
+class SerialCache:
+    """One cache that serves one request after another.
+
+    Attributes:
+        manager: The real one.
+        stats: Its counters.
+        num_cut: Requests with more blocks than the cache.
+    """
+
+    def __init__(self, pools: Pools, policy: SimulatedPolicyName, num_distinct: int) -> None:
+        """Make an empty cache.
+
+        Args:
+            pools: Its sizes; more than a trace can fill is not allocated.
+            policy: Which cached block is worth least.
+            num_distinct: Blocks of the trace.
+        """
+        self._now_s = 0.0
+        self._most_blocks = pools.full
+        self.num_cut = 0
+        most = num_distinct + 1
+        config = CacheConfig(
+            num_blocks=min(pools.full, most) + 1,
+            block_size=1,
+            windows=tuple(
+                replace(w, num_blocks=min(w.num_blocks, most + w.window)) for w in pools.windows
+            ),
+            seal_tails=False,
+            keep_explanations=0,
+            ghost_blocks=0,
+        )
+        spare = [window.num_blocks - window.window for window in config.windows]
+        self._step_blocks = max(1, min(spare)) if spare else None
+        cache = build_cache(config, lambda: self._now_s, policy=policy_factory(policy))
+        self.manager, self.stats = cache.manager, cache.stats
+
+    def key(self, path: "array[int]") -> PrefixKey:
+        """Return the key of a prompt: its blocks as far as the cache could hold them."""
+        if len(path) > self._most_blocks:  # an engine of that size could not serve it at all
+            del path[self._most_blocks :]
+            self.num_cut += 1
+        path.append(_PARTIAL_BLOCK)
+        return PrefixKey(_IDENTITY, path)
+
+    def serve(self, key: PrefixKey, arrival_s: float, num_output_tokens: int) -> int:
+        """Serve a request; returns how many of its blocks hit."""
+        self._now_s = arrival_s
+        manager, length = self.manager, len(key.tokens) - 1
+        admitted = manager.admit(key, manager.match(key), most_new=self._step_blocks)
+        assert admitted is not None, "nothing else holds a block, and the path was cut to the pool"
+        table, _ = admitted
+        hits = table.num_shared_tokens
+        done = table.num_slots
+        while self._step_blocks is not None and done <= length:
+            manager.publish(table, done)
+            manager.commit([table])
+            done = manager.growable(table, min(length + 1, done + self._step_blocks))
+            assert manager.grow(table, done)
+        manager.publish(table, length)
+        manager.commit([table])
+        manager.release(table, length, num_output_tokens)
+        return hits
+
+
 def replay_serially(
     trace: BlockTrace,
-    num_blocks: int,
-    policy: SimulatedPolicyName = "lru",
+    pools: Pools | int,
+    policy: SimulatedPolicyName = USUAL_POLICY,
     progress: Callable[[int], None] | None = None,
 ) -> SerialResult:
     """Serve a trace from one cache, a request at a time.
 
     Args:
         trace: The traffic.
-        num_blocks: Blocks of the cache, of the trace's size.
+        pools: Sizes of the cache; a number is that of full attention, without windows.
         policy: Which cached block is worth least.
         progress: Is told of requests that were served, some at a time.
 
     Cost: about a microsecond per block under LRU, and tens of them per request.
     """
-    now_s = [0.0]
-    config = CacheConfig(
-        num_blocks=min(num_blocks, trace.num_distinct + 1) + 1,  # no trace can fill more
-        block_size=1,
-        seal_tails=False,
-        keep_explanations=0,
-        ghost_blocks=0,
-    )
-    cache = build_cache(config, lambda: now_s[0], policy=policy_factory(policy))
-    manager = cache.manager
-    hits, cached, num_cut = [0] * len(trace), [0] * len(trace), 0
-    identity, pool = Identity(), manager.pool
-    bounds, arrivals = trace.offsets.tolist(), trace.arrival_s.tolist()
-    outputs = trace.output_tokens.tolist()
-    for number, arrival_s in enumerate(arrivals):
-        now_s[0] = arrival_s
-        path = array("I", trace.ids[bounds[number] : bounds[number + 1]].tobytes())
-        if len(path) > num_blocks:  # an engine of that size could not serve it at all
-            del path[num_blocks:]
-            num_cut += 1
-        length = len(path)
-        path.append(_PARTIAL_BLOCK)
-        key = PrefixKey(identity, path)
-        admitted = manager.admit(key, manager.match(key))
-        assert admitted is not None, "nobody else holds a block, and its path was cut to the pool"
-        table, _ = admitted
-        hits[number] = table.num_shared_tokens
-        manager.publish(table, length)
-        manager.commit([table])
-        manager.release(table, length, outputs[number])
-        cached[number] = pool.num_evictable
+    pools = Pools(pools) if isinstance(pools, int) else pools
+    cache = SerialCache(pools, policy, trace.num_distinct)
+    hits, cached = [0] * len(trace), [0] * len(trace)
+    arrivals, outputs = trace.arrival_s.tolist(), trace.output_tokens.tolist()
+    for number, path in enumerate(each_path(trace)):
+        hits[number] = cache.serve(cache.key(path), arrivals[number], outputs[number])
+        cached[number] = cache.manager.pool.num_evictable
         if progress is not None and number % REQUESTS_PER_REPORT == REQUESTS_PER_REPORT - 1:
             progress(REQUESTS_PER_REPORT)
     if progress is not None:
         progress(len(trace) % REQUESTS_PER_REPORT)
-    # At least one token of a prompt is computed (law 4), and answers are no part of it.
-    found = np.minimum(np.array(hits, np.int64), trace.prompt_blocks) * trace.block_tokens
     return SerialResult(
         policy,
-        num_blocks,
-        np.minimum(found, np.maximum(trace.input_tokens - 1, 0)),
+        pools.full,
+        hit_tokens(trace, hits),
         np.array(cached, np.int64),
         cache.stats.evicted_blocks,
-        num_cut,
+        cache.num_cut,
         trace.total_input_tokens,
     )
+
+
+def each_path(trace: BlockTrace) -> Iterator["array[int]"]:
+    """Yield the blocks of each request, in order of arrival."""
+    for begin, end in pairwise(trace.offsets.tolist()):
+        yield array("I", trace.ids[begin:end].tobytes())
+
+
+def hit_tokens(trace: BlockTrace, hit_blocks: Sequence[int]) -> Numbers:
+    """Return the prompt tokens that hit: at least one is computed (law 4), answers do not count."""
+    found = np.minimum(np.array(hit_blocks, np.int64), trace.prompt_blocks) * trace.block_tokens
+    hits: Numbers = np.minimum(found, np.maximum(trace.input_tokens - 1, 0))
+    return hits

@@ -1,20 +1,29 @@
-"""What would each policy have found, at each size of the cache?"""
+"""What would each policy have found, at each size of the cache, and what could none exceed?
 
+The bound is Belady's: evict what is wanted furthest in the future. A prefix cache may evict leaves
+only; that costs nothing here, for a block is wanted whenever one behind it is, so one of the
+furthest is always a leaf. With bypass, a block that is wanted later than all that is cached is not
+inserted in the first place; it has still been computed.
+
+Source: L. A. Belady, A study of replacement algorithms for a virtual-storage computer, 1966.
+"""
+
+import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ostinato.core.config import CacheConfig
+import numpy as np
+import numpy.typing as npt
+
 from ostinato.lab.block_trace import BlockTrace
-from ostinato.lab.bounds import belady_hits
+from ostinato.lab.kv_groups import KVGroups
 from ostinato.lab.policies import SIMULATED_POLICIES, SimulatedPolicyName
 from ostinato.lab.replay import ReplayedRequest
-from ostinato.lab.serial_replay import SerialResult, replay_serially
+from ostinato.lab.serial_replay import Pools, SerialResult, each_path, replay_serially
 from ostinato.lab.timed_replay import TimedResult
 
-USUAL_POLICY = CacheConfig(num_blocks=1).policy
-"""Of an engine that is told nothing else."""
-
 _LEADING = (1, 2, 5)
+_NEVER = 2**62
 
 
 @dataclass(slots=True)
@@ -24,6 +33,7 @@ class Simulation:
     Attributes:
         trace: The traffic.
         capacities: Sizes of the cache in blocks of the trace, rising.
+        kv: What a token takes; None where no model is known.
         results: One per size, by policy.
         bounds: Hit ratios that no policy can exceed, one per size, by name.
         unbounded: Of a cache that never evicts.
@@ -38,6 +48,7 @@ class Simulation:
     capacities: tuple[int, ...]
     results: dict[SimulatedPolicyName, list[SerialResult]]
     unbounded: SerialResult
+    kv: KVGroups | None = None
     bounds: dict[str, list[float]] = field(default_factory=dict)
     timed: dict[str, TimedResult] = field(default_factory=dict)
     slowdown: float = 1.0
@@ -50,6 +61,12 @@ class Simulation:
         found = {str(p): [r.hit_ratio for r in rs] for p, rs in self.results.items()}
         return found | self.bounds
 
+    def memory(self) -> list[int] | None:
+        """Return the bytes of each size; None where no model is known."""
+        if self.kv is None:
+            return None
+        return [self.kv.memory_for(size, self.trace.block_tokens) for size in self.capacities]
+
 
 def add_bounds(simulation: Simulation, progress: Callable[[int], None] | None = None) -> None:
     """Add what a cache of each size could have found, had it known the future.
@@ -61,7 +78,7 @@ def add_bounds(simulation: Simulation, progress: Callable[[int], None] | None = 
     Cost: twice per size O(n log n) in all blocks of all requests.
     """
     trace, ceiling = simulation.trace, simulation.unbounded.hit_ratio
-    paths, tokens = trace.paths(), max(1, trace.total_input_tokens)
+    paths, tokens = list(each_path(trace)), max(1, trace.total_input_tokens)
     for name, bypass in (("Belady", False), ("Belady, bypass", True)):
         ratios = []
         for size in simulation.capacities:
@@ -74,19 +91,14 @@ def add_bounds(simulation: Simulation, progress: Callable[[int], None] | None = 
 
 
 def usual_capacities(trace: BlockTrace) -> tuple[int, ...]:
-    """Return sizes worth looking at: 1, 2, 5, 10, ... up to a cache that never evicts.
+    """Return sizes worth looking at: 1, 2, 5, 10, ... and the least that never evicts.
 
     The smallest is about a two-hundredth of the distinct blocks.
     """
-    least, most = max(1, trace.num_distinct // 200), trace.num_distinct + 1
-    sizes: list[int] = []
-    power = 1
-    while not sizes or sizes[-1] < most:
-        sizes += [lead * power for lead in _LEADING]
-        power *= 10
-    needed = [size for size in sizes if size >= least]
-    enough = next(place for place, size in enumerate(needed) if size >= most)
-    return tuple(needed[: enough + 1])
+    least, most = max(1, trace.num_distinct // 200), max(1, trace.num_distinct)
+    powers = (10**power for power in range(len(str(most))))
+    sizes = [lead * power for power in powers for lead in _LEADING]
+    return (*(size for size in sizes if least <= size < most), most)
 
 
 def simulate(
@@ -94,6 +106,7 @@ def simulate(
     capacities: Sequence[int],
     policies: Sequence[SimulatedPolicyName] = SIMULATED_POLICIES,
     progress: Callable[[int], None] | None = None,
+    kv: KVGroups | None = None,
 ) -> Simulation:
     """Serve a trace from caches of every size under every policy.
 
@@ -102,13 +115,87 @@ def simulate(
         capacities: Sizes in blocks of the trace.
         policies: Which to try.
         progress: Is told of requests that were served; of each cache as many as the trace has.
+        kv: Sizes the windows of a model that has some.
 
     Cost: one serial replay per size and policy, and one more.
     """
     sizes = tuple(sorted(set(capacities)))
     unbounded = replay_serially(trace, trace.num_distinct + 1, "lru", progress)
     results = {
-        policy: [replay_serially(trace, size, policy, progress) for size in sizes]
+        policy: [replay_serially(trace, _pools(trace, n, kv), policy, progress) for n in sizes]
         for policy in policies
     }
-    return Simulation(trace, sizes, results, unbounded)
+    return Simulation(trace, sizes, results, unbounded, kv)
+
+
+def _pools(trace: BlockTrace, num_blocks: int, kv: KVGroups | None) -> Pools:
+    """Return a cache with so many blocks for full attention, its windows sized as engines do."""
+    if kv is None or not kv.windows:
+        return Pools(num_blocks)
+    size = trace.block_tokens
+    windows = kv.pools(kv.memory_for(num_blocks, size), size).windows
+    return Pools(num_blocks, windows)
+
+
+def belady_hits(paths: Sequence[Sequence[int]], num_blocks: int, bypass: bool = False) -> int:
+    """Return how many blocks hit when requests come one by one.
+
+    Args:
+        paths: Block ids of each request, in token order; a block has one parent wherever it is.
+        num_blocks: Blocks that fit; longer requests are cut to it.
+        bypass: Whether a block need not be inserted.
+
+    Cost: O(n log n) in all blocks of all requests.
+    """
+    next_uses = _next_uses(paths)
+    end = 0
+    next_use: dict[int, int] = {}  # of what is cached
+    heap: list[tuple[int, int, int]] = []
+    hits = 0
+    for whole in paths:
+        begin, end = end, end + len(whole)
+        path = whole[:num_blocks]
+        uses = next_uses[begin:end].tolist()
+        num_hits = next((i for i, block in enumerate(path) if block not in next_use), len(path))
+        hits += num_hits
+        running = set(path)
+        if not bypass:
+            num_missing = len(path) - num_hits
+            _evict(heap, next_use, running, len(next_use) + num_missing - num_blocks)
+        for depth, block in enumerate(path):
+            next_use[block] = uses[depth]
+            heapq.heappush(heap, (-next_use[block], -depth, block))
+        if bypass:
+            _evict(heap, next_use, set(), len(next_use) - num_blocks)
+    return hits
+
+
+def _evict(
+    heap: list[tuple[int, int, int]], next_use: dict[int, int], running: set[int], num_blocks: int
+) -> None:
+    """Evict what is wanted last, and of equals the deepest; not what is running."""
+    spared = []
+    while num_blocks > 0 and heap:
+        entry = heapq.heappop(heap)
+        block = entry[2]
+        if next_use.get(block) != -entry[0]:
+            continue  # it is gone, or wanted at another time
+        if block in running:
+            spared.append(entry)
+            continue
+        del next_use[block]
+        num_blocks -= 1
+    for entry in spared:
+        heapq.heappush(heap, entry)
+
+
+def _next_uses(paths: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
+    """Return, for every block of every request, the number of the next request that wants it."""
+    request = np.repeat(np.arange(len(paths)), [len(path) for path in paths])
+    ids = np.concatenate([np.asarray(path, np.int64) for path in paths])
+    order = np.argsort(ids, kind="stable")  # by block, and of one block by request
+    ids, later = ids[order], request[order]
+    uses = np.full(len(order), _NEVER, np.int64)
+    again = np.flatnonzero(ids[1:] == ids[:-1])
+    uses[order[again]] = later[again + 1]
+    return uses

@@ -25,7 +25,7 @@ from ostinato.core.plan import SampledToken, ScheduledSequence, SequenceResult, 
 from ostinato.core.request import Request
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.lab.block_trace import BlockTrace
-from ostinato.lab.cost_model import CostModel, Work, plan_work
+from ostinato.lab.cost_model import StepCost
 from ostinato.sched.sequence import SequenceUpdate
 
 NUM_SAMPLES = 400
@@ -33,9 +33,6 @@ NUM_SAMPLES = 400
 
 UTILISATION = 0.8
 """Share of its time that an engine without a cache is busy, at arrivals slowed down to fit."""
-
-_SEQUENCES_PER_STEP = 8
-"""Decodes that share a step, for that estimate alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +92,15 @@ class TimedResult:
         return float(np.percentile(self.first_token_s, share)) if self.first_token_s else 0.0
 
 
-def slowed_to_fit(trace: BlockTrace, cost: CostModel) -> float:
+def slowed_to_fit(trace: BlockTrace, cost: StepCost) -> float:
     """Return the factor by which arrivals are slowed down so that one engine can serve them.
 
     Public traces are of whole clusters. Without a cache, the engine is then busy for
     ``UTILISATION`` of the time; 1 if it is less busy than that already.
     """
     n, m = trace.input_tokens.astype(np.float64), trace.output_tokens.astype(np.float64)
-    pairs = n * (n + 1) / 2 + m * n + m * m / 2
-    steps = len(trace) + int(m.sum()) // _SEQUENCES_PER_STEP
-    work = Work(steps, int((n + m).sum()), int(pairs.sum()))
-    wanted_s = cost.seconds(work) / UTILISATION
+    work_s = cost.prefill_s(n, np.zeros(len(n))) + cost.decode_s(n, m)
+    wanted_s = float(work_s.sum()) / UTILISATION
     return max(1.0, wanted_s / trace.duration_s) if trace.duration_s else 1.0
 
 
@@ -113,7 +108,7 @@ def replay_timed(
     trace: BlockTrace,
     cache: CacheConfig,
     scheduling: SchedulerConfig,
-    cost: CostModel,
+    cost: StepCost,
     *,
     slowdown: float = 1.0,
     progress: Callable[[int], None] | None = None,
@@ -140,7 +135,7 @@ class _TimedReplay:
         trace: BlockTrace,
         cache: CacheConfig,
         scheduling: SchedulerConfig,
-        cost: CostModel,
+        cost: StepCost,
         slowdown: float,
         progress: Callable[[int], None] | None,
     ) -> None:
@@ -198,7 +193,7 @@ class _TimedReplay:
         plan = self._scheduler.plan()
         if not plan.sequences:
             return False
-        took_s = self._cost.seconds(plan_work(plan))
+        took_s = self._cost.step_s(plan)
         self._now_s += took_s
         self._result.busy_s += took_s
         self._result.num_steps += 1

@@ -1,23 +1,22 @@
-"""How are traces of traffic read, whoever wrote them?
+"""How are traces of traffic read?
 
 =================  ==============================================================
 file               what it is
 =================  ==============================================================
 ``*.npz``          arrays ``ts_ms, input_len, output_len, offsets, ids``; blocks of 512 tokens
-Mooncake JSONL     ``timestamp, input_length, output_length, hash_ids``; blocks of 512 tokens
+JSONL of hashes    ``hash_ids`` instead of tokens: Mooncake's, Bailian's; see ``hash_traces``
 recorded trace     what ``record_trace`` wrote: see ``core.trace``; blocks as asked
-OpenAI JSONL       requests as clients send them, with a tokenizer; blocks as asked
+JSONL of requests  as clients send them, with a tokenizer: see ``request_log``; blocks as asked
 =================  ==============================================================
 
-All become a ``BlockTrace``. Sources: Mooncake's open traces (arXiv 2407.00079); the request
-bodies of OpenAI's chat completions and completions, alone or as the ``body`` of a batch line.
+All become a ``BlockTrace``; JSON lines may be packed as ``.gz``.
 """
 
 import json
 import zlib
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, islice
 from pathlib import Path
 from typing import Any, Literal
 from zipfile import BadZipFile
@@ -25,23 +24,23 @@ from zipfile import BadZipFile
 import numpy as np
 
 from ostinato.core.errors import BrokenTrace, ConfigError
-from ostinato.lab.block_trace import BlockRequest, BlockTrace, make_block_trace
-from ostinato.lab.lines import OnBroken, read_lines
+from ostinato.lab.block_trace import BlockRequest, BlockTrace
+from ostinato.lab.hash_traces import TimeUnit, read_hash_trace
+from ostinato.lab.lines import BrokenLine, OnBroken, iter_lines
 from ostinato.lab.recording import read_recording
 from ostinato.lab.request_log import LoggedRequest, filled_times, parse_request
+from ostinato.lab.trace_builder import TraceBuilder
 from ostinato.traces.anonymizer import unpack_names
 
-PUBLIC_BLOCK_TOKENS = 512
-"""Tokens per block of the public traces."""
+_ARRAYS_BLOCK = 512
+"""Tokens per block of traces as arrays."""
 
 _ARRAYS = ("ts_ms", "input_len", "output_len", "offsets", "ids")
 
 _LINES_TRIED = 1000
 """Lines in which the first that can be read says what a file is; one above may be torn."""
 
-_SHOWN_LETTERS = 40
-
-Kind = Literal["arrays", "mooncake", "recording", "requests"]
+Kind = Literal["arrays", "hashes", "recording", "requests"]
 """What a file is."""
 
 Tokenizer = Callable[[Mapping[str, Any]], Sequence[int]]
@@ -53,15 +52,17 @@ class ReadOptions:
     """How to read a trace.
 
     Attributes:
-        block_tokens: Tokens per block, where the trace has tokens; public traces bring theirs.
-            None is that of the recorded engine, and 16 for logs.
+        block_tokens: Tokens per block. None is that of the recorded engine, 16 for logs, and
+            derived from the lengths where a trace lists hashes.
         on_broken: Whether a line that cannot be read ends the reading or is left out.
         tokenizer: For logs of requests.
+        unit: Of the timestamps of a trace of hashes; ``auto`` derives it.
     """
 
     block_tokens: int | None = None
     on_broken: OnBroken = "refuse"
     tokenizer: Tokenizer | None = None
+    unit: TimeUnit = "auto"
 
 
 def read_trace(path: str | Path, options: ReadOptions | None = None) -> BlockTrace:
@@ -74,15 +75,15 @@ def read_trace(path: str | Path, options: ReadOptions | None = None) -> BlockTra
     """
     path, options = Path(path), options or ReadOptions()
     kind, size = kind_of(path), options.block_tokens
-    if kind in ("arrays", "mooncake") and size not in (None, PUBLIC_BLOCK_TOKENS):
-        raise ConfigError(
-            f"block_size={size}: {path.name} lists blocks of {PUBLIC_BLOCK_TOKENS} tokens and no "
-            "tokens; leave --block-size out"
-        )
     if kind == "arrays":
+        if size not in (None, _ARRAYS_BLOCK):
+            raise ConfigError(
+                f"block_size={size}: {path.name} lists blocks of {_ARRAYS_BLOCK} tokens and no "
+                "tokens; leave --block-size out"
+            )
         return read_npz(path)
-    if kind == "mooncake":
-        return read_mooncake(path, options.on_broken)
+    if kind == "hashes":
+        return read_hash_trace(path, size, options.on_broken, options.unit)
     if kind == "recording":
         return read_recorded(path, size, options.on_broken)
     return read_openai(path, options)
@@ -104,7 +105,7 @@ def kind_of(path: str | Path) -> Kind:
         return "arrays"
     fields = _first_object(path)
     if "hash_ids" in fields or "input_length" in fields:
-        return "mooncake"
+        return "hashes"
     return "recording" if isinstance(fields.get("event"), str) else "requests"
 
 
@@ -114,27 +115,22 @@ def read_npz(path: Path) -> BlockTrace:
     Raises:
         BrokenTrace: An array is missing, or they contradict each other.
     """
-    ts_ms, lengths, outputs, offsets, ids = _arrays(path)
-    is_whole = len(offsets) == len(ts_ms) + 1 == len(lengths) + 1 == len(outputs) + 1
+    ts_ms, inputs, outputs, offsets, ids = _arrays(path)
+    is_whole = len(offsets) == len(ts_ms) + 1 == len(inputs) + 1 == len(outputs) + 1
     if not is_whole or offsets[0] or len(ids) != offsets[-1] or (np.diff(offsets) < 0).any():
         raise BrokenTrace(f"{path.name}: its arrays do not fit together")
     if (ids < 0).any():
         raise BrokenTrace(f"{path.name}: ids has {ids.min()}, and ids are at least 0")
     order = np.argsort(ts_ms, kind="stable")
-    rows = ids.tolist()
+    builder = TraceBuilder()
     try:
-        requests = [
-            BlockRequest(
-                float(ts_ms[i]) / 1000,
-                int(lengths[i]),
-                int(outputs[i]),
-                tuple(rows[offsets[i] : offsets[i + 1]]),
-            )
-            for i in order
-        ]
+        for i in order:
+            names = ids[offsets[i] : offsets[i + 1]].tolist()
+            lengths = int(inputs[i]), int(outputs[i])
+            builder.add(BlockRequest(float(ts_ms[i]), *lengths, names))
     except BrokenTrace as error:
         raise BrokenTrace(f"{path.name}: {error}") from error
-    return make_block_trace(path.name, PUBLIC_BLOCK_TOKENS, requests)
+    return builder.build(path.name, _ARRAYS_BLOCK, units_per_s=1000)
 
 
 def _arrays(path: Path) -> Iterator[Any]:
@@ -152,35 +148,10 @@ def _arrays(path: Path) -> Iterator[Any]:
         OSError, ValueError, KeyError, EOFError, AttributeError, TypeError, BadZipFile, zlib.error
     ) as error:  # fmt: skip
         raise BrokenTrace(f"{path.name} is no trace of arrays: {error}") from error
-    for name, array in zip(_ARRAYS, arrays, strict=True):
-        if array.ndim != 1 or array.dtype.kind not in "iuf" or not np.isfinite(array).all():
+    for name, row in zip(_ARRAYS, arrays, strict=True):
+        if row.ndim != 1 or row.dtype.kind not in "iuf" or not np.isfinite(row).all():
             raise BrokenTrace(f"{path.name}: {name} must be a row of whole numbers")
-        yield array.astype(np.int64)
-
-
-def read_mooncake(path: Path, on_broken: OnBroken = "refuse") -> BlockTrace:
-    """Read one of Mooncake's traces; the partial last block of a prompt is left out.
-
-    Raises:
-        BrokenTrace: A line cannot be read and is not to be left out.
-    """
-
-    def parse(line: bytes) -> BlockRequest:
-        fields = _object(line)
-        input_tokens, output_tokens = (_count(fields, f"{x}_length") for x in ("input", "output"))
-        ids = fields.get("hash_ids")
-        if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
-            raise BrokenTrace("hash_ids must be a list of integers of at least 0")
-        full = input_tokens // PUBLIC_BLOCK_TOKENS
-        if not full <= len(ids) <= full + 1:
-            raise BrokenTrace(
-                f"{len(ids)} hash_ids for {input_tokens} tokens in blocks of {PUBLIC_BLOCK_TOKENS}"
-            )
-        arrival_s = _count(fields, "timestamp") / 1000
-        return BlockRequest(arrival_s, input_tokens, output_tokens, tuple(ids[:full]))
-
-    lines = read_lines(path, parse, on_broken)
-    return make_block_trace(path.name, PUBLIC_BLOCK_TOKENS, lines.items, lines.broken)
+        yield row.astype(np.int64)
 
 
 def read_recorded(
@@ -193,7 +164,7 @@ def read_recorded(
     recording = read_recording(path, on_broken)
     size = block_tokens or recording.header.cache.block_size
     ended = recording.ended
-    requests = []
+    builder = TraceBuilder()
     for added in recording.added:
         prompt = unpack_names(added.prompt)
         end = ended.get(added.request)
@@ -202,7 +173,7 @@ def read_recorded(
         answer = unpack_names(outputs[0].output)[:-1] if outputs else prompt[:0]
         tokens = prompt + answer
         blocks = _blocks(tokens.tolist(), size, (added.tenant, added.epoch))
-        requests.append(
+        builder.add(
             BlockRequest(
                 added.arrival_us / 1_000_000,
                 len(prompt),
@@ -211,7 +182,7 @@ def read_recorded(
                 len(blocks) - len(prompt) // size,
             )
         )
-    trace = make_block_trace(path.name, size, requests, recording.broken)
+    trace = builder.build(path.name, size, recording.broken)
     token_bytes = recording.header.model.get("token_bytes")
     return replace(trace, token_bytes=token_bytes if isinstance(token_bytes, int) else None)
 
@@ -229,22 +200,20 @@ def read_openai(path: Path, options: ReadOptions) -> BlockTrace:
     tokenizer, size = options.tokenizer, options.block_tokens or 16
     if tokenizer is None:
         raise ConfigError(f"{path.name} is a log of requests: give a model, for its tokenizer")
-    numbers = count(1)
 
-    def parse(line: bytes) -> tuple[float | None, BlockRequest]:
-        logged = parse_request(line, next(numbers))
+    def parse(number: int, line: bytes) -> tuple[float | None, BlockRequest]:
+        logged = parse_request(line, number)
         tokens = _tokenize(tokenizer, logged.body)
         answer = _answer_tokens(tokenizer, logged)
-        blocks = _blocks(tokens, size, (logged.tenant,))
+        blocks = _blocks(tokens, size, (logged.tenant, logged.model))
         return logged.at_s, BlockRequest(logged.at_s or 0.0, len(tokens), answer, blocks)
 
-    lines = read_lines(path, parse, options.on_broken)
-    times = filled_times([at_s for at_s, _ in lines.items])
-    requests = (
-        replace(request, arrival_s=at_s)
-        for at_s, (_, request) in zip(times, lines.items, strict=True)
-    )
-    return make_block_trace(path.name, size, requests, lines.broken)
+    builder, broken, times = TraceBuilder(), list[BrokenLine](), list[float | None]()
+    for at_s, request in iter_lines(path, parse, options.on_broken, broken):
+        times.append(at_s)
+        builder.add(request)
+    builder.arrivals[:] = array("d", filled_times(times))
+    return builder.build(path.name, size, tuple(broken))
 
 
 def _answer_tokens(tokenizer: Tokenizer, logged: LoggedRequest) -> int:
@@ -280,22 +249,26 @@ def _first_object(path: Path) -> dict[str, Any]:
     Raises:
         BrokenTrace: The file cannot be read, or there is none among its first lines.
     """
+
+    def parse(number: int, line: bytes) -> dict[str, Any]:
+        if number > _LINES_TRIED:
+            raise _Undecided
+        return _object(line)
+
+    broken: list[BrokenLine] = []
     try:
-        with path.open("rb") as file:
-            first = None
-            for line in islice((line for line in file if line.strip()), _LINES_TRIED):
-                try:
-                    return _object(line)
-                except (BrokenTrace, RecursionError) as error:
-                    first = first or error
-    except OSError as error:
-        raise BrokenTrace(f"{path}: {error.strerror or error}") from error
-    if first is None:
-        raise BrokenTrace(f"{path.name}: it is empty")
-    raise BrokenTrace(
-        f"{path.name} is neither a trace nor a log of requests: in none of its first lines is a "
-        f"JSON object ({first})"
-    )
+        return next(iter_lines(path, parse, "skip", broken))
+    except (BrokenTrace, _Undecided) as error:
+        if not broken:
+            raise
+        raise BrokenTrace(
+            f"{path.name} is neither a trace nor a log of requests: in none of its first lines is "
+            f"a JSON object ({broken[0].reason})"
+        ) from error
+
+
+class _Undecided(Exception):
+    """None of the first lines says what a file is."""
 
 
 def _object(line: bytes) -> dict[str, Any]:
@@ -306,14 +279,6 @@ def _object(line: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise BrokenTrace(f"this is {type(fields).__name__}, not an object")
     return fields
-
-
-def _count(fields: dict[str, Any], name: str) -> int:
-    value: Any = fields.get(name)
-    if not _is_number(value) or not 0 <= value < 2**53:
-        shown = repr(value)[:_SHOWN_LETTERS]
-        raise BrokenTrace(f"{name}={shown}: must be a number of at least 0")
-    return int(value)
 
 
 def _is_number(value: Any) -> bool:

@@ -12,6 +12,7 @@ was waited for, was copied, or was computed, and what was computed has a cause (
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from html import escape
 from typing import Any
 
 _WIDEST_LABEL = 16
@@ -42,6 +43,7 @@ class Cause(StrEnum):
     OTHER_IMAGE = "other image"
     OTHER_HEAD = "other public prefix"
     OTHER_WEIGHTS = "other weights"
+    OTHER_MODEL = "other model"
     EVICTED = "evicted"
     REMOVED = "removed"
     NOT_WRITTEN = "not written"
@@ -119,6 +121,8 @@ class Stretch:
                 return f"seen from {whose}, who began with another public prefix or with none"
             case Cause.OTHER_WEIGHTS:
                 return f"computed for {whose} with the weights before the update"
+            case Cause.OTHER_MODEL:
+                return f"seen from {whose}, which asked for another model"
             case Cause.EVICTED:
                 return self._eviction(whose)
             case Cause.REMOVED:
@@ -160,7 +164,7 @@ class Difference:
         caret: Place of the first character that differs, in both.
         width: Characters of this prompt's token behind it, at least 1.
         place: Where it is in the request, such as ``messages[0] (system)`` or ``line 2``.
-        num_alike_after: Tokens behind the difference that agree again; they miss for its sake.
+        num_alike_after: Tokens after the difference that match again, but cannot hit.
     """
 
     token: int
@@ -272,9 +276,11 @@ class Explanation:
         """What else is worth knowing."""
         notes = []
         if self.difference is not None and self.difference.num_alike_after:
+            num = self.difference.num_alike_after
+            what = "1 token after it matches" if num == 1 else f"{num:,} tokens after it match"
             notes.append(
-                f"{self.difference.num_alike_after:,} tokens behind the difference agree again, "
-                "and miss for its sake: move what changes behind them."
+                f"The {what} but cannot hit, because the prefix differs. "
+                f"Move the changing part after {'it' if num == 1 else 'them'}."
             )
         if self.num_forgotten:
             notes.append(
@@ -282,6 +288,22 @@ class Explanation:
                 "ones are no longer remembered (keep_explanations)."
             )
         return tuple(notes)
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: one row per stretch, all texts escaped."""
+        rows = "".join(
+            f"<tr><td>{s.start:,}</td><td>{s.stop - 1:,}</td><td>{escape(s.fate)}</td>"
+            f'<td style="text-align:left">{escape(s.sentence)}</td></tr>'
+            for s in self.stretches
+        )
+        lines = [*(self.difference.lines if self.difference else ())]
+        below = f"<pre>{escape(chr(10).join(lines))}</pre>" if lines else ""
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        head = "".join(f"<th>{name}</th>" for name in ("first token", "last token", "fate", "why"))
+        return (
+            f"<p><b>{escape(self.title)}</b></p><table><thead><tr>{head}</tr></thead>"
+            f"<tbody>{rows}</tbody></table>{below}{notes}"
+        )
 
     def __str__(self) -> str:
         lines = [self.title, ""]

@@ -10,6 +10,7 @@ Files in reading order:
 * ``model_call``: how is a model called?
 * ``forward/``: how is it made fast on a CPU without computing anything else?
 * ``model_runner``: how is one step executed?
+* ``compute_path``: how are steps computed here, and why not faster?
 * ``logit_edits``, ``truncation``, ``randomness``, ``sampler``: which token is next?
 * ``logprobs``: how likely was it?
 * ``device``: which device does a name mean, and is it there?

@@ -7,8 +7,9 @@ In this order, which is that of vLLM and of Hugging Face's logits processors:
    the prompt or the output (Keskar et al., CTRL, arXiv 1909.05858, section 4.1);
 3. ``frequency_penalty`` is subtracted for each time, ``presence_penalty`` once for any time that
    a token stands in the output (as OpenAI's API defines them);
-4. banned ids become -inf;
-5. so do all ids that the form of a structured output does not allow now.
+4. ids outside ``allowed_token_ids``, and those that would complete one of ``bad_words``, become
+   -inf;
+5. so do banned ids, and all that the form of a structured output does not allow now.
 
 Each edit touches few of the logits, so edits are lists of (row, id, value) over the whole batch,
 applied by one indexed operation each; nothing of shape (num_rows, vocab) is made but one copy.
@@ -62,6 +63,7 @@ def edit_logits(logits: Tensor, tasks: Sequence[SampleTask]) -> Tensor:
     _add_bias(edited, tasks)
     _penalise_repetition(edited, tasks)
     _penalise_output(edited, tasks)
+    _keep_allowed(edited, tasks)
     _ban(edited, tasks)
     _keep_form(edited, tasks)
     return edited
@@ -70,7 +72,14 @@ def edit_logits(logits: Tensor, tasks: Sequence[SampleTask]) -> Tensor:
 def asks_for_edits(task: SampleTask) -> bool:
     """Whether a row's logits change before its token is chosen."""
     params = task.params
-    return bool(task.banned or params.logit_bias or params.has_penalties or task.form)
+    return bool(
+        task.banned
+        or task.form
+        or params.logit_bias
+        or params.has_penalties
+        or params.bad_words_ids
+        or params.allowed_token_ids is not None
+    )
 
 
 def _add_bias(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
@@ -117,10 +126,35 @@ def _penalise_output(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
     logits[where] -= frequency * _values(logits, cells.counts) + presence
 
 
+def _keep_allowed(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
+    """Make impossible what is not among a row's ``allowed_token_ids``."""
+    for row, task in zip(logits, tasks, strict=True):
+        if task.params.allowed_token_ids is not None:
+            ids = torch.tensor(task.params.allowed_token_ids, device=logits.device)
+            allowed = row[ids]
+            row.fill_(float("-inf"))
+            row[ids] = allowed
+
+
+def completed_words(task: SampleTask) -> list[int]:
+    """List the ids that would complete one of a row's ``bad_words``."""
+    output = task.output
+    return [
+        last
+        for *first, last in task.params.bad_words_ids
+        if len(first) <= len(output) and output[len(output) - len(first) :].tolist() == first
+    ]
+
+
 def _ban(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
     """Make banned ids impossible; one outside the vocabulary is so already."""
     vocab = logits.shape[1]
-    pairs = [(i, token) for i, task in enumerate(tasks) for token in task.banned if token < vocab]
+    pairs = [
+        (row, token)
+        for row, task in enumerate(tasks)
+        for token in (*task.banned, *completed_words(task))
+        if token < vocab
+    ]
     if pairs:
         rows, ids = zip(*pairs, strict=True)
         logits[_index(logits, rows, ids)] = float("-inf")

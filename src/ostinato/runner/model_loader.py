@@ -28,7 +28,7 @@ from ostinato.core.errors import BrokenCheckpoint, MissingTokenizer, Unsupported
 from ostinato.runner.attention.registration import ATTENTION_NAME, register
 from ostinato.runner.checkpoint import fingerprint, read_config, weight_files
 from ostinato.runner.device import resolve_device
-from ostinato.runner.forward.choose import choose_forward
+from ostinato.runner.forward.choose import ChosenForward, choose_forward
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.model_call import ModelCall
@@ -63,7 +63,7 @@ class LoadedModel:
         device: Where it computes.
         fingerprint: SHA-256 over config and weights.
         kv_spec: What each layer keeps of a token.
-        fused: Computes steps in place of the model; None where the model does so itself.
+        forward: How steps are computed, and why not faster.
     """
 
     name: str
@@ -78,7 +78,12 @@ class LoadedModel:
     device: torch.device
     fingerprint: bytes
     kv_spec: KVSpec
-    fused: FusedForward | None = None
+    forward: ChosenForward
+
+    @property
+    def fused(self) -> FusedForward | None:
+        """Computes steps in place of the model; None where the model does so itself."""
+        return self.forward.fused
 
     @property
     def max_model_len(self) -> int:
@@ -105,6 +110,7 @@ def load_model(
     device: torch.device | str = "cpu",
     attention: AttentionName = "auto",
     forward: ForwardName = "auto",
+    revision: str | None = None,
 ) -> LoadedModel:
     """Load a model and make sure that it can be served correctly.
 
@@ -114,6 +120,7 @@ def load_model(
         device: Where to compute.
         attention: Who computes attention, and so is held against the model's own.
         forward: How steps may be computed, see ``runner.forward.choose``.
+        revision: Branch, tag or commit of a hub repository.
 
     Raises:
         ConfigError: An unknown dtype or forward, or a device that is not there.
@@ -127,7 +134,7 @@ def load_model(
     one_of("forward", forward, get_args(ForwardName))
     device = resolve_device(device)
     register()
-    path = resolve_model(name)
+    path = resolve_model(name, revision)
     with _quiet():
         config = _load_config(path)
         files = weight_files(path)
@@ -136,8 +143,8 @@ def load_model(
         model = _load_weights(path, config, _torch_dtype(dtype, config), device)
         call = ModelCall(model)
         probed = probe_model(model, call, attention)
-        fused = choose_forward(model, probed, forward)
-        tokenizer = _load_tokenizer(path)
+        chosen = choose_forward(model, probed, forward)
+        tokenizer = load_tokenizer(path)
     return LoadedModel(
         name=str(name),
         path=path,
@@ -151,7 +158,7 @@ def load_model(
         device=device,
         fingerprint=fingerprint(path, files),
         kv_spec=probed.spec,
-        fused=fused,
+        forward=chosen,
     )
 
 
@@ -201,8 +208,12 @@ def _load_weights(
     return cast(PreTrainedModel, model.eval().to(device))
 
 
-def _load_tokenizer(path: Path) -> PreTrainedTokenizerBase | None:
-    """Read the tokenizer; None if there are no files of one."""
+def load_tokenizer(path: Path) -> PreTrainedTokenizerBase | None:
+    """Read the tokenizer in a directory; None if there are no files of one.
+
+    Raises:
+        BrokenCheckpoint: Its files are damaged.
+    """
     if not any((path / name).exists() for name in _TOKENIZER_FILES):
         return None
     try:

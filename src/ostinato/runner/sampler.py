@@ -221,6 +221,12 @@ def _explain(logits: Tensor, scores: Tensor, task: SampleTask) -> str:
         return "the model gave -inf for every token of the vocabulary"
     if scores.isneginf().all() and task.form is not None:
         return _explain_form(task, task.form)
+    params = task.params
+    if scores.isneginf().all() and (params.allowed_token_ids or params.bad_words_ids):
+        return (
+            "allowed_token_ids, bad_words and min_tokens together leave no token; allow more ids "
+            "or lower min_tokens"
+        )
     if scores.isneginf().all():
         return (
             f"min_tokens={task.params.min_tokens} bans {len(task.banned)} ids, which are all that "

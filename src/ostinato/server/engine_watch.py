@@ -24,7 +24,11 @@ class EngineWatch(Generic[SeenT]):
     """Remembers what was seen last of one engine."""
 
     def __init__(
-        self, llm: AsyncLLM, question: Callable[[Engine], SeenT], patience_s: float = 0.25
+        self,
+        llm: AsyncLLM,
+        question: Callable[[Engine], SeenT],
+        patience_s: float = 0.25,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Watch an engine.
 
@@ -32,10 +36,12 @@ class EngineWatch(Generic[SeenT]):
             llm: Whose engine.
             question: What to look at; it is asked between two steps and changes nothing.
             patience_s: How long to wait for the end of a step once something was seen.
+            clock: Seconds; tells how long looks took.
         """
         self._llm = llm
         self._question = question
         self._patience_s = patience_s
+        self._clock = clock
         self._seen: SeenT | None = None
         self._rests_until_s = 0.0
         self._asking: asyncio.Task[SeenT] | None = None
@@ -46,7 +52,7 @@ class EngineWatch(Generic[SeenT]):
         Raises:
             EngineStopped: The engine has ended, and nothing was ever seen of it.
         """
-        if self._seen is not None and time.monotonic() < self._rests_until_s:
+        if self._seen is not None and self._clock() < self._rests_until_s:
             return self._seen
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
@@ -65,11 +71,11 @@ class EngineWatch(Generic[SeenT]):
 
         def timed(engine: Engine) -> SeenT:
             nonlocal took_s
-            begin_s = time.perf_counter()
+            begin_s = self._clock()
             seen = self._question(engine)
-            took_s = time.perf_counter() - begin_s
+            took_s = self._clock() - begin_s
             return seen
 
         self._seen = await self._llm.look(timed)
-        self._rests_until_s = time.monotonic() + REST_FACTOR * took_s
+        self._rests_until_s = self._clock() + REST_FACTOR * took_s
         return self._seen

@@ -193,6 +193,11 @@ class _EngineCollector(Collector):
         yield info
         seen = self._metrics.snapshot
         if seen is not None:
+            path = InfoMetricFamily(
+                "ostinato_compute_path", "How steps are computed, and why not faster."
+            )
+            path.add_metric([], seen.compute_path.fields())
+            yield path
             yield from _prompt_tokens(seen)
             yield from _blocks(seen)
             yield from ghost_metrics(seen.cache.ghosts)

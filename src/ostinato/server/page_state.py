@@ -192,6 +192,7 @@ def _load(state: ServerState, snapshot: Snapshot) -> dict[str, Any]:
         "preemptions": snapshot.scheduler.num_preemptions,
         "evicted_blocks": snapshot.cache.evicted_blocks,
         "leased_blocks": snapshot.num_leased_blocks,
+        "compute_path": str(snapshot.compute_path),
     }
 
 

@@ -1,44 +1,9 @@
 """Steps for the native library: its block sizes, trees of shared runs, chunks beside decodes."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import pytest
-import torch
 from hypothesis import strategies as st
 
 from ostinato.runner.attention.native_plan import NativeLimits
-from ostinato.runner.native.library import Isa, best_isa, current_isa, library, use_isa
 from tests.runner.attention.scene import Shape
-
-needs_library = pytest.mark.skipif(library() is None, reason="the native library is not built")
-
-ISAS = [] if (found := library()) is None else [isa for isa in Isa if isa <= best_isa(found)]
-"""What this processor can do, one containing the other."""
-
-
-@contextmanager
-def isa_in_use(isa: Isa) -> Iterator[None]:
-    """Use an instruction set for a while."""
-    native = library()
-    assert native is not None
-    before = current_isa(native)
-    use_isa(native, isa)
-    try:
-        yield
-    finally:
-        use_isa(native, before)
-
-
-@contextmanager
-def threads_in_use(num_threads: int) -> Iterator[None]:
-    """Let torch, and the library with it, use so many threads for a while."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @st.composite

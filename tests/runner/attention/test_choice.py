@@ -21,7 +21,7 @@ from ostinato.runner.kv_store import KVSpec, LayerKV
 from ostinato.runner.native import library as library_file
 from ostinato.runner.native.library import library
 from ostinato.runner.native.store import TOKEN_GROUP
-from tests.runner.attention.native_scenes import needs_library
+from tests.support.instruction_sets import needs_library
 
 ORDINARY = AttentionCase(
     KVSpec((LayerKV(2, 64, 64),)), torch.bfloat16, torch.bfloat16, 16, torch.device("cpu")
@@ -87,10 +87,10 @@ def test_where_nobody_would_expect_the_library_nothing_is_said(
     ("reason", "changed"),
     {
         **UNKNOWN,
-        "dtype is float64, and it knows float32, bfloat16, float16: set dtype": {
+        "dtype is float64, and the library knows float32, bfloat16, float16: set dtype": {
             "dtype": torch.float64
         },
-        "device='cuda:0', and it computes on a CPU": {"device": torch.device("cuda", 0)},
+        "device='cuda:0', and the library computes on a CPU": {"device": torch.device("cuda", 0)},
     }.items(),
 )
 def test_a_library_that_cannot_is_refused_if_it_is_asked_for(reason: str, changed: dict[str, Any]):
@@ -122,7 +122,7 @@ def test_without_a_library_it_is_refused_before_the_weights_are_read(
         raise AssertionError("the weights were read")
 
     monkeypatch.setattr(engine_file, "load_model", read)
-    with pytest.raises(ConfigError, match="installed without its native library"):
+    with pytest.raises(ConfigError, match="no native library"):
         Engine(EngineConfig.of("tiny-shakespeare", {"attention": "native"}))
 
 
@@ -133,11 +133,12 @@ def test_without_a_library_torch_computes_and_it_is_said_once(
         assert isinstance(choose_attention("auto", ORDINARY), TorchAttention)
 
     [said] = caplog.messages
-    assert "no native library (it was built without a C++ compiler)" in said
+    assert "no native library (the package was built without a C++ compiler)" in said
+    assert "native/compile.py" in said
 
 
 def test_without_a_library_it_is_refused_if_it_is_asked_for(no_library: None):
-    with pytest.raises(ConfigError, match="installed without its native library"):
+    with pytest.raises(ConfigError, match="no native library"):
         choose_attention("native", ORDINARY)
 
 
@@ -148,4 +149,4 @@ def test_a_file_that_is_no_library_is_none(
     (tmp_path / "libostinato_native.so").write_text("this is no library")
 
     assert library() is None
-    assert "libostinato_native.so" in caplog.text and "compiler" not in caplog.text
+    assert "libostinato_native.so" in caplog.text and "built without" not in caplog.text

@@ -15,15 +15,9 @@ from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.native_plan import NativeLimits
 from ostinato.runner.native.library import Isa, library
-from tests.runner.attention.native_scenes import (
-    ISAS,
-    isa_in_use,
-    limits,
-    needs_library,
-    shapes,
-    threads_in_use,
-)
+from tests.runner.attention.native_scenes import limits, shapes
 from tests.runner.attention.scene import Scene, Shape, styles
+from tests.support.instruction_sets import ISAS, isa_in_use, needs_library, threads_in_use
 
 pytestmark = needs_library
 
@@ -64,7 +58,6 @@ def test_every_query_gets_what_the_reference_gives_it(
     )
 
 
-@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", EXACT)
 def test_each_instruction_set_reads_a_long_context_in_parts_and_a_tree_beside_it(
     isa: Isa, dtype: torch.dtype
@@ -82,7 +75,7 @@ def test_each_instruction_set_reads_a_long_context_in_parts_and_a_tree_beside_it
     scene = Scene(shape, dtype, backend(sizes=NativeLimits(min_part=64)))
     style = AttentionStyle(scale=128**-0.5)
 
-    with isa_in_use(isa), threads_in_use(4):
+    with threads_in_use(4):
         found = scene.attend(style)
 
     torch.testing.assert_close(

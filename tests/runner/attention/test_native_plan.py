@@ -19,8 +19,9 @@ from ostinato.runner.attention.native_plan import (
 )
 from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.native.library import Isa, library
-from tests.runner.attention.native_scenes import limits, needs_library, shapes
+from tests.runner.attention.native_scenes import limits, shapes
 from tests.runner.attention.scene import Scene, Shape
+from tests.support.instruction_sets import needs_library
 
 pytestmark = needs_library
 

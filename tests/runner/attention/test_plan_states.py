@@ -24,8 +24,8 @@ from ostinato.runner.attention.native_plan import NativeLimits, NativePlan
 from ostinato.runner.inputs import build_inputs
 from ostinato.runner.kv_store import KVSpec, LayerKV
 from ostinato.runner.native.library import library
-from tests.runner.attention.native_scenes import needs_library
 from tests.runner.attention.test_native_plan import assert_merged, looks
+from tests.support.instruction_sets import needs_library
 
 SIZE, NUM_BLOCKS, WINDOW, GROUP = 16, 80, 40, 2
 CPU = torch.device("cpu")

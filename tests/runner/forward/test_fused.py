@@ -1,6 +1,5 @@
 """The fused forward, the packed modules and the plain ones agree; what is unlike falls back."""
 
-import logging
 from array import array
 from dataclasses import replace
 from typing import Any
@@ -10,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ostinato import LLM, SamplingParams
-from ostinato.runner.forward import choose
-from ostinato.runner.forward.packed import PackedLinear, PackedWeight
+from ostinato.runner.forward import packing
+from ostinato.runner.forward.packed import PackedWeight
+from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.native.library import library
 from tests.runner.bench import Bench, own_logits, random_prompt
@@ -93,48 +93,51 @@ def test_fused_packed_and_plain_give_the_same_logits(
 
 @pytest.mark.parametrize("family", UNLIKE)
 def test_a_model_of_another_build_runs_its_own_modules_and_it_is_said(
-    checkpoints: Checkpoints, family: str, caplog: pytest.LogCaptureFixture
+    checkpoints: Checkpoints, family: str
 ) -> None:
-    caplog.set_level(logging.INFO, "ostinato")
     prompt = random_prompt(1, 20)
 
     loaded = load_model(checkpoints.path(family), "float32")
 
     assert loaded.fused is None
-    assert "runs its own modules" in caplog.text
+    assert loaded.forward.name == "packed" and loaded.forward.reason
     expected = own_logits(load_model(checkpoints.path(family), "float32", forward="plain"), prompt)
     assert difference(in_steps(loaded, prompt), expected) <= 1e-3
 
 
-def test_granite_is_found_out_by_its_logits(
-    checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "ostinato")
-    load_model(checkpoints.path("granite"), "float32")
-    assert "fused, its logits differ" in caplog.text
+def test_granite_is_found_out_by_its_logits(checkpoints: Checkpoints) -> None:
+    loaded = load_model(checkpoints.path("granite"), "float32")
+    assert "fused, its logits differ" in loaded.forward.reason
 
 
 def test_packed_weights_that_compute_something_else_are_unpacked(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if oneDNN were broken here: twice what it should be."""
-    right = PackedWeight.multiply
-    monkeypatch.setattr(PackedWeight, "multiply", lambda *a, **k: 2 * right(*a, **k))
-    caplog.set_level(logging.INFO, "ostinato")
+    """As if a kernel were broken here: twice what it should be."""
+    right = PackedWeight.replace
+    monkeypatch.setattr(PackedWeight, "replace", lambda *a: right(*a[:-1], 2 * a[-1]))
 
     loaded = load_model(checkpoints.path("llama"), "float32")
 
     assert loaded.fused is None and packed_layers(loaded) == 0
-    assert "keeps plain weights" in caplog.text
+    assert loaded.forward.name == "plain"
+    assert "packed, its logits differ" in loaded.forward.reason
 
 
-def test_without_the_library_weights_are_packed_all_the_same(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_without_the_library_a_model_runs_its_own_modules(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, dtype: Any
 ) -> None:
-    monkeypatch.setattr(choose, "library", lambda: None)
+    monkeypatch.setattr(packing, "library", lambda: None)
 
-    loaded = load_model(checkpoints.path("llama"), "float32")
+    loaded = load_model(checkpoints.path("llama"), dtype)
 
+    assert loaded.fused is None and packed_layers(loaded) == 0
+    assert loaded.forward.reason == "packed weights need the native library"
+
+
+def test_float16_is_packed_on_every_processor(checkpoints: Checkpoints) -> None:
+    loaded = load_model(checkpoints.path("llama"), "float16")
     assert loaded.fused is None and packed_layers(loaded) == 22
 
 

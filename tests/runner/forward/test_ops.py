@@ -11,23 +11,19 @@ from torch.nn import functional
 
 from ostinato.runner.forward.ops import NativeOps
 from ostinato.runner.forward.parts import Heads, HeadShape, Norm, Turns
-from ostinato.runner.native.library import Isa, best_isa, current_isa, library, use_isa
+from ostinato.runner.native.library import library
+from tests.support.instruction_sets import ISAS, isa_in_use
 
 NATIVE = library()
-pytestmark = pytest.mark.skipif(NATIVE is None, reason="there is no native library here")
 EPSILON = 1e-6
 
 
-@pytest.fixture(params=list(Isa), ids=lambda isa: isa.name, scope="module")
+@pytest.fixture(params=ISAS, ids=lambda isa: isa.name.lower(), scope="module")
 def ops(request: pytest.FixtureRequest) -> Iterator[NativeOps]:
     """The operations on one instruction set."""
     assert NATIVE is not None
-    if request.param > best_isa(NATIVE):
-        pytest.skip("this processor has no such instructions")
-    before = current_isa(NATIVE)
-    use_isa(NATIVE, request.param)
-    yield NativeOps(NATIVE)
-    use_isa(NATIVE, before)
+    with isa_in_use(request.param):
+        yield NativeOps(NATIVE)
 
 
 def normed(rows: Tensor, weight: Tensor) -> Tensor:

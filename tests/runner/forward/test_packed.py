@@ -8,9 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ostinato.runner.forward.packed import PackedLinear, PackedWeight, padded
+from ostinato.runner.forward.packed import PackedWeight
+from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import pack_linears, stack, unpack_linears
 from ostinato.runner.forward.places import replace_weights, weight_places
+from tests.support.instruction_sets import needs_library
+
+pytestmark = needs_library
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -44,13 +48,6 @@ def close(found: Tensor, expected: Tensor) -> bool:
     unit = 1e-5 if expected.dtype == torch.float32 else 2e-2
     size = float(expected.float().abs().max()) + 1e-3
     return float((found.float() - expected.float()).abs().max()) <= unit * size
-
-
-@given(st.integers(1, 10**6))
-def test_padding_is_a_sixteenth_at_most_and_sizes_are_few(num_rows: int) -> None:
-    assert num_rows <= padded(num_rows) <= num_rows * 17 / 16
-    assert padded(padded(num_rows)) == padded(num_rows)
-    assert len({padded(n) for n in range(1025, 2049)}) == 16
 
 
 @settings(deadline=None, max_examples=25)

@@ -20,22 +20,18 @@ from ostinato.runner.forward.program import Attend, Copies, Copy, Program, Take,
 from ostinato.runner.forward.steps import Steps
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.native.face import Attention, Kv
-from ostinato.runner.native.library import Isa, best_isa, current_isa, library, use_isa
+from ostinato.runner.native.library import Isa, library
 from tests.runner.bench import Bench, own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints
+from tests.support.instruction_sets import ISAS, isa_in_use, needs_library, threads_in_use
 
 NATIVE = library()
-pytestmark = pytest.mark.skipif(
-    NATIVE is None or best_isa(NATIVE) < Isa.AVX512_BF16,
-    reason="needs the native library, and a processor that multiplies bfloat16",
-)
+pytestmark = needs_library
 
-needs_amx = pytest.mark.skipif(
-    NATIVE is None or best_isa(NATIVE) < Isa.AMX, reason="many rows are multiplied by AMX alone"
-)
+DTYPES = ["bfloat16", "float32"]
 
 TILED: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
-"""Sizes that tiles divide."""
+"""Sizes that tiles divide; those of the other checkpoints they do not."""
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -48,11 +44,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _isa_as_before() -> Iterator[None]:
-    before = current_isa(NATIVE)
-    yield
-    use_isa(NATIVE, before)
+@pytest.fixture(params=ISAS, ids=lambda isa: isa.name.lower(), autouse=True, scope="module")
+def isa(request: pytest.FixtureRequest) -> Iterator[Isa]:
+    with isa_in_use(request.param):
+        yield request.param
 
 
 @pytest.fixture
@@ -93,6 +88,7 @@ def operation_by_operation(monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel)
         return small_steps(loaded)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_program_gives_the_very_logits_of_its_operations_one_by_one(
@@ -101,21 +97,32 @@ def test_a_program_gives_the_very_logits_of_its_operations_one_by_one(
     programs: list[int],
     kind: str,
     threads: int,
+    dtype: Any,
 ) -> None:
     family, changes = KINDS[kind]
-    loaded = load_model(checkpoints.path(family, **TILED, **changes), "bfloat16")
+    loaded = load_model(checkpoints.path(family, **changes), dtype)
     assert isinstance(loaded.fused, FusedForward)
     assert programs, "the probe's steps went through it"
     programs.clear()
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_in_use(threads):
         found = small_steps(loaded)
         assert programs == [14, 2, 30, 2, 14]
         expected = operation_by_operation(monkeypatch, loaded)
-    finally:
-        torch.set_num_threads(before)
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_program_gives_the_logits_of_the_plain_modules(
+    checkpoints: Checkpoints, programs: list[int], dtype: Any
+) -> None:
+    path = checkpoints.path("qwen3", **TILED)
+    expected = own_logits(load_model(path, dtype, forward="plain"), random_prompt(1, 31))
+    loaded = load_model(path, dtype)
+    programs.clear()
+    found = small_steps(loaded)
+    assert programs
+    tolerance = 1e-4 if dtype == "float32" else 0.15
+    assert (found - expected).abs().max() <= tolerance * expected.std()
 
 
 def test_new_weights_and_biases_are_computed_with(
@@ -195,25 +202,6 @@ def test_slots_are_copied_once_they_are_written_and_before_they_are_read(
     assert (found - expected).abs().max() <= 0.1 * expected.std()
 
 
-def test_what_the_library_cannot_multiply_goes_operation_by_operation(
-    checkpoints: Checkpoints, programs: list[int]
-) -> None:
-    """Without AMX it multiplies eight rows; without bfloat16 none."""
-    assert NATIVE is not None
-    loaded = load_model(checkpoints.path("llama", **TILED), "bfloat16")
-    bench = bench_of(loaded)
-    sequence = bench.sequence(random_prompt(4, 140))
-    programs.clear()
-    use_isa(NATIVE, Isa.AVX512_BF16)
-    bench.step(sequence.next(9))
-    use_isa(NATIVE, Isa.AVX2)
-    bench.step(sequence.next(1))
-    assert programs == []
-    use_isa(NATIVE, Isa.AVX512_BF16)
-    bench.step(sequence.next(8))
-    assert programs == [8]
-
-
 def long_step(loaded: LoadedModel, num_tokens: int) -> Tensor:
     """Logits of every third token of a prompt, and what the next token sees of its keys."""
     bench, prompt = bench_of(loaded), random_prompt(11, num_tokens + 1)
@@ -223,7 +211,6 @@ def long_step(loaded: LoadedModel, num_tokens: int) -> Tensor:
     return torch.cat((whole, bench.logits(sequence.rest())))
 
 
-@needs_amx
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_long_step_goes_through_its_program_in_chunks_and_gives_the_same_logits(
@@ -237,10 +224,8 @@ def test_a_long_step_goes_through_its_program_in_chunks_and_gives_the_same_logit
     and operation by operation."""
     family, changes = KINDS[kind]
     loaded = load_model(checkpoints.path(family, **TILED, **changes), "bfloat16")
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
     found = []
-    try:
+    with threads_in_use(threads):
         for rows_per_chunk in (32, 96, 256):
             monkeypatch.setattr(steps, "ROWS_PER_CHUNK", rows_per_chunk)
             programs.clear()
@@ -248,12 +233,9 @@ def test_a_long_step_goes_through_its_program_in_chunks_and_gives_the_same_logit
             assert programs == [150, 1]
         monkeypatch.setattr(Steps, "run", lambda *_: None)
         expected = long_step(loaded, 150)
-    finally:
-        torch.set_num_threads(before)
     assert all(torch.equal(one, expected) for one in found)
 
 
-@needs_amx
 def test_a_program_is_laid_down_anew_for_a_step_that_it_has_no_room_for(
     checkpoints: Checkpoints, programs: list[int]
 ) -> None:
@@ -275,7 +257,7 @@ def test_a_program_is_laid_down_anew_for_a_step_that_it_has_no_room_for(
 def test_rows_whose_logits_nobody_wants_end_behind_the_last_attention(
     checkpoints: Checkpoints, programs: list[int], vocab_size: int
 ) -> None:
-    """Tiles divide a vocabulary, or the head's product is left to oneDNN."""
+    """Whether tiles divide the vocabulary, or not."""
     path = checkpoints.path("qwen3", **TILED, vocab_size=vocab_size)
     loaded = load_model(path, "bfloat16")
     prompt = random_prompt(8, 20)
@@ -306,14 +288,6 @@ def test_a_hook_on_the_embedding_sees_the_tokens_of_small_steps(
         found = bench.logits(bench.sequence(prompt).rest())
     assert programs == [12] and seen == prompt
     assert torch.equal(found, expected)
-
-
-def test_weights_that_tiles_do_not_divide_have_no_program(
-    checkpoints: Checkpoints, programs: list[int]
-) -> None:
-    loaded = load_model(checkpoints.path("llama", **TILED | {"intermediate_size": 80}), "bfloat16")
-    small_steps(loaded)
-    assert loaded.fused is not None and programs == []
 
 
 def test_records_are_as_large_as_the_headers() -> None:

@@ -8,7 +8,7 @@ from ostinato.runner.native.best import best_places, takes
 from ostinato.runner.native.library import library
 
 NATIVE = library()
-pytestmark = pytest.mark.skipif(NATIVE is None, reason="there is no native library here")
+pytestmark = pytest.mark.usefixtures("isa")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -1,17 +1,45 @@
-"""Are the kernels right by their own tests, under the address sanitizer?
+"""The kernels' own tests: random steps against the definition in float64, on every instruction set.
 
-They are built once, in a folder of their own, and run over every instruction set that this
-processor has: random steps against the definition in float64, with arrays that end at pages that
-nobody may touch.
+Arrays end at pages that may not be touched. By default the tests run against the library that is
+installed; with the address and undefined behaviour sanitizers they are `nightly`, since all kernels
+are compiled anew for that. Where a processor has AVX512_BF16 and no AMX, kernels for AMX run on
+emulated tile instructions, by default those of products, in a library of their own. All are
+compiled once per content of `native/`, in `build/`.
 """
 
+import hashlib
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
-NATIVE = Path(__file__).resolve().parents[3] / "native"
+from ostinato.runner.native.library import PATH
+from tests.support.instruction_sets import needs_library
+
+ROOT = Path(__file__).resolve().parents[3]
+NATIVE = ROOT / "native"
+BUILDS = ROOT / "build/native-tests"
+CPU_FLAGS = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
+EMULATES = "avx512_bf16" in CPU_FLAGS and "amx_bf16" not in CPU_FLAGS
+WITH_TESTS = ("-DOSTINATO_NATIVE_TESTS=ON", f"-DOSTINATO_EMULATE_AMX={'ON' if EMULATES else 'OFF'}")
+PLAIN = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror")
+
+CASES = {
+    "store": (40, "40 cases"),
+    "attention": (24, "24 cases"),
+    "ops": (60, "60 cases"),
+    "program": (30, "30 cases"),
+    "plan": (60, "60 cases"),
+    "product": (25, "25 cases"),
+}
+"""How many random cases each test draws, and what it says if all are right."""
+
+# Compiling takes minutes where a machine is busy, and others wait for it.
+pytestmark = [needs_library, pytest.mark.timeout(3600)]
+
+each_test = pytest.mark.parametrize("name", CASES)
 
 
 def run(*command: str | Path) -> str:
@@ -27,45 +55,103 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the sanitized library and its tests."""
-    for tool in ("cmake", "ninja", "c++"):
+def folder_of(kind: str) -> Path:
+    """Return where builds of the present sources by the present compiler go; made if need be.
+
+    Effects: removes builds of the kind that have other sources.
+    """
+    digest = hashlib.sha256(run("c++", "--version").encode())
+    for source in sorted(path for path in NATIVE.rglob("*") if path.is_file()):
+        if source.suffix in (".h", ".cpp", ".txt", ".map"):
+            digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    folder = BUILDS / f"{kind}-{digest.hexdigest()[:16]}"
+    for other in BUILDS.glob(f"{kind}-*"):
+        if other != folder:
+            shutil.rmtree(other)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def need(*tools: str) -> None:
+    """Skip where one of these is missing."""
+    for tool in tools:
         if shutil.which(tool) is None:
             pytest.skip(f"there is no {tool} here")
-    folder = tmp_path_factory.mktemp("native")
-    options = ("-DOSTINATO_NATIVE_TESTS=ON", "-DOSTINATO_SANITIZE=ON")
-    run("cmake", "-S", NATIVE, "-B", folder, "-G", "Ninja", *options)
-    said = run("cmake", "--build", folder)
+
+
+@pytest.fixture(scope="module")
+def installed() -> Path:
+    """The folder with the tests of the library that is installed."""
+    need("c++")
+    BUILDS.mkdir(parents=True, exist_ok=True)
+    with FileLock(BUILDS / "lock"):
+        folder = folder_of("installed")
+        for name in CASES:
+            if not (folder / f"test_{name}").exists():
+                compile_test(name, folder)
+    return folder
+
+
+def compile_test(name: str, folder: Path) -> None:
+    """Compile one test against the library; it appears when it is whole."""
+    includes = ("-I", NATIVE / "include", "-I", NATIVE / "src")
+    source, unfinished = NATIVE / f"tests/test_{name}.cpp", folder / f"{name}.unfinished"
+    linked = (PATH, f"-Wl,-rpath,{PATH.parent}")
+    run("c++", *PLAIN, *includes, source, *linked, "-o", unfinished)
+    unfinished.rename(folder / f"test_{name}")
+
+
+@pytest.fixture(scope="module")
+def sanitized() -> Path:
+    """The folder with the sanitized library and its tests."""
+    return build("sanitized", "all", "-DOSTINATO_SANITIZE=ON")
+
+
+@pytest.fixture(scope="module")
+def emulated() -> Path:
+    """The folder with a library whose tile instructions are emulated, and tests of it."""
+    if not EMULATES:
+        pytest.skip("AMX is emulated where a processor has AVX512_BF16 and no AMX")
+    return build("emulated", "test_product test_program")
+
+
+def build(kind: str, targets: str, *options: str) -> Path:
+    """Compile a library of its own with tests; Ninja goes on where it was stopped."""
+    need("cmake", "ninja", "c++")
+    BUILDS.mkdir(parents=True, exist_ok=True)
+    with FileLock(BUILDS / "lock"):
+        folder = folder_of(kind)
+        run("cmake", "-S", NATIVE, "-B", folder, "-G", "Ninja", *WITH_TESTS, *options)
+        said = run("cmake", "--build", folder, "--target", *targets.split())
     assert "warning:" not in said, said
     return folder
 
 
-def test_keys_and_values_lie_where_the_layout_says(built: Path) -> None:
-    assert "40 cases" in run(built / "test_store", "40")
+def test_every_test_of_the_kernels_is_run() -> None:
+    written = {path.stem.removeprefix("test_") for path in (NATIVE / "tests").glob("test_*.cpp")}
+    assert written == set(CASES)
 
 
-def test_attention_is_what_the_definition_says_on_every_instruction_set(built: Path) -> None:
-    assert "24 cases" in run(built / "test_attention", "24")
+@each_test
+def test_the_installed_library_computes_what_the_definition_says(
+    name: str, installed: Path
+) -> None:
+    cases, said = CASES[name]
+    assert said in run(installed / f"test_{name}", str(cases))
 
 
-def test_what_lies_between_products_is_what_the_definition_says(built: Path) -> None:
-    assert "60 cases" in run(built / "test_ops", "60")
-
-
-def test_a_program_computes_what_its_operations_compute(built: Path) -> None:
-    assert "30 cases" in run(built / "test_program", "30")
-
-
-def test_a_plan_lets_each_row_look_at_each_of_its_keys_once(built: Path) -> None:
-    assert "60 cases" in run(built / "test_plan", "60")
-
-
-def test_products_of_a_few_rows_are_what_the_definition_says(built: Path) -> None:
-    said = run(built / "test_product", "40")
-    assert "AVX-512 BF16: 40 cases" in said or "AVX-512 BF16" not in said
+@pytest.mark.parametrize("name", ["product", "program"])
+def test_products_by_emulated_tiles_are_what_the_definition_says(name: str, emulated: Path) -> None:
+    assert "AMX: 12 cases" in run(emulated / f"test_{name}", "12")
 
 
 @pytest.mark.nightly
-def test_attention_is_right_for_many_steps(built: Path) -> None:
-    assert "400 cases" in run(built / "test_attention", "400", "1000")
+@each_test
+def test_the_library_is_right_under_the_sanitizers(name: str, sanitized: Path) -> None:
+    cases, said = CASES[name]
+    assert said in run(sanitized / f"test_{name}", str(cases))
+
+
+@pytest.mark.nightly
+def test_attention_is_right_for_many_steps(sanitized: Path) -> None:
+    assert "400 cases" in run(sanitized / "test_attention", "400", "1000")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ostinato.core.errors import ConfigError
 from ostinato.runner.native import library as library_file
 from ostinato.runner.native.library import (
     Isa,
@@ -17,26 +18,27 @@ from ostinato.runner.native.library import (
     best_isa,
     current_isa,
     library,
+    requested_isa,
     use_isa,
 )
-from tests.runner.attention.native_scenes import ISAS, isa_in_use, needs_library
+from tests.support.instruction_sets import ISAS, needs_library
 
 
 @pytest.fixture
 def loaded_anew() -> Iterator[None]:
+    """Load the library again in this test; the instruction set in use stays what it was."""
+    before = None if (native := library()) is None else current_isa(native)
     library.cache_clear()
     yield
     library.cache_clear()
+    if native is not None and before is not None:
+        use_isa(native, before)
 
 
-@needs_library
-@pytest.mark.parametrize("isa", ISAS)
 def test_every_instruction_set_below_the_best_can_be_used(isa: Isa):
     native = library()
     assert native is not None
-    with isa_in_use(isa):
-        assert current_isa(native) == isa
-    assert current_isa(native) <= best_isa(native)
+    assert current_isa(native) == attention_isa(native) == isa <= best_isa(native)
 
 
 @needs_library
@@ -51,6 +53,47 @@ def test_an_instruction_set_that_the_processor_lacks_is_refused():
 
 
 @needs_library
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_environment_chooses_the_instruction_set(
+    isa: Isa, loaded_anew: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OSTINATO_ISA", isa.name.lower())
+
+    native = library()
+
+    assert native is not None
+    assert (current_isa(native), attention_isa(native)) == (isa, isa)
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["avx3", "4", "sse"])
+def test_an_unknown_instruction_set_in_the_environment_is_refused_with_those_there_are(
+    name: str, loaded_anew: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OSTINATO_ISA", name)
+
+    with pytest.raises(ConfigError, match=f"OSTINATO_ISA={name}: this machine runs generic"):
+        library()
+
+
+def test_an_instruction_set_that_the_machine_lacks_is_refused_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("OSTINATO_ISA", "amx")
+
+    with pytest.raises(ConfigError, match="OSTINATO_ISA=amx: this machine runs generic, avx2; set"):
+        requested_isa(Isa.AVX2)
+    assert requested_isa(Isa.AMX) is Isa.AMX
+    monkeypatch.setenv("OSTINATO_ISA", "AVX2")
+    assert requested_isa(Isa.AMX) is Isa.AVX2
+
+
+def test_an_empty_variable_leaves_the_choice_to_the_processor(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OSTINATO_ISA", "")
+    assert requested_isa(Isa.AVX512) is None
+
+
+@needs_library
 def test_a_library_of_another_version_is_not_used_and_it_is_said(
     loaded_anew: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -61,7 +104,7 @@ def test_a_library_of_another_version_is_not_used_and_it_is_said(
     assert "but 1000000 is needed" in said and "run `python native/compile.py`" in said
     library.cache_clear()
     monkeypatch.setattr(library_file, "_COMPILER", library_file.PATH / "nowhere")
-    assert library() is None and "install the package anew" in caplog.messages[1]
+    assert library() is None and "install a C++ compiler" in caplog.messages[1]
 
 
 @pytest.mark.parametrize(
@@ -131,9 +174,12 @@ def test_attention_multiplies_pairs_where_that_is_faster(best: Isa, vendor: byte
 
 
 @needs_library
-@pytest.mark.parametrize("isa", ISAS)
-def test_attention_uses_the_instruction_set_that_was_asked_for(isa: Isa):
-    native = library()
-    assert native is not None
-    with isa_in_use(isa):
-        assert attention_isa(native) == isa
+def test_the_library_loads_wherever_torch_does():
+    """It needs no newer glibc and libstdc++ than torch's own wheels (manylinux_2_28)."""
+    needed = re.findall(rb"\0(GLIBC|GLIBCXX)_([0-9.]+)(?=\0)", library_file.PATH.read_bytes())
+    newest = {b"GLIBC": (0,), b"GLIBCXX": (0,)}
+    for name, version in needed:
+        newest[name] = max(newest[name], tuple(map(int, version.split(b"."))))
+
+    assert (0,) < newest[b"GLIBC"] <= (2, 28)
+    assert newest[b"GLIBCXX"] <= (3, 4, 22)

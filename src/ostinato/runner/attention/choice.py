@@ -17,12 +17,10 @@ from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.torch_backend import SHARING, TorchAttention
 from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.native.face import DTYPES
-from ostinato.runner.native.library import library
+from ostinato.runner.native.library import library, why_missing
 from ostinato.runner.native.store import TOKEN_GROUP
 
 logger = logging.getLogger(__name__)
-
-NO_LIBRARY = "the package was installed without its native library, for want of a C++ compiler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +43,14 @@ class AttentionCase:
 
 
 def check_asked_for(name: AttentionName) -> None:
-    """Refuse to ask for a library that is not there, before a model is loaded for it.
+    """Load the library, and refuse before a model is loaded for it what cannot be.
 
     Raises:
-        ConfigError: The library was asked for by name, and there is none.
+        ConfigError: The library was asked for by name, and there is none; or ``OSTINATO_ISA``
+            names an instruction set that this machine does not run.
     """
-    if name == "native" and library() is None:
-        raise ConfigError(
-            f"attention='native' cannot be had: {NO_LIBRARY}; or set attention='auto'"
-        )
+    if library() is None and name == "native":
+        raise _refusal(None)
 
 
 def choose_attention(
@@ -74,33 +71,42 @@ def choose_attention(
     """
     if name == "torch":
         return TorchAttention(sharing=SHARING[read_once])
-    hindrance = _hindrance(case)
+    hindrance = why_torch("auto", case)
     native = library() if hindrance is None else None
     if native is not None:
         return NativeAttention(native, read_once)
     if name == "native":
-        raise ConfigError(
-            f"attention='native' cannot be had: {hindrance or NO_LIBRARY}; or set attention='auto'"
-        )
+        raise _refusal(hindrance)
     if hindrance is not None and case.device.type == "cpu" and case.dtype != torch.float64:
         _say(hindrance)
     return TorchAttention(sharing=SHARING[read_once])
 
 
-def _hindrance(case: AttentionCase) -> str | None:
-    """Name the first thing that the library does not know, with the setting that would help."""
+def _refusal(hindrance: str | None) -> ConfigError:
+    """Say why the library cannot be had; None if there is none."""
+    reason = hindrance or why_missing()
+    return ConfigError(f"attention='native' cannot be had: {reason}; or set attention='auto'")
+
+
+def why_torch(name: AttentionName, case: AttentionCase) -> str | None:
+    """Say why torch computes a case even where there is a library; None if it does not.
+
+    Names the first thing that the library does not know, with the setting that would help.
+    """
+    if name == "torch":
+        return "attention='torch' is set"
     known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
     if case.device.type != "cpu":
-        return f"device={str(case.device)!r}, and it computes on a CPU"
+        return f"device={str(case.device)!r}, and the library computes on a CPU"
     for setting, dtype in (("dtype", case.dtype), ("kv_cache_dtype", case.kv_dtype)):
         if dtype not in DTYPES:
-            name = str(dtype).removeprefix("torch.")
-            return f"{setting} is {name}, and it knows {known}: set {setting}"
+            unknown = str(dtype).removeprefix("torch.")
+            return f"{setting} is {unknown}, and the library knows {known}: set {setting}"
     if case.block_size % TOKEN_GROUP:
         return f"block_size={case.block_size} must be a multiple of {TOKEN_GROUP}: set block_size"
     for layer, kept in enumerate(case.spec.layers):
         if kept.key_dim % 2:
-            return f"layer {layer} has keys of {kept.key_dim} elements, and it wants even numbers"
+            return f"layer {layer} has keys of {kept.key_dim} elements, and it must be even"
     return None
 
 

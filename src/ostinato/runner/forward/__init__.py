@@ -2,16 +2,16 @@
 
 Files in reading order:
 
-* ``packed``: how does a weight lie so that products with it are fast?
-* ``few_rows``: how are a few rows multiplied with it as fast as it can be read?
+* ``packed``: a weight in tiles, and products with it
+* ``packed_linear``: a linear layer whose weight is packed
 * ``packing``: which layers of a model get packed weights?
 * ``parts``: what is an operation between products told, besides rows of numbers?
 * ``records``: how does the native library see what an operation works on?
 * ``ops``: how does Python call what lies between products?
-* ``workspace``: where do they lie where there is no program?
+* ``workspace``: buffers for the numbers of a step that is not a program
 * ``decoder``: is a model a decoder that the fused forward knows?
 * ``lookups``: where do the vectors and the angles of a step come from?
-* ``desk``: where do the numbers of a program lie while it runs?
+* ``arena``: buffers for the numbers that a program works on
 * ``program``: how are the operations of all layers run by one call?
 * ``steps``: how is a step computed without Python between its operations?
 * ``fused``: how is a step computed with as few passes over memory as possible?
@@ -21,6 +21,7 @@ Files in reading order:
 Rules:
 
 1. Nothing here changes what a model computes but by the order of sums; it is tried out at load.
-2. The model's own modules go on working, its ``state_dict`` and ``load_state_dict`` included.
-3. A weight is in memory once, packed or plain; an embedding that is the head as well, twice.
+2. A row's product does not depend on the rows beside it, to the bit, on one instruction set.
+3. The model's own modules go on working, its ``state_dict`` and ``load_state_dict`` included.
+4. A weight is in memory once, packed or plain; an embedding that is the head as well, twice.
 """

@@ -23,7 +23,8 @@ from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
 from ostinato.runner.attention.backend import AttentionStyle
-from ostinato.runner.forward.packed import PackedLinear, PackedWeight
+from ostinato.runner.forward.packed import PackedWeight
+from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import stack
 from ostinato.runner.forward.parts import HeadShape, Norm
 

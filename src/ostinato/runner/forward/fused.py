@@ -12,8 +12,8 @@ processor's cache when the next needs it; attention alone sees all rows at once:
 
 Behind the last attention, only rows whose logits are wanted go on.
 
-Where the library multiplies and reads every layer, all that is one call, see ``steps``. This is
-what is left for other formats, and for processors without AMX.
+Where the library reads every layer's keys and values, all that is one call, see ``steps``. This is
+what is left for attention in torch, and for layers with scores of a kind that programs do not have.
 """
 
 from collections.abc import Iterator
@@ -34,11 +34,8 @@ from ostinato.runner.inputs import Ints
 _PRODUCT_BYTES = LARGEST_KEPT_BYTES * 7 // 8
 """Most bytes of one product: above a certain size its memory would be faulted in each time."""
 
-_MOST_ROWS = 2048
-"""Rows of a product: a weight is read once for all of them, and beyond that nothing is gained."""
-
-_MOST_OWN_ROWS = 512
-"""The same where the library multiplies: it is so fast that what products leave must be near."""
+_MOST_ROWS = 512
+"""Rows of a product: what products leave should be in the processor's cache."""
 
 
 class FusedForward:
@@ -98,7 +95,7 @@ class FusedForward:
         shape = layer.shape
         heads = self._heads(layer, num_tokens)
         for first, last in self._chunks(num_tokens):
-            projected = _multiply(layer.project, normed, first, last)
+            projected = _multiply(layer.project, normed[first:last])
             part = heads.rows(first, last)
             self._ops.heads(projected, shape, turns.rows(first, last), part)
         attended = step.attend(
@@ -117,12 +114,12 @@ class FusedForward:
         layer = self._decoder.layers[index]
         last = first + len(attended)
         stream, into = stream[first:last], normed[first:last]
-        combined = layer.combine.weight.multiply(attended, layer.combine.bias())
+        combined = _multiply(layer.combine, attended)
         self._ops.add_norm(stream, combined, layer.output_norm, into)
-        gate_up = _multiply(layer.gate_up, normed, first, last)
-        gated = self._workspace.rows("gated", self._chunk_rows, gate_up.shape[1] // 2)
-        self._ops.gated(gate_up, gated[: len(gate_up)])
-        down = _multiply(layer.down, gated, 0, len(gate_up))
+        gate_up = _multiply(layer.gate_up, into)
+        gated = self._workspace.rows("gated", len(gate_up), gate_up.shape[1] // 2)
+        self._ops.gated(gate_up, gated)
+        down = _multiply(layer.down, gated)
         self._ops.add_norm(stream, down, self._next_norm(index), into)
 
     def _chunks(self, num_rows: int) -> Iterator[tuple[int, int]]:
@@ -139,14 +136,14 @@ class FusedForward:
         shape, rows = layer.shape, self._workspace.rows
         width, kv_width = shape.num_heads * shape.dim, shape.num_kv_heads * shape.dim
         return Heads(
-            rows(f"queries {width}", num_tokens, width)[:num_tokens],
-            rows(f"keys {kv_width}", num_tokens, kv_width)[:num_tokens],
-            rows(f"values {kv_width}", num_tokens, kv_width)[:num_tokens],
+            rows(f"queries {width}", num_tokens, width),
+            rows(f"keys {kv_width}", num_tokens, kv_width),
+            rows(f"values {kv_width}", num_tokens, kv_width),
         )
 
     def _logits(self, normed: Tensor, num_rows: int) -> Tensor:
         head = self._decoder.head
-        parts = [_multiply(head, normed, first, last) for first, last in self._chunks(num_rows)]
+        parts = [_multiply(head, normed[first:last]) for first, last in self._chunks(num_rows)]
         if not parts:
             return head.weight.multiply(normed[:0])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -159,12 +156,8 @@ def _chunk_rows(decoder: Decoder) -> int:
         max(layer.gate_up.weight.num_rows, layer.project.weight.num_rows) for layer in layers
     )
     fitting = _PRODUCT_BYTES // (widest * decoder.head.weight.dtype.itemsize)
-    few = layers[0].gate_up.weight.few
-    most = _MOST_ROWS if few is None or not few.takes(_MOST_ROWS) else _MOST_OWN_ROWS
-    return max(1, min(most, fitting))
+    return max(1, min(_MOST_ROWS, fitting))
 
 
-def _multiply(projection: Projection, buffer: Tensor, first: int, last: int) -> Tensor:
-    """Multiply some rows of a buffer; rows behind them serve as padding, so nothing is copied."""
-    padding = buffer[first : first + projection.weight.padded(last - first)]
-    return projection.weight.multiply(padding, projection.bias())[: last - first]
+def _multiply(projection: Projection, rows: Tensor) -> Tensor:
+    return projection.weight.multiply(rows, projection.bias())

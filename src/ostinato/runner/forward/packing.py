@@ -12,12 +12,19 @@ from typing import cast
 import torch
 from torch import nn
 
-from ostinato.runner.forward.packed import DTYPES, PackedLinear, PackedWeight
+from ostinato.runner.forward.packed import PackedWeight
+from ostinato.runner.forward.packed_linear import PackedLinear
+from ostinato.runner.native.face import DTYPES
+from ostinato.runner.native.library import library
 
 
-def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Say whether weights of that kind can be packed here."""
-    return dtype in DTYPES and device.type == "cpu" and torch.backends.mkldnn.is_available()
+def why_unpacked(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Say why weights of that kind stay plain here; None if they can be packed."""
+    if device.type != "cpu":
+        return f"weights are packed on a CPU, and device={str(device)!r}"
+    if dtype not in DTYPES:
+        return f"{str(dtype).removeprefix('torch.')} weights are not packed"
+    return "packed weights need the native library" if library() is None else None
 
 
 def pack_linears(model: nn.Module) -> int:
@@ -31,7 +38,7 @@ def pack_linears(model: nn.Module) -> int:
         (parent, name, child)
         for parent in list(model.modules())
         for name, child in parent.named_children()
-        if type(child) is nn.Linear and _is_packable(child)
+        if type(child) is nn.Linear and is_plain(child)
     ]
     num_packed = 0
     for parent, name, linear in found:
@@ -71,8 +78,8 @@ def unpack_linears(model: nn.Module) -> None:
                 setattr(parent, name, child.unpacked())
 
 
-def _is_packable(linear: nn.Linear) -> bool:
-    """Say whether a layer is what it looks like: no hooks, no other way to get at its weight."""
+def is_plain(linear: nn.Linear) -> bool:
+    """Say whether a layer is what it appears to be: a plain weight of a known format, no hooks."""
     hooks = (*linear._forward_hooks.values(), *linear._forward_pre_hooks.values())
     plain = type(linear.weight) is nn.Parameter and not hooks
     return plain and linear.weight.dtype in DTYPES and linear.weight.numel() > 0

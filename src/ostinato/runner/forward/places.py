@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ostinato.runner.forward.packed import PackedLinear
+from ostinato.runner.forward.packed_linear import PackedLinear
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ostinato.runner.forward.desk import Desk
-from ostinato.runner.forward.few_rows import Product
+from ostinato.runner.forward.arena import Arena
 from ostinato.runner.forward.lookups import Lookup
-from ostinato.runner.forward.records import AddNorm, Gated, TakeApart
+from ostinato.runner.forward.records import AddNorm, Gated, Product, TakeApart
 from ostinato.runner.native.checks import address_of
 from ostinato.runner.native.face import Attention, Kv, Rows
 
@@ -148,8 +147,8 @@ class _Laid(ctypes.Structure):
         ("operations", ctypes.c_void_p),
         ("num_operations", ctypes.c_int64),
         ("rows_per_chunk", ctypes.c_int64),
-        ("desk", ctypes.c_void_p),
-        ("desk_bytes", ctypes.c_int64),
+        ("arena", ctypes.c_void_p),
+        ("arena_bytes", ctypes.c_int64),
     )
 
 
@@ -161,7 +160,7 @@ class Program:
         library: ctypes.CDLL,
         records: list[Record],
         on_wanted: list[Record],
-        desk: Desk,
+        arena: Arena,
     ) -> None:
         """Lay operations down.
 
@@ -170,7 +169,7 @@ class Program:
             records: Run on all rows of a step. Each says where the first chunk's rows lie, and was
                 checked when it was made; whoever runs the program keeps what they point to.
             on_wanted: Run then, likewise, on as many rows as have their logits wanted.
-            desk: Where they lie.
+            arena: Where they are.
         """
         self._run = library.ost_run_program
         self._run.restype = None
@@ -186,13 +185,13 @@ class Program:
             for index, record in enumerate(self._records)
         ]
         self._operations = (_Operation * len(operations))(*operations)
-        self._desk = desk
+        self._arena = arena
         self._laid = _Laid(
             ctypes.addressof(self._operations),
             len(operations),
-            -(-desk.rows_per_chunk // _CHUNK_STEP) * _CHUNK_STEP,
-            desk.address,
-            desk.num_bytes,
+            -(-arena.rows_per_chunk // _CHUNK_STEP) * _CHUNK_STEP,
+            arena.address,
+            arena.num_bytes,
         )
 
     def __len__(self) -> int:
@@ -201,5 +200,5 @@ class Program:
     def run(self, num_rows: int, num_wanted: int, num_threads: int) -> None:
         """Run all operations on some rows, the later ones on those that are wanted."""
         assert 0 <= num_wanted <= num_rows, (num_wanted, num_rows)
-        assert 0 < num_rows <= self._desk.most_rows, num_rows
+        assert 0 < num_rows <= self._arena.most_rows, num_rows
         self._run(ctypes.byref(self._laid), num_rows, num_wanted, num_threads)

@@ -27,6 +27,36 @@ class Matrix(ctypes.Structure):
         return cls(tensor.data_ptr(), tensor.stride(0))
 
 
+class Packing(ctypes.Structure):
+    """``ost_packing``: rows of a weight and their place in a packed one."""
+
+    _fields_ = (
+        ("tiles", ctypes.c_void_p),
+        ("rows", Matrix),
+        ("first_output", ctypes.c_int64),
+        ("num_rows", ctypes.c_int64),
+        ("num_inputs", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )
+
+
+class Product(ctypes.Structure):
+    """``ost_product``: multiply rows with a packed weight; see ``PackedWeight.record``."""
+
+    _fields_ = (
+        ("inputs", Matrix),
+        ("outputs", Matrix),
+        ("tiles", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int32),
+        ("num_inputs", ctypes.c_int32),
+        ("num_outputs", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )
+
+
 class AddNorm(ctypes.Structure):
     """``ost_add_norm``: add to a residual stream, and norm it."""
 

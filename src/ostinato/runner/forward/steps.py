@@ -11,8 +11,8 @@ A long step goes from one attention to the next in chunks, each in the place of 
 that what one operation leaves is still in the processor's cache when the next needs it. Attention
 alone sees all rows at once, and behind the last one only rows whose logits are wanted go on.
 
-It runs where every weight of the layers multiplies as many rows by itself and the library reads
-every layer. A step brings its ids, positions and slots, and one plan for all layers of a kind.
+It runs where the library reads every layer's keys and values. A step brings its ids, positions and
+slots, and one plan for all layers of a kind.
 """
 
 import ctypes
@@ -25,10 +25,10 @@ from torch import Tensor
 from ostinato.runner.attention.backend import GroupedStep
 from ostinato.runner.attention.native_backend import NativeStep
 from ostinato.runner.attention.registration import LayerAttention
+from ostinato.runner.forward.arena import Arena
 from ostinato.runner.forward.decoder import Decoder, DecoderLayer, Projection
-from ostinato.runner.forward.desk import Desk, apart
-from ostinato.runner.forward.few_rows import Product
 from ostinato.runner.forward.lookups import Lookup
+from ostinato.runner.forward.packed import row_stride
 from ostinato.runner.forward.parts import Heads, Norm, Turns
 from ostinato.runner.forward.program import (
     Attend,
@@ -40,7 +40,7 @@ from ostinato.runner.forward.program import (
     Take,
     Write,
 )
-from ostinato.runner.forward.records import AddNorm, Gated, TakeApart
+from ostinato.runner.forward.records import AddNorm, Gated, Matrix, Product, TakeApart
 from ostinato.runner.inputs import Ints
 from ostinato.runner.native.checks import address_of, fill_rows, within
 from ostinato.runner.native.face import Attention, Rows
@@ -60,11 +60,7 @@ class Steps:
         """Take a decoder; its program is laid down with the first step of a store."""
         self._decoder = decoder
         self._library = library
-        self._can = all(
-            layer.style.plain and projection.weight.few is not None
-            for layer in decoder.layers
-            for projection in (layer.project, layer.combine, layer.gate_up, layer.down)
-        )
+        self._can = all(layer.style.plain for layer in decoder.layers)
         self._laid: _LaidDown | None = None
 
     def run(
@@ -84,20 +80,13 @@ class Steps:
         Effects: writes the step's slots in every layer.
         Cost: some milliseconds more when stores are others than in the step before.
         """
-        if not self._can or not self._takes(len(vectors)):
-            return None
-        steps = _native_steps(step, len(self._decoder.layers))
+        steps = _native_steps(step, len(self._decoder.layers)) if self._can else None
         if steps is None:
             return None
         if self._laid is None or not self._laid.fits(steps, len(vectors)):
             self._laid = _LaidDown(self._decoder, self._library, steps, _room_for(len(vectors)))
         everything = np.arange(len(vectors)) if wanted is None else wanted
         return self._laid.run(vectors, angles, steps, everything)
-
-    def _takes(self, num_rows: int) -> bool:
-        """Whether products take chunks of so many rows, with the instruction set in use."""
-        few = self._decoder.layers[0].project.weight.few
-        return few is not None and few.takes(min(num_rows, ROWS_PER_CHUNK))
 
 
 class _LaidDown:
@@ -113,19 +102,22 @@ class _LaidDown:
         """Lay it down for so many rows; ``steps`` say which store each layer has."""
         self._decoder = decoder
         self._stores = tuple(step.store for step in steps)
-        self._desk = Desk(most_rows, ROWS_PER_CHUNK, _width_on_desk(decoder))
+        dtype = decoder.norm.weight.dtype
+        self._arena = Arena(most_rows, ROWS_PER_CHUNK, _width_in_arena(decoder), dtype)
         self._slots = {id(s): np.zeros(most_rows, dtype=np.int64) for s in self._stores}
         self._copies = {id(s): Copies() for s in self._stores}
         self._shared: dict[Hashable, Attention] = {}
         self._kinds: list[tuple[int, Attention]] = []
         self._joined: list[tuple[Tensor, tuple[Tensor, ...]]] = []
         self._takes: dict[str, Take] = {}
-        self._head: Product | None = None
-        self._program = Program(library, list(self._records()), list(self._on_wanted()), self._desk)
+        self._head: Product
+        self._program = Program(
+            library, list(self._records()), list(self._on_wanted()), self._arena
+        )
 
     def fits(self, steps: tuple[NativeStep, ...], num_rows: int) -> bool:
         """Whether there is room, and steps are on the stores that it was laid down for."""
-        return num_rows <= self._desk.most_rows and all(
+        return num_rows <= self._arena.most_rows and all(
             step.store is store for step, store in zip(steps, self._stores, strict=True)
         )
 
@@ -156,16 +148,12 @@ class _LaidDown:
         return self._run(num_rows, num_wanted)
 
     def _run(self, num_rows: int, num_wanted: int) -> Tensor:
-        """Run the program; the head's product is left to oneDNN where it has to be."""
-        head, threads = self._decoder.head, torch.get_num_threads()
-        if self._head is None:
-            self._program.run(num_rows, num_wanted, threads)
-            normed = self._desk.rows("wanted normed", head.weight.num_columns)
-            return head.weight.multiply(normed[:num_wanted], head.bias())
-        logits = torch.empty(num_wanted, head.weight.num_rows, dtype=torch.bfloat16)
-        self._head.outputs.data = logits.data_ptr()
-        self._program.run(num_rows, num_wanted, threads)
-        return logits
+        """Run the program into fresh logits."""
+        size = self._decoder.head.weight.num_rows
+        block = torch.empty(num_wanted, row_stride(size), dtype=self._arena.dtype)
+        self._head.outputs = Matrix.of(block)
+        self._program.run(num_rows, num_wanted, torch.get_num_threads())
+        return block[:, :size]
 
     def _records(self) -> Iterator[Record]:
         """Yield the operations on all rows of a step, first to last."""
@@ -185,8 +173,8 @@ class _LaidDown:
         decoder, last = self._decoder, len(self._decoder.layers) - 1
         combine, width = decoder.layers[last].combine, decoder.norm.weight.shape[0]
         everything = {
-            "stream": self._desk.rows("stream", width),
-            "attended": self._desk.rows("attended", combine.weight.num_columns),
+            "stream": self._arena.rows("stream", width),
+            "attended": self._arena.rows("attended", combine.weight.num_columns),
         }
         wanted = {}
         for name, rows in everything.items():
@@ -196,11 +184,9 @@ class _LaidDown:
             yield take
         normed = self._first_chunk("wanted normed", width)
         yield from self._feed_forward(last, wanted["attended"], wanted["stream"], normed)
-        head = decoder.head
-        if head.weight.few is not None:
-            logits = normed.new_empty(len(normed), head.weight.num_rows)  # each step brings its own
-            self._head = head.weight.few.record(normed, head.bias(), logits)
-            yield self._head
+        logits = normed.new_empty(len(normed), decoder.head.weight.num_rows)
+        self._head = self._record(decoder.head, normed, logits)  # each step brings its own logits
+        yield self._head
 
     def _take(self, name: str, output: Tensor) -> Take:
         """Return an operation that a step tells what to take."""
@@ -238,8 +224,8 @@ class _LaidDown:
         yield Copy(store.of_layer(index), ctypes.addressof(self._copies[id(store)]))
         own = Attention(
             kv=store.of_layer(index),
-            queries=_rows_of(self._desk.rows("queries", num_values), shape.dim),
-            output=_rows_of(self._desk.rows("attended", num_values), shape.dim),
+            queries=_rows_of(self._arena.rows("queries", num_values), shape.dim),
+            output=_rows_of(self._arena.rows("attended", num_values), shape.dim),
             scale=layer.style.scale,
         )
         yield Attend(own, ctypes.addressof(self._of_kind(index)))
@@ -257,13 +243,15 @@ class _LaidDown:
         self, projection: Projection, inputs: Tensor, name: str
     ) -> tuple[Product, Tensor]:
         """Return a product and where it is put."""
-        few = projection.weight.few
-        assert few is not None, "looked at before"
         outputs = self._chunk(name, projection.weight.num_rows)
+        return self._record(projection, inputs, outputs), outputs
+
+    def _record(self, projection: Projection, inputs: Tensor, outputs: Tensor) -> Product:
+        """Describe a product; biases that are joined for it are joined anew in each step."""
         bias = projection.bias()
         if bias is not None and len(projection.biases) > 1:
             self._joined.append((bias, projection.biases))
-        return few.record(inputs, bias, outputs), outputs
+        return projection.weight.record(inputs, bias, outputs)
 
     def _of_kind(self, index: int) -> Attention:
         """Return where what layers of a kind share is put in each step."""
@@ -279,10 +267,10 @@ class _LaidDown:
         return self._decoder.norm if index + 1 == len(layers) else layers[index + 1].input_norm
 
     def _chunk(self, name: str, width: int) -> Tensor:
-        return self._desk.chunk(name, width)
+        return self._arena.chunk(name, width)
 
     def _first_chunk(self, name: str, width: int) -> Tensor:
-        return self._desk.first_chunk(name, width)
+        return self._arena.first_chunk(name, width)
 
 
 def _room_for(num_rows: int) -> int:
@@ -290,14 +278,14 @@ def _room_for(num_rows: int) -> int:
     return max(_FEWEST_ROWS, 1 << (num_rows - 1).bit_length())
 
 
-def _width_on_desk(decoder: Decoder) -> int:
-    """Return how many numbers of a row lie on the desk."""
+def _width_in_arena(decoder: Decoder) -> int:
+    """Return how many numbers of a row are in the arena."""
     layers, width = decoder.layers, decoder.norm.weight.shape[0]
     widths = {("combined", layer.combine.weight.num_columns) for layer in layers}
     widths |= {("projected", layer.project.weight.num_rows) for layer in layers}
     widths |= {("gate_up", layer.gate_up.weight.num_rows) for layer in layers}
     widths |= {("gated", layer.down.weight.num_columns) for layer in layers}
-    return 3 * apart(width) + sum(apart(width) for _, width in widths)
+    return 3 * row_stride(width) + sum(row_stride(width) for _, width in widths)
 
 
 def _native_steps(step: LayerAttention, num_layers: int) -> tuple[NativeStep, ...] | None:

@@ -1,17 +1,15 @@
-"""Where do the numbers of a step lie where there is no program?
+"""Buffers for the numbers of a step that is not a program.
 
-In buffers that stay: memory that is given back after each step comes back page by page, each
+They stay from step to step: memory that is freed after each step comes back page by page, each
 zeroed by the kernel, see ``heap``.
 """
 
 import torch
 from torch import Tensor
 
-from ostinato.runner.forward.packed import padded
-
 
 class Workspace:
-    """Named buffers of rows; each grows to the largest step and is never given back.
+    """Named buffers of rows; each grows to the largest step and is never freed.
 
     One step at a time: what a buffer held is overwritten by the next.
     """
@@ -22,21 +20,21 @@ class Workspace:
         self._buffers: dict[str, Tensor] = {}
 
     def rows(self, name: str, num_rows: int, width: int) -> Tensor:
-        """Return a buffer with room for some rows and their padding.
+        """Return a buffer of some rows.
 
         Args:
             name: Which buffer; always of the same width.
-            num_rows: Rows of the step; chunks of them are padded like all of them, or less.
+            num_rows: Rows of the step, or of a chunk.
             width: Numbers of a row.
 
         Returns:
-            Shape (at least padded(num_rows), width); holds anything finite.
+            Shape (num_rows, width); holds anything.
         """
         buffer = self._buffers.get(name)
-        if buffer is None or buffer.shape[0] < padded(num_rows):
-            buffer = torch.zeros(padded(num_rows), width, dtype=self._dtype)
+        if buffer is None or buffer.shape[0] < num_rows:
+            buffer = torch.zeros(num_rows, width, dtype=self._dtype)
             self._buffers[name] = buffer
-        return buffer
+        return buffer[:num_rows]
 
     @property
     def num_bytes(self) -> int:

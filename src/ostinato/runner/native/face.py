@@ -158,8 +158,12 @@ def declare(native: ctypes.CDLL) -> None:
         "ost_kv_zero": (pointer, pointer, many),
         "ost_attend": (pointer,),
         "ost_ops_best": (pointer,),
+        "ost_ops_product": (pointer,),
+        "ost_pack": (pointer,),
+        "ost_unpack": (pointer,),
     }.items():
         function = getattr(native, name)
         function.argtypes, function.restype = arguments, None
+    native.ost_packed_size.argtypes, native.ost_packed_size.restype = (many, many), many
     native.ost_make_plan.argtypes = (pointer, pointer, pointer, many, pointer)
     native.ost_make_plan.restype = many

@@ -1,14 +1,18 @@
-"""Is there a native library, and what can this processor do?
+"""Load the native library, and choose the instruction set that it runs on.
 
-``native/include/ostinato_native.h`` is its face; the numbers here are those of its enums.
+Attention, the store, products, the operations between them and whole programs all use the one that
+is in use: the processor's best, or the one that ``OSTINATO_ISA`` names. The numbers here are those
+of the enums in ``native/include/ostinato_native.h``.
 """
 
 import ctypes
 import enum
 import functools
 import logging
+import os
 from pathlib import Path
 
+from ostinato.core.errors import ConfigError
 from ostinato.runner.native.face import declare
 
 logger = logging.getLogger(__name__)
@@ -19,7 +23,10 @@ PATH = Path(__file__).with_name("libostinato_native.so")
 _COMPILER = Path(__file__).parents[4] / "native/compile.py"
 """Compiles it, in a copy of the repository."""
 
-ABI_VERSION = 7
+ISA_VARIABLE = "OSTINATO_ISA"
+"""The environment variable that names the instruction set to use, such as ``avx2``."""
+
+ABI_VERSION = 8
 """The version of the header that these files were written for."""
 
 
@@ -37,35 +44,75 @@ class Isa(enum.IntEnum):
 def library() -> ctypes.CDLL | None:
     """Return the library, loaded once; None where there is none.
 
-    Effects: says once why there is none.
-    """
-    # torch's OpenMP runtime has to be there before ours is looked for.
-    import torch  # noqa: F401
+    Effects: logs once why there is none; uses the instruction set that ``OSTINATO_ISA`` names.
 
-    try:
-        loaded = ctypes.CDLL(str(PATH))
-    except OSError as error:
-        reason = "it was built without a C++ compiler" if not PATH.exists() else str(error)
-        logger.warning("no native library (%s): attention runs in plain torch, slower", reason)
+    Raises:
+        ConfigError: ``OSTINATO_ISA`` names none that this machine runs.
+    """
+    loaded = _load()
+    if isinstance(loaded, str):
+        logger.warning("%s; until then models run in plain torch, slower", loaded)
         return None
-    try:
-        found = loaded.ost_abi_version()
-        if found != ABI_VERSION:
-            _say_stale(f"of version {found}, but {ABI_VERSION} is needed")
-            return None
-        declare(loaded)
-    except AttributeError as error:  # a version that grew since it was compiled
-        _say_stale(f"older than the Python around it ({error})")
-        return None
+    if (asked_for := requested_isa(best_isa(loaded))) is not None:
+        use_isa(loaded, asked_for)
     return loaded
 
 
-def _say_stale(reason: str) -> None:
-    """Say what is wrong with the library, and what to run."""
-    again = "run `python native/compile.py`" if _COMPILER.exists() else "install the package anew"
-    logger.warning(
-        "the native library is %s: attention runs in plain torch, slower; %s", reason, again
-    )
+def why_missing() -> str | None:
+    """Say why there is no library and how to get it; None where there is one."""
+    loaded = _load()
+    return loaded if isinstance(loaded, str) else None
+
+
+def _load() -> ctypes.CDLL | str:
+    """Load the library, or say why that cannot be and what to do."""
+    # torch's OpenMP runtime has to be there before ours is looked for.
+    import torch  # noqa: F401
+
+    if not PATH.exists():
+        return (
+            f"no native library (the package was built without a C++ compiler): {_way_to_get_it()}"
+        )
+    try:
+        loaded = ctypes.CDLL(str(PATH))
+        found = loaded.ost_abi_version()
+        if found == ABI_VERSION:
+            declare(loaded)
+            return loaded
+    except OSError as error:
+        return f"the native library does not load ({error}): {_way_to_get_it()}"
+    except AttributeError as error:  # a version that grew since it was compiled
+        stale = f"older than the Python around it ({error})"
+    else:
+        stale = f"of version {found}, but {ABI_VERSION} is needed"
+    return f"the native library is {stale}: {_way_to_get_it()}"
+
+
+def _way_to_get_it() -> str:
+    if _COMPILER.exists():
+        return "run `python native/compile.py`, which needs a C++ compiler, CMake and Ninja"
+    return "install a C++ compiler, and then the package again"
+
+
+def requested_isa(best: Isa) -> Isa | None:
+    """Return the instruction set that ``OSTINATO_ISA`` names; None where it is not set.
+
+    Args:
+        best: The best one that this machine runs.
+
+    Raises:
+        ConfigError: It is not the name of one that this machine runs.
+    """
+    name = os.environ.get(ISA_VARIABLE, "")
+    if not name:
+        return None
+    names = {isa.name.lower(): isa for isa in Isa if isa <= best}
+    if name.lower() not in names:
+        raise ConfigError(
+            f"{ISA_VARIABLE}={name}: this machine runs {', '.join(names)}; "
+            f"set {ISA_VARIABLE} to one of them, or unset it for the best"
+        )
+    return names[name.lower()]
 
 
 def best_isa(native: ctypes.CDLL) -> Isa:

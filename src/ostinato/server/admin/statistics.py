@@ -86,6 +86,7 @@ async def _text(state: ServerState, token_ids: list[int]) -> str | list[int]:
 def _totals(seen: Snapshot) -> dict[str, Any]:
     cache = seen.cache
     return {
+        "compute_path": seen.compute_path.fields(),
         "blocks": {state.name.lower(): count for state, count in seen.states.items()},
         "num_leased_blocks": seen.num_leased_blocks,
         "num_running": seen.num_running,

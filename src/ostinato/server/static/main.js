@@ -40,7 +40,7 @@ function draw(state) {
     ? `${(first.cold.median_s / first.warm.median_s).toFixed(1)}×` : "–";
   $("requests").textContent = compact(totals.requests);
   $("load").textContent = load
-    ? `${count(load.running)} running, ${count(load.waiting)} waiting · ${compact(load.evicted_blocks)} blocks evicted`
+    ? `${count(load.running)} running, ${count(load.waiting)} waiting · ${compact(load.evicted_blocks)} blocks evicted · computing in ${load.compute_path}`
     : `${compact(totals.output)} tokens generated`;
   drawOrigins(state.history);
   drawFirstTokens(first, state.history);

@@ -1,4 +1,4 @@
-// What do the products by AMX have in common? How their tiles are laid out.
+// What the products by AMX have in common: how tile registers are used.
 #pragma once
 
 #include <immintrin.h>

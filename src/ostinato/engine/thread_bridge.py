@@ -5,8 +5,8 @@
     event loop    ── CommandQueue ──►  engine thread, between steps
     one reader    ◄──── Mailbox ─────  newest output of its request
 
-The queue is closed under a lock, and whatever came in before is still obeyed: so each command
-is either refused to whoever gives it, or run. Nobody waits for a thread that is gone.
+The queue is closed under a lock, and what came in before still runs: each command is either refused
+or run, and no caller waits for a thread that is gone.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar, cast
 
 from ostinato.core.errors import EngineStopped, OstinatoError
+from ostinato.engine.caller import Owner
 from ostinato.engine.engine import logger
 from ostinato.engine.outputs import RequestOutput
 
@@ -75,7 +76,7 @@ def post_all(letters: Iterable[tuple[Mailbox, RequestOutput | OstinatoError]]) -
         try:
             loop.call_soon_threadsafe(_put_all, its_letters)
         except RuntimeError:  # the readers' loop is closed, and the readers with it
-            logger.debug("nobody reads the output of %d requests any more", len(its_letters))
+            logger.debug("%d outputs came after their event loop was closed", len(its_letters))
 
 
 def _put_all(letters: list[tuple[Mailbox, RequestOutput | OstinatoError]]) -> None:
@@ -86,8 +87,9 @@ def _put_all(letters: list[tuple[Mailbox, RequestOutput | OstinatoError]]) -> No
 class CommandQueue:
     """What event loops want done in the engine's thread, between steps."""
 
-    def __init__(self) -> None:
-        """Start empty and open."""
+    def __init__(self, owner: Owner) -> None:
+        """Start empty and open, in the engine's process."""
+        self._owner = owner
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._closing = threading.Lock()
         self._reason: str | None = None
@@ -95,24 +97,26 @@ class CommandQueue:
     @property
     def is_open(self) -> bool:
         """Whether commands are taken."""
-        return self._reason is None
+        return self._reason is None and self._owner.is_here
 
     def put(self, command: Command) -> None:
         """Have something done and do not wait for it; called from any thread.
 
         Raises:
-            EngineStopped: The queue was closed.
+            EngineStopped: The queue was closed, or this is a fork of the engine's process.
         """
+        self._owner.check()
         with self._closing:
             self.check()
             self._commands.put(command)
 
     def check(self) -> None:
-        """Refuse to go on if the queue was closed.
+        """Refuse to go on if the queue was closed, or in a fork of the engine's process.
 
         Raises:
-            EngineStopped: Saying why it was closed.
+            EngineStopped: Saying why.
         """
+        self._owner.check()
         if self._reason is not None:
             raise EngineStopped(self._reason)
 
@@ -134,7 +138,7 @@ class CommandQueue:
         answer: asyncio.Future[AnswerT] = loop.create_future()
 
         def settle(value: AnswerT | None, error: Exception | None) -> None:
-            if answer.done():  # whoever asked was cancelled meanwhile
+            if answer.done():  # the caller was cancelled meanwhile
                 return
             if error is not None:
                 answer.set_exception(error)
@@ -150,15 +154,15 @@ class CommandQueue:
                 problem = error
             try:
                 loop.call_soon_threadsafe(settle, value, problem)
-            except RuntimeError:  # the loop is closed, and whoever asked with it
-                logger.debug("nobody waits for an answer any more")
+            except RuntimeError:  # the loop is closed, and the caller with it
+                logger.debug("an answer came after its event loop was closed")
             if problem is not None and not isinstance(problem, OstinatoError):
                 raise problem
 
         self.put(command)
         return await answer
 
-    def obey(self, wait: bool) -> None:
+    def run_pending(self, wait: bool) -> None:
         """Run the commands that have come, or wait for the first; for the engine's thread."""
         try:
             self._commands.get(block=wait)()
@@ -167,7 +171,7 @@ class CommandQueue:
         except queue.Empty:
             return
 
-    def obey_until(self, most: int, deadline_s: float) -> int:
+    def run_until(self, most: int, deadline_s: float) -> int:
         """Run up to so many commands as they come; returns how many came.
 
         Args:
@@ -182,10 +186,10 @@ class CommandQueue:
             command()
         return most
 
-    def obey_the_last(self) -> None:
+    def drain(self) -> None:
         """Run what came before the queue was closed, each whatever the others raise."""
         while not self._commands.empty():
             try:
-                self.obey(wait=False)
+                self.run_pending(wait=False)
             except Exception:
                 logger.exception("a command to a stopped engine raised")

@@ -1,9 +1,9 @@
 """How are requests and texts made without holding up the event loop?
 
-Tokenizers, templates and grammars take a while: they are used in threads beside the event loop, and
+Tokenizers, templates and grammars take a while: they run in threads beside the event loop, and
 tenants take turns. Long texts have a thread and a copy of the tokenizer of their own, so that short
-ones do not wait for them; new grammars have theirs. A short row of ids needs none of this, and is
-made on the spot: going to another thread and back costs more than the work.
+ones do not wait for them; new grammars have theirs. A short row of ids is checked on the event loop
+itself: going to another thread and back costs more than the work.
 """
 
 import copy
@@ -20,12 +20,18 @@ from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.structured_outputs import OutputForm, StructuredOutputs
 from ostinato.core.tenancy import owner_of
 from ostinato.engine.chat import Message, render_chat
-from ostinato.engine.crossing import AnswerT
 from ostinato.engine.engine import Engine
 from ostinato.engine.grammar_check import NUM_WORKERS
 from ostinato.engine.prompts import Prompt
-from ostinato.engine.requests import EngineRequest, refuse_long_text, tokenize
+from ostinato.engine.requests import (
+    EngineRequest,
+    kept_prompt_tokens,
+    refuse_long_text,
+    spell_bad_words,
+    tokenize,
+)
 from ostinato.engine.tenant_queue import TenantQueue
+from ostinato.engine.thread_bridge import AnswerT
 from ostinato.engine.token_table import TokenTable
 
 SHORT_TOKENS = 8192
@@ -35,7 +41,7 @@ LONG_CHARACTERS = 32768
 """Texts from here on are tokenized apart from shorter ones, which take 10 ms at most."""
 
 
-class Workroom:
+class TokenizerExecutor:
     """Makes requests, ids and texts for one engine."""
 
     def __init__(self, engine: Engine) -> None:
@@ -54,6 +60,9 @@ class Workroom:
         Raises:
             RequestError: It can never be served.
         """
+        if getattr(params, "bad_words", ()):  # spelled where the tokenizer is used, and not here
+            loaded, words = self._engine.loaded, params
+            params = await self.do(lambda: spell_bad_words(words, loaded), prompt.cache_salt)
         wanted = getattr(params, "structured_outputs", None)
         form = None if wanted is None else await self._form(wanted, prompt.cache_salt)
 
@@ -67,13 +76,20 @@ class Workroom:
             return await self._texts.run(_tenant(prompt.cache_salt), lambda: make(prompt))
 
         def tokenize_and_make(tokenizer: PreTrainedTokenizerBase | None) -> EngineRequest:
-            ids = tokenize(prompt, self._engine.loaded, self._engine.max_model_len, tokenizer)
+            most = self._engine.max_model_len
+            keep = kept_prompt_tokens(params, most) if isinstance(params, SamplingParams) else None
+            ids = tokenize(prompt, self._engine.loaded, most, tokenizer, keep)
             return make(replace(prompt, token_ids=ids))
 
         return await self._with_tokenizer(prompt.cache_salt, len(prompt.text), tokenize_and_make)
 
     async def do(self, work: Callable[[], AnswerT], cache_salt: str = "") -> AnswerT:
-        """Do something short with the tokenizer, beside the event loop."""
+        """Do something short with the tokenizer, beside the event loop.
+
+        Raises:
+            ForkedProcess: This is a fork of the engine's process; the threads stayed there.
+        """
+        self._engine.owner.check()
         return await self._texts.run(_tenant(cache_salt), work)
 
     async def encode(self, prompt: Prompt) -> list[int]:
@@ -135,7 +151,8 @@ class Workroom:
         num_characters: int,
         work: Callable[[PreTrainedTokenizerBase | None], AnswerT],
     ) -> AnswerT:
-        """Do work with a tokenizer that no other thread uses meanwhile."""
+        """Do work with a tokenizer that no other thread uses meanwhile; as ``do``."""
+        self._engine.owner.check()
         tokenizer = self._engine.loaded.tokenizer
         if num_characters < LONG_CHARACTERS or tokenizer is None or not tokenizer.is_fast:
             return await self._texts.run(_tenant(cache_salt), lambda: work(tokenizer))

@@ -1,0 +1,40 @@
+"""On which Linux systems does a compiled library run?
+
+A wheel's platform tag promises a C library: ``manylinux_2_28_x86_64`` runs where glibc is 2.28 or
+newer (PEP 600). The newest version among the symbols that the library asks for is what it needs.
+"""
+
+import platform
+import re
+import subprocess
+from pathlib import Path
+
+_OLDEST = 17
+"""manylinux2014: what every supported distribution has."""
+
+_ALWAYS_THERE = {"libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2", "libpthread.so.0", "libdl.so.2"}
+"""Parts of glibc; a library that needs another one would have to bring it along."""
+
+
+def platform_tag(library: Path) -> str:
+    """Return the platform tag of a wheel with a library in it.
+
+    Returns:
+        ``manylinux_2_N_arch``, or ``linux_arch`` where nothing can be promised: no binutils, no
+        glibc, or other libraries needed.
+    """
+    machine = platform.machine()
+    try:
+        listing = _list_symbols(library)
+    except (OSError, subprocess.CalledProcessError):
+        return f"linux_{machine}"
+    needed = set(re.findall(r"NEEDED\s+(\S+)", listing))
+    versions = [int(minor) for minor in re.findall(r"GLIBC_2\.(\d+)", listing)]
+    if not versions or not needed <= _ALWAYS_THERE:
+        return f"linux_{machine}"
+    return f"manylinux_2_{max(_OLDEST, *versions)}_{machine}"
+
+
+def _list_symbols(library: Path) -> str:
+    command = ["objdump", "--private-headers", "--dynamic-syms", str(library)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

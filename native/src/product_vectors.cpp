@@ -1,0 +1,255 @@
+// Products by vectors, compiled once for each instruction set; OST_PRODUCTS is the function that
+// hands the kernels out.
+//
+// A group of rows meets a tile of the weight: each of its sums is a register, a step loads 32
+// outputs of the weight once and one number (or pair) of each row:
+//
+//                     weight, 32 outputs of one input
+//                     w00 ... w15   w16 ... w31
+//     row 0   x0  ─►  sum           sum
+//     row 1   x1  ─►  sum           sum          AVX-512: up to 12 rows; AVX2: up to 6, by halves
+//     ...                                        of a tile
+//
+// A sum takes its inputs in order, whatever the number of rows, so that a row's outputs do not
+// depend on the rows beside it. The first group streams the tile from memory and asks ahead; the
+// others find it in the level 2 cache, and ask for the next tile meanwhile.
+#if defined(__AVX512F__)
+#include "simd_avx512.h"
+#elif defined(__AVX2__)
+#include "simd_avx2.h"
+#else
+#include "simd_generic.h"
+#endif
+// after it
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "product_kernels.h"
+#include "scratch.h"
+
+namespace ost {
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kMostRows = 12, kRowsOfWholeTiles = 12;
+#elif defined(__AVX2__)
+constexpr int kMostRows = 6, kRowsOfWholeTiles = 3;
+#else
+constexpr int kMostRows = 2, kRowsOfWholeTiles = 1;
+#endif
+
+constexpr int64_t kAheadBytes = 2048;  // further, and lines are gone again before they are needed
+
+// How one format is multiplied. Widened rows are floats, others are as they were given; a step takes
+// kInputs of them.
+struct InFloat32 {
+  using Stored = float;
+  using Input = float;
+  static constexpr int kInputs = 1;
+  static Vec load_numbers(const float *from) { return load(from); }
+  static void store_numbers(float *to, const Vec &value) { store(to, value); }
+  static Vec weight(const float *tile) { return load(tile); }
+  static Vec add(const Vec &sum, const Vec &weight, const float *input) {
+    return multiply_add(weight, fill(*input), sum);
+  }
+};
+
+struct InFloat16 : InFloat32 {
+  using Stored = uint16_t;
+  static Vec load_numbers(const uint16_t *from) { return load_float16(from); }
+  static void store_numbers(uint16_t *to, const Vec &value) { store_float16(to, value); }
+  static Vec weight(const uint16_t *tile) { return load_float16(tile); }
+};
+
+#if defined(__AVX512BF16__)
+struct InBFloat16 {
+  using Stored = uint16_t;
+  using Input = uint16_t;
+  static constexpr int kInputs = 2;
+  static Vec load_numbers(const uint16_t *from) { return load_bfloat16(from); }
+  static void store_numbers(uint16_t *to, const Vec &value) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(to),
+                        reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(value.v)));
+  }
+  static __m512bh weight(const uint16_t *tile) {
+    return reinterpret_cast<__m512bh>(_mm512_loadu_si512(tile));
+  }
+  static Vec add(const Vec &sum, const __m512bh &weight, const uint16_t *pair) {
+    int32_t both;
+    std::memcpy(&both, pair, sizeof both);
+    return {_mm512_dpbf16_ps(sum.v, weight, reinterpret_cast<__m512bh>(_mm512_set1_epi32(both)))};
+  }
+};
+#else
+struct InBFloat16 {
+  using Stored = uint16_t;
+  using Input = float;
+  static constexpr int kInputs = 2;
+  struct Pairs {
+    Vec first, second;
+  };
+  static Vec load_numbers(const uint16_t *from) { return load_bfloat16(from); }
+  static void store_numbers(uint16_t *to, const Vec &value) { store_bfloat16(to, value); }
+  static Pairs weight(const uint16_t *tile) {
+    Pairs pairs;
+    load_pairs(tile, pairs.first, pairs.second);
+    return pairs;
+  }
+  static Vec add(const Vec &sum, const Pairs &weight, const float *pair) {
+    const Vec half = multiply_add(weight.first, fill(pair[0]), sum);
+    return multiply_add(weight.second, fill(pair[1]), half);
+  }
+};
+#endif
+
+// Lines that are asked for in each step, of two that a step of most formats reads.
+struct Ahead {
+  const char *line;
+  int64_t to_second, per_step;
+};
+
+inline void ask(const char *line) { __builtin_prefetch(line, 0, 3); }
+
+// Rows as kernels read them: their own, or widened.
+template <class Format>
+struct Inputs {
+  const typename Format::Input *data;
+  int64_t stride;
+};
+
+// Sums of kRows rows for kSides * 16 outputs of a tile.
+template <class Format, int kRows, int kSides>
+inline void sum(const Inputs<Format> &inputs, const typename Format::Stored *tile,
+                int32_t num_inputs, Ahead ahead, Vec (&sums)[kRows][kSides]) {
+  constexpr int kInputs = Format::kInputs, kSide = 16 * kInputs;
+  const typename Format::Input *rows[kRows];
+#pragma GCC unroll 16
+  for (int row = 0; row < kRows; ++row) {
+    rows[row] = inputs.data + row * inputs.stride;
+#pragma GCC unroll 2
+    for (int side = 0; side < kSides; ++side) sums[row][side] = fill(0.f);
+  }
+  for (int64_t i = 0; i < num_inputs; i += kInputs, tile += kTileOutputs * kInputs) {
+    ask(ahead.line);
+    ask(ahead.line + ahead.to_second);
+    ahead.line += ahead.per_step;
+    decltype(Format::weight(tile)) weights[kSides];
+#pragma GCC unroll 2
+    for (int side = 0; side < kSides; ++side) weights[side] = Format::weight(tile + side * kSide);
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 2
+      for (int side = 0; side < kSides; ++side)
+        sums[row][side] = Format::add(sums[row][side], weights[side], rows[row] + i);
+  }
+}
+
+// Finished sums of 16 outputs from `output` on.
+template <class Format>
+inline void put(const ost_product &p, int64_t row, int64_t output, Vec value) {
+  using Stored = typename Format::Stored;
+  const int64_t left = p.num_outputs - output;
+  const auto *bias = static_cast<const Stored *>(p.bias);
+  auto *to = static_cast<Stored *>(p.outputs.data) + row * p.outputs.stride + output;
+  if (left >= 16) {
+    if (bias != nullptr) value = value + Format::load_numbers(bias + output);
+    return Format::store_numbers(to, value);
+  }
+  if (left <= 0) return;
+  Stored some[16] = {};
+  if (bias != nullptr) {
+    std::memcpy(some, bias + output, static_cast<size_t>(left) * sizeof(Stored));
+    value = value + Format::load_numbers(some);
+  }
+  Format::store_numbers(some, value);
+  std::memcpy(to, some, static_cast<size_t>(left) * sizeof(Stored));
+}
+
+// A group of rows and a tile.
+template <class Format, int kRows>
+void multiply_group(const ost_product &p, const Inputs<Format> &inputs, int64_t first_row,
+                    int64_t tile, Ahead ahead) {
+  constexpr int kSides = kRows <= kRowsOfWholeTiles ? 2 : 1;
+  const auto *weights = static_cast<const typename Format::Stored *>(p.tiles) +
+                        tile * kTileOutputs * p.num_inputs;
+  const Inputs<Format> own{inputs.data + first_row * inputs.stride, inputs.stride};
+  for (int first = 0; first < 2; first += kSides) {
+    Vec sums[kRows][kSides];
+    sum<Format, kRows, kSides>(own, weights + first * 16 * Format::kInputs, p.num_inputs, ahead,
+                               sums);
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 2
+      for (int side = 0; side < kSides; ++side)
+        put<Format>(p, first_row + row, tile * kTileOutputs + (first + side) * 16, sums[row][side]);
+  }
+}
+
+template <class Format>
+using Group = void (*)(const ost_product &, const Inputs<Format> &, int64_t, int64_t, Ahead);
+
+template <class Format, int... kRows>
+constexpr Group<Format> group_of(int num_rows, std::integer_sequence<int, kRows...>) {
+  constexpr Group<Format> groups[] = {multiply_group<Format, kRows + 1>...};
+  return groups[num_rows - 1];
+}
+
+// What a group asks for: alone, what it meets itself; of several, the first two ask for the next tile.
+template <class Format>
+Ahead ahead_of(const ost_product &p, int64_t tile, int64_t group, int64_t num_groups) {
+  const int64_t step_bytes = kTileOutputs * Format::kInputs * sizeof(typename Format::Stored);
+  const int64_t tile_bytes = step_bytes / Format::kInputs * p.num_inputs;
+  const char *own = static_cast<const char *>(p.tiles) + tile * tile_bytes;
+  if (num_groups == 1) return {own + kAheadBytes, step_bytes - 64, step_bytes};
+  if (group > 1) return {own, 0, 0};
+  return {own + tile_bytes + group * tile_bytes / 2, 0, step_bytes / 2};
+}
+
+// Rows are cut evenly into groups of at most kMostRows.
+template <class Format>
+void multiply_tile(const ost_product &p, const Inputs<Format> &inputs, int64_t tile) {
+  const int64_t num_groups = (p.num_rows + kMostRows - 1) / kMostRows;
+  for (int64_t group = 0; group < num_groups; ++group) {
+    const int64_t first = p.num_rows * group / num_groups;
+    const int64_t last = p.num_rows * (group + 1) / num_groups;
+    const auto multiply = group_of<Format>(static_cast<int>(last - first),
+                                           std::make_integer_sequence<int, kMostRows>{});
+    multiply(p, inputs, first, tile, ahead_of<Format>(p, tile, group, num_groups));
+  }
+}
+
+// Widening takes next to nothing of the time that all outputs of a piece take.
+template <class Format>
+Inputs<Format> widened(const ost_product &p) {
+  const int64_t stride = p.num_inputs + 16;  // rows do not crowd in few places of the cache
+  auto *floats = static_cast<float *>(thread_scratch(stride * p.num_rows * 4));
+  const auto *rows = static_cast<const typename Format::Stored *>(p.inputs.data);
+  for (int64_t row = 0; row < p.num_rows; ++row)
+    for (int64_t i = 0; i < p.num_inputs; i += 16)
+      store(floats + row * stride + i, Format::load_numbers(rows + row * p.inputs.stride + i));
+  return {floats, stride};
+}
+
+template <class Format>
+void multiply(const ost_product &p, int64_t first, int64_t last) {
+  using Stored = typename Format::Stored;
+  using Input = typename Format::Input;
+  Inputs<Format> inputs;
+  if constexpr (std::is_same_v<Stored, Input>)
+    inputs = {static_cast<const Input *>(p.inputs.data), p.inputs.stride};
+  else
+    inputs = widened<Format>(p);
+  for (int64_t tile = first; tile < last; ++tile) multiply_tile(p, inputs, tile);
+}
+
+}  // namespace
+
+ProductKernel OST_PRODUCTS(int32_t dtype) {
+  return dtype == OST_FLOAT32    ? multiply<InFloat32>
+         : dtype == OST_BFLOAT16 ? multiply<InBFloat16>
+                                 : multiply<InFloat16>;
+}
+
+}  // namespace ost

@@ -1,0 +1,23 @@
+"""Which files of ostinato are in ostinato-core? Those that need NumPy alone."""
+
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+LEFT_OUT = ("runner", "engine", "server", "cli", "lab", "models", "traces", "core/trace.py")
+"""Rooms and files that need more: torch, FastAPI, msgspec, matplotlib."""
+
+
+class CoreFiles(BuildHookInterface):  # type: ignore[type-arg]
+    """Puts the files into the wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Name the files, by where they are and where they go."""
+        package = Path(self.root, "../../src/ostinato").resolve()
+        for path in (*package.rglob("*.py"), package / "py.typed"):
+            name = path.relative_to(package)
+            if not any(name.is_relative_to(part) for part in LEFT_OUT):
+                build_data["force_include"][str(path)] = f"ostinato/{name}"
+        licence = Path(self.root, "../../LICENSE").resolve()
+        build_data["extra_metadata"][str(licence)] = "LICENSE"

@@ -1,0 +1,86 @@
+"""Which keywords of another engine are accepted, and what is said about the others?
+
+Programs written for vLLM pass keywords that Ostinato has no setting for. One that asks for what
+happens anyway (``tensor_parallel_size=1``) is accepted and dropped; any other value is refused with
+the reason and what to use instead; an unknown keyword is refused with the nearest known name.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from functools import wraps
+from typing import Any, TypeVar
+
+from ostinato.core.errors import OstinatoError
+
+ClassT = TypeVar("ClassT")
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A keyword that vLLM has and Ostinato does not.
+
+    Attributes:
+        instead: Why it cannot be had, and what to use.
+        harmless: Values that ask for what happens anyway.
+    """
+
+    instead: str
+    harmless: tuple[object, ...] = (None,)
+
+    def accepts(self, value: object) -> bool:
+        """Whether a value asks for nothing special."""
+        return any(type(value) is type(one) and value == one for one in self.harmless)
+
+
+UnsupportedTable = Mapping[str, Unsupported]
+
+
+def known_keywords(
+    given: Mapping[str, Any],
+    known: Collection[str],
+    unsupported: UnsupportedTable,
+    error: type[OstinatoError],
+) -> dict[str, Any]:
+    """Return the keywords that are known; harmless ones of vLLM are dropped.
+
+    Raises:
+        OstinatoError: Of the class ``error``: a keyword cannot be served or is unknown.
+    """
+    kept = {}
+    for name, value in given.items():
+        if name in known:
+            kept[name] = value
+        elif name not in unsupported:
+            raise error(_unknown(name, known, unsupported))
+        elif not unsupported[name].accepts(value):
+            raise error(f"{name}={value!r:.80} is not supported: {unsupported[name].instead}")
+    return kept
+
+
+def accepts_vllm_keywords(
+    unsupported: UnsupportedTable, error: type[OstinatoError]
+) -> Callable[[type[ClassT]], type[ClassT]]:
+    """Let a dataclass be made with the keywords of its counterpart in vLLM."""
+
+    def decorate(cls: type[ClassT]) -> type[ClassT]:
+        known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        names = frozenset(known)
+        plain = cls.__init__
+
+        @wraps(plain)
+        def checked(self: Any, *args: Any, **given: Any) -> None:
+            if not given.keys() <= names:
+                given = known_keywords(given, known, unsupported, error)
+            plain(self, *args, **given)
+
+        cls.__init__ = checked  # type: ignore[method-assign]
+        return cls
+
+    return decorate
+
+
+def _unknown(name: str, known: Collection[str], unsupported: UnsupportedTable) -> str:
+    near = get_close_matches(name, [*known, *unsupported], n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+    return f"there is no keyword {name!r}: {hint}"

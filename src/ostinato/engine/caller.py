@@ -1,0 +1,115 @@
+"""May this thread and this process call the engine now?
+
+An ``LLM`` runs one call at a time, in the process that made it. Calls at once from several threads
+would corrupt the cache; they are refused rather than queued, since one after the other they would
+lose what batching brings, without a word.
+
+A fork copies the calling thread alone. torch and the native library compute with the threads of an
+OpenMP runtime, and these stay behind: a forked child would wait for them forever. It is refused.
+"""
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ostinato.core.errors import ConcurrentCall, ForkedProcess
+
+_SPAWN = "start workers with multiprocessing.get_context('spawn') and make the engine in the worker"
+
+
+class Owner:
+    """The process that made an engine."""
+
+    def __init__(self) -> None:
+        """Belong to this process.
+
+        Raises:
+            ForkedProcess: It was forked from one whose engine used several threads.
+
+        Effects: processes that are forked from this one are told so.
+        """
+        _check_inherited_threads()
+        _watch_forks()
+        self._pid = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process."""
+        return os.getpid() == self._pid
+
+    def check(self) -> None:
+        """Refuse to go on in a forked child.
+
+        Raises:
+            ForkedProcess: This is one.
+        """
+        if not self.is_here:
+            raise ForkedProcess(
+                f"this engine was made in process {self._pid}, and process {os.getpid()} is a fork "
+                f"of it, without its threads: {_SPAWN}"
+            )
+
+    def only_here(self, cleanup: Callable[[], object]) -> Callable[[], object]:
+        """Return a callable that cleans up in the owner's process and does nothing in a child."""
+        return lambda: cleanup() if self.is_here else None
+
+
+class CallGate:
+    """Lets one call at a time into an engine; the next may come from another thread."""
+
+    def __init__(self, owner: Owner) -> None:
+        """Guard an engine of one process."""
+        self._owner = owner
+        self._is_free = threading.Lock()
+        self._call = ""
+
+    @contextmanager
+    def enter(self, call: str) -> Iterator[None]:
+        """Hold the gate during a call.
+
+        Args:
+            call: Its name, for messages.
+
+        Raises:
+            ConcurrentCall: Another call is running.
+            ForkedProcess: This is a fork of the engine's process.
+        """
+        self._owner.check()
+        if not self._is_free.acquire(blocking=False):
+            raise ConcurrentCall(
+                f"{call}() was called while {self._call} is running on the same LLM, which does "
+                "one thing at a time: give all prompts to one generate() call, or use AsyncLLM, "
+                "which batches the requests of many callers"
+            )
+        try:
+            self._call = f"{call}() of thread {threading.current_thread().name!r}"
+            yield
+        finally:
+            self._is_free.release()
+
+
+_inherited_threads = 0  # of torch, in the process that this one was forked from; else 0
+
+
+def _check_inherited_threads() -> None:
+    if _inherited_threads > 1 and torch.get_num_threads() > 1:
+        raise ForkedProcess(
+            f"process {os.getpid()} was forked from one where torch computes with "
+            f"{_inherited_threads} threads, which it would wait for forever: {_SPAWN}; or call "
+            "torch.set_num_threads(1) before"
+        )
+
+
+@functools.cache
+def _watch_forks() -> None:
+    """From now on, let forked children know that an engine has used torch's threads."""
+    os.register_at_fork(after_in_child=_note_fork)
+
+
+def _note_fork() -> None:
+    global _inherited_threads
+    _inherited_threads = max(_inherited_threads, torch.get_num_threads())

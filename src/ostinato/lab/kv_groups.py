@@ -1,0 +1,127 @@
+"""How many blocks of a trace does an engine keep in so much memory?
+
+As the engine itself shares memory out (``core.pool_sizes``): full attention keeps the KV of every
+cached token, layers with a window have a smaller pool of their own. Gemma 3 27B writes 507,904
+bytes per token; of a long cached prefix 81,920 per token stay, and the ends in its windows.
+"""
+
+from dataclasses import dataclass, replace
+
+from ostinato.core.config import SchedulerConfig, WindowConfig, window_blocks
+from ostinato.core.errors import ConfigError
+from ostinato.core.pool_sizes import split_pools
+from ostinato.lab.kv_bytes import KVBytes
+from ostinato.lab.serial_replay import Pools
+
+_ENGINE_BLOCK = 16
+"""Tokens per block of the engine, whatever the trace has."""
+
+_STEP_TOKENS = 2048
+"""Most tokens of one step; the engine's own default."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroups:
+    """KV of one token, by group of layers.
+
+    Attributes:
+        full_bytes: In layers that keep every token; 0 if all have windows.
+        windows: Tokens that a window sees and bytes of one token in its layers, by size.
+        num_running: Sequences that run at once, whose windows must fit.
+    """
+
+    full_bytes: int
+    windows: tuple[tuple[int, int], ...] = ()
+    num_running: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse a model that keeps nothing of a token.
+
+        Raises:
+            ConfigError: It keeps states alone.
+        """
+        if self.token_bytes < 1:
+            raise ConfigError("this model keeps no KV of a token, so no prefix of it can be cached")
+
+    @property
+    def token_bytes(self) -> int:
+        """Of a token inside every window."""
+        return self.full_bytes + sum(each for _, each in self.windows)
+
+    def blocks(self, memory_bytes: int, block_tokens: int) -> tuple[int, tuple[WindowConfig, ...]]:
+        """Share memory out as the engine does.
+
+        Args:
+            memory_bytes: For all groups.
+            block_tokens: Tokens per block of the trace.
+
+        Returns:
+            Blocks of the trace for full attention, and for each window.
+        """
+        size = min(_ENGINE_BLOCK, block_tokens)
+        full, windows = split_pools(
+            memory_bytes // (self.token_bytes * size),
+            [size * each for each in (self.full_bytes, *(each for _, each in self.windows))],
+            [window for window, _ in self.windows],
+            size,
+            SchedulerConfig(
+                max_num_seqs=self.num_running,
+                max_num_batched_tokens=max(_STEP_TOKENS, self.num_running),
+            ),
+        )
+        pairs = zip(self.windows, windows, strict=True)
+        return full * size // block_tokens, tuple(
+            _window(window, num * size // block_tokens, block_tokens) for (window, _), num in pairs
+        )
+
+    def pools(self, memory_bytes: int, block_tokens: int) -> Pools:
+        """Return the cache of a serial replay, whose blocks count as one token each.
+
+        Raises:
+            ConfigError: Not one block fits.
+        """
+        full, windows = self.blocks(memory_bytes, block_tokens)
+        if not full:
+            raise ConfigError(
+                f"{memory_bytes:,} bytes of memory hold no block of {block_tokens} tokens of "
+                f"{self.token_bytes:,} bytes: give more"
+            )
+        in_blocks = (replace(w, window=window_blocks(w.window, block_tokens)) for w in windows)
+        return Pools(full, tuple(in_blocks))
+
+    def memory_for(self, num_blocks: int, block_tokens: int) -> int:
+        """Return the least memory in which full attention has so many blocks of a trace."""
+        low, high = 0, num_blocks * block_tokens * self.token_bytes
+        if not self.windows:
+            return high
+        while high - low > max(1, high // 10_000):
+            middle = (low + high) // 2
+            if self.blocks(middle, block_tokens)[0] >= num_blocks:
+                high = middle
+            else:
+                low = middle
+        return high
+
+
+def kv_groups(kv: KVBytes, num_running: int = 1, copies: int = 1) -> KVGroups:
+    """Return a model's groups as the engine makes them: one per window size.
+
+    Args:
+        kv: What its layers keep.
+        num_running: Sequences that run at once.
+        copies: How often the KV of a token is kept on the GPUs of a replica.
+    """
+    full, by_window = 0, dict[int, int]()
+    for group in kv.groups:
+        window = group.layer.window_tokens
+        if window is None:
+            full += group.token_bytes * copies
+        elif group.token_bytes:
+            by_window[window] = by_window.get(window, 0) + group.token_bytes * copies
+    return KVGroups(full, tuple(sorted(by_window.items())), num_running)
+
+
+def _window(window: int, num_blocks: int, block_tokens: int) -> WindowConfig:
+    """Return a window's blocks, at least those of one sequence and its next step."""
+    step = -(-_STEP_TOKENS // block_tokens)
+    return WindowConfig(window, max(num_blocks, window_blocks(window, block_tokens) + step))

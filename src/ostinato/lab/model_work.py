@@ -1,0 +1,222 @@
+"""What does a token cost a model: multiplications, bytes of weights and bytes of KV?
+
+From a config alone. A token is multiplied with every weight that it goes through, 2 FLOP each, and
+meets every earlier token in attention: per pair of a query and a key 4 FLOP for each value of a
+query head. A layer with a window has no pairs beyond it::
+
+    context 1 2 3 4 5 6 ...      pairs of the token at position 6
+    full    x x x x x x          6
+    window  . . . x x x          3
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ostinato.core.config import one_of
+from ostinato.core.errors import ConfigError
+from ostinato.lab.cost_model import PerRequest
+from ostinato.lab.kv_bytes import DTYPE_BITS, KVBytes, known_dtype, kv_bytes
+from ostinato.lab.kv_config import Config, language_part
+from ostinato.lab.kv_families import family_of
+from ostinato.lab.kv_layers import Kind, Layer
+from ostinato.lab.weights import Weights, count_weights
+
+WEIGHT_FORMATS = ("auto", "bf16", "fp8", "int8", "int4")
+"""In which weights may be said to be."""
+
+_SCALES = 0.25
+"""Bits per value for the scales of groups of 32 to 128 values in 4 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGroup:
+    """Layers that attend alike, taken together.
+
+    Attributes:
+        pair_flops: Per pair of a query and a key.
+        token_bytes: KV of one token.
+        num_kv_heads: Of one layer; 0 for latent attention, whose vector all GPUs share out.
+        window: Tokens that a query sees; None if it sees all.
+    """
+
+    pair_flops: float
+    token_bytes: int
+    num_kv_heads: int
+    window: int | None
+
+    def seen(self, num_tokens: PerRequest) -> PerRequest:
+        """Return how many keys the last token of a sequence sees."""
+        return num_tokens if self.window is None else np.minimum(num_tokens, self.window)
+
+    def pairs(self, num_tokens: PerRequest, num_cached: PerRequest) -> PerRequest:
+        """Return the pairs of the tokens behind the cached ones."""
+        return self._pairs_from_zero(num_tokens) - self._pairs_from_zero(num_cached)
+
+    def _pairs_from_zero(self, num_tokens: PerRequest) -> PerRequest:
+        inside = self.seen(num_tokens)
+        return inside * (inside + 1) / 2 + (num_tokens - inside) * inside
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """How weights are stored and multiplied.
+
+    Attributes:
+        name: For people.
+        bits: Per value in layers.
+        expert_bits: Per value in routed experts.
+        is_fp8: Whether activations are in 8 bits too, so that products run at that rate.
+    """
+
+    name: str
+    bits: float
+    expert_bits: float
+    is_fp8: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWork:
+    """What a model computes and reads.
+
+    Attributes:
+        weights: Its parameters.
+        format: Of its weights.
+        groups: Its attention layers, by what they see.
+        kv: What it keeps of each token.
+        hidden_size: Values of one token between two layers.
+        table_bits: Per value of the embedding and the head.
+    """
+
+    weights: Weights
+    format: WeightFormat
+    groups: tuple[AttentionGroup, ...]
+    kv: KVBytes
+    hidden_size: int
+    table_bits: int = 16
+
+    @property
+    def expert_bytes(self) -> float:
+        """Routed experts in memory."""
+        experts = self.weights.experts
+        return 0.0 if experts is None else experts.parameters * self.format.expert_bits / 8
+
+    @property
+    def weight_bytes(self) -> float:
+        """All weights in memory."""
+        tables = self.weights.embedding + (0 if self.weights.is_tied else self.weights.head)
+        dense = self.weights.dense * self.format.bits / 8
+        return tables * self.table_bits / 8 + dense + self.expert_bytes
+
+    def exchanged_bytes(self, num_gpus: int) -> float:
+        """Bytes that each GPU sends for one token, when a model is spread over several.
+
+        A dense layer is cut by tensors and sums its activations twice, in bfloat16. Experts are
+        spread whole: a token goes to its top-k in 8 bits and comes back in 16.
+        """
+        experts = self.weights.experts
+        if experts is None:
+            ring = 2 * (num_gpus - 1) / num_gpus
+            return 2 * self.kv.num_layers * self.hidden_size * 2 * ring
+        away = (num_gpus - 1) / num_gpus
+        return self.kv.num_layers * experts.top_k * self.hidden_size * 3 * away / num_gpus
+
+    def read_bytes(self, num_tokens: float) -> float:
+        """Weights that a step of so many tokens reads: of experts, those that some token needs."""
+        read = self.weights.dense * self.format.bits / 8
+        read += self.weights.head * self.table_bits / 8
+        experts = self.weights.experts
+        if experts is None:
+            return read
+        missed = (1 - experts.top_k / experts.num_experts) ** num_tokens
+        return read + float(self.expert_bytes * (1 - missed))
+
+
+def model_work(config: Config, weights: str = "auto", kv_dtype: str = "auto") -> ModelWork:
+    """Derive a model's work from its config.
+
+    Args:
+        config: ``config.json`` of a decoder, parsed.
+        weights: Format of the weights; ``auto`` takes the config's.
+        kv_dtype: Format of the KV; ``auto`` takes the config's.
+
+    Raises:
+        ConfigError: A value of the config is wrong, or a format is unknown.
+        UnsupportedModel: The config does not say enough.
+    """
+    one_of("weights", weights, WEIGHT_FORMATS)
+    kv = kv_bytes(config, kv_dtype)
+    groups = tuple(
+        AttentionGroup(
+            group.num_layers * _pair_flops(config, group.layer),
+            group.token_bytes,
+            group.layer.num_kv_heads,
+            group.layer.window_tokens,
+        )
+        for group in kv.groups
+        if group.token_bytes
+    )
+    hidden_size = family_of(language_part(config))[1].count("hidden_size")
+    return ModelWork(count_weights(config), weight_format(config, weights), groups, kv, hidden_size)
+
+
+def weight_format(config: Config, asked: str = "auto") -> WeightFormat:
+    """Say in which format a model's weights are.
+
+    Raises:
+        ConfigError: The config's quantisation is not known.
+    """
+    if asked == "auto":
+        quantisation = config.get("quantization_config")
+        if isinstance(quantisation, Mapping):
+            return _quantised(quantisation)
+        part = language_part(config)
+        written = known_dtype(part.get("dtype") or part.get("torch_dtype") or "bfloat16")
+        bits = min(DTYPE_BITS[written], 16)  # float32 checkpoints are served in 16 bits
+        return WeightFormat("bf16" if bits == 16 else written, bits, bits)
+    if asked == "int4":
+        return WeightFormat(asked, 4 + _SCALES, 4 + _SCALES)
+    bits = 16 if asked == "bf16" else 8
+    return WeightFormat(asked, bits, bits, is_fp8=bits == 8)
+
+
+def _quantised(quantisation: Mapping[str, object]) -> WeightFormat:
+    """Read ``quantization_config`` as transformers, vLLM and ModelOpt write it."""
+    method = str(quantisation.get("quant_method") or quantisation.get("quant_algo") or "").lower()
+    if method in ("fp8", "fbgemm_fp8"):
+        return WeightFormat("fp8", 8, 8, is_fp8=True)
+    if method == "mxfp4":  # gpt-oss: experts alone
+        return WeightFormat("mxfp4", 16, 4 + _SCALES)
+    if method == "modelopt":
+        method = str(quantisation.get("quant_algo")).lower()
+        if method == "fp8":
+            return WeightFormat("fp8", 8, 8, is_fp8=True)
+    bits = quantisation.get("bits")
+    is_int8 = quantisation.get("load_in_8bit") is True
+    groups = quantisation.get("config_groups")
+    if isinstance(groups, Mapping) and groups:
+        first: Mapping[str, Any] = next(iter(groups.values()))
+        bits = first.get("weights", {}).get("num_bits")
+        is_int8 = bits == 8 and first.get("input_activations") is not None
+    if is_int8:
+        return WeightFormat("int8", 8, 8, is_fp8=True)
+    if bits == 8:
+        return WeightFormat("int8", 8, 8)
+    if bits == 4 or quantisation.get("load_in_4bit") is True or "fp4" in method:
+        return WeightFormat("4 bits", 4 + _SCALES, 4 + _SCALES)
+    raise ConfigError(
+        f"quantization_config.quant_method={method!r}: bits per weight unknown; say them with "
+        f"--weights, one of {', '.join(WEIGHT_FORMATS[1:])}"
+    )
+
+
+def _pair_flops(config: Config, layer: Layer) -> float:
+    """Return the FLOP of one query and one key in one layer: a product with K, one with V."""
+    if layer.kind is not Kind.LATENT:
+        return 4.0 * layer.num_heads * layer.head_dim
+    part = language_part(config)  # prefill expands the latents: heads of nope + rope and of v
+    sizes = [part.get(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")]
+    total = sum(size for size in sizes if isinstance(size, int))
+    return 2.0 * layer.num_heads * (total or 2 * layer.head_dim)

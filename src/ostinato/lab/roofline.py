@@ -1,0 +1,205 @@
+"""How long does a step take on given GPUs?
+
+Every kernel takes as long as its arithmetic or its memory traffic, whichever is longer::
+
+    matrices    max(FLOP of all tokens / peak,  bytes of the weights they need / bandwidth)
+    attention   max(FLOP of all pairs  / peak,  bytes of KV read              / bandwidth)
+    exchange    activations sent to the machine's other GPUs / bandwidth of the link
+
+with the share of each that engines reach (``gpus``). So prefill is bound by arithmetic, decoding by
+memory, and a mixture of experts computes like a small model and decodes like a large one.
+
+Source: Williams, Waterman and Patterson, "Roofline", 2009; decoding as in Pope et al.,
+"Efficiently Scaling Transformer Inference", arXiv 2211.05102.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ostinato.core.errors import ConfigError
+from ostinato.core.plan import StepPlan
+from ostinato.lab.cost_model import PerRequest
+from ostinato.lab.gpus import DENSE_SHARE, GIB, MEMORY_SHARE, MOE_SHARE, USABLE_MEMORY, Gpu
+from ostinato.lab.model_work import AttentionGroup, ModelWork
+
+MOST_RUNNING = 256
+"""Sequences that decode at once, at most; vLLM's and our own default."""
+
+_LEAST_KV_SHARE = 0.1
+"""Of the usable memory, that must be left for KV where the number of GPUs is chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What one replica runs on.
+
+    Attributes:
+        gpu: Its kind.
+        num_gpus: Over which the model is spread by tensor parallelism.
+        compute_share: Of peak arithmetic; None is that of dense models or of experts.
+        memory_share: Of the bandwidth of memory and links.
+    """
+
+    gpu: Gpu
+    num_gpus: int
+    compute_share: float | None = None
+    memory_share: float = MEMORY_SHARE
+
+    def __post_init__(self) -> None:
+        """Refuse shares that cannot be.
+
+        Raises:
+            ConfigError: One is not above 0, or above 1.
+        """
+        for name in ("compute_share", "memory_share"):
+            share = getattr(self, name)
+            if share is not None and not 0 < share <= 1:
+                raise ConfigError(f"{name}={share}: must be above 0 and at most 1")
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory for weights and KV."""
+        return int(self.num_gpus * self.gpu.memory_bytes * USABLE_MEMORY)
+
+
+def choose_machine(model: ModelWork, machine: Machine) -> Machine:
+    """Return a machine with enough GPUs for a model.
+
+    Args:
+        model: The model.
+        machine: What was asked for; 0 GPUs are as few as leave room for KV.
+
+    Raises:
+        ConfigError: The weights do not fit; the message says how many GPUs are the least.
+    """
+    least = _least_gpus(model, machine, 0.0)
+    if not machine.num_gpus:
+        return replace(machine, num_gpus=_least_gpus(model, machine, _LEAST_KV_SHARE))
+    if machine.num_gpus < least:
+        raise ConfigError(
+            f"gpus={machine.num_gpus}: {model.weight_bytes / GIB:,.1f} GiB of weights do not fit "
+            f"into {machine.usable_bytes / GIB:,.1f} GiB, {USABLE_MEMORY:.0%} of the memory of "
+            f"{machine.num_gpus} x {machine.gpu.name}: {least} are the least"
+        )
+    return machine
+
+
+def _least_gpus(model: ModelWork, machine: Machine, kv_share: float) -> int:
+    """Return the least power of two of GPUs whose memory holds the weights."""
+    num_gpus = 1
+    while replace(machine, num_gpus=num_gpus).usable_bytes * (1 - kv_share) < model.weight_bytes:
+        num_gpus *= 2
+    return num_gpus
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineCost:
+    """Seconds of a model on a machine.
+
+    Attributes:
+        model: What it computes and reads.
+        machine: With at least as many GPUs as its weights need.
+    """
+
+    model: ModelWork
+    machine: Machine
+
+    @property
+    def origin(self) -> str:
+        """Where the figures come from, in a few words."""
+        weights, machine = self.model.weights, self.machine
+        active = f", {weights.active / 1e9:.3g}B active," if weights.experts is not None else ""
+        return (
+            f"derived from the config: {weights.total / 1e9:.3g}B parameters{active} in "
+            f"{self.model.format.name} on {machine.num_gpus} x {machine.gpu.name}, at "
+            f"{self.compute_share:.0%} of its peak and {machine.memory_share:.0%} of its bandwidth"
+        )
+
+    @property
+    def compute_share(self) -> float:
+        """Share of peak arithmetic that is reached."""
+        usual = DENSE_SHARE if self.model.weights.experts is None else MOE_SHARE
+        return usual if self.machine.compute_share is None else self.machine.compute_share
+
+    @property
+    def kv_memory_bytes(self) -> int:
+        """Memory of one replica that the weights leave for KV."""
+        return max(0, self.machine.usable_bytes - int(self.model.weight_bytes))
+
+    @property
+    def kv_copies(self) -> int:
+        """How often the KV of a token is kept: with more GPUs than KV heads, some share a head."""
+        heads = [group.num_kv_heads for group in self.model.groups if group.num_kv_heads]
+        return -(-self.machine.num_gpus // min(heads)) if heads else 1
+
+    def step_s(self, plan: StepPlan) -> float:
+        """Return how long a planned step takes."""
+        sampled = sum(sequence.sample is not None for sequence in plan.sequences)
+        ends = np.array([sequence.end for sequence in plan.sequences], np.float64)
+        starts = np.array([sequence.start for sequence in plan.sequences], np.float64)
+        seconds = self._matrices_s(plan.num_tokens, sampled)
+        for group in self.model.groups:
+            flops = group.pair_flops * float(group.pairs(ends, starts).sum())
+            read_s = float(self._kv_read_s(group, group.seen(ends)).sum())
+            seconds += max(flops / self._flops, read_s)
+        return seconds
+
+    def prefill_s(self, num_tokens: PerRequest, num_cached: PerRequest) -> PerRequest:
+        """Return how long prompts take behind their hits, in steps full enough to be compute-bound.
+
+        Args:
+            num_tokens: Length of each prompt.
+            num_cached: Tokens of each that hit.
+        """
+        weights = self.model.weights
+        computed = num_tokens - num_cached
+        flops = 2.0 * weights.per_token * computed + 2.0 * weights.head
+        for group in self.model.groups:
+            flops = flops + group.pair_flops * group.pairs(num_tokens, num_cached)
+        return flops / self._flops + computed * self._exchange_s
+
+    def decode_s(self, num_tokens: PerRequest, num_new: PerRequest) -> PerRequest:
+        """Return how long answers take, decoded in batches as large as memory allows.
+
+        Args:
+            num_tokens: Length of each prompt.
+            num_new: Tokens of each answer.
+        """
+        context = num_tokens + num_new / 2
+        batch = self.num_running(float(np.mean(context)))
+        per_token = self._matrices_s(batch, batch) / batch
+        seconds: PerRequest = per_token * num_new
+        for group in self.model.groups:
+            seconds = seconds + num_new * self._kv_read_s(group, group.seen(context))
+        return seconds
+
+    def num_running(self, context: float) -> int:
+        """Return how many sequences of so many tokens run at once: what memory holds."""
+        footprint = self.model.kv.windowed or self.model.kv.whole
+        each = self.kv_copies * footprint.sequence_bytes(max(1, round(context)))
+        return max(1, min(MOST_RUNNING, self.kv_memory_bytes // max(1, each)))
+
+    def _matrices_s(self, num_tokens: float, num_sampled: float) -> float:
+        weights = self.model.weights
+        flops = 2.0 * (weights.per_token * num_tokens + weights.head * num_sampled)
+        seconds = max(flops / self._flops, self.model.read_bytes(num_tokens) / self._bandwidth)
+        return seconds + num_tokens * self._exchange_s
+
+    def _kv_read_s(self, group: AttentionGroup, num_keys: PerRequest) -> PerRequest:
+        return num_keys * (group.token_bytes * self.kv_copies / self._bandwidth)
+
+    @property
+    def _flops(self) -> float:
+        gpu = self.machine.gpu
+        peak = gpu.flops_fp8 if self.model.format.is_fp8 else gpu.flops
+        return peak * self.machine.num_gpus * self.compute_share
+
+    @property
+    def _exchange_s(self) -> float:
+        sent = self.model.exchanged_bytes(self.machine.num_gpus)
+        return sent / (self.machine.gpu.link * self.machine.memory_share)
+
+    @property
+    def _bandwidth(self) -> float:
+        return self.machine.gpu.bandwidth * self.machine.num_gpus * self.machine.memory_share

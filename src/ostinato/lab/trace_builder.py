@@ -1,0 +1,232 @@
+"""How do requests with named blocks become compact arrays?
+
+A trace of a gigabyte lists a hundred million block names: integers of any size, or strings. They
+are numbered as they are read, so that 4 bytes are kept per name, and per *distinct* name 8 (16 if
+the names are large)::
+
+    names in the file      [881, 12, 7]  [881, 12, 40]  [881, 12, 7, 3]
+    numbers                 0    1   2    0    1   3     0    1   2  4
+
+Names are compared by 64 bits; strings and integers beyond that by a hash of so many. An id has one
+parent wherever it appears: where a name has several, it becomes several blocks.
+"""
+
+from array import array
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from ostinato.core.errors import BrokenTrace
+from ostinato.lab.block_trace import BlockRequest, BlockTrace
+from ostinato.lab.lines import BrokenLine
+
+_NAMES_PER_BATCH = 1 << 20
+_MASK = 2**64 - 1
+_NONE = 2**32 - 1
+_SMALL = 1 << 26
+"""Names below it index a table: public traces renumber their hashes from 0."""
+
+Ids = npt.NDArray[np.uint32]
+
+
+class TraceBuilder:
+    """Requests of a trace, added one by one in any order of arrival."""
+
+    def __init__(self) -> None:
+        """Begin without requests."""
+        self.arrivals = array("d")
+        self._inputs, self._outputs = array("q"), array("q")
+        self._answer_blocks, self._lengths = array("q"), array("q")
+        self._names = array("Q")
+        self._ids: list[Ids] = []
+        self._table = _NameTable()
+        self._batch_begins = 0
+
+    def add(self, request: BlockRequest) -> None:
+        """Add a request; its arrival is in the trace's own unit."""
+        before = len(self._names)
+        try:
+            self._names.extend(request.blocks)  # type: ignore[arg-type]  # what is no integer raises
+        except (TypeError, OverflowError):
+            del self._names[before:]
+            self._names.extend(hash(name) & _MASK for name in request.blocks)
+        self.arrivals.append(request.arrival_s)
+        self._inputs.append(request.input_tokens)
+        self._outputs.append(request.output_tokens)
+        self._answer_blocks.append(request.answer_blocks)
+        self._lengths.append(len(request.blocks))
+        if len(self._names) >= _NAMES_PER_BATCH:
+            self._number_names()
+
+    def build(
+        self,
+        name: str,
+        block_tokens: int,
+        broken: tuple[BrokenLine, ...] = (),
+        units_per_s: float = 1.0,
+    ) -> BlockTrace:
+        """Return the trace, in the order of arrival.
+
+        Args:
+            name: Of the file.
+            block_tokens: Tokens per block.
+            broken: Lines that were left out.
+            units_per_s: Of the arrivals: 1000 for milliseconds.
+
+        Raises:
+            BrokenTrace: There is no request, or one has more full blocks than tokens for them.
+        """
+        if not self.arrivals:
+            raise BrokenTrace(f"{name}: there is no request in it")
+        self._number_names()
+        lengths = np.array(self._lengths, np.int64)
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        ids = self._all_ids(int(offsets[-1]))
+        inputs, outputs = np.array(self._inputs, np.int64), np.array(self._outputs, np.int64)
+        answers = np.array(self._answer_blocks, np.int64)
+        arrivals = np.array(self.arrivals, np.float64)
+        _refuse_too_many_blocks(name, block_tokens, lengths, inputs, outputs)
+        order = np.argsort(arrivals, kind="stable")
+        is_moved = bool((np.diff(order) < 0).any())
+        if is_moved:
+            ids = np.concatenate([ids[offsets[row] : offsets[row + 1]] for row in order])
+            lengths, inputs, outputs = lengths[order], inputs[order], outputs[order]
+            answers, arrivals = answers[order], arrivals[order]
+            offsets = np.concatenate(([0], np.cumsum(lengths)))
+        if not self._table.is_chained:
+            ids = _with_one_parent(ids, offsets)
+        if is_moved or not self._table.is_chained:
+            ids = _by_first_appearance(ids)
+        return BlockTrace(
+            name,
+            block_tokens,
+            (arrivals - arrivals[0]) / units_per_s,
+            inputs,
+            outputs,
+            offsets,
+            ids,
+            lengths - answers,
+            broken,
+        )
+
+    def _all_ids(self, num_ids: int) -> Ids:
+        """Join the batches, each freed as it is copied."""
+        ids = np.empty(num_ids, np.uint32)
+        end = num_ids
+        while self._ids:
+            batch = self._ids.pop()
+            ids[end - len(batch) : end] = batch
+            end -= len(batch)
+        return ids
+
+    def _number_names(self) -> None:
+        lengths = np.array(self._lengths[self._batch_begins :], np.int64)
+        self._ids.append(self._table.number(np.array(self._names, np.uint64), lengths))
+        self._names = array("Q")
+        self._batch_begins = len(self._lengths)
+
+
+class _NameTable:
+    """The number and the parent of each name: by place for small names, sorted for others."""
+
+    def __init__(self) -> None:
+        self.is_chained = True  # every name has one parent
+        self._small = np.zeros(0, np.uint32)  # numbers by name
+        self._large = np.zeros(0, np.uint64)  # names in order
+        self._numbers = np.zeros(0, np.uint32)  # of the large names
+        self._parents = np.zeros(0, np.uint32)  # by number
+
+    def number(self, names: npt.NDArray[np.uint64], lengths: npt.NDArray[np.int64]) -> Ids:
+        """Number a batch of rows, new names in the order in which they appear."""
+        if not len(names):
+            return np.zeros(0, np.uint32)
+        distinct, firsts, inverse = np.unique(names, return_index=True, return_inverse=True)
+        num_small = int(np.searchsorted(distinct, _SMALL))
+        small, large = distinct[:num_small], distinct[num_small:]
+        if num_small and small[-1] >= len(self._small):
+            missing = int(small[-1]) + 1 - len(self._small)
+            self._small = np.concatenate((self._small, np.full(missing, _NONE, np.uint32)))
+        places = np.searchsorted(self._large, large)
+        numbers = np.full(len(distinct), _NONE, np.uint32)
+        numbers[:num_small] = self._small[small]
+        known = places < len(self._large)
+        known[known] = self._large[places[known]] == large[known]
+        numbers[num_small:][known] = self._numbers[places[known]]
+        fresh = np.flatnonzero(numbers == _NONE)
+        fresh = fresh[np.argsort(firsts[fresh])]
+        begin = len(self._parents)
+        numbers[fresh] = np.arange(begin, begin + len(fresh), dtype=np.uint32)
+        self._small[small] = numbers[:num_small]
+        self._large = np.insert(self._large, places[~known], large[~known])
+        self._numbers = np.insert(self._numbers, places[~known], numbers[num_small:][~known])
+        ids: Ids = numbers[inverse.ravel()]
+        self._note_parents(ids, lengths, firsts[fresh])
+        return ids
+
+    def _note_parents(
+        self, ids: Ids, lengths: npt.NDArray[np.int64], firsts: npt.NDArray[np.int64]
+    ) -> None:
+        parents = np.concatenate((np.array([_NONE], np.uint32), ids[:-1]))
+        starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))[lengths > 0]
+        parents[starts] = _NONE
+        self._parents = np.concatenate((self._parents, parents[firsts]))
+        self.is_chained = self.is_chained and bool((self._parents[ids] == parents).all())
+
+
+def make_block_trace(
+    name: str,
+    block_tokens: int,
+    requests: Iterable[BlockRequest],
+    broken: tuple[BrokenLine, ...] = (),
+) -> BlockTrace:
+    """Put requests together, in the order of their arrival.
+
+    Raises:
+        BrokenTrace: There is no request, or one has more full blocks than tokens for them.
+    """
+    builder = TraceBuilder()
+    for request in requests:
+        builder.add(request)
+    return builder.build(name, block_tokens, broken)
+
+
+def _refuse_too_many_blocks(
+    name: str,
+    block_tokens: int,
+    lengths: npt.NDArray[np.int64],
+    inputs: npt.NDArray[np.int64],
+    outputs: npt.NDArray[np.int64],
+) -> None:
+    wrong = np.flatnonzero(lengths * block_tokens > inputs + outputs)
+    if len(wrong):
+        row = wrong[0]
+        raise BrokenTrace(
+            f"{name}: a request of {inputs[row]} + {outputs[row]} tokens cannot have "
+            f"{lengths[row]} full blocks of {block_tokens}"
+        )
+
+
+def _with_one_parent(ids: Ids, offsets: npt.NDArray[np.int64]) -> Ids:
+    """Give a name under several parents a number under each, one depth of all rows at a time."""
+    split, lengths = np.empty_like(ids), np.diff(offsets)
+    parents = np.zeros(len(lengths), np.uint64)
+    used = 0
+    for depth in range(int(lengths.max(initial=0))):
+        rows = np.flatnonzero(lengths > depth)
+        places = offsets[rows] + depth
+        keys = parents[rows] << np.uint64(32) | ids[places]
+        distinct, inverse = np.unique(keys, return_inverse=True)
+        numbers = inverse.ravel() + used
+        split[places] = numbers
+        parents[rows] = numbers
+        used += len(distinct)
+    return split
+
+
+def _by_first_appearance(ids: Ids) -> Ids:
+    distinct, firsts, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    numbers = np.empty(len(distinct), np.uint32)
+    numbers[np.argsort(firsts)] = np.arange(len(distinct), dtype=np.uint32)
+    renumbered: Ids = numbers[inverse.ravel()]
+    return renumbered

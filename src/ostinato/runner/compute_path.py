@@ -1,0 +1,82 @@
+"""How are steps computed here, and why not faster?
+
+Made once, when an engine has loaded its model; shown at load, by ``ostinato serve``, in
+``/admin/stats`` and in the metrics.
+"""
+
+from dataclasses import asdict, dataclass
+
+from ostinato.core.config import AttentionName
+from ostinato.runner.attention.choice import AttentionCase, why_torch
+from ostinato.runner.model_loader import LoadedModel
+from ostinato.runner.native.library import (
+    ISA_VARIABLE,
+    best_isa,
+    current_isa,
+    library,
+    why_missing,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputePath:
+    """How steps are computed.
+
+    Attributes:
+        device: Where.
+        dtype: In which format.
+        instruction_set: Of the native library, such as ``avx2``; ``none`` without one.
+        attention: ``native`` or ``torch``.
+        forward: ``fused``, ``packed`` or ``plain``.
+        why_not_faster: What stands in the way of the fastest; empty where nothing does.
+    """
+
+    device: str
+    dtype: str
+    instruction_set: str
+    attention: str
+    forward: str
+    why_not_faster: str = ""
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, name: AttentionName, case: AttentionCase) -> "ComputePath":
+        """Describe an engine's path.
+
+        Args:
+            loaded: The model.
+            name: The attention that the user asked for.
+            case: What it is wanted for.
+        """
+        used, reason = _instruction_set()
+        hindrance = why_torch(name, case)
+        in_torch = hindrance and f"attention in torch: {hindrance}"
+        reasons = (reason, in_torch, loaded.forward.reason)
+        return cls(
+            loaded.device.type,
+            str(loaded.dtype).removeprefix("torch."),
+            used,
+            "native" if hindrance is None and library() is not None else "torch",
+            loaded.forward.name,
+            "; ".join(reason for reason in reasons if reason),
+        )
+
+    def fields(self) -> dict[str, str]:
+        """Return all of it by name."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        why = f" (why not faster: {self.why_not_faster})" if self.why_not_faster else ""
+        return (
+            f"{self.dtype} on {self.device}, instruction set {self.instruction_set}, "
+            f"{self.attention} attention, {self.forward} forward{why}"
+        )
+
+
+def _instruction_set() -> tuple[str, str]:
+    """Return the instruction set in use, and why it is not the processor's best."""
+    native = library()
+    if native is None:
+        return "none", why_missing() or ""
+    used, best = current_isa(native).name.lower(), best_isa(native).name.lower()
+    return used, "" if used == best else f"{used} in place of {best}, see {ISA_VARIABLE}"

@@ -1,0 +1,71 @@
+"""Buffers for the numbers that a program works on.
+
+They stay from step to step, some with room for every row of a step and some for a chunk's alone::
+
+    for all rows    residual stream, angles, queries, keys, values, what they attended to
+    in the arena    everything else: what a chunk leaves there is overwritten by the next
+
+The arena is one block of memory: a program tells by the address what is in it.
+"""
+
+import torch
+from torch import Tensor
+
+from ostinato.runner.forward.packed import row_stride
+
+
+class Arena:
+    """Named buffers of rows of one dtype; layers share those of one name and width.
+
+    Attributes:
+        most_rows: Rows that there is room for.
+        rows_per_chunk: Rows of a chunk, at most.
+        dtype: Of all buffers.
+    """
+
+    def __init__(self, most_rows: int, rows_per_chunk: int, width: int, dtype: torch.dtype) -> None:
+        """Make room.
+
+        Args:
+            most_rows: Of a step.
+            rows_per_chunk: Of a chunk.
+            width: Numbers in the arena for each row of a chunk: those of all its buffers, and what
+                is between their rows.
+            dtype: Of all buffers.
+        """
+        self.most_rows, self.rows_per_chunk = most_rows, min(most_rows, rows_per_chunk)
+        self.dtype = dtype
+        self._block = torch.zeros(self.rows_per_chunk * width, dtype=dtype)
+        self._in_arena: dict[tuple[str, int], Tensor] = {}
+        self._for_all: dict[tuple[str, int], Tensor] = {}
+        self._used = 0
+
+    def rows(self, name: str, width: int) -> Tensor:
+        """Return a buffer for all rows, shape (most_rows, width)."""
+        if (name, width) not in self._for_all:
+            block = torch.zeros(self.most_rows, row_stride(width), dtype=self.dtype)
+            self._for_all[name, width] = block[:, :width]
+        return self._for_all[name, width]
+
+    def first_chunk(self, name: str, width: int) -> Tensor:
+        """Return the first chunk of a buffer for all rows, shape (rows_per_chunk, width)."""
+        return self.rows(name, width)[: self.rows_per_chunk]
+
+    def chunk(self, name: str, width: int) -> Tensor:
+        """Return a buffer in the arena, shape (rows_per_chunk, width)."""
+        if (name, width) not in self._in_arena:
+            first, self._used = self._used, self._used + self.rows_per_chunk * row_stride(width)
+            assert self._used <= len(self._block), "no room left in the arena"
+            buffer = self._block[first : self._used].view(self.rows_per_chunk, row_stride(width))
+            self._in_arena[name, width] = buffer[:, :width]
+        return self._in_arena[name, width]
+
+    @property
+    def address(self) -> int:
+        """Where the arena begins."""
+        return self._block.data_ptr()
+
+    @property
+    def num_bytes(self) -> int:
+        """How large the arena is."""
+        return self._block.nbytes

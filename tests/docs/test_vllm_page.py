@@ -1,0 +1,65 @@
+"""The page for those who come from vLLM says what the code does with each keyword."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+
+import pytest
+
+from ostinato.core.keywords import Unsupported
+from ostinato.core.sampling_params import UNSUPPORTED_SAMPLING, SamplingParams
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.vllm_keywords import (
+    ALIASES,
+    UNSUPPORTED_ARGUMENTS,
+    UNSUPPORTED_CALLS,
+    UNSUPPORTED_SETTINGS,
+)
+from tests.docs.reading import ROOT
+
+PAGE = (ROOT / "docs/vllm.md").read_text(encoding="utf-8")
+
+SAME_SETTINGS = [
+    "model",
+    "revision",
+    "tokenizer",
+    "dtype",
+    "kv_cache_dtype",
+    "seed",
+    "block_size",
+    "max_model_len",
+    "max_logprobs",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enable_prefix_caching",
+]
+NEW_SAMPLING = ("bad_words_ids", "truncate_prompt_tokens")
+"""Parameters that vLLM's ``SamplingParams`` does not have, or no longer."""
+
+
+def rows(table: Mapping[str, Unsupported]) -> str:
+    return "\n".join(
+        f"| `{name}` | {', '.join(f'`{one!r}`' for one in entry.harmless)} | {entry.instead} |"
+        for name, entry in table.items()
+    )
+
+
+TABLES = {
+    "sampling": rows(UNSUPPORTED_SAMPLING),
+    "settings": rows(UNSUPPORTED_SETTINGS),
+    "arguments": rows(UNSUPPORTED_ARGUMENTS),
+    "aliases": "\n".join(f"| `{alias}` | `{name}` |" for alias, name in ALIASES.items()),
+    "calls": "\n".join(f"| `{name}` | {instead} |" for name, instead in UNSUPPORTED_CALLS.items()),
+    "same settings": ", ".join(f"`{name}`" for name in SAME_SETTINGS),
+    "same sampling": ", ".join(
+        f"`{field.name}`" for field in fields(SamplingParams) if field.name not in NEW_SAMPLING
+    ),
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_of_the_page_holds_what_the_code_holds(table: str) -> None:
+    assert TABLES[table] in PAGE
+
+
+def test_settings_that_are_said_to_be_the_same_are_there() -> None:
+    assert set(SAME_SETTINGS) <= {field.name for field in fields(EngineConfig)}

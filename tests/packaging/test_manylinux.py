@@ -1,0 +1,71 @@
+"""A wheel's tag promises no more than its library keeps."""
+
+import importlib.util
+import platform
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ostinato.runner.native.library import PATH
+
+ROOT = Path(__file__).parents[2]
+MACHINE = platform.machine()
+
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("gcc") and shutil.which("objdump")), reason="needs a compiler and binutils"
+)
+
+
+@pytest.fixture(scope="module")
+def manylinux() -> ModuleType:
+    """Load the build's own module."""
+    spec = importlib.util.spec_from_file_location("manylinux", ROOT / "native/manylinux.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def compiled(folder: Path, source: str, *options: str) -> Path:
+    (folder / "a.c").write_text(source)
+    library = folder / "a.so"
+    command = ["gcc", "-shared", "-fPIC", "-o", str(library), str(folder / "a.c"), *options]
+    subprocess.run(command, check=True, capture_output=True)
+    return library
+
+
+def test_a_library_runs_wherever_the_newest_symbol_that_it_uses_is(
+    manylinux: ModuleType, tmp_path: Path
+) -> None:
+    """``getrandom`` came with glibc 2.25."""
+    source = "#include <sys/random.h>\nlong f(char *to) { return getrandom(to, 8, 0); }"
+    assert manylinux.platform_tag(compiled(tmp_path, source)) == f"manylinux_2_25_{MACHINE}"
+
+
+def test_a_library_of_old_symbols_has_the_oldest_tag_that_is_given(
+    manylinux: ModuleType, tmp_path: Path
+) -> None:
+    source = "#include <stdlib.h>\nvoid *f(void) { return malloc(8); }"
+    assert manylinux.platform_tag(compiled(tmp_path, source)) == f"manylinux_2_17_{MACHINE}"
+
+
+def test_a_library_that_needs_others_promises_nothing(
+    manylinux: ModuleType, tmp_path: Path
+) -> None:
+    source = "#include <stdlib.h>\nvoid *f(void) { return malloc(8); }"
+    library = compiled(tmp_path, source, "-Wl,--no-as-needed", "-lgomp")
+    assert manylinux.platform_tag(library) == f"linux_{MACHINE}"
+
+
+def test_what_is_no_library_promises_nothing(manylinux: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "text.so").write_text("hello")
+    assert manylinux.platform_tag(tmp_path / "text.so") == f"linux_{MACHINE}"
+
+
+@pytest.mark.skipif(not PATH.exists(), reason="there is no native library")
+def test_our_own_library_promises_something(manylinux: ModuleType) -> None:
+    assert re.fullmatch(rf"manylinux_2_\d+_{MACHINE}", manylinux.platform_tag(PATH))
