@@ -2,8 +2,6 @@
 
 import secrets
 
-import xxhash
-
 from ostinato.cache.block_hash import DigestFunction, sha256
 from ostinato.core.config import DigestName
 
@@ -14,6 +12,8 @@ def make_xxh3_128() -> DigestFunction:
     It is no match for an attacker, so digests differ between processes; the hash index
     compares tokens anyway.
     """
+    import xxhash  # imported here: an embedded cache needs NumPy alone
+
     seed = secrets.randbits(64)
     return lambda data: xxhash.xxh3_128_digest(data, seed)
 
