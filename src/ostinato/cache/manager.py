@@ -91,8 +91,8 @@ class CacheManager:
         self.epoch = epoch
         self.observers = Observers(observers)
         shares = SharedPool(LeastRecentlyUsed()) if shares is None else shares
-        args = config.num_blocks, shares, config.free_order, clock, self.observers
-        self.pool = BlockPool(*args)
+        order = config.free_order
+        self.pool = BlockPool(config.num_blocks, shares, order, clock, self.observers)
         self.index = make_index(self.pool, config.block_size)
         self._allocator = Allocator(self.pool, self.index, self.observers, 0)
         self._copies = StepCopies(config.block_size)
@@ -500,8 +500,8 @@ class CacheManager:
         if last <= first or not table.writes:
             return
         blocks = table.blocks[first:last]
-        path = self.index.publish(table.path, table.key, blocks, table.summary)
-        table.path, result = path
+        published = self.index.publish(table.path, table.key, blocks, table.summary)
+        table.path, result = published
         table.num_published = last
         if result.duplicates:  # they come before new content
             table.duplicates.extend(result.duplicates)
