@@ -16,10 +16,10 @@ import random
 import time
 from array import array
 
-from ostinato.cache.explain import explain
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import PrefixCache, build_cache
 from ostinato.core.config import CacheConfig
 from ostinato.core.identity import Identity, PrefixKey
+from ostinato.observe.explain import explain
 
 REQUESTS, PROMPT, OWN, ANSWER, ROUNDS = 300, 2048, 64, 32, 15
 POOLS = {"evicting": 200, "roomy": 8192}
@@ -35,14 +35,14 @@ def make_prompts(seed: int = 0) -> list["array[int]"]:
     ]
 
 
-def serve(cache: CacheManager, tokens: "array[int]", name: str) -> None:
+def serve(cache: PrefixCache, tokens: "array[int]", name: str) -> None:
     """Serve one request, a step per token of its answer."""
     key = PrefixKey(Identity(), tokens)
     admitted = cache.admit(key, cache.match(key))
     assert admitted is not None
     table, _ = admitted
     if table.visit is not None:
-        cache.chronicle.describe(table.visit, name, "", ())
+        cache.history.describe(table.visit, name, "", ())
     for position in range(ANSWER):
         cache.grow(table, len(key))
         cache.publish(table, len(key))
@@ -57,7 +57,7 @@ def measure(num_blocks: int) -> dict[str, float]:
     prompts = make_prompts()
     for _ in range(ROUNDS):
         for column, keep in (("off_us", 0), ("on_us", 1000)):
-            cache = CacheManager(CacheConfig(num_blocks, keep_explanations=keep))
+            cache = build_cache(CacheConfig(num_blocks, keep_explanations=keep))
             start = time.process_time()
             for number, tokens in enumerate(prompts):
                 serve(cache, tokens, str(number))
@@ -65,7 +65,7 @@ def measure(num_blocks: int) -> dict[str, float]:
             best[column] = min(best[column], spent * 1e6)
         start = time.process_time()
         for number in range(len(prompts) - 20, len(prompts)):
-            explain(cache.chronicle, str(number))
+            explain(cache.history, str(number))
         best["explain_us"] = min(best["explain_us"], (time.process_time() - start) / 20 * 1e6)
     return best
 

@@ -49,6 +49,9 @@ DECODES, STEPS = 64, 200
 
 PREFIX, QUESTION, REQUESTS = 2_048, 32, 200
 
+POLICY = os.environ.get("HEART_POLICY", "reuse_hazard")
+"""Eviction policy: the engine's default, unless ``--policy`` says otherwise."""
+
 OPERATIONS = ("key", "match", "admit", "grow", "publish", "commit", "release", "add", "plan", "end")
 Costs = dict[str, list[int]]
 """Nanoseconds by operation, one number per request."""
@@ -61,12 +64,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
     parser.add_argument("--against", type=Path, help="the src directory of another checkout")
     parser.add_argument("--rounds", type=int, default=5, help="processes per source tree")
+    parser.add_argument("--policy", default=POLICY, help="eviction policy of the caches")
     parser.add_argument("--json", type=Path, help="write the figures there as well")
     parser.add_argument("--one-round", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one_round:
         print(json.dumps(measure_all()))
         return
+    os.environ["HEART_POLICY"] = options.policy
     trees = [HERE] if options.against is None else [options.against.resolve(), HERE]
     for tree in trees:
         if not (tree / "ostinato").is_dir():
@@ -207,11 +212,17 @@ SCENES: dict[str, Callable[[str], Costs]] = {
 
 
 def make_cache(index: str, num_blocks: int) -> object:
-    """Return an empty cache of the source tree that is on the path."""
-    from ostinato.cache.manager import CacheManager
+    """Return an empty cache of the source tree that is on the path, with all that observes it."""
     from ostinato.core.config import CacheConfig
 
-    return CacheManager(CacheConfig(num_blocks, BLOCK_SIZE, index=index))
+    config = CacheConfig(num_blocks, BLOCK_SIZE, index=index, policy=POLICY)
+    try:
+        from ostinato.assembly import build_cache
+    except ModuleNotFoundError:  # trees before the rooms were taken apart
+        from ostinato.cache.manager import CacheManager
+
+        return CacheManager(config)
+    return build_cache(config).manager
 
 
 def make_scheduler(index: str, num_blocks: int) -> object:

@@ -18,9 +18,10 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import build_cache
 from ostinato.core.config import CacheConfig, WindowConfig, window_blocks
 from ostinato.core.identity import Identity, PrefixKey
+from ostinato.hybrid.manager import HybridCacheManager
 from ostinato.lab.kv_bytes import KVBytes, kv_bytes
 
 BLOCK_SIZE, CHUNK = 16, 2_048
@@ -119,18 +120,18 @@ def print_table(name: str, rows: Sequence[Held]) -> None:
     Console().print(table)
 
 
-def _manager(windows: Sequence[int], num_tokens: int) -> CacheManager:
+def _manager(windows: Sequence[int], num_tokens: int) -> HybridCacheManager:
     """Make a heart in which windows have room for one request that computes in chunks."""
     num_blocks = num_tokens // BLOCK_SIZE + 1
     pools = [
         WindowConfig(window, window_blocks(window, BLOCK_SIZE) + CHUNK // BLOCK_SIZE)
         for window in windows
     ]
-    return CacheManager(CacheConfig(num_blocks, BLOCK_SIZE, windows=tuple(pools)))
+    return build_cache(CacheConfig(num_blocks, BLOCK_SIZE, windows=tuple(pools))).manager
 
 
 def _count(
-    manager: CacheManager,
+    manager: HybridCacheManager,
     num_tokens: int,
     tables: Sequence[Sequence[int]],
     per_block: Mapping[int | None, int],
@@ -138,7 +139,7 @@ def _count(
     """Count the blocks that hold something of so many tokens."""
     num_blocks = -(-num_tokens // BLOCK_SIZE)
     windowed = num_blocks * per_block.get(None, 0)
-    for window, blocks in zip(manager.groups.windows, tables[1:], strict=True):
+    for window, blocks in zip(manager.windows, tables[1:], strict=True):
         held = sum(block != window.null_block for block in blocks[:num_blocks])
         windowed += held * per_block[window.window]
     return Held(num_tokens, windowed, num_blocks * sum(per_block.values()))

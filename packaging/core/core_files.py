@@ -5,7 +5,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-LEFT_OUT = ("runner", "engine", "server", "cli", "lab", "models", "traces", "core/trace.py")
+LEFT_OUT = ("runner", "engine", "server", "cli", "lab", "models", "traces")
 """Rooms and files that need more: torch, FastAPI, msgspec, matplotlib."""
 
 

@@ -9,8 +9,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ostinato.core.explanation import Cause, Explanation, Fate
-    from ostinato.core.lease import (
+    from ostinato.core.sampling_params import RequestOutputKind, SamplingParams
+    from ostinato.core.structured_outputs import StructuredOutputs
+    from ostinato.core.tenancy import Allotment, EraseReceipt
+    from ostinato.engine.async_llm import AsyncLLM
+    from ostinato.engine.llm import LLM
+    from ostinato.engine.outputs import CompletionOutput, RequestOutput
+    from ostinato.observe.explanation import Cause, Explanation, Fate
+    from ostinato.tenants.terms import (
         ANTHROPIC_1H,
         ANTHROPIC_5M,
         OPENAI_24H,
@@ -19,12 +25,6 @@ if TYPE_CHECKING:
         LeaseStatus,
         LeaseTerms,
     )
-    from ostinato.core.sampling_params import RequestOutputKind, SamplingParams
-    from ostinato.core.structured_outputs import StructuredOutputs
-    from ostinato.core.tenancy import Allotment, EraseReceipt
-    from ostinato.engine.async_llm import AsyncLLM
-    from ostinato.engine.llm import LLM
-    from ostinato.engine.outputs import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
 
@@ -37,17 +37,17 @@ _HOMES = {
     "SamplingParams": "ostinato.core.sampling_params",
     "StructuredOutputs": "ostinato.core.structured_outputs",
     "Allotment": "ostinato.core.tenancy",
-    "Cause": "ostinato.core.explanation",
-    "Explanation": "ostinato.core.explanation",
-    "Fate": "ostinato.core.explanation",
+    "Cause": "ostinato.observe.explanation",
+    "Explanation": "ostinato.observe.explanation",
+    "Fate": "ostinato.observe.explanation",
     "EraseReceipt": "ostinato.core.tenancy",
-    "LeaseReceipt": "ostinato.core.lease",
-    "LeaseStatus": "ostinato.core.lease",
-    "LeaseTerms": "ostinato.core.lease",
-    "PINNED": "ostinato.core.lease",
-    "ANTHROPIC_5M": "ostinato.core.lease",
-    "ANTHROPIC_1H": "ostinato.core.lease",
-    "OPENAI_24H": "ostinato.core.lease",
+    "LeaseReceipt": "ostinato.tenants.terms",
+    "LeaseStatus": "ostinato.tenants.terms",
+    "LeaseTerms": "ostinato.tenants.terms",
+    "PINNED": "ostinato.tenants.terms",
+    "ANTHROPIC_5M": "ostinato.tenants.terms",
+    "ANTHROPIC_1H": "ostinato.tenants.terms",
+    "OPENAI_24H": "ostinato.tenants.terms",
 }
 
 __all__ = [

@@ -9,9 +9,16 @@ from hypothesis import strategies as st
 from ostinato.core.config import CacheConfig, WindowConfig, window_blocks
 from ostinato.core.errors import ConfigError
 from ostinato.core.identity import Identity
-from ostinato.core.lease import PINNED
 from ostinato.core.tenancy import Allotment
-from tests.support.tiny_cache import TinyCache, letters, on_both_indexes, prefix_key, tiny_cache
+from ostinato.tenants.terms import PINNED
+from tests.support.tiny_cache import (
+    TinyCache,
+    letters,
+    on_both_indexes,
+    prefix_key,
+    tiny_cache,
+    windows_of,
+)
 
 # --- quotas -------------------------------------------------------------------------------
 
@@ -72,7 +79,7 @@ def test_whoever_is_above_its_quota_is_evicted_before_older_blocks_of_others(ind
     cache.serve("1234", tenant=b"b")
     cache.admit("running", "ABCDEFGHIJKLMNOP", tenant=b"a")
     cache.admit("newcomer", "stuvwxyzSTUVWXYZ0987", tenant=b"c", writes=False)
-    cached = [letters(copy.content.name) for copy in cache.manager.groups.windows[0].copies()]
+    cached = [letters(copy.content.name) for copy in windows_of(cache.manager)[0].copies()]
     assert sorted(cached) == ["1234", "ABCD", "MNOP"]
 
 
@@ -131,10 +138,10 @@ def test_a_neighbour_s_scan_of_a_thousand_prompts_leaves_a_floor_and_its_hits_al
         scan(cache, chr(1000 + number) * 20)
         if number % 100 == 99:
             cache.serve(prompt, tenant=b"tenant")
-    counts = cache.manager.stats.tenants[b"tenant"]
+    counts = cache.prefix_cache.stats.tenants[b"tenant"]
     assert (counts.num_requests, counts.query_tokens, counts.hit_tokens) == (11, 264, hits)
     assert counts.hit_ratio == hits / 264
-    assert cache.manager.stats.tenants[b"neighbour"].hit_ratio == 0.0
+    assert cache.prefix_cache.stats.tenants[b"neighbour"].hit_ratio == 0.0
 
 
 def scan(cache: TinyCache, prompt: str) -> None:
@@ -183,7 +190,7 @@ def test_floors_leave_a_window_s_pool_enough_for_one_sequence(index):
     cache.serve("ABCDEFGHIJKLMNOP", tenant=b"a")
     served = cache.admit("b", "1234567890", tenant=b"b")
     assert served is not None
-    assert [a.allotment.floor for a in cache.manager.groups.windows[0].pool.accounts] == [0, 1]
+    assert [a.allotment.floor for a in windows_of(cache.manager)[0].pool.shares] == [0, 1]
 
 
 # --- against a slow model -----------------------------------------------------------------
@@ -213,7 +220,7 @@ def holdings(cache: TinyCache) -> dict[bytes, Holdings]:
     """Recount every tenant's blocks from contents and tables; ``d`` has no account of its own."""
     found = {}
     contents = list(cache.manager.index.contents())
-    live = [*(s.table for s in cache.sequences.values()), *cache.manager.custody.tables()]
+    live = [*(s.table for s in cache.sequences.values()), *cache.manager.pinned_tables]
     for tenant in TENANTS:
         mine = [c for c in contents if c.parent.startswith(Identity(tenant=tenant).encoded)]
         private = sum(len(table.private_blocks) for table in live if table.tenant == tenant)
@@ -275,10 +282,10 @@ def test_floors_and_quotas_hold_whatever_happens(index, steps, num_blocks):
         elif what == "finish" and own:
             cache.finish(own[-1])
         elif what == "lease":
-            receipt = cache.manager.custody.lease(prefix_key(prompt, tenant=tenant), PINNED)
+            receipt = cache.prefix_cache.admin.lease(prefix_key(prompt, tenant=tenant), PINNED)
             leases += [] if receipt.lease_id is None else [receipt.lease_id]
         elif what == "end" and leases:
-            cache.manager.custody.end_lease(leases.pop(0))
+            cache.prefix_cache.admin.end_lease(leases.pop(0))
         cache.manager.check()
         check_shares(cache, before, tenant if what != "end" else None)
 
@@ -287,7 +294,7 @@ def check_shares(cache: TinyCache, before: dict[bytes, Holdings], actor: bytes |
     """Assert floors and quotas after one tenant's step."""
     after = holdings(cache)
     busy = {s.table.tenant for s in cache.sequences.values()}
-    for account, share in zip(list(cache.manager.pool.accounts)[1:], SHARES, strict=True):
+    for account, share in zip(list(cache.manager.pool.shares)[1:], SHARES, strict=True):
         assert account.num_charged == after[share].charged
         assert account.num_evictable == after[share].idle
     for tenant, share in SHARES.items():

@@ -3,8 +3,8 @@
 import pytest
 
 from ostinato.core.config import WindowConfig
-from ostinato.core.lease import PINNED
-from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache
+from ostinato.tenants.terms import PINNED
+from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache, windows_of
 
 pytestmark = [on_both_indexes, pytest.mark.parametrize("windows", [(), (WindowConfig(6, 12),)])]
 
@@ -18,14 +18,14 @@ def cache_of(index: str, windows: tuple[WindowConfig, ...]) -> TinyCache:
 
 def new_epoch(cache: TinyCache) -> None:
     """Change the weights between two steps."""
-    before = cache.manager.custody.epoch
-    assert cache.manager.custody.new_epoch() == before + 1 == cache.manager.custody.epoch
+    before = cache.manager.epoch
+    assert cache.prefix_cache.admin.new_epoch() == before + 1 == cache.manager.epoch
     cache.manager.check()
 
 
 def window_contents(cache: TinyCache) -> int:
     """Count what window groups keep."""
-    return sum(len(list(window.copies())) for window in cache.manager.groups.windows)
+    return sum(len(list(window.copies())) for window in windows_of(cache.manager))
 
 
 def test_nothing_that_was_computed_before_hits(index, windows):
@@ -116,9 +116,9 @@ def test_leases_end_with_the_weights(index, windows):
     cache.admit("running", "ABCDEFGH")
     cache.serve("abcdefgh")
     for prompt in ("ABCDEFGH", "abcdefgh"):
-        assert cache.manager.custody.lease(prefix_key(prompt), PINNED).lease_id is not None
+        assert cache.prefix_cache.admin.lease(prefix_key(prompt), PINNED).lease_id is not None
     new_epoch(cache)
-    assert cache.manager.custody.num_leases == 0
+    assert cache.prefix_cache.admin.num_leases == 0
     assert "abcd" not in cache.picture() and "ABCD:held" in cache.picture()
     cache.finish("running")
     assert cache.picture().split() == FREE
@@ -139,8 +139,8 @@ def test_who_waits_is_looked_up_under_the_weights_of_now(index, windows):
     """Fingerprint and epoch; without a fingerprint, its own stays."""
     cache = cache_of(index, windows)
     waiting = prefix_key("ABCD", weights=b"old", tenant=b"t")
-    cache.manager.custody.new_epoch()
-    assert cache.manager.custody.renew(waiting).identity.weights == b"old"
-    cache.manager.custody.new_epoch(b"new")
-    renewed = cache.manager.custody.renew(waiting).identity
+    cache.prefix_cache.admin.new_epoch()
+    assert cache.manager.rekey(waiting).identity.weights == b"old"
+    cache.prefix_cache.admin.new_epoch(b"new")
+    renewed = cache.manager.rekey(waiting).identity
     assert (renewed.weights, renewed.epoch, renewed.tenant) == (b"new", 2, b"t")

@@ -2,13 +2,13 @@
 
 import pytest
 
-from ostinato.cache.events import AllCleared, EventBatch
 from ostinato.core.config import WindowConfig
 from ostinato.core.errors import CacheInUse
-from ostinato.core.lease import ANTHROPIC_1H, PINNED
 from ostinato.core.tenancy import Allotment, EraseReceipt
+from ostinato.observe.events import AllCleared, EventBatch
+from ostinato.tenants.terms import ANTHROPIC_1H, PINNED
 from tests.support.memory_search import Traces, search
-from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache
+from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache, windows_of
 
 SALT = b"salt-of-the-erased"
 FIRST_TOKEN = 0x10F800
@@ -34,7 +34,7 @@ def busy_cache(index: str, digest: str = "sha256", windows: tuple[WindowConfig, 
         cache.serve("ABCDEFGHIJ", tenant=b"somebody else")
     for terms in (PINNED, ANTHROPIC_1H):
         key = prefix_key(secret(8), tenant=SALT)
-        assert cache.manager.custody.lease(key, terms).num_tokens == 8
+        assert cache.prefix_cache.admin.lease(key, terms).num_tokens == 8
     return cache, digests
 
 
@@ -46,11 +46,11 @@ VARIANTS = [("sha256", ()), ("xxh3_128", ()), ("sha256", (WindowConfig(6, 24),))
 def test_nothing_of_a_tenant_can_be_reached_after_it_was_erased(index, digest, windows):
     """Salt, token ids, digests: found before, and nowhere afterwards."""
     cache, digests = busy_cache(index, digest, windows)
-    before = search(cache.manager, SALT, TOKENS, digests)
+    before = search(cache.prefix_cache, SALT, TOKENS, digests)
     assert before.salts and before.tokens and before.digests
-    cache.manager.custody.erase(SALT)
+    cache.prefix_cache.admin.erase(SALT)
     cache.manager.check()
-    assert search(cache.manager, SALT, TOKENS, digests) == Traces()
+    assert search(cache.prefix_cache, SALT, TOKENS, digests) == Traces()
 
 
 @on_both_indexes
@@ -59,8 +59,8 @@ def test_nothing_is_left_while_others_run(index):
     cache, digests = busy_cache(index)
     cache.plan("running", "ABCDEFGHIJKLMNOP", upto=14, tenant=b"somebody else")
     cache.commit()
-    cache.manager.custody.erase(SALT)
-    assert search(cache.manager, SALT, TOKENS, digests) == Traces()
+    cache.prefix_cache.admin.erase(SALT)
+    assert search(cache.prefix_cache, SALT, TOKENS, digests) == Traces()
     cache.advance("running", 16)
     cache.commit()
     cache.finish("running")
@@ -78,8 +78,8 @@ def test_a_tenant_whose_requests_were_evicted_failed_or_wrote_nothing_leaves_not
     cache.finish("preempted")
     for number in range(10):
         cache.serve(chr(1000 + number) * 60, tenant=b"somebody else")
-    cache.manager.custody.erase(SALT)
-    assert search(cache.manager, SALT, TOKENS, digests) == Traces()
+    cache.prefix_cache.admin.erase(SALT)
+    assert search(cache.prefix_cache, SALT, TOKENS, digests) == Traces()
 
 
 @on_both_indexes
@@ -87,12 +87,12 @@ def test_the_receipt_counts_what_was_erased(index):
     """Ten tokens fill two blocks and begin a third; two leases; every event of it that is kept."""
     cache = tiny_cache(16, index=index, keep_event_batches=16)
     heard: list[EventBatch] = []
-    cache.manager.events.subscribe(heard.append)
+    cache.prefix_cache.events.subscribe(heard.append)
     cache.serve("ABCDEFGHIJ", tenant=SALT)
     cache.serve("ABCDEFGH", tenant=b"somebody else")
     for _ in range(2):
-        cache.manager.custody.lease(prefix_key("ABCDEFGH", tenant=SALT), PINNED)
-    receipt = cache.manager.custody.erase(SALT)
+        cache.prefix_cache.admin.lease(prefix_key("ABCDEFGH", tenant=SALT), PINNED)
+    receipt = cache.prefix_cache.admin.erase(SALT)
     events = [event for batch in heard for event in batch.events]
     assert not any(isinstance(event, AllCleared) for event in events)
     num_events = sum(event.identity.tenant == SALT for event in events)
@@ -105,15 +105,15 @@ def test_the_receipt_counts_blocks_of_all_groups(index):
     """Window 6 and ten tokens: two full blocks and a sealed tail, in each group."""
     cache = tiny_cache(16, index=index, windows=(WindowConfig(6, 16),))
     cache.serve("ABCDEFGHIJ", tenant=SALT)
-    kept = len(list(cache.manager.groups.windows[0].copies()))
-    assert cache.manager.custody.erase(SALT).num_blocks == 3 + kept
+    kept = len(list(windows_of(cache.manager)[0].copies()))
+    assert cache.prefix_cache.admin.erase(SALT).num_blocks == 3 + kept
 
 
 @on_both_indexes
 def test_who_is_unknown_is_erased_with_an_empty_receipt(index):
     cache = tiny_cache(8, index=index)
     cache.serve("ABCDEFGH", tenant=b"somebody else")
-    assert cache.manager.custody.erase(SALT) == EraseReceipt()
+    assert cache.prefix_cache.admin.erase(SALT) == EraseReceipt()
     assert cache.match("ABCDEFGHI", tenant=b"somebody else").num_tokens == 8
 
 
@@ -124,7 +124,7 @@ def test_a_tenant_that_runs_is_not_erased_and_nothing_changes(index):
     cache.admit("running", "ABCDEFGHI", tenant=SALT)
     before = cache.manager.describe()
     with pytest.raises(CacheInUse, match="1 sequences of the tenant are running"):
-        cache.manager.custody.erase(SALT)
+        cache.prefix_cache.admin.erase(SALT)
     assert cache.manager.describe() == before
 
 
@@ -133,9 +133,9 @@ def test_a_tenant_may_come_back_after_it_was_erased(index):
     """It starts from nothing; its floor and its quota are settings and stay."""
     cache = tiny_cache(8, index=index, allotments={SALT: Allotment(floor=2, quota=3)})
     cache.serve("ABCDEFGHIJKLMNOP", tenant=SALT)
-    assert cache.manager.custody.erase(SALT).num_blocks == 3
+    assert cache.prefix_cache.admin.erase(SALT).num_blocks == 3
     assert cache.serve("ABCDEFGHIJKLMNOP", tenant=SALT).num_computed_here == 16
-    assert cache.manager.stats.tenants[SALT].num_requests == 1
+    assert cache.prefix_cache.stats.tenants[SALT].num_requests == 1
     assert cache.picture().count("evictable") == 3
 
 
@@ -145,9 +145,9 @@ def test_who_neither_reads_nor_writes_leaves_no_trace_but_its_count(index):
     cache = tiny_cache(8, index=index, keep_event_batches=8)
     served = cache.serve(secret(10), tenant=SALT, reads=False, writes=False)
     digests = {bytes(d) for memo in served.table.key.digests.values() for d in memo}
-    traces = search(cache.manager, SALT, TOKENS, digests)
+    traces = search(cache.prefix_cache, SALT, TOKENS, digests)
     assert (traces.tokens, traces.digests) == (0, 0)
-    assert cache.manager.stats.tenants[SALT].query_tokens == 10
+    assert cache.prefix_cache.stats.tenants[SALT].query_tokens == 10
     assert cache.picture() == " ".join(["free"] * 8)
 
 
@@ -158,7 +158,7 @@ def test_live_slots_are_those_with_content_and_no_others(index):
     cache.serve("ABCDEF")
     cache.plan("running", "123456789", upto=7)
     cache.commit()
-    [live] = cache.manager.custody.live_slots()
+    [live] = cache.prefix_cache.admin.live_slots()
     own = cache.blocks("running")
     served = {block: n for block, n in live.items() if block not in own}
     assert sorted(served.values()) == [2, 4]
@@ -169,6 +169,6 @@ def test_live_slots_are_those_with_content_and_no_others(index):
 def test_live_slots_of_a_window_end_where_it_begins(index):
     cache = tiny_cache(8, index=index, windows=(WindowConfig(5, 8),))
     cache.admit("running", "ABCDEFGHIJ", writes=False)
-    full, window = cache.manager.custody.live_slots()
+    full, window = cache.prefix_cache.admin.live_slots()
     assert sorted(full.values()) == [2, 4, 4]
     assert sorted(window.values()) == [2, 4], "six tokens left the window, a block with them"

@@ -5,8 +5,13 @@ from array import array
 import pytest
 
 from ostinato.cache.block_hash import BlockHasher, sha256
-from ostinato.cache.chronicle import Chronicle
-from ostinato.cache.events import (
+from ostinato.cache.block_table import BlockTable
+from ostinato.cache.prefix_index import PublishResult
+from ostinato.core.config import WindowConfig
+from ostinato.core.identity import Identity, ImageSpan
+from ostinato.core.ids import BlockDigest
+from ostinato.observe.event_recorder import EventRecorder
+from ostinato.observe.events import (
     AllCleared,
     BlockRemoved,
     BlockStored,
@@ -14,10 +19,6 @@ from ostinato.cache.events import (
     EventBatch,
     EventLog,
 )
-from ostinato.cache.journal import Journal
-from ostinato.core.config import CacheConfig, WindowConfig
-from ostinato.core.identity import Identity, ImageSpan
-from ostinato.core.ids import BlockDigest
 from tests.support.tiny_cache import TinyCache, letters, on_both_indexes, prefix_key, tiny_cache
 
 MINE, YOURS = Identity(tenant=b"mine"), Identity(tenant=b"yours")
@@ -71,10 +72,10 @@ def told(cache: TinyCache, *prompts: str) -> list[str]:
     known: dict[bytes, str] = {}
     for prompt in prompts:
         known |= names_of(cache, prompt)
-    assert cache.manager.events is not None
-    cache.manager.events.flush()
+    assert cache.prefix_cache.events is not None
+    cache.prefix_cache.events.flush()
     lines = []
-    for batch in cache.manager.events.replay(0) or ():
+    for batch in cache.prefix_cache.events.replay(0) or ():
         for event in batch.events:
             if isinstance(event, AllCleared):
                 lines.append("cleared")
@@ -199,32 +200,24 @@ def test_subscribers_are_asked_to_let_go_after_the_log_did():
     assert order == ["0:"]
 
 
-# --- the journal ---
+# --- the recorder ---
 
 
-def small_journal(log: EventLog | None) -> Journal:
-    """A journal beside a chronicle that nobody asks."""
-    chronicle = Chronicle(CacheConfig(num_blocks=4, block_size=4), lambda: 0.0)
-    return Journal(log, BlockHasher(4, sha256), chronicle)
-
-
-def test_a_journal_without_listeners_computes_no_digest():
+def test_a_cache_without_listeners_computes_no_digest():
     """The plain path pays nothing."""
-    key = prefix_key("ABCDEFGH")
-    journal = small_journal(None)
-    journal.published(key, 0, 2)
-    journal.cleared()
-    journal.commit()
-    assert not key.digests
-    assert journal.stats.published_blocks == 2
+    cache = tiny_cache(4)
+    cache.admit("one", "ABCDEFGH")
+    assert not cache.sequences["one"].table.key.digests
+    assert cache.prefix_cache.stats.published_blocks == 2
 
 
-def test_a_journal_says_what_an_image_adds_to_each_block():
+def test_a_recorder_says_what_an_image_adds_to_each_block():
     """The third block has no image; digest, offset and length are in the extras."""
     log = small_log()
-    journal = small_journal(log)
     key = prefix_key("ABCDEFGHIJKL", [ImageSpan(b"cat", 2, 4)])
-    journal.published(key, 1, 3, group=2)
+    recorder = EventRecorder(log, BlockHasher(4, sha256))
+    table = BlockTable(key, array("i", [0, 1, 2]))
+    recorder.on_publish(table, 1, 3, PublishResult())
     log.flush()
     [batch] = log.replay(0) or ()
     [event] = batch.events
@@ -237,7 +230,7 @@ def test_a_journal_says_what_an_image_adds_to_each_block():
     second = sha256(first + key.packed_range(4, 8) + extra)
     assert event.parent == first
     assert event.digests == (second, sha256(second + key.packed_range(8, 12)))
-    assert (event.block_size, event.group) == (4, 2)
+    assert (event.block_size, event.group) == (4, 0)
 
 
 def _extra(key, block):  # type: ignore[no-untyped-def]
@@ -307,9 +300,9 @@ def test_a_reset_is_told_as_removals_and_a_clearing(index):
     """So that who missed something before knows everything from here on."""
     cache = watched(4, index=index)
     cache.serve("ABCDEFGH")
-    cache.manager.custody.reset()
+    cache.prefix_cache.admin.reset()
     assert told(cache, "ABCDEFGH")[-1] == "cleared"
-    cache.manager.custody.reset()
+    cache.prefix_cache.admin.reset()
     assert told(cache, "ABCDEFGH")[-2:] == ["cleared", "cleared"]
 
 
@@ -326,7 +319,7 @@ def test_windows_tell_of_their_own_blocks(index):
     cache = watched(8, index=index, windows=(WindowConfig(5, 2),), seal_tails=False)
     cache.serve("ABCDEFGH")
     cache.serve("QRSTUVWX")
-    events = cache.manager.events
+    events = cache.prefix_cache.events
     assert events is not None
     groups = [
         (type(event).__name__, event.group, len(event.digests))

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from ostinato.cache.explain import Asker, explain
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import build_cache
 from ostinato.core.config import CacheConfig, WindowConfig
 from ostinato.core.errors import RequestError
-from ostinato.core.explanation import Explanation, Fate
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicHead
+from ostinato.core.tenancy import Allotment
+from ostinato.observe.explain import Viewer, explain
+from ostinato.observe.explanation import Explanation, Fate
 from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import TinyScheduler, make_request, tiny_scheduler
 
@@ -24,7 +25,7 @@ def decode(ids: list[int]) -> str:
 
 def told(tiny: TinyScheduler, name: str, administrator: bool = False) -> Explanation:
     """An explanation that agrees with what was counted, whatever else is asserted of it."""
-    explanation = explain(tiny.cache.chronicle, name, Asker(administrator, decode))
+    explanation = explain(tiny.cache.history, name, Viewer(administrator, decode))
     assert explanation.stretches[0].start == 0
     for before, after in zip(explanation.stretches, explanation.stretches[1:], strict=False):
         assert before.stop == after.start
@@ -186,7 +187,7 @@ def test_another_image_shares_what_comes_before_it(index):
 def test_new_weights_share_nothing_with_the_old_ones(index):
     tiny = tiny_scheduler(index=index)
     served(tiny, first="ABCDEFGH")
-    tiny.cache.custody.new_epoch()
+    tiny.cache.admin.new_epoch()
     served(tiny, second="ABCDEFGH")
     # What was computed before is forgotten at once, so that nothing of it is cached any more.
     assert picture(told(tiny, "second")) == "0-6 other weights first, 7-7 last token"
@@ -248,11 +249,49 @@ def test_what_was_not_to_be_kept_is_not_compared_with(index):
     tiny.add("secret", "ABCDEFGH", cache_write=False)
     tiny.run()
     served(tiny, second="ABCDEFXY")
-    assert picture(told(tiny, "second")) == "0-7 never seen"
+    assert picture(told(tiny, "second")) == "0-3 not written secret, 4-7 never seen"
     assert picture(told(tiny, "secret")) == "0-7 not kept"
     prompt = make_request("", "ABCDEFGH").prompt_token_ids.tobytes()
-    again = explain(tiny.cache.chronicle, "secret", Asker(prompt=prompt))
+    again = explain(tiny.cache.history, "secret", Viewer(prompt=prompt))
     assert picture(again) == "0-7 never seen"
+
+
+@on_both_indexes
+def test_a_request_that_did_not_write_is_a_cause_of_its_own(index):
+    """And not the difference to an unrelated prompt; while it runs, each token is known."""
+    tiny = tiny_scheduler(index=index)
+    served(tiny, unrelated="QRSTUVWX")
+    tiny.add("secret", "ABCDEFGHIJ", cache_write=False)
+    tiny.run()
+    served(tiny, second="ABCDEFGHIJ")
+    explanation = told(tiny, "second")
+    assert picture(explanation) == "0-7 not written secret, 8-9 never seen"
+    assert explanation.stretches[0].setting == "cache_write=False"
+    assert "kept out of the cache (cache_write=False)" in str(explanation)
+    served(tiny, stranger="ABCDxxxx")
+    assert "not written" not in picture(told(tiny, "stranger")), "second has written ABCD"
+
+
+@on_both_indexes
+def test_what_did_not_write_is_told_to_its_own_tenant_alone(index):
+    tiny = tiny_scheduler(index=index)
+    tiny.add("secret", "ABCDEFGHIJ", cache_write=False, tenant="ann")
+    tiny.run()
+    tiny.add("bobs", "ABCDEFGHIJ", tenant="bob")
+    tiny.run()
+    assert picture(told(tiny, "bobs")) == "0-9 never seen"
+
+
+@on_both_indexes
+def test_a_loss_to_its_own_quota_says_so(index):
+    """Others' blocks were free to take, but ann keeps two at most."""
+    tiny = tiny_scheduler(index=index, allotments={b"ann": Allotment(quota=2)}, seal_tails=False)
+    for name, prompt in (("first", "ABCDEFGH"), ("second", "QRSTUVWX"), ("again", "ABCDEFGH")):
+        tiny.add(name, prompt, tenant="ann")
+        tiny.run()
+    explanation = told(tiny, "again")
+    assert explanation.stretches[0].setting == "quota"
+    assert "evicted for second because its tenant is at its own quota" in str(explanation)
 
 
 @on_both_indexes
@@ -289,7 +328,7 @@ def test_what_a_window_lost_was_evicted():
 def test_the_memory_has_its_bounds_and_says_so():
     tiny = tiny_scheduler(keep_explanations=2)
     served(tiny, first="ABCDEFGH", second="ijklmnop", third="qrstuvwx", fourth="ABCDEFGHI")
-    assert len(tiny.cache.chronicle) == 2
+    assert len(tiny.cache.history) == 2
     with pytest.raises(RequestError, match=r"last 2 \(keep_explanations\)"):
         told(tiny, "first")
     explanation = told(tiny, "fourth")
@@ -299,27 +338,28 @@ def test_the_memory_has_its_bounds_and_says_so():
 
 def test_long_prompts_are_bounded_by_their_tokens():
     """65,536 of them at least, and four times as many as the pool holds."""
-    manager = CacheManager(CacheConfig(num_blocks=8192, block_size=4))
+    cache = build_cache(CacheConfig(num_blocks=8192, block_size=4))
+    manager, history = cache.manager, cache.history
     for number in range(6):
         key = PrefixKey(Identity(), [number] * 30_000)
         table, _ = manager.admit(key, manager.match(key)) or (None, ())
         assert table is not None
         manager.release(table, len(key))
-        manager.chronicle.check()
-    assert len(manager.chronicle) == 4 * 4 * 8192 // 30_000
+        history.check()
+    assert len(history) == 4 * 4 * 8192 // 30_000
 
 
 def test_without_a_memory_nothing_is_explained_and_nothing_kept():
     tiny = tiny_scheduler(keep_explanations=0)
     served(tiny, first="ABCDEFGH")
     with pytest.raises(RequestError, match="keep_explanations=0"):
-        explain(tiny.cache.chronicle, "first")
-    assert len(tiny.cache.chronicle) == 0
+        explain(tiny.cache.history, "first")
+    assert len(tiny.cache.history) == 0
 
 
 def test_an_unknown_request_is_refused_by_name():
     with pytest.raises(RequestError, match="'nobody' is not remembered"):
-        explain(tiny_scheduler().cache.chronicle, "nobody")
+        explain(tiny_scheduler().cache.history, "nobody")
 
 
 def test_the_page_and_the_values_say_the_same():
@@ -346,7 +386,7 @@ def test_behind_a_public_head_nobody_learns_who_computed_it(index):
     tiny.add_request(replace(request, identity=publisher))
     tiny.run()
     key = PrefixKey(publisher, list(map(ord, "ABCDEFGH")))
-    tiny.cache.custody.publish(key)
+    tiny.cache.admin.publish(key)
     for name in ("anns", "bobs"):
         request = make_request(name, "ABCDEFGHxyz")
         tiny.add_request(replace(request, identity=Identity(tenant=name.encode(), head=head)))

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.cache.explain import Asker, explain
-from ostinato.core.explanation import Fate
+from ostinato.observe.explain import Viewer, explain
+from ostinato.observe.explanation import Fate
 from tests.support.tiny_scheduler import tiny_scheduler
 
 PROMPTS = st.text("AB", min_size=1, max_size=14)
@@ -52,23 +52,23 @@ def test_explanations_cover_prompts_and_agree_with_what_was_counted(
             tiny.reset()
         elif event == "erase":
             tiny.run()
-            tiny.cache.custody.erase(b"ann")
+            tiny.cache.admin.erase(b"ann")
         elif tiny.scheduler.has_work:
             tiny.failing_step() if event == "fail" else tiny.step()
-        tiny.cache.chronicle.check()
+        tiny.cache.history.check()
         agree(tiny)
     tiny.run()
     agree(tiny)
 
 
 def agree(tiny) -> None:
-    chronicle = tiny.cache.chronicle
-    for visit in list(chronicle.visits()):
+    chronicle = tiny.cache.history
+    for visit in list(chronicle.records()):
         if not visit.is_first:
             continue
         sequence = tiny.sequences[visit.name]
         for administrator in (False, True):
-            explanation = explain(chronicle, visit.name, Asker(administrator, str))
+            explanation = explain(chronicle, visit.name, Viewer(administrator, str))
             edges = [0, *(s.stop for s in explanation.stretches)]
             assert [s.start for s in explanation.stretches] == edges[:-1]
             assert edges == sorted(set(edges)) and edges[-1] == sequence.num_prompt_tokens
@@ -77,5 +77,5 @@ def agree(tiny) -> None:
             assert explanation.num_copied_tokens == sequence.num_copied_tokens
             for stretch in explanation.stretches:
                 assert (stretch.cause is None) == (stretch.fate is not Fate.COMPUTED)
-            others = {v.name for v in chronicle.visits() if v.identity != visit.identity}
+            others = {v.name for v in chronicle.records() if v.identity != visit.identity}
             assert not others & {s.request for s in explanation.stretches}

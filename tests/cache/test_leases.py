@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.cache.block_table import BlockTable
-from ostinato.cache.lease_book import LeaseBook
 from ostinato.core.config import WindowConfig
 from ostinato.core.errors import ConfigError
-from ostinato.core.lease import (
+from ostinato.core.tenancy import Allotment
+from ostinato.tenants.lease_book import LeaseBook
+from ostinato.tenants.terms import (
     ANTHROPIC_1H,
     ANTHROPIC_5M,
     OPENAI_24H,
@@ -19,8 +20,7 @@ from ostinato.core.lease import (
     LeaseStatus,
     LeaseTerms,
 )
-from ostinato.core.tenancy import Allotment
-from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache
+from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache, windows_of
 
 FOR_FIVE = LeaseTerms(5.0)
 FOR_FIVE_REFRESHED = LeaseTerms(5.0, refresh_on_hit=True)
@@ -28,7 +28,7 @@ FOR_FIVE_REFRESHED = LeaseTerms(5.0, refresh_on_hit=True)
 
 def lease(cache: TinyCache, prompt: str, terms: LeaseTerms = PINNED, **identity) -> LeaseReceipt:
     """Lease a prompt; the cache's invariants hold after it."""
-    receipt = cache.manager.custody.lease(prefix_key(prompt, **identity), terms)
+    receipt = cache.prefix_cache.admin.lease(prefix_key(prompt, **identity), terms)
     cache.manager.check()
     return receipt
 
@@ -36,9 +36,9 @@ def lease(cache: TinyCache, prompt: str, terms: LeaseTerms = PINNED, **identity)
 def wait(cache: TinyCache, seconds: int) -> int:
     """Let time pass; returns the leases that live on."""
     cache.num_steps += seconds
-    cache.manager.custody.expire()
+    cache.prefix_cache.admin.expire()
     cache.manager.check()
-    return cache.manager.custody.num_leases
+    return cache.prefix_cache.admin.num_leases
 
 
 def flood(cache: TinyCache, prompts: int = 20) -> None:
@@ -83,7 +83,7 @@ def test_where_there_is_nothing_to_hold_a_lease_is_rejected(index, prompt, reaso
     cache = tiny_cache(8, index=index)
     cache.serve("ABCDEFGH")
     assert lease(cache, prompt) == LeaseReceipt(LeaseStatus.REJECTED, reason=reason)
-    assert cache.manager.custody.num_leases == 0
+    assert cache.prefix_cache.admin.num_leases == 0
 
 
 @on_both_indexes
@@ -113,8 +113,8 @@ def test_blocks_that_two_leases_share_count_once(index):
     assert lease(cache, "ABCDEFGH").status is LeaseStatus.ACCEPTED
     again = lease(cache, "ABCDEFGH")
     assert again.status is LeaseStatus.ACCEPTED
-    assert cache.manager.custody.num_leased_blocks == 2
-    assert cache.manager.custody.end_lease(again.lease_id)
+    assert cache.prefix_cache.admin.num_leased_blocks == 2
+    assert cache.prefix_cache.admin.end_lease(again.lease_id)
     flood(cache)
     assert cache.match("ABCDEFGH!").num_tokens == 8, "the first lease still holds them"
 
@@ -167,8 +167,8 @@ def test_a_released_lease_keeps_nothing(index):
     cache = tiny_cache(8, index=index)
     cache.serve("ABCDEFGH")
     receipt = lease(cache, "ABCDEFGH")
-    assert cache.manager.custody.end_lease(receipt.lease_id)
-    assert not cache.manager.custody.end_lease(receipt.lease_id), "it ends once"
+    assert cache.prefix_cache.admin.end_lease(receipt.lease_id)
+    assert not cache.prefix_cache.admin.end_lease(receipt.lease_id), "it ends once"
     cache.manager.check()
     flood(cache)
     assert cache.match("ABCDEFGH!").num_tokens == 0
@@ -183,7 +183,7 @@ def test_whatever_is_pinned_the_longest_request_runs(index):
         prompt = chr(1000 + number) * 8
         cache.serve(prompt)
         lease(cache, prompt)
-    assert cache.manager.custody.num_leased_blocks == 3
+    assert cache.prefix_cache.admin.num_leased_blocks == 3
     assert cache.admit("longest", "ABCDEFGHIJKLMNOPQRST") is not None
 
 
@@ -206,8 +206,8 @@ def test_a_lease_holds_the_window_before_its_end_as_well(index):
     assert receipt.status is LeaseStatus.ACCEPTED
     flood(cache)
     assert cache.match("ABCDEFGH!").num_tokens == 8
-    cache.manager.custody.end_lease(receipt.lease_id)
-    assert all(g.pool.num_free == 8 for g in cache.manager.groups.windows)
+    cache.prefix_cache.admin.end_lease(receipt.lease_id)
+    assert all(g.pool.num_free == 8 for g in windows_of(cache.manager))
 
 
 @on_both_indexes

@@ -5,8 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from ostinato.cache.policies.hazard_table import EDGES_S, NUM_BINS, HazardTable, gittins
-from ostinato.cache.policies.lives import Lives
+from ostinato.eviction.hazard_table import EDGES_S, NUM_BINS, HazardTable, gittins
+from ostinato.eviction.lifetimes import LifetimeStats
 
 
 def test_the_index_is_the_best_ratio_of_hits_to_seconds_over_all_times_to_give_up():
@@ -40,7 +40,7 @@ def test_what_is_seldom_used_again_is_worth_less_once_that_is_known():
 def test_lives_count_each_bin_that_they_reach():
     """30 lives of one turn; 12 end in the second bin, between half a second and a second."""
     table = HazardTable((1,))
-    lives = Lives(table)
+    lives = LifetimeStats(table)
     cohort = lives.begin(0, now_s=0.0)
     cohort.num_begun = cohort.num_open = 30
     lives.advance(0.6)

@@ -1,21 +1,21 @@
-"""Which of S3-FIFO's queues does a block stand in, and where?"""
+"""In which of S3-FIFO's queues a block is, and where."""
 
 from array import array
 
-from ostinato.cache.small_cache import SampledTurn, SmallCache
+from ostinato.ghost.sampler import SampledRequest
+from ostinato.ghost.simulated_cache import PolicySimulation
 
 
 def test_what_others_build_on_goes_on_in_s3fifo_s_main_queue():
-    """1 comes up before 4 while 2 builds on it, so it stands behind 5 when 2 has gone.
+    """1 comes up before 4 while 2 builds on it, so it comes behind 5 when 2 is evicted.
 
-    If it had kept its place, it would go as soon as nothing builds on it, and so would the
-    whole conversation.
+    If it had kept its place, it would be evicted as soon as nothing builds on it, and so
+    would the whole conversation.
     """
-    cache = SmallCache(8, "s3fifo")
+    cache = PolicySimulation(8, "s3fifo")
 
     def serve(*names: int) -> int:
-        turn = SampledTurn(array("I", names), array("I", range(len(names))), len(names), 0.0, 0)
-        return cache.serve(turn)
+        return cache.serve(SampledRequest(array("I", names), len(names), 0.0))
 
     for path in ([1], [4], [1, 2], [5]):
         serve(*path)

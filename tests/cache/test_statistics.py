@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.cache.histogram import Histogram
-from ostinato.cache.stats import MAX_TENANTS, CacheStats
-from ostinato.core.lease import PINNED
+from ostinato.observe.counters import MAX_TENANTS, CacheStats
+from ostinato.observe.histogram import Histogram
+from ostinato.tenants.terms import PINNED
 from tests.support.tiny_cache import on_both_indexes, prefix_key, tiny_cache
 
 # --- hits ---------------------------------------------------------------------------------
@@ -22,7 +22,7 @@ def test_random_prompts_show_no_hits(index):
     cache = tiny_cache(16, index=index)
     for first in firsts:
         cache.serve(chr(first) + "".join(chr(draw.randrange(1000, 2000)) for _ in range(15)))
-    stats = cache.manager.stats
+    stats = cache.prefix_cache.stats
     assert (stats.first.num_requests, stats.first.query_tokens) == (200, 3200)
     assert stats.first.hit_tokens == 0
     assert stats.first.hit_ratio == 0.0
@@ -35,7 +35,7 @@ def test_preempted_requests_that_come_back_are_not_counted_as_new_hits(index):
     cache.serve("ABCDEFGHIJ", tenant=b"t")
     for _ in range(9):
         cache.serve("ABCDEFGHIJ", tenant=b"t", preempted=True)
-    stats = cache.manager.stats
+    stats = cache.prefix_cache.stats
     assert (stats.first.num_requests, stats.first.hit_ratio) == (1, 0.0)
     assert (stats.preempted.num_requests, stats.preempted.hit_tokens) == (9, 81)
     assert stats.tenants[b"t"].num_requests == 1, "nor in a tenant's counts"
@@ -46,12 +46,12 @@ def test_look_ups_leases_and_refusals_count_nothing(index):
     """Only admission counts, once."""
     cache = tiny_cache(4, index=index)
     cache.serve("ABCDEFGH")
-    counted = repr(cache.manager.stats.first)
+    counted = repr(cache.prefix_cache.stats.first)
     for _ in range(3):
         cache.match("ABCDEFGHI")
-        cache.manager.custody.lease(prefix_key("ABCDEFGH"), PINNED)
+        cache.prefix_cache.admin.lease(prefix_key("ABCDEFGH"), PINNED)
         assert cache.admit("too long", "ABCDEFGHIJKLMNOPQRSTU") is None
-    assert repr(cache.manager.stats.first) == counted
+    assert repr(cache.prefix_cache.stats.first) == counted
 
 
 @on_both_indexes
@@ -61,7 +61,7 @@ def test_each_tenant_is_counted_by_itself(index):
     for number in range(4):
         cache.serve("ABCDEFGHI", tenant=b"repeats")
         cache.serve(chr(1000 + number) * 9, tenant=b"scans")
-    stats = cache.manager.stats
+    stats = cache.prefix_cache.stats
     repeats, scans = stats.tenants[b"repeats"], stats.tenants[b"scans"]
     assert (repeats.shared_tokens, repeats.copied_tokens, repeats.query_tokens) == (24, 0, 36)
     assert repeats.hit_ratio == 24 / 36
@@ -101,7 +101,7 @@ def test_residency_age_and_distance_of_a_worked_example(index):
     cache.serve("ABCD")  # published at 0, idle at 1
     cache.serve("EFGH")  # published at 1, idle at 2
     cache.serve("ABCDX", writes=False)  # holds ABCD at 2, idle again at 3
-    stats = cache.manager.stats
+    stats = cache.prefix_cache.stats
     assert (stats.reuse_distances.num_values, stats.reuse_distances.total) == (1, 1.0)
     assert stats.evicted_blocks == 0
     cache.serve("12345", writes=False)  # at 3: a scratch block, and EFGH's
@@ -118,8 +118,8 @@ def test_a_reuse_distance_says_which_pool_would_have_lost_the_block(index):
         cache.serve("ABCD")
         cache.serve("12345678901234567890123456", tenant=b"other")
         cache.serve("ABCDE", writes=False)
-        assert cache.manager.stats.first.shared_tokens == hits
-        distances = cache.manager.stats.reuse_distances
+        assert cache.prefix_cache.stats.first.shared_tokens == hits
+        distances = cache.prefix_cache.stats.reuse_distances
         assert distances.total == (7 if hits else 0)
 
 

@@ -2,15 +2,20 @@
 
 import random
 
-from ostinato.cache.survey import BlockState, count_states, heaviest, map_blocks
-from tests.support.tiny_cache import letters, on_both_indexes, prefix_key, tiny_cache
+from ostinato.observe.introspection import BlockState, count_states, map_blocks, top_prefixes
+from tests.support.tiny_cache import TinyCache, letters, on_both_indexes, prefix_key, tiny_cache
 
 pytestmark = on_both_indexes
 
 
+def top(cache: TinyCache, most: int, *how):
+    """The prefixes that saved most."""
+    return top_prefixes(cache.manager, cache.prefix_cache.hits, most, *how)
+
+
 def listed(cache, most: int = 20, **how) -> list[tuple[str, int, int]]:
     """Of the heaviest prefixes: text, tokens of its own, hits."""
-    found = heaviest(cache.manager, most, **how)
+    found = top(cache, most, **how)
     return [(letters(prefix.head), prefix.own_tokens, prefix.num_hits) for prefix in found]
 
 
@@ -34,8 +39,8 @@ def test_hits_count_for_every_prefix_of_what_was_found_and_tokens_only_once(inde
     for end in "345":
         cache.serve("ABCDEFGH" + end)
     assert listed(cache, 2) == [("ABCD", 4, 5), ("ABCDEFGH", 4, 3)]
-    assert sum(prefix.saved_tokens for prefix in heaviest(cache.manager, 99)) == 32
-    assert cache.manager.stats.first.shared_tokens == 32
+    assert sum(prefix.saved_tokens for prefix in top(cache, 99)) == 32
+    assert cache.prefix_cache.stats.first.shared_tokens == 32
 
 
 def test_the_end_of_a_hit_stays_known_when_its_finder_goes_on(index):
@@ -76,10 +81,12 @@ def test_tenants_can_be_listed_apart(index):
     for tenant, times in ((b"ann", 3), (b"bob", 2)):
         for _ in range(times):
             cache.serve("ABCDEFGHI", tenant=tenant)
-    of_bob = heaviest(cache.manager, 9, lambda identity: identity.tenant == b"bob")
+    of_bob = top_prefixes(
+        cache.manager, cache.prefix_cache.hits, 9, lambda identity: identity.tenant == b"bob"
+    )
     assert {prefix.identity.tenant for prefix in of_bob} == {b"bob"}
     assert of_bob[0].num_hits == 1
-    assert heaviest(cache.manager, 1)[0].identity.tenant == b"ann"
+    assert top(cache, 1)[0].identity.tenant == b"ann"
 
 
 def test_a_prefix_knows_its_blocks_and_its_age(index):
@@ -88,12 +95,12 @@ def test_a_prefix_knows_its_blocks_and_its_age(index):
     cache.serve("ABCDEFGH")
     cache.serve("ABCDxy")
     cache.serve("ABCD.")
-    first = heaviest(cache.manager, 1)[0]
+    first = top(cache, 1)[0]
     assert (first.own_blocks, first.num_blocks_below) == (1, 3)
     assert first.age_s == 3.0
     assert first.num_holders == 0
     cache.admit("reader", "ABCD!")
-    assert heaviest(cache.manager, 1)[0].num_holders == 1
+    assert top(cache, 1)[0].num_holders == 1
 
 
 def test_the_map_shows_every_block_with_its_state_and_owner(index):
@@ -130,7 +137,7 @@ def test_a_survey_changes_nothing(index):
     cache.serve("ABCDEFGHIJ")
     cache.admit("reader", "ABCDEFxy")
     before = cache.manager.describe()
-    heaviest(cache.manager, 9)
+    top(cache, 9)
     map_blocks(cache.manager)
     assert cache.manager.describe() == before
 
@@ -145,9 +152,9 @@ def test_both_indexes_weigh_the_same_traffic_alike(index):
         if hit:
             found[prompt[:hit]] = found.get(prompt[:hit], 0) + 1
         cache.serve(prompt)
-    for prefix in heaviest(cache.manager, 999):
+    for prefix in top(cache, 999):
         text = letters(prefix.head)
         ended = sum(count for end, count in found.items() if end.startswith(text))
         assert prefix.num_hits == ended, text
-    ends = {letters(prefix.head) for prefix in heaviest(cache.manager, 999)}
+    ends = {letters(prefix.head) for prefix in top(cache, 999)}
     assert found.keys() <= ends

@@ -7,10 +7,11 @@ from itertools import product
 
 import pytest
 
+from ostinato.assembly import build_cache
 from ostinato.cache.manager import CacheManager
 from ostinato.core.config import CacheConfig, WindowConfig, window_blocks
 from ostinato.core.identity import Identity, PrefixKey
-from tests.support.tiny_cache import on_both_indexes
+from tests.support.tiny_cache import on_both_indexes, windows_of
 
 ROOM = 40
 """Blocks of each window pool: enough that nothing is evicted by accident."""
@@ -34,7 +35,7 @@ def longest(full: int, windows: list[tuple[int, set[int]]], size: int) -> int:
 def chain(index: str, size: int, windows: list[int], num_blocks: int, full: int) -> CacheManager:
     """Compute a chain of blocks, and evict its tail from full attention beyond ``full`` blocks."""
     configs = tuple(WindowConfig(window, ROOM) for window in windows)
-    manager = CacheManager(CacheConfig(num_blocks, size, index=index, windows=configs))
+    manager = build_cache(CacheConfig(num_blocks, size, index=index, windows=configs)).manager
     _serve(manager, range(num_blocks * size), writes=True)
     if full < num_blocks:
         _serve(manager, [999] * ((num_blocks - full) * size), writes=False)
@@ -53,9 +54,9 @@ def _serve(manager: CacheManager, tokens, writes: bool) -> None:
 def evict_all_but(manager: CacheManager, kept: list[set[int]]) -> None:
     """Evict from each window the places of the chain that are not to stay."""
     size, gone = manager.block_size, set()
-    for window, places in zip(manager.groups.windows, kept, strict=True):
+    for window, places in zip(windows_of(manager), kept, strict=True):
         gone |= {id(c) for c in window.copies() if _first_token(c) // size not in places}
-    manager.groups.forget(lambda entry: id(entry) in gone)
+    manager.remove(lambda entry: id(entry) in gone)
 
 
 def _first_token(copy) -> int:
@@ -124,7 +125,7 @@ def test_whatever_hits_can_be_held_and_gone_on_from(index):
 def test_the_first_block_that_is_still_needed():
     """A window of 9 in blocks of 4: token 14 sees 6 to 14, so it needs block 1 and later."""
     config = CacheConfig(9, 4, windows=(WindowConfig(9, 9),))
-    window = CacheManager(config).groups.windows[0]
+    window = build_cache(config).manager.windows[0]
     assert window.first_needed(14) == 1
     assert [window.first_needed(n) for n in (0, 8, 11, 12, 15, 16)] == [0, 0, 0, 1, 1, 2]
 
@@ -134,6 +135,6 @@ def test_the_first_block_that_is_still_needed():
 def test_what_one_sequence_needs_is_what_the_least_pool_has(window, size):
     """At any length, from the first block needed to the one of the next token."""
     config = CacheConfig(9, size, windows=(WindowConfig(window, 99),))
-    group = CacheManager(config).groups.windows[0]
+    group = build_cache(config).manager.windows[0]
     most = max(length // size - group.first_needed(length) + 1 for length in range(200))
     assert most == window_blocks(window, size)

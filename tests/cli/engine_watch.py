@@ -44,8 +44,8 @@ class EngineWatch:
         assert self.engines
         for engine in self.engines:
             assert not engine.has_work
-            assert engine.cache.num_live_tables == 0
-            engine.cache.check()
+            assert engine.cache.manager.num_live_tables == 0
+            engine.cache.manager.check()
 
 
 @contextmanager

@@ -133,7 +133,7 @@ def test_a_reset_is_refused_while_a_sequence_holds_blocks(index):
     cache.serve("ABCD")
     cache.admit("running", "ABCDE")
     with pytest.raises(CacheInUse, match="1 running sequence"):
-        cache.manager.custody.reset()
+        cache.prefix_cache.admin.reset()
     assert cache.match("ABCDE").num_tokens == 4
 
 
@@ -141,7 +141,7 @@ def test_a_reset_forgets_everything(index):
     cache = tiny_cache(4, index=index)
     cache.serve("ABCDEF")
     cache.serve("ABCDEF", tenant=b"somebody")
-    cache.manager.custody.reset()
+    cache.prefix_cache.admin.reset()
     cache.manager.check()
     assert cache.picture() == "free free free free"
     assert cache.match("ABCDEF").num_tokens == 0
@@ -158,7 +158,7 @@ def test_hits_are_counted_once_at_admission_and_preempted_ones_apart(index):
     cache.match("ABCDEFXY")
     cache.serve("ABCDEFXY")
     cache.serve("ABCDEFGHI", preempted=True)
-    first, preempted = cache.manager.stats.first, cache.manager.stats.preempted
+    first, preempted = cache.prefix_cache.stats.first, cache.prefix_cache.stats.preempted
 
     assert (first.num_requests, first.query_tokens) == (2, 16)
     assert (first.shared_tokens, first.copied_tokens, first.hit_tokens) == (4, 2, 6)
@@ -169,7 +169,7 @@ def test_hits_are_counted_once_at_admission_and_preempted_ones_apart(index):
 def test_a_refused_admission_is_not_counted(index):
     cache = tiny_cache(1, index=index)
     assert cache.plan("refused", "ABCDE") is None
-    assert cache.manager.stats.first.num_requests == 0
+    assert cache.prefix_cache.stats.first.num_requests == 0
 
 
 def test_a_preempted_sequence_finds_its_own_blocks_and_tail(index):
@@ -188,7 +188,7 @@ def test_evictions_are_counted_with_their_age(index):
     cache.serve("ABCDEFGH")
     cache.serve("1", writes=False)
     cache.serve("1234567890", writes=False)
-    stats = cache.manager.stats
+    stats = cache.prefix_cache.stats
     assert stats.evicted_blocks == 2
     assert stats.eviction_ages_s.num_values == 2
     assert stats.eviction_ages_s.total == 2.0, "two blocks, one second old each"
@@ -198,5 +198,5 @@ def test_doubled_content_is_counted(index):
     cache = tiny_cache(8, index=index)
     cache.serve("ABCDEFGH")
     cache.serve("ABCDEFGHIJKL", reads=False)
-    stats = cache.manager.stats
+    stats = cache.prefix_cache.stats
     assert (stats.published_blocks, stats.duplicate_blocks) == (3, 2)

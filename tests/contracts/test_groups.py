@@ -9,9 +9,9 @@ import pytest
 from ostinato.core.config import CacheConfig, WindowConfig
 from ostinato.core.errors import ConfigError
 from ostinato.core.identity import ImageSpan
-from ostinato.core.lease import PINNED, LeaseStatus
 from ostinato.core.tenancy import Allotment
-from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache
+from ostinato.tenants.terms import PINNED, LeaseStatus
+from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache, windows_of
 from tests.support.tiny_scheduler import tiny_scheduler
 
 pytestmark = on_both_indexes
@@ -58,7 +58,7 @@ def test_blocks_that_leave_together_go_deepest_first(index):
     """So that of a window that is cut short by evictions, the beginning is left."""
     cache = windowed(index, (1, 6))
     cache.admit("one", "ABCDEFGHIJKL")
-    window = cache.manager.groups.windows[0]
+    window = windows_of(cache.manager)[0]
     assert list(window.pool.free_order()) == [3, 4, 5, 2, 1, 0]
 
 
@@ -193,7 +193,7 @@ def test_a_block_with_an_image_counts_its_tokens_and_not_its_extras(index):
     """What is live, for whoever overwrites the rest, ends with the block."""
     cache = windowed(index, (5, 4))
     cache.serve("ABCC", images=[ImageSpan(b"a cat", 2, 2)])
-    live = cache.manager.custody.live_slots()
+    live = cache.prefix_cache.admin.live_slots()
     assert live == [{0: 4}, {0: 4}]
 
 
@@ -284,7 +284,7 @@ def test_a_chunk_is_cut_to_what_the_window_can_hold(index):
     cache = windowed(index, (5, 2))
     key = prefix_key("ABCDEFGHIJKLM")
     table, _ = cache.manager.admit(key, cache.manager.match(key))
-    assert cache.manager.num_slots(table) == 8
+    assert table.num_slots == 8
     assert len(table.blocks) == 4
     cache.manager.publish(table, 8)
     cache.manager.commit([table])
@@ -326,7 +326,7 @@ def test_a_window_pool_that_cannot_hold_one_window_is_refused(index):
 def test_a_lease_holds_the_window_before_its_end_and_no_more(index):
     cache = windowed(index, (5, 6), num_blocks=20)
     cache.serve("ABCDEFGHIJKL")
-    receipt = cache.manager.custody.lease(prefix_key("ABCDEFGHIJKL"), PINNED)
+    receipt = cache.prefix_cache.admin.lease(prefix_key("ABCDEFGHIJKL"), PINNED)
     assert receipt.status == LeaseStatus.ACCEPTED
     scan(cache, 5)
     assert cache.match("ABCDEFGHIJKLM").num_tokens == 12
@@ -344,7 +344,7 @@ def test_an_ended_request_tells_at_once_what_its_quota_took(index):
             digests = set(event.digests)
             cached.symmetric_difference_update(digests)
 
-    cache.manager.events.subscribe(hear)
+    cache.prefix_cache.events.subscribe(hear)
     cache.serve("ABCDEFGH", tenant=b"a")
     assert cache.picture().count("evictable") == 1
     assert len(cached) == 1

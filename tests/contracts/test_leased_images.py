@@ -1,7 +1,7 @@
 """A lease on a prefix with an image in it holds what it says, and only its own hits renew it."""
 
 from ostinato.core.identity import ImageSpan
-from ostinato.core.lease import LeaseStatus, LeaseTerms
+from ostinato.tenants.terms import LeaseStatus, LeaseTerms
 from tests.support.tiny_cache import on_both_indexes, prefix_key, tiny_cache
 
 pytestmark = on_both_indexes
@@ -14,10 +14,10 @@ def test_a_lease_that_ends_within_an_image_holds_all_that_its_receipt_says(index
     cache = tiny_cache(4, index=index)
     cache.serve("ABCCCCG", images=[CAT])
 
-    receipt = cache.manager.custody.lease(prefix_key("ABCCCCG", [CAT]), LeaseTerms())
+    receipt = cache.prefix_cache.admin.lease(prefix_key("ABCCCCG", [CAT]), LeaseTerms())
 
     assert (receipt.status, receipt.num_tokens) == (LeaseStatus.ACCEPTED, 4)
-    assert cache.manager.custody.num_leased_blocks == 1
+    assert cache.prefix_cache.admin.num_leased_blocks == 1
     assert cache.picture().startswith("ABCC:held")
 
 
@@ -26,7 +26,7 @@ def test_a_hit_on_another_image_does_not_renew_a_lease(index):
     cache = tiny_cache(8, index=index)
     cache.serve("ABCCCCGH", images=[CAT])
     cache.serve("ABCCCCGH", images=[DOG])
-    custody = cache.manager.custody
+    custody = cache.prefix_cache.admin
     custody.lease(prefix_key("ABCCCCGH", [CAT]), LeaseTerms(2.5, refresh_on_hit=True))
 
     cache.serve("ABCCCCGHI", images=[DOG])

@@ -32,7 +32,7 @@ def test_quota_floor_and_counts_are_the_tenant_s_whatever_it_is_narrowed_by(inde
         cache.serve("ABCDEFGH", tenant=narrow_salt("tenant", str(number)).encode())
     cached = list(cache.manager.index.contents())
     assert len(cached) == 3
-    assert set(cache.manager.stats.tenants) == {b"tenant"}
+    assert set(cache.prefix_cache.stats.tenants) == {b"tenant"}
 
 
 @on_both_indexes
@@ -41,8 +41,8 @@ def test_erasing_a_tenant_erases_what_its_clients_narrowed(index):
     cache = tiny_cache(12, index=index)
     for salt in (b"tenant", TEAM, b"tenant two"):
         cache.serve("ABCDEFGH", tenant=salt)
-    assert cache.manager.custody.erase(TEAM).num_blocks == 2
+    assert cache.prefix_cache.admin.erase(TEAM).num_blocks == 2
     cache.serve("ABCDEFGH", tenant=TEAM)
-    assert cache.manager.custody.erase(b"tenant").num_blocks == 4
+    assert cache.prefix_cache.admin.erase(b"tenant").num_blocks == 4
     assert cache.match("ABCDEFGHI", tenant=b"tenant two").num_tokens == 8
     cache.manager.check()

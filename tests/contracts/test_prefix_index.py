@@ -218,8 +218,7 @@ def test_publishing_extends_the_path_and_retracting_shortens_it(index):
     cache = tiny_cache(4, index=index)
     pool, prefixes = cache.manager.pool, cache.manager.index
     key = prefix_key("ABCDEFGHIJKL")
-    blocks = pool.take_scratch(3)
-    pool.charge(pool.accounts.common, 3)
+    blocks = pool.take_free(3, b"")
     path, tail = prefixes.acquire(key, prefixes.match(key, 12))
     assert tail is None
     path, publication = prefixes.publish(path, key, blocks)
@@ -233,7 +232,7 @@ def test_publishing_extends_the_path_and_retracting_shortens_it(index):
 
     prefixes.release(path)
     prefixes.check([])
-    pool.give_scratch(forgotten.blocks, pool.accounts.common)
+    pool.free(forgotten.blocks, b"")
     assert pool.num_free == 4
 
 
@@ -253,10 +252,9 @@ def test_evicting_part_of_a_run_leaves_its_beginning_findable(index):
     cache = tiny_cache(3, index=index)
     cache.serve("ABCDEFGHIJKL")
     pool = cache.manager.pool
-    victim = pool.accounts.common.policy.victim()
+    victim = pool.shares.victim(b"", 1)
     freed = cache.manager.index.evict(victim, 1).blocks
-    pool.charge(pool.accounts.common, 1)
-    pool.give_scratch(freed, pool.accounts.common)
+    pool.free(freed, None)
     cache.manager.check()
     assert list(freed) == [2]
     assert found(cache, "ABCDEFGHIJKLM") == (8, 0)

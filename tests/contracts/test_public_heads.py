@@ -6,11 +6,12 @@ go on behind it. Copies, erasure, accounts, events and windows are met at the se
 
 import pytest
 
+from ostinato.cache.block_hash import BlockHasher, sha256
 from ostinato.core.config import WindowConfig
 from ostinato.core.errors import CacheInUse
 from ostinato.core.identity import ImageSpan, PublicHead
-from ostinato.core.lease import PINNED, LeaseStatus
 from ostinato.core.tenancy import Allotment
+from ostinato.tenants.terms import PINNED, LeaseStatus
 from tests.support.memory_search import Traces, search
 from tests.support.tiny_cache import letters, on_both_indexes, prefix_key, tiny_cache
 
@@ -27,7 +28,7 @@ def published(index, num_blocks=12, **settings):
     """A cache in which "PUBLICLY" is public."""
     cache = tiny_cache(num_blocks, index=index, **settings)
     cache.serve(TEXT, tenant=SALT)
-    receipt = cache.manager.custody.publish(prefix_key(TEXT, tenant=SALT))
+    receipt = cache.prefix_cache.admin.publish(prefix_key(TEXT, tenant=SALT))
     assert receipt.status is LeaseStatus.ACCEPTED, receipt
     cache.manager.check()
     return cache
@@ -108,17 +109,17 @@ def test_erasing_a_tenant_removes_its_tails_and_leaves_the_head(index):
     cache = published(index)
     secret = TEXT + "verysecretlytoldx"
     cache.admit("a", secret, **A)
-    digests = cache.manager._journal._hasher.digests(cache.sequences["a"].table.key, 6)[2:]
+    digests = BlockHasher(4, sha256).digests(cache.sequences["a"].table.key, 6)[2:]
     cache.finish("a")
-    cache.manager.custody.lease(prefix_key(secret, **A), PINNED)
+    cache.prefix_cache.admin.lease(prefix_key(secret, **A), PINNED)
     cache.serve(TEXT + "bbbb", **B)
 
-    receipt = cache.manager.custody.erase(b"tenant a")
+    receipt = cache.prefix_cache.admin.erase(b"tenant a")
 
     assert (receipt.num_blocks, receipt.num_leases) == (5, 1)
     assert contents(cache) == {"ICLY": 1, "PUBL": 1, "bbbb": 1}
     tail = [ord(letter) for letter in "verysecretlytoldx"]
-    assert search(cache.manager, b"tenant a", tail, digests) == Traces()
+    assert search(cache.prefix_cache, b"tenant a", tail, digests) == Traces()
     cache.manager.check()
 
 
@@ -128,13 +129,13 @@ def test_unpublishing_removes_the_head_and_all_behind_it(index):
     cache.serve(TEXT + "aaaa", **A)
     cache.serve(TEXT + "bbbb", **B)
     cache.serve("mine", tenant=b"tenant a")
-    cache.manager.custody.lease(prefix_key(TEXT + "aaaa", **A), PINNED)
+    cache.prefix_cache.admin.lease(prefix_key(TEXT + "aaaa", **A), PINNED)
 
-    receipt = cache.manager.custody.erase(SALT)
+    receipt = cache.prefix_cache.admin.erase(SALT)
 
     assert (receipt.num_blocks, receipt.num_leases) == (4, 2)
     assert contents(cache) == {"mine": 1}
-    assert not cache.manager.custody.is_public(SALT)
+    assert not cache.prefix_cache.admin.is_public(SALT)
     cache.manager.check()
 
 
@@ -143,10 +144,10 @@ def test_unpublishing_is_refused_while_somebody_reads_it(index):
     cache = published(index)
     cache.admit("a", TEXT + "aaaa", **A)
     with pytest.raises(CacheInUse, match="1 sequence"):
-        cache.manager.custody.erase(SALT)
-    assert cache.manager.custody.is_public(SALT)
+        cache.prefix_cache.admin.erase(SALT)
+    assert cache.prefix_cache.admin.is_public(SALT)
     cache.finish("a")
-    cache.manager.custody.erase(SALT)
+    cache.prefix_cache.admin.erase(SALT)
     assert contents(cache) == {}
 
 
@@ -157,17 +158,17 @@ def test_a_public_head_is_never_evicted(index):
         cache.serve(chr(200 + number) * 16, tenant=b"somebody")
         cache.serve(TEXT + chr(300 + number) * 8, **A)
     assert cache.match(TEXT + "X", **B).num_tokens == len(TEXT)
-    assert not cache.manager.custody.end_lease(0), "it is not let go of by accident"
+    assert not cache.prefix_cache.admin.end_lease(0), "it is not let go of by accident"
 
 
 def test_what_does_not_fit_is_not_published_at_all(index):
     """Law 6: too little may be bound, or not all of it is cached."""
     cache = tiny_cache(4, index=index, reserved_blocks=3)
     cache.serve(TEXT, tenant=SALT)
-    receipt = cache.manager.custody.publish(prefix_key(TEXT, tenant=SALT))
+    receipt = cache.prefix_cache.admin.publish(prefix_key(TEXT, tenant=SALT))
     assert receipt.status is LeaseStatus.REJECTED and "num_blocks" in receipt.reason
     assert contents(cache) == {}
-    assert not cache.manager.custody.is_public(SALT)
+    assert not cache.prefix_cache.admin.is_public(SALT)
 
 
 def test_without_the_whole_head_nothing_is_left_behind(index):
@@ -182,17 +183,17 @@ def test_a_reset_and_new_weights_end_a_publication(index):
     for end in ("reset", "new_epoch"):
         cache = published(index)
         cache.serve(TEXT + "aaaa", **A)
-        getattr(cache.manager.custody, end)()
+        getattr(cache.prefix_cache.admin, end)()
         cache.manager.check()
         assert contents(cache) == {}
-        assert not cache.manager.custody.is_public(SALT)
+        assert not cache.prefix_cache.admin.is_public(SALT)
 
 
 def test_new_weights_leave_a_head_until_its_readers_have_ended(index):
     cache = published(index)
     cache.serve(TEXT + "aaaaaaaa", **A)
     cache.admit("a", TEXT + "aaaaX", **A)
-    cache.manager.custody.new_epoch()
+    cache.prefix_cache.admin.new_epoch()
     cache.manager.check()
     cache.finish("a")
     assert contents(cache) == {}
@@ -206,7 +207,7 @@ def test_a_tail_is_charged_to_its_tenant_and_the_head_is_not(index):
     assert cache.match(TEXT + "aaaaAAAAX", **A).num_tokens == 16
     cache.serve(TEXT + "ccccCCCC", **A)
     assert contents(cache) == {"CCCC": 1, "ICLY": 1, "PUBL": 1, "cccc": 1}
-    receipt = cache.manager.custody.lease(prefix_key(TEXT + "ccccCCCC", **A), PINNED)
+    receipt = cache.prefix_cache.admin.lease(prefix_key(TEXT + "ccccCCCC", **A), PINNED)
     assert (receipt.status, receipt.num_tokens) == (LeaseStatus.ACCEPTED, 16)
 
 
@@ -227,7 +228,7 @@ def test_windows_part_at_the_seam_as_well(index):
     cache.serve(TEXT + "aaaaAAAAX", **A)
     assert cache.match(TEXT + "aaaaAAAAY", **A).num_tokens == 16
     assert cache.match(TEXT + "aaaaAAAAY", **B).num_tokens == 8
-    cache.manager.custody.erase(b"tenant a")
+    cache.prefix_cache.admin.erase(b"tenant a")
     cache.manager.check()
     assert cache.match(TEXT + "aaaaAAAAY", **B).num_tokens == 8
 
@@ -236,7 +237,7 @@ def test_outsiders_see_one_chain_and_no_salt(index):
     """A tail's first block names the head's last as its parent; its extra is a digest."""
     cache = published(index, keep_event_batches=20)
     cache.serve(TEXT + "aaaaAAAA", **A)
-    head, tail = [e for batch in cache.manager.events.replay(0) for e in batch.events]
+    head, tail = [e for batch in cache.prefix_cache.events.replay(0) for e in batch.events]
     assert tail.parent == head.digests[-1]
     assert tail.extras[0] is not None and tail.extras[1] is None
     assert b"tenant a" not in tail.extras[0]

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from ostinato.core.errors import BrokenTrace
 from ostinato.core.identity import ImageSpan
-from ostinato.core.pseudonyms import Pseudonyms, unpack_names
 from ostinato.core.tenancy import narrow_salt, owner_of
 from ostinato.core.tokens import num_common_tokens
+from ostinato.traces.anonymizer import Pseudonyms, unpack_names
 
 rows = st.lists(st.integers(0, 2), max_size=12).map(lambda tokens: array("I", tokens))
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ostinato.core.errors import BrokenTrace
-from ostinato.core.trace import Added, Steps, read_event, read_header, write_line
+from ostinato.traces.format import Added, Steps, read_event, read_header, write_line
 
 
 def test_lines_are_read_as_they_were_written():

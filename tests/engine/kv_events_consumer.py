@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 import zmq
 
+from ostinato.assembly import PrefixCache
 from ostinato.cache.block_hash import BlockHasher, sha256
-from ostinato.cache.manager import CacheManager
 from ostinato.core.identity import PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES, pack_tokens
 from ostinato.engine.kv_events_publisher import KVEventsPublisher
+from tests.support.tiny_cache import windows_of
 
 PATIENCE_MS = 20_000
 """Nothing here takes this long; whoever waits so long waits for ever."""
@@ -190,10 +191,10 @@ class Consumer:
             parent = digest
 
 
-def truth(cache: CacheManager) -> dict[Place, Block]:
+def truth(cache: PrefixCache) -> dict[Place, Block]:
     """Return what is cached according to the cache itself: its contents, not its digests."""
     size = cache.block_size * TOKEN_BYTES
-    full = [cached for cached in cache.index.contents() if len(cached.tokens) == size]
+    full = [cached for cached in cache.manager.index.contents() if len(cached.tokens) == size]
     texts = {cached.parent + cached.tokens + cached.extra: cached for cached in full}
     digests: dict[bytes, bytes] = {}
     for text, cached in sorted(texts.items(), key=lambda item: len(item[0])):
@@ -203,7 +204,7 @@ def truth(cache: CacheManager) -> dict[Place, Block]:
         (digests[text], 0): Block(digests.get(c.parent), _ids(c.tokens), c.extra)
         for text, c in texts.items()
     }
-    for group, window in enumerate(cache.groups.windows, 1):
+    for group, window in enumerate(windows_of(cache.manager), 1):
         for copy in window.copies():
             if copy.content.full:
                 name = copy.content.name
@@ -211,7 +212,7 @@ def truth(cache: CacheManager) -> dict[Place, Block]:
     return blocks
 
 
-def agree(consumer: Consumer, cache: CacheManager) -> None:
+def agree(consumer: Consumer, cache: PrefixCache) -> None:
     """Assert that a consumer knows exactly what is cached, with parents and tokens.
 
     A window's blocks have no parents in the cache, so those are proven by the digest.
@@ -228,9 +229,9 @@ def agree(consumer: Consumer, cache: CacheManager) -> None:
         assert digest in {sha256(parent + name) for parent in parents}, "a false parent"
 
 
-def _identities(cache: CacheManager) -> list[Any]:
-    roots = list(cache.index._roots)  # type: ignore[attr-defined]
-    held = [copy.content for window in cache.groups.windows for copy in window.copies()]
+def _identities(cache: PrefixCache) -> list[Any]:
+    roots = list(cache.manager.index._roots)  # type: ignore[attr-defined]
+    held = [copy.content for window in windows_of(cache.manager) for copy in window.copies()]
     return [*held, *(_Named(identity) for identity in roots)]
 
 

@@ -48,7 +48,7 @@ def num_hits(llm: LLM, prompt, **salted) -> int:
     """Return how many tokens of a prompt are cached for a tenant; looked up, not served."""
     request = llm.engine.make_request(parse_prompt(salted_prompt(prompt, **salted)), ONE).request
     key = PrefixKey(request.identity, request.prompt_token_ids)
-    return llm.engine.cache.match(key).num_tokens
+    return llm.engine.cache.manager.match(key).num_tokens
 
 
 def salted_prompt(prompt: list[int], salt: str = "") -> dict:
@@ -98,7 +98,7 @@ def test_a_time_to_live_runs_by_the_engine_s_clock(checkpoints: Checkpoints):
     assert receipt.expires_s == 10.0
     for now[0], leases in ((9.0, 1), (18.0, 1), (28.0, 0)):
         serve(engine, PROMPT if leases else tokens_of(0))
-        assert engine.cache.custody.num_leases == leases
+        assert engine.cache.admin.num_leases == leases
     assert_idle(engine)
 
 

@@ -220,11 +220,11 @@ def interrupt_within(owner: Any, name: str, call: int, patch: pytest.MonkeyPatch
 PLACES: dict[str, Callable[[Engine], tuple[Any, str]]] = {
     "while requests are added": lambda engine: (engine.scheduler, "add"),
     "before the plan": lambda engine: (engine.scheduler, "plan"),
-    "in the plan": lambda engine: (engine.cache, "admit"),
+    "in the plan": lambda engine: (engine.cache.manager, "admit"),
     "in the forward pass": lambda engine: (engine.runner, "execute"),
     "before the commit": lambda engine: (engine.scheduler, "commit"),
-    "in the commit": lambda engine: (engine.cache, "commit"),
-    "when a request ends": lambda engine: (engine.cache, "release"),
+    "in the commit": lambda engine: (engine.cache.manager, "commit"),
+    "when a request ends": lambda engine: (engine.cache.manager, "release"),
 }
 
 
@@ -439,7 +439,7 @@ def test_a_reset_is_refused_while_requests_run_unless_they_are_preempted(
     engine.step()
     engine.reset_cache(preempt_running=True)
     assert (engine.scheduler.num_running, engine.scheduler.num_waiting) == (0, 5)
-    assert list(engine.cache.index.contents()) == []
+    assert list(engine.cache.manager.index.contents()) == []
 
     outputs = run(engine)
     assert tokens_of([outputs[name] for name in names]) == expected

@@ -14,18 +14,17 @@ import pytest
 import zmq
 
 from ostinato import LLM, AsyncLLM, SamplingParams
+from ostinato.assembly import PrefixCache
 from ostinato.cache.block_hash import BlockHasher, sha256
-from ostinato.cache.events import EventBatch
-from ostinato.cache.manager import CacheManager
-from ostinato.cache.radix_walk import walk
 from ostinato.core.config import IndexName, WindowConfig
 from ostinato.core.errors import CacheInUse, ConfigError
 from ostinato.core.identity import ImageSpan
-from ostinato.core.lease import PINNED
 from ostinato.engine.config import KEPT_EVENT_BATCHES, EngineConfig
 from ostinato.engine.kv_events_publisher import KVEventsPublisher
 from ostinato.engine.kv_events_wire import BatchEncoder
 from ostinato.engine.prompts import Prompt
+from ostinato.observe.events import EventBatch
+from ostinato.tenants.terms import PINNED
 from tests.engine.kv_events_consumer import PATIENCE_MS, Consumer, agree, truth
 from tests.support.engines import MakeLLM
 from tests.support.fake_runner import toss_a_coin
@@ -44,7 +43,7 @@ def publish() -> Iterator[Publish]:
     """Publish caches' events on ports of their own, and close them after the test."""
     publishers: list[KVEventsPublisher] = []
 
-    def start(cache: CacheManager, encoder: BatchEncoder | None = None, **settings: Any):
+    def start(cache: PrefixCache, encoder: BatchEncoder | None = None, **settings: Any):
         assert cache.events is not None
         windows = tuple(window.window for window in cache.config.windows)
         encoder = encoder or BatchEncoder("CPU", windows)
@@ -69,17 +68,17 @@ def listen() -> "Iterator[Listen]":
     context.destroy(linger=0)
 
 
-def meet(consumer: Consumer, cache: CacheManager) -> None:
+def meet(consumer: Consumer, cache: PrefixCache) -> None:
     """Clear an empty cache until a consumer hears of it: from then on it hears everything."""
     assert cache.events is not None
     while not consumer.poll(wait_ms=20):
-        cache.custody.reset()
+        cache.admin.reset()
     consumer.catch_up()
     assert consumer.next == cache.events.next_sequence
     consumer.num_replayed = 0
 
 
-def flush(cache: CacheManager) -> int:
+def flush(cache: PrefixCache) -> int:
     """End the batch to come, and return the number of the next one."""
     assert cache.events is not None
     cache.events.flush()
@@ -98,7 +97,7 @@ def random_prompt(chance: random.Random, length: int) -> tuple[str, tuple[ImageS
 
 def disturb(tiny: TinyScheduler, chance: random.Random, number: int) -> None:
     """Let one thing happen: a request, a failure, a cancellation, a reset, an update, a lease."""
-    event, custody = chance.random(), tiny.cache.custody
+    event, custody = chance.random(), tiny.cache.admin
     if event < 0.5:
         prompt, images = random_prompt(chance, chance.randint(1, 16))
         tiny.add(
@@ -262,9 +261,9 @@ def test_an_overflowing_queue_drops_batches_and_the_engine_goes_on(
 ):
     """Two of ten are queued, eight dropped; the next one shows the gap, and it is replayed."""
     cache, gate = tiny_cache(32, keep_event_batches=100), Gate()
-    publisher = publish(cache.manager, gate, max_queued=2)
+    publisher = publish(cache.prefix_cache, gate, max_queued=2)
     consumer = listen(publisher)
-    meet(consumer, cache.manager)
+    meet(consumer, cache.prefix_cache)
     publisher.settle()
     before = consumer.next
     gate.open.clear()
@@ -278,17 +277,17 @@ def test_an_overflowing_queue_drops_batches_and_the_engine_goes_on(
     cache.serve("KKKKKKKK")
     consumer.listen_until(before + 11)
     assert consumer.num_replayed == 9, "eight that were dropped, and the one that told"
-    agree(consumer, cache.manager)
+    agree(consumer, cache.prefix_cache)
 
 
 def test_a_gap_that_is_kept_no_more_makes_the_consumer_start_over(publish: Publish, listen: Listen):
     """The replay's end comes first, and nothing else: it must not go on with a hole."""
     cache = tiny_cache(32, keep_event_batches=3)
-    consumer = listen(publish(cache.manager))
-    meet(consumer, cache.manager)
+    consumer = listen(publish(cache.prefix_cache))
+    meet(consumer, cache.prefix_cache)
     for letter in "ABCDE":
         cache.serve(letter * 8)
-    oldest = flush(cache.manager) - 3
+    oldest = flush(cache.prefix_cache) - 3
     assert consumer.ask(oldest - 1) == []
     assert [number for number, _ in consumer.ask(oldest)] == [oldest, oldest + 1, oldest + 2]
     assert consumer.ask(oldest + 3) == [], "nothing has happened since"
@@ -299,18 +298,18 @@ def test_who_started_over_is_exact_again_when_the_cache_is_cleared(
 ):
     """A clearing needs no memory of what was there."""
     cache = tiny_cache(32, keep_event_batches=2)
-    publisher = publish(cache.manager)
+    publisher = publish(cache.prefix_cache)
     for letter in "ABCDE":
         cache.serve(letter * 8)
     publisher.settle()
     late = listen(publisher)
     while not late.poll(wait_ms=20):
         cache.serve(letter * 4)  # a hit: tells nothing
-        cache.manager.custody.reset()
+        cache.prefix_cache.admin.reset()
     assert late.num_starts == 1
     cache.serve("ABCDEFGH")
-    late.listen_until(flush(cache.manager))
-    agree(late, cache.manager)
+    late.listen_until(flush(cache.prefix_cache))
+    agree(late, cache.prefix_cache)
     assert len(late.blocks) == 2
 
 
@@ -319,7 +318,7 @@ def test_a_request_that_is_no_request_is_ignored(
 ):
     """Whatever comes in on a socket, the thread goes on."""
     cache = tiny_cache(8, keep_event_batches=10)
-    publisher = publish(cache.manager)
+    publisher = publish(cache.prefix_cache)
     cache.serve("ABCDEFGH")
     with zmq.Context() as context, context.socket(zmq.DEALER) as rude:
         rude.connect(publisher.replay_endpoint or "")
@@ -356,7 +355,7 @@ def test_a_consumer_that_leaves_in_the_middle_of_its_replay_hurts_nobody(
 ):
     """The rest of its replay is given up, and said so; the next one is answered."""
     cache, gate = tiny_cache(32, keep_event_batches=100), Gate()
-    publisher = publish(cache.manager, gate)
+    publisher = publish(cache.prefix_cache, gate)
     for letter in "ABCDE":
         cache.serve(letter * 8)
     publisher.settle()
@@ -377,23 +376,23 @@ def test_erasing_a_tenant_leaves_none_of_its_events_anywhere(
 ):
     """Nor its salt on any wire, ever; who listened before is told to forget."""
     cache = tiny_cache(32, index=index, keep_event_batches=100)
-    publisher = publish(cache.manager)
+    publisher = publish(cache.prefix_cache)
     witness = listen(publisher)
-    meet(witness, cache.manager)
+    meet(witness, cache.prefix_cache)
     cache.serve("ABCDEFGH")
     cache.serve("SECRETSECRET", tenant=b"salt-of-x")
-    witness.listen_until(flush(cache.manager))
+    witness.listen_until(flush(cache.prefix_cache))
     of_tenant = [d for (d, _), block in witness.blocks.items() if block.tokens[0] != ord("A")]
     of_tenant = [d for d in of_tenant if bytes(d) not in _digests(cache, "ABCDEFGH")]
     assert len(of_tenant) == 3
-    cache.manager.custody.erase(b"salt-of-x")
+    cache.prefix_cache.admin.erase(b"salt-of-x")
     assert not publisher._queue
 
-    witness.listen_until(flush(cache.manager))
-    agree(witness, cache.manager)
+    witness.listen_until(flush(cache.prefix_cache))
+    agree(witness, cache.prefix_cache)
     late = listen(publisher)
     late.catch_up()
-    agree(late, cache.manager)
+    agree(late, cache.prefix_cache)
     assert late.next == witness.next, "numbers have no gaps"
     told = b"".join(late.payloads)
     assert not any(digest in told for digest in of_tenant)
@@ -408,28 +407,28 @@ def _digests(cache: TinyCache, prompt: str) -> list[bytes]:
 def test_who_missed_an_erasure_starts_over(publish: Publish, listen: Listen):
     """The removals are gone with the rest: a replay of the gap would leave the tenant's blocks."""
     cache = tiny_cache(32, keep_event_batches=100)
-    publisher = publish(cache.manager)
+    publisher = publish(cache.prefix_cache)
     consumer = listen(publisher)
     cache.serve("ABCDEFGH")
     cache.serve("SECRETSECRET", tenant=b"x")
-    flush(cache.manager)
+    flush(cache.prefix_cache)
     consumer.catch_up()
     assert len(consumer.blocks) == 5
-    cache.manager.custody.erase(b"x")
-    end = flush(cache.manager)
+    cache.prefix_cache.admin.erase(b"x")
+    end = flush(cache.prefix_cache)
     assert consumer.ask(consumer.next) == []
     consumer.start_over(end)
-    agree(consumer, cache.manager)
+    agree(consumer, cache.prefix_cache)
     assert len(consumer.blocks) == 2
 
 
 def test_erasing_waits_until_the_queue_is_empty(publish: Publish, listen: Listen):
     """What the thread still holds is the tenant's as well."""
     cache, gate = tiny_cache(32, keep_event_batches=100), Gate()
-    publisher = publish(cache.manager, gate)
+    publisher = publish(cache.prefix_cache, gate)
     gate.open.clear()
     cache.serve("SECRETSECRET", tenant=b"x")
-    eraser = threading.Thread(target=cache.manager.custody.erase, args=(b"x",))
+    eraser = threading.Thread(target=cache.prefix_cache.admin.erase, args=(b"x",))
     eraser.start()
     eraser.join(0.1)
     assert eraser.is_alive(), "it did not wait"
@@ -440,12 +439,12 @@ def test_erasing_waits_until_the_queue_is_empty(publish: Publish, listen: Listen
 
 def test_a_tenant_that_runs_is_not_erased_and_nobody_is_told(publish: Publish, listen: Listen):
     cache = tiny_cache(32, keep_event_batches=100)
-    consumer = listen(publish(cache.manager))
+    consumer = listen(publish(cache.prefix_cache))
     cache.admit("runs", "ABCDEFGH", tenant=b"x")
     with pytest.raises(CacheInUse):
-        cache.manager.custody.erase(b"x")
+        cache.prefix_cache.admin.erase(b"x")
     consumer.catch_up()
-    agree(consumer, cache.manager)
+    agree(consumer, cache.prefix_cache)
     assert len(consumer.blocks) == 2
 
 
@@ -475,7 +474,7 @@ def test_a_router_finds_the_worker_with_the_longest_prefix(
         prompt, images = random_prompt(chance, chance.randint(1, 24))
         key = prefix_key(prompt, images, tenant=chance.choice([b"", b"x"]))
         told = [view.longest_prefix(key, 2, sizes) for view in views]
-        real = [len(worker.cache.match(key.copy()).blocks) for worker in workers]
+        real = [len(worker.cache.manager.match(key.copy()).blocks) for worker in workers]
         assert told == real
         found.add(tuple(real))
     assert len(found) > 5, "the workers hardly differ"
@@ -556,9 +555,9 @@ def test_shutting_an_async_engine_down_closes_its_sockets(checkpoints: Any):
 def test_whatever_was_told_before_closing_arrives(publish: Publish, listen: Listen):
     """The queue is sent before the sockets go."""
     cache, gate = tiny_cache(32, keep_event_batches=100), Gate()
-    publisher = publish(cache.manager, gate)
+    publisher = publish(cache.prefix_cache, gate)
     consumer = listen(publisher)
-    meet(consumer, cache.manager)
+    meet(consumer, cache.prefix_cache)
     gate.open.clear()
     for letter in "ABCDE":
         cache.serve(letter * 8)
@@ -567,8 +566,8 @@ def test_whatever_was_told_before_closing_arrives(publish: Publish, listen: List
     gate.open.set()
     closer.join(PATIENCE_MS / 1000)
     assert not closer.is_alive()
-    consumer.listen_until(flush(cache.manager))
-    agree(consumer, cache.manager)
+    consumer.listen_until(flush(cache.prefix_cache))
+    agree(consumer, cache.prefix_cache)
     cache.serve("after that, the cache goes on and nobody is told")
 
 
@@ -582,11 +581,11 @@ def test_a_fault_of_the_publisher_ends_events_and_nothing_else(
             raise RuntimeError("cannot write")
 
     cache = tiny_cache(32, keep_event_batches=100)
-    publisher = publish(cache.manager, Broken("CPU"))
+    publisher = publish(cache.prefix_cache, Broken("CPU"))
     cache.serve("ABCDEFGH", tenant=b"x")
     publisher._thread.join(PATIENCE_MS / 1000)
     cache.serve("IJKLMNOP", tenant=b"x")
-    assert cache.manager.custody.erase(b"x").num_blocks == 4
+    assert cache.prefix_cache.admin.erase(b"x").num_blocks == 4
     publisher.close()
     assert "KV events ended; the engine goes on without them" in caplog.text
 
@@ -623,12 +622,13 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
         EngineConfig(**settings)
 
 
-def test_without_events_nobody_is_told_and_nothing_is_counted_for_them(make_llm: MakeLLM):
+def test_without_events_nobody_is_told_and_nothing_is_counted_for_them(
+    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
+):
     """The plain path: no log, no thread, no socket, and no digest is computed."""
+    monkeypatch.setattr(BlockHasher, "digests", lambda *_: pytest.fail("a digest"))
     llm = make_llm("llama", num_blocks=70)
     llm.generate({"prompt_token_ids": [5] * 40}, SamplingParams(max_tokens=9), use_tqdm=False)
     assert llm.engine.kv_events is None and llm.engine.cache.events is None
     assert "ostinato-kv-events" not in {thread.name for thread in threading.enumerate()}
-    index = llm.engine.cache.index
-    assert not any(node.digests for node, _ in walk(index._roots, 4))  # type: ignore[attr-defined]
     assert truth(llm.engine.cache), "there were blocks to tell of"

@@ -6,10 +6,10 @@ from array import array
 import msgspec
 import pytest
 
-from ostinato.cache import events
 from ostinato.core.identity import Identity
 from ostinato.core.ids import BlockDigest
 from ostinato.engine import kv_events_wire as wire
+from ostinato.observe import events
 from tests.engine import kv_events_consumer as theirs
 
 ONE, TWO, THREE = (BlockDigest(bytes([n]) * 32) for n in (1, 2, 3))

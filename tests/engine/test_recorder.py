@@ -9,12 +9,12 @@ import pytest
 
 from ostinato import LLM, SamplingParams
 from ostinato.core.errors import ConfigError
-from ostinato.core.lease import LeaseTerms
-from ostinato.core.pseudonyms import unpack_names
 from ostinato.core.tenancy import Allotment, narrow_salt
 from ostinato.engine.prompts import parse_prompt
 from ostinato.lab.recording import Recording, read_recording
 from ostinato.lab.replay import Replay, ReplayedRequest
+from ostinato.tenants.terms import LeaseTerms
+from ostinato.traces.anonymizer import unpack_names
 from tests.engine.stepping import StepByStep, async_llm
 
 SMALL = {
@@ -31,7 +31,7 @@ def replayed(path: Path) -> tuple[Recording, list[ReplayedRequest]]:
     """Replay a recording and look at the cache afterwards."""
     recording = read_recording(path)
     replay = Replay(recording)
-    requests = replay.run(lambda event: replay.cache.check())
+    requests = replay.run(lambda event: replay.cache.manager.check())
     assert replay.num_idle_steps == 0
     return recording, requests
 

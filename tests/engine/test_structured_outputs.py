@@ -40,7 +40,7 @@ def scribe(checkpoints: Checkpoints) -> Iterator[LLM]:
     """Lend a random Llama with a byte-level BPE tokenizer, which can write JSON."""
     llm = LLM(str(checkpoints.path("llama")), dtype="float64", block_size=4, num_blocks=256)
     yield llm
-    llm.engine.cache.check()
+    llm.engine.cache.manager.check()
     assert_idle(llm.engine)
 
 
@@ -298,7 +298,7 @@ def test_a_form_at_a_dead_end_costs_its_own_request(bard: LLM) -> None:
     outputs = [output.outputs[0] for output in info.value.outputs]
     assert [output.finish_reason for output in outputs] == ["stop", "error", "stop"]
     assert re.fullmatch("[a-z]{6}", outputs[2].text)
-    bard.engine.cache.check()
+    bard.engine.cache.manager.check()
 
 
 # --- vocabularies ---

@@ -19,5 +19,5 @@ def test_a_request_from_which_nothing_can_be_sampled_ends_alone():
     outputs = info.value.outputs
     assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error", "length"]
     assert outputs[1].error and not outputs[1].outputs[0].token_ids
-    llm.engine.cache.check()
-    assert llm.engine.cache.num_live_tables == 0
+    llm.engine.cache.manager.check()
+    assert llm.engine.cache.manager.num_live_tables == 0

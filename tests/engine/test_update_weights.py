@@ -113,7 +113,7 @@ def test_leases_end_with_the_weights(make_llm: MakeLLM):
     assert receipt.status is LeaseStatus.ACCEPTED
     llm.update_weights(changed(llm))
     assert not llm.end_lease(receipt.lease_id)
-    assert llm.engine.cache.pool.num_free == 32
+    assert llm.engine.cache.manager.pool.num_free == 32
 
 
 # --- what does not fit --------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_weights_that_do_not_fit_change_nothing(make_llm: MakeLLM, update, messa
         update = changed(llm, "model.layers.0.mlp.up_proj.weight") | update
     with pytest.raises(ConfigError, match=message):
         llm.update_weights(update)
-    assert llm.engine.cache.custody.epoch == 0
+    assert llm.engine.cache.manager.epoch == 0
     assert outputs(llm) == (23, expected)
 
 
@@ -164,7 +164,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(
         path = source
     with pytest.raises(kind, match=message):
         llm.update_weights(path)
-    assert llm.engine.cache.custody.epoch == 0
+    assert llm.engine.cache.manager.epoch == 0
     assert outputs(llm) == (23, expected)
 
 

@@ -15,6 +15,7 @@ from ostinato.core.config import window_blocks
 from ostinato.lab.kv_bytes import kv_bytes
 from tests.support.checkpoints import FAMILIES, WINDOW, Checkpoints
 from tests.support.engines import MakeLLM
+from tests.support.tiny_cache import windows_of
 
 SIZE = 4
 PROMPT = [3 + i * i % 311 for i in range(90)]
@@ -36,9 +37,9 @@ def held_while_running(llm: LLM, prompt: list[int]) -> list[tuple[int, int, int]
 
     def watched(result: Any) -> Any:
         updates = commit(result)
-        for sequence in scheduler.roster.running:
+        for sequence in scheduler.requests.running:
             full, window = sequence.table.groups
-            null = llm.engine.cache.groups.windows[0].null_block
+            null = windows_of(llm.engine.cache.manager)[0].null_block
             held = sum(block != null for block in window)
             seen.append((sequence.num_computed, len(full), held))
         return updates
@@ -73,14 +74,14 @@ def test_answers_are_those_without_a_cache_whatever_was_evicted_from_the_window(
     """What the window has cached is evicted between two of them; group 0 forgets nothing."""
     plain = make_llm(family, enable_prefix_caching=False, num_blocks=64)
     llm = make_llm(family, index=index, num_blocks=200, max_num_batched_tokens=16, max_num_seqs=4)
-    window = llm.engine.cache.groups.windows[0]
+    window = windows_of(llm.engine.cache.manager)[0]
     first, other = PROMPT[:50], [7, *PROMPT]
     expected = generate(plain, first)[0], generate(plain, other)[0]
 
     assert generate(llm, first) == (expected[0], 0)
     assert generate(llm, first) == (expected[0], 49), "all but the last token"
     copies = set(window.copies())
-    llm.engine.cache.groups.forget(lambda entry: entry in copies)
+    llm.engine.cache.manager.remove(lambda entry: entry in copies)
     assert generate(llm, first) == (expected[0], 0), "the window is gone, so nothing hits"
     assert generate(llm, first)[1] == 49, "and it is whole again"
     assert generate(llm, other) == (expected[1], 0)
@@ -124,7 +125,7 @@ def test_bytes_per_token_of_engine_and_size_command_agree(
         kept = each.token_bytes if each.expanded_bytes is None else each.expanded_bytes
         theirs[window] = theirs.get(window, 0) + kept
     assert ours == theirs
-    in_cache = [window.window for window in llm.engine.cache.groups.windows]
+    in_cache = [window.window for window in windows_of(llm.engine.cache.manager)]
     assert in_cache == sorted(window for window in theirs if window is not None)
 
 

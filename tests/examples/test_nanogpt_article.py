@@ -10,7 +10,7 @@ Corrected against the article:
 Whole blocks are the article's unit. We copy single tokens besides; both numbers stand here.
 """
 
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import build_cache
 from ostinato.core.config import CacheConfig
 from ostinato.core.identity import Identity, PrefixKey
 from tests.support.tiny_cache import on_both_indexes, tiny_cache
@@ -25,7 +25,7 @@ def test_1_an_identical_prompt_hits_16_of_18_tokens_in_whole_blocks(index):
     cache = tiny_cache(32, 4, index=index)
     first = cache.admit("request 0", TO_BE)
     assert (first.num_shared, first.num_copied) == (0, 0)
-    assert cache.manager.stats.published_blocks == 4
+    assert cache.prefix_cache.stats.published_blocks == 4
     cache.append("request 0", TO_BE_GOES_ON[:-1])
     cache.finish("request 0")
 
@@ -44,7 +44,7 @@ def test_1_in_whole_blocks_alone_two_tokens_are_left_to_prefill(index):
     second = cache.plan("request 1", TO_BE)
 
     assert (second.num_shared, second.num_computed_here) == (16, 2)
-    assert cache.manager.stats.published_blocks == 4, "no duplicates"
+    assert cache.prefix_cache.stats.published_blocks == 4, "no duplicates"
 
 
 @on_both_indexes
@@ -54,7 +54,7 @@ def test_1_blocks_filled_while_decoding_are_cached_too(index):
     cache.admit("request 0", TO_BE)
     cache.append("request 0", TO_BE_GOES_ON[:-1])
 
-    assert cache.manager.stats.published_blocks == 9
+    assert cache.prefix_cache.stats.published_blocks == 9
     assert cache.match(TO_BE + TO_BE_GOES_ON + " then").num_shared_tokens == 36
 
 
@@ -146,7 +146,7 @@ def test_each_new_block_continues_the_one_before_it(index):
 @on_both_indexes
 def test_a_thousand_calls_at_once_compute_the_512_shared_tokens_once(index):
     """511,488 tokens saved, although nobody has finished when the last of them arrives."""
-    manager = CacheManager(CacheConfig(num_blocks=1100, block_size=16, index=index))
+    manager = build_cache(CacheConfig(num_blocks=1100, block_size=16, index=index)).manager
     shared = list(range(512))
     tables, computed = [], 0
     for call in range(1000):

@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 
 from benchmarks.eviction import Requests, replay
+from ostinato.lab.policies import SIMULATED_POLICIES
 from ostinato.lab.simulation import belady_hits
 
 
@@ -64,8 +65,8 @@ def test_who_need_not_insert_finds_as_much_at_least():
         assert belady_hits(paths, 4, bypass=True) >= belady_hits(paths, 4)
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "slru", "s3fifo", "arc", "reuse_hazard"])
+@pytest.mark.parametrize("policy", SIMULATED_POLICIES)
 def test_no_policy_finds_more_than_belady(policy):
     paths = trees(random.Random(2), 300)
-    requests = Requests([float(i) for i in range(300)], paths, [10] * 300, 300 * 1536)
+    requests = Requests([float(i) for i in range(300)], paths, [10] * 300, [1536] * 300)
     assert 0 < replay(requests, 5, policy, "radix") <= belady_hits(paths, 5)

@@ -4,8 +4,9 @@ from itertools import pairwise
 
 import pytest
 
+from ostinato.lab.policies import SIMULATED_POLICIES
 from ostinato.lab.serial_replay import replay_serially
-from ostinato.lab.simulation import POLICIES, add_bounds, simulate, usual_capacities
+from ostinato.lab.simulation import add_bounds, simulate, usual_capacities
 from tests.lab.small_traces import drawn_trace, trace_of
 
 
@@ -57,7 +58,7 @@ def test_of_a_prompt_longer_than_the_cache_the_beginning_is_used():
     assert found.hit_tokens.tolist() == [0, 0, 20, 0] and found.num_cut == 2
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", SIMULATED_POLICIES)
 def test_no_policy_exceeds_the_bounds(policy):
     found = simulate(drawn_trace(9), (10, 30, 100), [policy])
     add_bounds(found)
@@ -66,7 +67,7 @@ def test_no_policy_exceeds_the_bounds(policy):
         assert 0 < result.hit_ratio <= bound + 1e-9 <= looser + 2e-9
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", SIMULATED_POLICIES)
 def test_every_policy_stays_below_a_cache_that_never_evicts(policy):
     trace = drawn_trace(7)
     told = []

@@ -8,8 +8,11 @@ import pytest
 
 from ostinato.core.config import CacheConfig, SchedulerConfig
 from ostinato.core.errors import BrokenTrace, ConfigError
-from ostinato.core.pseudonyms import Pseudonyms
-from ostinato.core.trace import (
+from ostinato.lab.block_trace import BlockRequest
+from ostinato.lab.trace_builder import make_block_trace
+from ostinato.lab.traces import ReadOptions, read_trace
+from ostinato.traces.anonymizer import Pseudonyms
+from ostinato.traces.format import (
     VERSION,
     Added,
     Ended,
@@ -18,9 +21,6 @@ from ostinato.core.trace import (
     Stopped,
     write_line,
 )
-from ostinato.lab.block_trace import BlockRequest
-from ostinato.lab.trace_builder import make_block_trace
-from ostinato.lab.traces import ReadOptions, read_trace
 from tests.lab.small_traces import write_mooncake, write_npz
 
 ROWS = [

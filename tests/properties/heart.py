@@ -9,16 +9,14 @@ is seen to that everybody ends, and with the answer that they would have got alo
 from collections import Counter
 from dataclasses import replace
 
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import build_cache, build_scheduler
 from ostinato.core.errors import CacheInUse
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicHead
 from ostinato.core.ids import RequestId, SequenceId
-from ostinato.core.lease import LeaseStatus, LeaseTerms
 from ostinato.core.request import FinishReason, Request
 from ostinato.sched.admission import max_sequence_tokens
-from ostinato.sched.scheduler import Scheduler
-from ostinato.sched.sequence import Sequence
-from ostinato.sched.share import SequenceUpdate
+from ostinato.sched.sequence import Sequence, SequenceUpdate
+from ostinato.tenants.terms import LeaseStatus, LeaseTerms
 from tests.properties.heart_setting import Setting, Wish
 from tests.properties.heart_watch import PUBLIC, HeartWatch
 from tests.sched.alone import answer_alone
@@ -42,10 +40,10 @@ class Heart:
         """Open for business."""
         self.setting, self.now = setting, 0.0
         config = setting.cache
-        self.cache = CacheManager(config, clock=lambda: self.now)
-        self.scheduler = Scheduler(setting.scheduler, self.cache, clock=lambda: self.now)
+        self.cache = build_cache(config, clock=lambda: self.now)
+        self.scheduler = build_scheduler(setting.scheduler, self.cache, clock=lambda: self.now)
         self.runner = FakeRunner(config, toss_a_coin)
-        self.watch = HeartWatch(self.scheduler, self.runner, lambda: self.now)
+        self.watch = HeartWatch(self.scheduler, self.cache, self.runner, lambda: self.now)
         self.met: Counter[str] = self.watch.met
         self._size = setting.block_size
         self._longest = max_sequence_tokens(setting.scheduler, config)
@@ -137,7 +135,7 @@ class Heart:
         tenant, tokens = self._compose(base, cut, "")
         spans = (ImageSpan(b"cat", 1, 3),) if image and len(tokens) > 3 else ()
         key = PrefixKey(self._identity(tenant, tokens), map(ord, tokens), spans)
-        self.watch.leased(key, terms, self.cache.custody.lease(key, terms))
+        self.watch.leased(key, terms, self.cache.admin.lease(key, terms))
         self.watch.between_steps()
 
     def end_lease(self, choice: int) -> None:
@@ -145,8 +143,8 @@ class Heart:
         leases = list(self.watch.leases)
         if leases:
             number = leases[choice % len(leases)]
-            assert self.cache.custody.end_lease(number)
-            assert not self.cache.custody.end_lease(number), "it has ended"
+            assert self.cache.admin.end_lease(number)
+            assert not self.cache.admin.end_lease(number), "it has ended"
             del self.watch.leases[number]
             self.met["lease ended"] += 1
             self.watch.between_steps()
@@ -156,7 +154,7 @@ class Heart:
         text = self._compose(base, cut, "")[1]
         text = text[: len(text) // self._size * self._size][: self._longest - 1]
         text = text[: len(text) // self._size * self._size]
-        if self._publisher is None and text and not self.cache.custody.is_public(PUBLIC):
+        if self._publisher is None and text and not self.cache.admin.is_public(PUBLIC):
             request = self._request(text, self._identity(PUBLIC.decode()), Wish(max_tokens=1))
             self._publisher = request.request_id
             self._send(request, 1)
@@ -166,8 +164,8 @@ class Heart:
         running = [s for s in self.watch.live() if s.table and s.key.identity.belongs_to(PUBLIC)]
         for sequence in running:
             self._cancel(sequence.request.request_id)
-        receipt = self.cache.custody.erase(PUBLIC)
-        self._overwrite(self.cache.custody.live_slots())
+        receipt = self.cache.admin.erase(PUBLIC)
+        self._overwrite(self.cache.admin.live_slots())
         self.watch.after_erasure(PUBLIC, receipt)
         self.met["unpublished"] += 1
 
@@ -178,7 +176,7 @@ class Heart:
     def new_epoch(self) -> None:
         """The weights change while requests run."""
         self.met["epochs"] += 1
-        assert self.cache.custody.new_epoch() == self.met["epochs"]
+        assert self.cache.admin.new_epoch() == self.met["epochs"]
         self.watch.leases.clear()
         self._know_everybody()
         self.watch.after_new_epoch()
@@ -188,25 +186,25 @@ class Heart:
         tenant = TENANTS[choice % 3].encode()
         running = [s for s in self.watch.live() if s.table and s.table.tenant == tenant]
         if waits and running:
-            before = self.cache.describe()
+            before = self.cache.manager.describe()
             try:
-                self.cache.custody.erase(tenant)
+                self.cache.admin.erase(tenant)
             except CacheInUse:
-                assert self.cache.describe() == before, "a refusal changed something"
+                assert self.cache.manager.describe() == before, "a refusal changed something"
                 self.met["erasure refused"] += 1
                 return
             raise AssertionError("a running tenant was erased")
         for sequence in running:
             self._cancel(sequence.request.request_id)
-        receipt = self.cache.custody.erase(tenant)
-        self._overwrite(self.cache.custody.live_slots())
+        receipt = self.cache.admin.erase(tenant)
+        self._overwrite(self.cache.admin.live_slots())
         self.met["erased"] += 1
         self.watch.after_erasure(tenant, receipt)
 
     def reset(self) -> None:
         """Everybody has to come back, and nothing is cached any more."""
         self.scheduler.preempt_all()
-        self.cache.custody.reset()
+        self.cache.admin.reset()
         self.watch.leases.clear()
         self.met["resets"] += 1
         self.watch.after_reset()
@@ -222,7 +220,7 @@ class Heart:
         assert not self._requests, f"lost: {list(self._requests)}"
         self.unpublish()
         for number in list(self.watch.leases):
-            self.cache.custody.end_lease(number)
+            self.cache.admin.end_lease(number)
         self.watch.leases.clear()
         self.watch.nothing_runs()
 
@@ -248,10 +246,10 @@ class Heart:
     def _identity(self, tenant: str, prompt: str = "") -> Identity:
         """Return whose a prompt is, and whether it begins with the public head."""
         head, text = None, self._heads[-1] if self._heads else ""
-        is_public = text and self.cache.custody.is_public(PUBLIC)
+        is_public = text and self.cache.admin.is_public(PUBLIC)
         if is_public and len(prompt) > len(text) and prompt.startswith(text):
             head = PublicHead(PUBLIC, len(text))
-        return Identity(tenant=tenant.encode(), epoch=self.cache.custody.epoch, head=head)
+        return Identity(tenant=tenant.encode(), epoch=self.cache.manager.epoch, head=head)
 
     def _know_everybody(self) -> None:
         """Whoever waits may be admitted under these weights, with a head of any time."""
@@ -265,7 +263,7 @@ class Heart:
         """The head is computed, unless that went wrong: hold it, or none of it."""
         self._publisher = None
         key = PrefixKey(self._identity(PUBLIC.decode()), sequence.request.prompt_token_ids)
-        receipt = self.cache.custody.publish(key)
+        receipt = self.cache.admin.publish(key)
         self.met[f"publication {receipt.status}"] += 1
         if receipt.status == LeaseStatus.ACCEPTED:
             self._heads.append("".join(map(chr, key.tokens)))

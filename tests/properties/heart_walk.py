@@ -10,8 +10,8 @@ from collections import Counter
 from typing import get_args
 
 from ostinato.core.config import PolicyName, WaitingOrder
-from ostinato.core.lease import PINNED, LeaseTerms
 from ostinato.core.tenancy import Allotment
+from ostinato.tenants.terms import PINNED, LeaseTerms
 from tests.properties.heart import Heart
 from tests.properties.heart_setting import Setting, Wish
 from tests.support.random_walk import random_suffix, rarely, walk_by_hand, walk_worlds

@@ -7,17 +7,19 @@ Everything else is recounted from block tables and contents, or heard from the s
 from collections import Counter
 from collections.abc import Callable
 
+from ostinato.assembly import PrefixCache
 from ostinato.core.config import window_blocks
 from ostinato.core.identity import Identity, PrefixKey
-from ostinato.core.lease import LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
 from ostinato.core.plan import StepPlan
 from ostinato.core.tenancy import EraseReceipt
 from ostinato.sched.scheduler import Scheduler
 from ostinato.sched.sequence import Sequence
+from ostinato.tenants.terms import LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
 from tests.properties.listener import Listener
 from tests.properties.promise import Promise
 from tests.properties.recount import Recount
 from tests.support.fake_runner import FakeRunner
+from tests.support.tiny_cache import held_windows, shares_of, windows_of
 
 PUBLIC = b"public"
 """Salt of the one head that may be published."""
@@ -32,13 +34,17 @@ class HeartWatch:
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: FakeRunner, clock: Callable[[], float]
+        self,
+        scheduler: Scheduler,
+        cache: PrefixCache,
+        runner: FakeRunner,
+        clock: Callable[[], float],
     ) -> None:
         """Begin before the first request, and listen to events."""
         self.leases: dict[LeaseId, Promise] = {}
         self.met: Counter[str] = Counter()
-        self._scheduler, self._cache, self._runner = scheduler, scheduler.cache, runner
-        self._recount = Recount(scheduler.cache, runner)
+        self._scheduler, self._cache, self._runner = scheduler, cache, runner
+        self._recount = Recount(cache, runner)
         self._config = scheduler.cache.config
         self._size = scheduler.cache.block_size
         self._clock = clock
@@ -59,7 +65,7 @@ class HeartWatch:
 
     def live(self) -> list[Sequence]:
         """Return every live sequence, by rank."""
-        members = self._scheduler.roster.live.values()
+        members = self._scheduler.requests.live.values()
         return sorted((s for family in members for s in family), key=lambda s: s.rank)
 
     # --- one step ---
@@ -88,8 +94,8 @@ class HeartWatch:
         self._check_heads()
         self._check_floors()
         self._check_leases()
-        num_leases = len(self.leases) + self._cache.custody.is_public(PUBLIC)
-        assert self._cache.custody.num_leases == num_leases, "a lease outlived its time"
+        num_leases = len(self.leases) + self._cache.admin.is_public(PUBLIC)
+        assert self._cache.admin.num_leases == num_leases, "a lease outlived its time"
         self._recount.learn(self._running())
 
     def after_step(self) -> None:
@@ -102,7 +108,7 @@ class HeartWatch:
         """Check pools, indexes, tables, contents, tenants and leases."""
         self._cache.check()
         num_running = len(self._running())
-        assert self._cache.num_live_tables == self._scheduler.num_running == num_running
+        assert self._cache.manager.num_live_tables == self._scheduler.num_running == num_running
         self._recount.check_slots()
         self._check_writers()
         self._check_stale()
@@ -153,7 +159,7 @@ class HeartWatch:
     def after_reset(self) -> None:
         """Nothing is cached, leased or known to outsiders."""
         assert not any(map(len, self._recount.residents(self.live())))
-        assert not self._cache.custody.num_leases
+        assert not self._cache.admin.num_leases
         self._stale.clear()
         self.between_steps()
         self._check_stream()
@@ -161,15 +167,15 @@ class HeartWatch:
 
     def nothing_runs(self) -> None:
         """Law 9: nothing is live or leased, so nothing is held; and nobody is above quota."""
-        assert not self.live() and self._cache.num_live_tables == 0
-        assert self._cache.custody.num_leases == 0
+        assert not self.live() and self._cache.manager.num_live_tables == 0
+        assert self._cache.admin.num_leases == 0
         residents = self._recount.residents([])
         for group, pool in enumerate(self._recount.pools):
             assert pool.num_free == pool.num_blocks, f"blocks leaked in group {group}"
             for tenant, count in residents[group].items():
-                quota = pool.accounts.of(tenant).allotment.quota
+                quota = shares_of(pool).of(tenant).allotment.quota
                 assert quota is None or count <= quota, "more than its quota stayed"
-        self._cache.custody.reset()
+        self._cache.admin.reset()
         self.after_reset()
 
     # --- what is checked ---
@@ -182,14 +188,14 @@ class HeartWatch:
         self.met["shared"] += bool(table.num_shared_tokens)
         self.met["copied"] += bool(table.num_copied_tokens)
         assert sequence.reads_cache or not table.num_cached_tokens, "a hit without reading"
-        epoch = self._cache.custody.epoch
+        epoch = self._cache.manager.epoch
         assert sequence.key.identity.epoch == epoch, "admitted under old weights"
         self._runner.truth(sequence.sequence_id).renew(epoch)
         used = table.num_cached_tokens
         used += 0 < used == len(sequence.key) - 1  # all that may hit did (law 4)
         for promise in self.leases.values():
             self.met["lease refreshed"] += promise.use(sequence.key, used, self._clock())
-        for window, held in zip(self._cache.groups.windows, table.windows, strict=True):
+        for window, held in zip(windows_of(self._cache.manager), held_windows(table), strict=True):
             first = window.first_needed(table.num_shared_tokens)
             assert held.first == first, "a hit holds its window, and no more"
             self.met["hit through a window"] += bool(first)
@@ -204,7 +210,7 @@ class HeartWatch:
     def _check_heads(self) -> None:
         """Behind a public head there is content only while it is published."""
         behind = [identity for identity, _ in self._recount.contents() if identity.head]
-        assert not behind or self._cache.custody.is_public(PUBLIC) or self._stale, "a lost tail"
+        assert not behind or self._cache.admin.is_public(PUBLIC) or self._stale, "a lost tail"
         self.met["behind a public head"] += bool(behind)
 
     def _check_floors(self) -> None:
@@ -218,7 +224,7 @@ class HeartWatch:
         self.met["preempted"] += len(lost)
         for group, pool in enumerate(self._recount.pools):
             for tenant in self._config.allotments.keys() - set(map(_tenant, lost)):
-                floor, has = pool.accounts.of(tenant).allotment.floor, now[group][tenant]
+                floor, has = shares_of(pool).of(tenant).allotment.floor, now[group][tenant]
                 had = self._resident[group][tenant]
                 assert has >= min(floor, had), f"{tenant!r} is below its floor in group {group}"
                 self.met["floor held"] += 0 < has <= floor
@@ -230,11 +236,11 @@ class HeartWatch:
         for group, pool in enumerate(self._recount.pools):
             charged = Counter[int]()
             for tenant, count in residents[group].items():
-                charged[id(pool.accounts.of(tenant))] += count
-            for account in pool.accounts:
+                charged[id(shares_of(pool).of(tenant))] += count
+            for account in shares_of(pool) if self._config.allotments else ():
                 assert account.num_charged == charged[id(account)], "charged to somebody else"
             for tenant in self._config.allotments.keys() - running:
-                account = pool.accounts.of(tenant)
+                account = shares_of(pool).of(tenant)
                 self.met["leased above quota"] += bool(account.num_over_quota)
                 assert not account.num_over_quota or not account.num_evictable, "above quota"
 
@@ -242,25 +248,25 @@ class HeartWatch:
         """What was promised would hit, now and under any pressure."""
         for promise in self.leases.values():
             key = promise.key
-            match = self._cache.groups.match(key, promise.num_tokens)
+            match = self._cache.manager.match_first(key, promise.num_tokens)
             assert match.num_shared_tokens == promise.num_tokens, "a leased block is gone"
-        assert self._cache.custody.num_leases >= len(self.leases), "a lease is gone"
+        assert self._cache.admin.num_leases >= len(self.leases), "a lease is gone"
 
     def _check_bound(self) -> None:
         """Leases and floors leave the longest sequence its blocks, in every group."""
         windows = [window.window for window in self._config.windows]
         needed = [self._config.reserved_blocks, *(window_blocks(w, self._size) for w in windows)]
         for group, pool in enumerate(self._recount.pools):
-            floors = sum(account.allotment.floor for account in pool.accounts)
+            floors = sum(account.allotment.floor for account in shares_of(pool))
             bound = len(self._recount.leased(group)) + floors
             assert bound + needed[group] <= pool.num_blocks, f"too much is bound in group {group}"
-        assert self._cache.custody.num_leased_blocks == len(self._recount.leased(0))
+        assert self._cache.admin.num_leased_blocks == len(self._recount.leased(0))
 
     def _check_windows(self) -> None:
         """After each step a sequence holds of a window what its next token sees, and no more."""
         for sequence in self._running():
             assert sequence.table is not None
-            windows = zip(self._config.windows, sequence.table.windows, strict=True)
+            windows = zip(self._config.windows, held_windows(sequence.table), strict=True)
             for config, held in windows:
                 first = max(0, sequence.num_computed - config.window + 1) // self._size
                 assert held.first == first, "a block left the window and stayed, or was missed"
@@ -278,7 +284,7 @@ class HeartWatch:
 
     def _check_stale(self) -> None:
         """Of old weights nothing new is published, and all goes with its last reader."""
-        epoch, stale = self._cache.custody.epoch, self._recount.stale()
+        epoch, stale = self._cache.manager.epoch, self._recount.stale()
         assert stale <= self._stale, "published under old weights"
         self._stale = stale
         if not any(s.key.identity.epoch < epoch for s in self._running()):

@@ -6,8 +6,8 @@ told from the parent, the tokens and the extras that come with it.
 
 import hashlib
 
-from ostinato.cache.events import BlockRemoved, BlockStored, EventBatch
 from ostinato.core.tokens import pack_tokens
+from ostinato.observe.events import BlockRemoved, BlockStored, EventBatch
 
 
 class Listener:

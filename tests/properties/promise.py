@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ostinato.core.identity import PrefixKey
-from ostinato.core.lease import LeaseTerms
+from ostinato.tenants.terms import LeaseTerms
 
 
 @dataclass

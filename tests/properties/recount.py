@@ -8,20 +8,21 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import PrefixCache
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import CachedBlock
-from ostinato.cache.window_content import WindowCopy
 from ostinato.core.identity import Identity
 from ostinato.core.tokens import TOKEN_BYTES
+from ostinato.hybrid.window_content import WindowCopy
 from ostinato.sched.sequence import Sequence
 from tests.support.fake_runner import FakeRunner
+from tests.support.tiny_cache import held_windows, windows_of
 
 
 class Recount:
     """Looks at one cache from outside."""
 
-    def __init__(self, cache: CacheManager, runner: FakeRunner) -> None:
+    def __init__(self, cache: PrefixCache, runner: FakeRunner) -> None:
         """Know of no identity and no text."""
         self._cache = cache
         self._runner = runner
@@ -49,16 +50,19 @@ class Recount:
     @property
     def pools(self) -> list[BlockPool]:
         """One per group."""
-        return [self._cache.pool, *(window.pool for window in self._cache.groups.windows)]
+        return [
+            self._cache.manager.pool,
+            *(window.pool for window in windows_of(self._cache.manager)),
+        ]
 
     def contents(self) -> list[tuple[Identity, CachedBlock]]:
         """Return the full-attention group's contents with their identities, parents first."""
-        found = sorted(self._cache.index.contents(), key=lambda cached: len(cached.parent))
+        found = sorted(self._cache.manager.index.contents(), key=lambda cached: len(cached.parent))
         return [(self._identity_of(cached), cached) for cached in found]
 
     def copies(self) -> Iterator[tuple[int, WindowCopy]]:
         """Walk what windows have published, each with its group."""
-        for group, window in enumerate(self._cache.groups.windows, 1):
+        for group, window in enumerate(windows_of(self._cache.manager), 1):
             for copy in window.copies():
                 yield group, copy
 
@@ -66,7 +70,7 @@ class Recount:
         """Count the private blocks of a running sequence, group by group."""
         table = sequence.table
         assert table is not None
-        return [len(each.private_blocks) for each in (table, *table.windows)]
+        return [len(each.private_blocks) for each in (table, *held_windows(table))]
 
     def residents(self, live: Iterable[Sequence]) -> list[Counter[bytes]]:
         """Count each tenant's blocks, group by group: published ones, and private ones."""
@@ -83,13 +87,13 @@ class Recount:
 
     def leased(self, group: int) -> set[int]:
         """Return the blocks that leases hold in a group."""
-        null = None if not group else self._cache.groups.windows[group - 1].null_block
-        tables = self._cache.custody.tables()
+        null = None if not group else windows_of(self._cache.manager)[group - 1].null_block
+        tables = self._cache.manager.pinned_tables
         return {block for table in tables for block in table.groups[group]} - {null}
 
     def stale(self) -> set[tuple[int, bytes]]:
         """Return group and digest of everything that was computed under old weights."""
-        epoch = self._cache.custody.epoch
+        epoch = self._cache.manager.epoch
         found = {(0, digest) for identity, digest, _ in self.named() if identity.epoch < epoch}
         return found | {
             (group, copy.content.digest)

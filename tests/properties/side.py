@@ -8,13 +8,15 @@ whatever a sequence reads, and whatever is findable, can be compared with the tr
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import build_cache
+from ostinato.cache.block_table import BlockTable
 from ostinato.cache.prefix_index import CachedBlock, PrefixMatch
 from ostinato.core.config import CacheConfig
-from ostinato.core.errors import CacheInUse
+from ostinato.core.errors import CacheInUse, CacheMisuse, PromptTooLong
 from ostinato.core.plan import CopyRun
 from tests.properties.oracle import Oracle
 from tests.properties.sequences import Live, Prompt
@@ -35,7 +37,8 @@ class Side:
     ) -> None:
         """Make an empty cache."""
         self.config = config
-        self.manager = CacheManager(config, clock=lambda: 0.0, digest=digest)
+        self.prefix_cache = build_cache(config, clock=lambda: 0.0, digest=digest)
+        self.manager = self.prefix_cache.manager
         self.oracle = Oracle(config, values)
         self.values = values
         self.kv: list[int] = [TORN] * config.num_slots
@@ -43,6 +46,7 @@ class Side:
         self.step: list[Live] = []
         self.copies: list[CopyRun] = []
         self.met: Counter[str] = Counter()
+        self.released: list[BlockTable] = []
 
     # --- what happens ---
 
@@ -56,7 +60,11 @@ class Side:
         """Admit a waiting sequence if it fits, and plan its first chunk."""
         self._publish_planned()
         hits, source = list(match.blocks), match.tail.block if match.tail else None
-        admitted = self.manager.admit(live.key, match, live.writes, live.was_preempted)
+        try:
+            admitted = self.manager.admit(live.key, match, live.writes, live.was_preempted)
+        except PromptTooLong:
+            assert -(-len(live.key) // self.config.block_size) > self.config.num_blocks
+            admitted = None
         self.oracle.given = [] if admitted is None else list(admitted[0].blocks[len(hits) :])
         table = self.oracle.admit(live.key, live.values[:], hits, source, live.writes)
         assert (admitted is None) == (table is None), "fits, or does not fit"
@@ -129,6 +137,7 @@ class Side:
         if live.table is not None and live.expected is not None:
             self.manager.release(live.table, live.num_computed)
             self.oracle.release(live.expected, live.num_computed)
+            self.released.append(live.table)
             live.was_preempted = True
         live.table = live.expected = None
         live.num_computed = 0
@@ -165,12 +174,44 @@ class Side:
         """Forget everything, as soon as everybody who runs has been preempted."""
         if self.oracle.tables:
             with pytest.raises(CacheInUse, match=f"{len(self.oracle.tables)} running"):
-                self.manager.custody.reset()
+                self.prefix_cache.admin.reset()
             self.check()
         for live in list(self.sequences.values()):
             self.give_up(live, come_back=True)
-        self.manager.custody.reset()
+        self.prefix_cache.admin.reset()
         self.oracle.reset(list(self.manager.pool.free_order()))
+
+    def misuse(self, choice: int) -> None:
+        """Call something in a wrong order; what is compared afterwards sees that it was refused."""
+        calls = self._wrong_calls()
+        if calls:
+            with pytest.raises(CacheMisuse):
+                calls[choice % len(calls)]()
+            self.met["misused"] += 1
+
+    def _wrong_calls(self) -> list[Callable[[], object]]:
+        """List calls that are wrong now."""
+        manager, calls = self.manager, list[Callable[[], object]]()
+        for table in self.released[-2:]:
+            calls += [
+                partial(manager.release, table, 0),
+                partial(manager.fail, [table]),
+                partial(manager.publish, table, 1),
+                partial(manager.grow, table, 1),
+                partial(manager.fork, table, 0),
+            ]
+        for live in self.sequences.values():
+            if (table := live.table) is None:
+                continue
+            beyond = table.num_slots + 1
+            calls += [partial(manager.publish, table, beyond), partial(manager.fork, table, beyond)]
+            if table.first_published is not None:
+                calls += [partial(manager.release, table, 0), partial(manager.fail, [])]
+        if len(self.sequences) > 1 and self.config.enable_prefix_caching:
+            one, other, *_ = self.sequences.values()
+            if one.key is not other.key:
+                calls.append(partial(manager.admit, one.key, manager.match(other.key)))
+        return calls
 
     # --- what is compared ---
 

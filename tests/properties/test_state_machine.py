@@ -98,6 +98,10 @@ class CacheMachine(RuleBasedStateMachine):
     def everything_is_forgotten(self) -> None:
         self.world.reset()
 
+    @rule(choice=choices)
+    def something_is_called_in_a_wrong_order(self, choice: int) -> None:
+        self.world.misuse(choice)
+
     @invariant()
     def all_agree(self) -> None:
         self.world.check()

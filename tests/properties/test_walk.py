@@ -6,7 +6,7 @@ from tests.properties.walk import WEIGHTS, walk
 
 INTERESTING = {
     *("admitted", "came back", "copied", "copy given up", "doubled", "evicted", "shared"),
-    *("failed with followers", "forked", "no room to grow", "refused", "sealed"),
+    *("failed with followers", "forked", "no room to grow", "refused", "sealed", "misused"),
 }
 """What ``Side`` and the statistics count."""
 

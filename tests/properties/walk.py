@@ -26,6 +26,7 @@ WEIGHTS = {
     "fork": 5,
     "preempt": 4,
     "cancel": 13,
+    "misuse": 4,
     "fail": 3,
     "reset": 1,
 }
@@ -52,7 +53,7 @@ def random_step(world: World, rng: random.Random, picture_share: float) -> str:
         _arrive(world, rng, chunk, picture_share)
     elif what in ("come_back", "go_on"):
         getattr(world, what)(choice, chunk)
-    elif what in ("fork", "preempt", "cancel"):
+    elif what in ("fork", "preempt", "cancel", "misuse"):
         getattr(world, what)(choice)
     elif what == "commit":
         world.commit(rng.getrandbits(16))

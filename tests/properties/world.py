@@ -173,6 +173,11 @@ class World:
             self._history = [*self._history[-20:], tuple(live.key.tokens)]
             side.give_up(live, come_back=False)
 
+    def misuse(self, choice: int) -> None:
+        """Call something in a wrong order."""
+        for side in self.sides:
+            side.misuse(choice)
+
     def commit(self, bits: int) -> None:
         """Run the step; ``bits`` are the tokens that are sampled."""
         for side in self.sides:
@@ -192,7 +197,7 @@ class World:
         mine, other = ({n: live.key.packed for n, live in side.sequences.items()}
                        for side in self.sides)  # fmt: skip
         self.alike = mine == other and self.setting.policy == "lru"
-        self._num_doubles = self.radix_side.manager.stats.duplicate_blocks
+        self._num_doubles = self.radix_side.prefix_cache.stats.duplicate_blocks
 
     def finish(self) -> None:
         """End the step and everybody in it; then nothing may be left (law 9)."""
@@ -210,20 +215,20 @@ class World:
         """Check each side, and the one against the other."""
         for side in self.sides:
             side.check()
-        if self.radix_side.manager.stats.duplicate_blocks != self._num_doubles:
+        if self.radix_side.prefix_cache.stats.duplicate_blocks != self._num_doubles:
             self.alike = self.always_alike = False
         if not self.alike:
             return
         assert self.hash_side.queue() == self.radix_side.queue(), "orders of eviction"
         assert self.hash_side.held() == self.radix_side.held(), "references"
         if self.always_alike:
-            assert self.hash_side.manager.stats == self.radix_side.manager.stats
+            assert self.hash_side.prefix_cache.stats == self.radix_side.prefix_cache.stats
 
     def met(self) -> Counter[str]:
         """Count what has happened so far, on both sides together."""
         met = self.hash_side.met + self.radix_side.met
         for side in self.sides:
-            stats = side.manager.stats
+            stats = side.prefix_cache.stats
             met["evicted"] += stats.evicted_blocks
             met["sealed"] += stats.sealed_tails
             met["doubled"] += stats.duplicate_blocks

@@ -10,10 +10,10 @@ from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
 
 def refuses(tiny: TinyScheduler, error: type[Exception], prompt: str, **how: object) -> str:
     """Add a request that is refused, see that nothing has changed, and return the message."""
-    before = tiny.state, tiny.cache.describe(), tiny.scheduler.has_work
+    before = tiny.state, tiny.cache.manager.describe(), tiny.scheduler.has_work
     with pytest.raises(error) as caught:
         tiny.add("refused", prompt, **how)
-    assert (tiny.state, tiny.cache.describe(), tiny.scheduler.has_work) == before
+    assert (tiny.state, tiny.cache.manager.describe(), tiny.scheduler.has_work) == before
     return str(caught.value)
 
 

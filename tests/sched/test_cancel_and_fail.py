@@ -100,7 +100,7 @@ def test_followers_that_found_blocks_of_the_failed_step_end_with_it(index):
     assert tiny.failing_step() == "one:ABCDEFGH two:....,,xy three:........z"
     assert set(tiny.reasons.values()) == {"error"}
     tiny.watch.nothing_runs()
-    assert list(tiny.cache.index.contents()) == []
+    assert list(tiny.cache.manager.index.contents()) == []
 
 
 @pytest.mark.parametrize("step", range(4))

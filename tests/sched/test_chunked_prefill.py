@@ -99,7 +99,7 @@ def test_a_chunk_may_end_in_the_middle_of_a_block():
     tiny = tiny_scheduler(budget=6)
     tiny.add("long", "ABCDEFGHIJ")
     tiny.step()
-    assert tiny.cache.match(tiny.sequences["long"].key).num_tokens == 4
+    assert tiny.cache.manager.match(tiny.sequences["long"].key).num_tokens == 4
 
 
 # --- max_chunk_tokens ------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import build_cache
 from ostinato.core.config import CacheConfig, IndexName, SchedulerConfig
 from ostinato.core.ids import RequestId
 from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResult
@@ -23,7 +23,7 @@ def scheduler_with_room(
     own_blocks = -(-100 // block_size) + 1
     num_blocks = -(-SHARED // block_size) + REQUESTS * own_blocks
     cache = CacheConfig(num_blocks=num_blocks, block_size=block_size, index=index)
-    return Scheduler(SchedulerConfig(max_chunk_tokens=max_chunk_tokens), CacheManager(cache))
+    return Scheduler(SchedulerConfig(max_chunk_tokens=max_chunk_tokens), build_cache(cache).manager)
 
 
 def send_a_wave(scheduler: Scheduler, own: int = 16) -> int:
@@ -68,5 +68,5 @@ def test_a_prefix_that_ends_within_a_full_block_is_computed_once_as_well(index):
 def test_the_watch_would_see_it_if_nothing_were_shared(index):
     """With prefix caching off every token of every prompt is computed."""
     cache = CacheConfig(num_blocks=9000, block_size=16, index=index, enable_prefix_caching=False)
-    scheduler = Scheduler(SchedulerConfig(), CacheManager(cache))
+    scheduler = Scheduler(SchedulerConfig(), build_cache(cache).manager)
     assert send_a_wave(scheduler) == REQUESTS * (SHARED + 16)

@@ -62,7 +62,7 @@ def test_without_requests_nothing_is_planned():
 
 
 def test_sequences_are_numbered_by_arrival_and_ranked_by_priority_then_number():
-    """Siblings take the numbers behind the first; who arrives later stands behind them."""
+    """ChildIndex take the numbers behind the first; who arrives later stands behind them."""
     tiny = tiny_scheduler()
     tiny.add("one", "ABC", max_tokens=2, n=3, priority=5)
     tiny.add("two", "DEF", max_tokens=2)

@@ -11,11 +11,11 @@ from ostinato.core.config import SchedulerConfig, WaitingOrder
 from ostinato.core.errors import ConfigError
 from ostinato.core.identity import ImageSpan, PrefixKey
 from ostinato.core.ids import SequenceId
-from ostinato.sched import fair_share
-from ostinato.sched.depth_first import depth_first
-from ostinato.sched.fair_share import FairShare
-from ostinato.sched.orders import MAX_RANKED
 from ostinato.sched.sequence import Sequence
+from ostinato.scheduling import fair_share
+from ostinato.scheduling.depth_first import depth_first
+from ostinato.scheduling.fair_share import FairShare
+from ostinato.scheduling.longest_prefix import MAX_RANKED
 from tests.support.tiny_scheduler import TinyScheduler, make_request, tiny_scheduler
 
 ORDERS = get_args(WaitingOrder)
@@ -132,9 +132,9 @@ def test_nobody_is_looked_up_while_every_seat_is_taken(order, monkeypatch):
     tiny.add("runs", "ABCD", max_tokens=5)
     tiny.step()
     tiny.add("waits", "EFGH")
-    match = tiny.cache.match
+    match = tiny.cache.manager.match
     asked = []
-    monkeypatch.setattr(tiny.cache, "match", lambda key: asked.append(key) or match(key))
+    monkeypatch.setattr(tiny.cache.manager, "match", lambda key: asked.append(key) or match(key))
     for _ in range(4):
         tiny.step()
     assert not asked
@@ -273,7 +273,7 @@ def test_a_flood_of_one_tenant_keeps_another_waiting_for_two_steps_at_most():
             tiny.add_request(make_request(f"a{number}", "ABC" + chr(1000 + number), tenant="a"))
         for number in range(100):
             tiny.add_request(make_request(f"b{number}", "xyz" + chr(1000 + number), tenant="b"))
-            live = tiny.scheduler.roster.live
+            live = tiny.scheduler.requests.live
             steps = 0
             while f"b{number}" in live and steps < 20:
                 drive(tiny, 1)
@@ -304,7 +304,7 @@ def test_what_is_cached_costs_a_tenant_nothing():
         tiny.add_request(make_request(f"b{number}", unlike, tenant="b"))
     computed = drive(tiny, 150)
     assert abs(computed["a"] - computed["b"]) <= 8
-    ended = 200 - Counter(name[0] for name in tiny.scheduler.roster.live)["a"]
+    ended = 200 - Counter(name[0] for name in tiny.scheduler.requests.live)["a"]
     assert ended > 120
 
 

@@ -2,12 +2,11 @@
 
 import pytest
 
-from ostinato.core.config import SchedulerConfig
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import SequenceId
-from ostinato.sched.orders import MAX_RANKED
 from ostinato.sched.sequence import Sequence
-from ostinato.sched.waiting import WaitingQueue
+from ostinato.sched.waiting_queue import FirstComeFirstServed, WaitingQueue
+from ostinato.scheduling.longest_prefix import MAX_RANKED, LongestPrefixFirst
 from tests.support.tiny_scheduler import TinyScheduler, make_request, tiny_scheduler
 
 # --- first come, first served ---------------------------------------------------------------
@@ -169,7 +168,7 @@ def make_sequence(number: int, priority: int = 0) -> Sequence:
 
 def test_a_sequence_that_comes_back_has_its_old_place():
     """Whatever came in between; walking the queue goes by priority and number."""
-    queue = WaitingQueue(SchedulerConfig(), lambda sequence: 0)
+    queue = WaitingQueue(FirstComeFirstServed())
     one, two, three, urgent = (make_sequence(n, p) for n, p in ((1, 0), (2, 0), (3, 0), (9, -1)))
     for sequence in (three, one, urgent, two):
         queue.add(sequence)
@@ -181,8 +180,8 @@ def test_a_sequence_that_comes_back_has_its_old_place():
 
 
 def test_who_leaves_without_being_admitted_has_overtaken_nobody():
-    config = SchedulerConfig(order="longest_prefix")
-    queue = WaitingQueue(config, lambda sequence: 0)
+
+    queue = WaitingQueue(LongestPrefixFirst(64, lambda sequence: 0))
     early, late = make_sequence(1), make_sequence(2)
     queue.add(early)
     queue.add(late)
@@ -194,7 +193,7 @@ def test_who_leaves_without_being_admitted_has_overtaken_nobody():
 
 
 def test_to_remove_who_does_not_wait_is_a_mistake():
-    queue = WaitingQueue(SchedulerConfig(), lambda sequence: 0)
+    queue = WaitingQueue(FirstComeFirstServed())
     queue.add(make_sequence(1))
     with pytest.raises(AssertionError, match="does not wait"):
         queue.remove(make_sequence(1))

@@ -5,7 +5,7 @@ the one before it. The pool of group 0 is large in all of these.
 """
 
 from ostinato.core.config import WindowConfig
-from tests.support.tiny_cache import on_both_indexes
+from tests.support.tiny_cache import on_both_indexes, windows_of
 from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
 
 pytestmark = on_both_indexes
@@ -96,7 +96,7 @@ def test_a_failed_step_leaves_nothing_in_any_window(index):
     tiny.add("one", "ABCDEFGH", n=2, max_tokens=3)
     tiny.add("two", "ABCDEFxy")
     tiny.failing_step()
-    assert list(tiny.cache.groups.windows[0].copies()) == []
+    assert list(windows_of(tiny.cache.manager)[0].copies()) == []
     tiny.add("again", "ABCDEFGH", max_tokens=2)
     tiny.run()
     assert tiny.outputs["again"] == "ab"

@@ -206,7 +206,7 @@ class World:
     def reset(self) -> None:
         """Everybody has to come back, and nothing is cached any more."""
         self.tiny.reset()
-        assert list(self.tiny.cache.index.contents()) == []
+        assert list(self.tiny.cache.manager.index.contents()) == []
 
     def finish(self) -> None:
         """Nobody comes any more, and everybody gets to the end (laws 7 and 9)."""

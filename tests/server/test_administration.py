@@ -172,7 +172,7 @@ def test_what_must_not_be_written_leaves_nothing(keyed: Keyed):
     secret = random.Random(6).choices(range(68), k=48)  # nobody sent it before
     keyed.complete("ann", secret, max_tokens=3, cache={"write": False})
     heart = keyed.state.llm.engine.cache
-    assert list(heart.index.contents()) == []
+    assert list(heart.manager.index.contents()) == []
     assert num_traces(keyed.state.llm, secret[:16]) == 0
     assert keyed.num_cached("ann", secret) == 0, "this one writes"
     assert num_traces(heart, secret[:16]) > 0, "the search can find it"

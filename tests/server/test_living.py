@@ -13,11 +13,11 @@ import openai
 import pytest
 
 from ostinato import LLM, AsyncLLM
-from ostinato.core.lease import LeaseId
 from ostinato.core.plan import StepPlan, StepResult
 from ostinato.server.config import ServerConfig
 from ostinato.server.observer import ServedRequest
 from ostinato.server.state import ServerState
+from ostinato.tenants.terms import LeaseId
 from tests.engine.faults import sabotage
 from tests.support.servers import ServerThread, await_idle, events_of, serving, wait_until
 
@@ -75,7 +75,7 @@ def test_who_goes_away_takes_the_request_along(
 ) -> None:
     """Long before its 900 tokens were there, its blocks are free again."""
     call = {**LONG, "max_tokens": 900, "stream": stream, "n": 2}
-    free = state.llm.engine.cache.pool.num_free
+    free = state.llm.engine.cache.manager.pool.num_free
     if stream:
         with http.stream("POST", "/v1/completions", json=call) as response:
             next(events_of(response))
@@ -87,7 +87,7 @@ def test_who_goes_away_takes_the_request_along(
     wait_until(lambda: not state.llm.engine.has_work)
 
     assert state.llm.engine.scheduler_stats.computed_output_tokens - before < 900
-    assert state.llm.engine.cache.pool.num_free == free
+    assert state.llm.engine.cache.manager.pool.num_free == free
 
 
 def test_a_full_queue_says_so_and_when_to_come_again() -> None:

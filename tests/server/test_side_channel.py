@@ -219,7 +219,7 @@ def test_no_kind_of_entry_is_found_under_another_salt(index: str, how: dict):
     if "head" in identity:
         num_public = 8
         cache.serve("ABCDEFGH", tenant=b"\xffmanual")
-        cache.manager.custody.publish(prefix_key("ABCDEFGH", tenant=b"\xffmanual"))
+        cache.prefix_cache.admin.publish(prefix_key("ABCDEFGH", tenant=b"\xffmanual"))
     text = "ABCDEFGHIJKLMNOPQR"
     cache.serve(text, tenant=b"victim", images=images, **identity)
     cache.admit("running", text + "STUVWXYZ", tenant=b"victim", images=images, **identity)

@@ -111,7 +111,7 @@ def test_a_quota_of_the_file_is_the_cache_s(tmp_path):
     with keyed_server(tmp_path, {"small": {"quota": 8}}) as keyed:
         for number in range(4):
             keyed.complete("small", [number + 3] * 100, cache_salt=str(number))
-        assert keyed.state.llm.engine.cache.pool.num_evictable == 8
+        assert keyed.state.llm.engine.cache.manager.pool.num_evictable == 8
 
 
 def test_a_server_with_a_broken_keys_file_does_not_start(tmp_path):

@@ -44,11 +44,11 @@ def assert_idle(engine: Engine) -> None:
     Raises:
         AssertionError: Saying what is left.
     """
-    scheduler, cache = engine.scheduler, engine.cache
+    scheduler, cache = engine.scheduler, engine.cache.manager
     assert not engine.has_work, "requests are live"
     assert not engine._states, f"the engine remembers {list(engine._states)}"
     assert (scheduler.num_waiting, scheduler.num_running) == (0, 0), "sequences are left"
     assert cache.num_live_tables == 0, "tables are left"
     assert cache.pool.num_free == cache.config.num_blocks, "blocks are held"
     assert not any(cached.ref_count for cached in cache.index.contents()), "references are left"
-    cache.check()
+    engine.cache.manager.check()

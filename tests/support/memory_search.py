@@ -2,7 +2,7 @@
 
 ::
 
-    before = search(cache.manager, salt=b"salt", tokens=range(9000, 9010), digests=digests)
+    before = search(cache.prefix_cache, salt=b"salt", tokens=range(9000, 9010), digests=digests)
     assert before.salts and before.tokens and before.digests
 
 Integers, texts, bytes and arrays are searched, wherever the garbage collector could go; code

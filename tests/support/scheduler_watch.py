@@ -8,16 +8,17 @@ letter by letter.
 from array import array
 from collections import Counter
 
+from ostinato.assembly import PrefixCache
 from ostinato.cache.block_hash import BlockHasher, sha256
-from ostinato.cache.window_content import WindowCopy
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.core.request import Request
+from ostinato.hybrid.window_content import WindowCopy
 from ostinato.sched.scheduler import Scheduler
 from ostinato.sched.sequence import Sequence
 from tests.support.fake_runner import FakeRunner, spell_identity
-from tests.support.tiny_cache import letters
+from tests.support.tiny_cache import letters, windows_of
 
 
 class Watch:
@@ -29,14 +30,14 @@ class Watch:
         met: What has happened so far, and how often.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: FakeRunner) -> None:
+    def __init__(self, scheduler: Scheduler, cache: PrefixCache, runner: FakeRunner) -> None:
         """Begin before the first request."""
         self.admitted: list[Sequence] = []
         self.preempted: list[Sequence] = []
         self.met: Counter[str] = Counter()
         self._scheduler = scheduler
         self._config = scheduler.config
-        self._cache = scheduler.cache
+        self._cache = cache
         self._size = scheduler.cache.block_size
         self._runner = runner
         self._identities: dict[bytes, Identity] = {}
@@ -55,7 +56,7 @@ class Watch:
 
     def live(self) -> list[Sequence]:
         """Return every live sequence, by rank."""
-        members = self._scheduler.roster.live.values()
+        members = self._scheduler.requests.live.values()
         return sorted((s for family in members for s in family), key=lambda s: s.rank)
 
     # --- one step ---
@@ -92,7 +93,7 @@ class Watch:
         """Check pool, indexes, live tables, contents and counters."""
         self._cache.check()
         running = [s for s in self.live() if s.table is not None]
-        assert self._cache.num_live_tables == self._scheduler.num_running == len(running)
+        assert self._cache.manager.num_live_tables == self._scheduler.num_running == len(running)
         assert self._scheduler.num_waiting == len(self.live()) - len(running)
         assert self._scheduler.has_work == bool(self.live())
         assert all(s.finish_reason is None for s in self.live()), "dead and alive"
@@ -105,11 +106,11 @@ class Watch:
     def nothing_runs(self) -> None:
         """Law 9: when nothing is live, nothing is held."""
         assert not self.live() and not self._scheduler.num_running
-        assert self._cache.num_live_tables == 0
+        assert self._cache.manager.num_live_tables == 0
         self._cache.check()
-        if not self._cache.custody.num_leases:
-            assert self._cache.pool.num_free == self._cache.config.num_blocks
-            assert not any(cached.ref_count for cached in self._cache.index.contents())
+        if not self._cache.admin.num_leases:
+            assert self._cache.manager.pool.num_free == self._cache.config.num_blocks
+            assert not any(cached.ref_count for cached in self._cache.manager.index.contents())
 
     # --- what is checked ---
 
@@ -159,7 +160,7 @@ class Watch:
 
     def _siblings_without_room(self, parent: Sequence) -> list[Sequence]:
         """Return who was forked off in this step, wanted room and found none."""
-        family = self._scheduler.roster.live[parent.request.request_id]
+        family = self._scheduler.requests.live[parent.request.request_id]
         new = [s for s in family if s not in self._tables and s.table is None]
         return new if parent.index == 0 and parent.request.params.max_tokens != 1 else []
 
@@ -202,7 +203,7 @@ class Watch:
         """
         most = 0 if self._cache.config.windows else self._num_shareable(leader, sequence)
         # Where the pool is full to the last block, the copy of a tail may have been given up.
-        if not self._cache.pool.num_free:
+        if not self._cache.manager.pool.num_free:
             most = most // self._size * self._size
         assert start >= most, (
             f"{sequence.rank} computes from {start} on what {leader.rank} has up to {most}"
@@ -212,7 +213,7 @@ class Watch:
         """Law 3, between steps: what a sequence will read is where its tables say."""
         table, texts = sequence.table, self._texts(sequence)
         assert table is not None
-        current = sequence.key.identity.epoch == self._cache.custody.epoch
+        current = sequence.key.identity.epoch == self._cache.manager.epoch
         caching = self._cache.config.enable_prefix_caching
         assert table.writes == (sequence.request.cache_write and caching and current)
         for group, kv in enumerate(self._runner.stores):
@@ -225,7 +226,7 @@ class Watch:
         """Law 5: whatever is findable between steps is written, and is what it is found by."""
         if self._with_images:
             return  # extras are not spelled; what is read is checked all the same
-        for cached in self._cache.index.contents():
+        for cached in self._cache.manager.index.contents():
             encoded = next(e for e in self._identities if cached.parent.startswith(e))
             before = letters(cached.parent[len(encoded) :])
             text = spell_identity(self._identities[encoded]) + before
@@ -233,7 +234,7 @@ class Watch:
                 text += letter
                 found = self._runner.stores[0][cached.block * self._size + offset]
                 assert found == text, f"block {cached.block} holds {found!r}, not {text!r}"
-        for group, window in enumerate(self._cache.groups.windows, 1):
+        for group, window in enumerate(windows_of(self._cache.manager), 1):
             for copy in window.copies():
                 self._check_window_copy(copy, self._runner.stores[group])
 
@@ -263,7 +264,7 @@ class Watch:
         """Take note of whose weights the admitted are computed under: those of now."""
         for sequence in self.admitted:
             identity = sequence.key.identity
-            assert identity.epoch == self._cache.custody.epoch, "admitted under old weights"
+            assert identity.epoch == self._cache.manager.epoch, "admitted under old weights"
             self._identities[identity.encoded] = identity
             truth = self._runner.truth(sequence.sequence_id)
             if truth.identity != identity:

@@ -19,13 +19,21 @@ from typing import Any, get_args
 
 import pytest
 
+from ostinato.assembly import build_cache
 from ostinato.cache.block_hash import DigestFunction
 from ostinato.cache.block_table import BlockTable
+from ostinato.cache.eviction import LeastRecentlyUsed
 from ostinato.cache.manager import CacheManager
+from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.core.config import CacheConfig, DigestName, IndexName
+from ostinato.core.errors import PromptTooLong
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.core.plan import CopyRun
+from ostinato.hybrid.manager import HybridBlockTable, HybridCacheManager
+from ostinato.hybrid.window_content import WindowTable
+from ostinato.hybrid.window_group import WindowGroup
+from ostinato.tenants.shares import TenantShares
 
 on_both_indexes = pytest.mark.parametrize("index", get_args(IndexName))
 """Run a test once for each index."""
@@ -48,6 +56,22 @@ def tiny_cache(
 def prefix_key(prompt: str, images: Iterable[ImageSpan] = (), **identity: Any) -> PrefixKey:
     """Return the key of a prompt, a letter per token; ``identity`` as in ``Identity``."""
     return PrefixKey(Identity(**identity), [ord(letter) for letter in prompt], images)
+
+
+def windows_of(manager: CacheManager) -> list[WindowGroup]:
+    """Return a manager's sliding windows; none of a plain one."""
+    return manager.windows if isinstance(manager, HybridCacheManager) else []
+
+
+def held_windows(table: BlockTable) -> list[WindowTable]:
+    """Return what a table holds in windows."""
+    return table.windows if isinstance(table, HybridBlockTable) else []
+
+
+def shares_of(pool: BlockPool) -> TenantShares:
+    """Return the accounts of a pool; empty ones where all blocks are everyone's."""
+    is_shared = not isinstance(pool.shares, TenantShares)
+    return TenantShares({}, LeastRecentlyUsed) if is_shared else pool.shares
 
 
 def letters(packed: "bytes | array[int]") -> str:
@@ -99,7 +123,8 @@ class TinyCache:
     def __init__(self, config: CacheConfig, digest: DigestFunction | None = None) -> None:
         """Make an empty cache whose clock shows the number of steps so far."""
         self.num_steps = 0
-        self.manager = CacheManager(config, clock=lambda: float(self.num_steps), digest=digest)
+        self.prefix_cache = build_cache(config, lambda: float(self.num_steps), digest)
+        self.manager = self.prefix_cache.manager
         self.sequences: dict[str, Sequence] = {}
         self._step: list[Sequence] = []
 
@@ -135,7 +160,10 @@ class TinyCache:
         before = self.manager.describe()
         key = prefix_key(prompt, images, **identity)
         found = self.manager.match(key) if reads else self.manager.no_match()
-        admitted = self.manager.admit(key, found, writes=writes, preempted=preempted)
+        try:
+            admitted = self.manager.admit(key, found, writes=writes, preempted=preempted)
+        except PromptTooLong:  # it would not fit an empty cache either
+            admitted = None
         if admitted is None:
             assert self.manager.describe() == before, "a refusal changed something"
             return None
@@ -150,7 +178,7 @@ class TinyCache:
         self.manager.publish(sequence.table, upto)
         if sequence not in self._step:
             self._step.append(sequence)
-        self.manager.check()
+        self.prefix_cache.check()
 
     def fork(self, name: str, child: str) -> Sequence | None:
         """Make a second continuation of a sequence of this step; None if it does not fit."""
@@ -161,7 +189,7 @@ class TinyCache:
             return None
         self.sequences[child] = sequence = Sequence(*forked, self.block_size, parent.num_computed)
         self._step.append(sequence)
-        self.manager.check()
+        self.prefix_cache.check()
         return sequence
 
     def commit(self) -> None:
@@ -169,7 +197,7 @@ class TinyCache:
         self.num_steps += 1
         self.manager.commit(sequence.table for sequence in self._step)
         self._step.clear()
-        self.manager.check()
+        self.prefix_cache.check()
 
     def fail(self) -> None:
         """End the step: its forward pass has raised."""
@@ -178,7 +206,7 @@ class TinyCache:
         gone = set(map(id, self._step))
         self.sequences = {n: s for n, s in self.sequences.items() if id(s) not in gone}
         self._step.clear()
-        self.manager.check()
+        self.prefix_cache.check()
 
     def admit(self, name: str, prompt: str, **how: Any) -> Sequence | None:
         """Admit a prompt in a step of its own; takes what ``plan`` takes."""
@@ -207,7 +235,7 @@ class TinyCache:
         """End a sequence: its blocks stay findable."""
         sequence = self.sequences.pop(name)
         self.manager.release(sequence.table, sequence.num_computed)
-        self.manager.check()
+        self.prefix_cache.check()
 
     def serve(self, prompt: str, **how: Any) -> Sequence:
         """Admit, compute and finish a whole request; returns what became of it."""
@@ -240,10 +268,10 @@ class TinyCache:
 
     def window_picture(self, group: int = 1) -> str:
         """Return content and state of each block of a window group, in order of ids."""
-        window = self.manager.groups.windows[group - 1]
+        window = windows_of(self.manager)[group - 1]
         pictures = ["free"] * window.pool.num_blocks
         for sequence in self.sequences.values():
-            held = sequence.table.windows[group - 1]
+            held = held_windows(sequence.table)[group - 1]
             for place in range(held.first, len(held.blocks)):
                 text = letters(
                     sequence.table.key.tokens[place * self.block_size :][: self.block_size]
@@ -257,7 +285,7 @@ class TinyCache:
 
     def window_blocks(self, name: str, group: int = 1) -> str:
         """Return a live sequence's table in a window group; a dot where it holds nothing."""
-        null = self.manager.groups.windows[group - 1].null_block
+        null = windows_of(self.manager)[group - 1].null_block
         blocks = self.sequences[name].table.groups[group]
         return " ".join("." if block == null else str(block) for block in blocks)
 

@@ -17,16 +17,14 @@ fake runner, and the watch looks at every step.
 from array import array
 from typing import Any
 
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import build_cache, build_scheduler
 from ostinato.core.config import CacheConfig, IndexName, SchedulerConfig
 from ostinato.core.identity import Identity, ImageSpan
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.core.request import FinishReason, Request
 from ostinato.core.sampling_params import SamplingParams
-from ostinato.sched.scheduler import Scheduler
-from ostinato.sched.sequence import Sequence
-from ostinato.sched.share import SequenceUpdate
+from ostinato.sched.sequence import Sequence, SequenceUpdate
 from tests.support.fake_runner import FakeRunner, ForwardPassFailed, Sampler, count_letters
 from tests.support.scheduler_watch import Watch
 
@@ -107,10 +105,10 @@ class TinyScheduler:
     def __init__(self, config: SchedulerConfig, cache: CacheConfig, sample: Sampler) -> None:
         """Make a scheduler whose clock shows the number of steps so far."""
         self.num_steps = 0
-        self.cache = CacheManager(cache, clock=lambda: float(self.num_steps))
-        self.scheduler = Scheduler(config, self.cache, clock=lambda: float(self.num_steps))
+        self.cache = build_cache(cache, clock=lambda: float(self.num_steps))
+        self.scheduler = build_scheduler(config, self.cache, clock=lambda: float(self.num_steps))
         self.runner = FakeRunner(cache, sample)
-        self.watch = Watch(self.scheduler, self.runner)
+        self.watch = Watch(self.scheduler, self.cache, self.runner)
         self.outputs: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
         self.sequences: dict[str, Sequence] = {}
@@ -206,7 +204,7 @@ class TinyScheduler:
     def reset(self) -> None:
         """Preempt everybody and forget every prefix."""
         self.preempt_all()
-        self.cache.custody.reset()
+        self.cache.admin.reset()
         self.watch.between_steps()
 
     # --- what can be seen ---

@@ -20,10 +20,10 @@ class OurManager(ManagerWorker):
 
     def make(self, num_tokens: int) -> None:
         """Begin with an empty cache."""
-        from ostinato.cache.manager import CacheManager
+        from ostinato.assembly import build_cache
         from ostinato.core.config import CacheConfig
 
-        self.cache = CacheManager(CacheConfig(num_tokens // BLOCK_SIZE, BLOCK_SIZE))
+        self.cache = build_cache(CacheConfig(num_tokens // BLOCK_SIZE, BLOCK_SIZE)).manager
 
     def take(self, tokens: Any) -> int:
         """Key, look-up, admission, publication, commit and release."""

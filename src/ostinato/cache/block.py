@@ -1,20 +1,20 @@
-"""What is a block, and which states can it be in?
+"""Blocks, the states they are in, and the entries that indexes keep of them.
 
-A block is a number: the KV of ``block_size`` tokens lives in slots ``id * block_size ..``.
+A block is a number: the KV of ``block_size`` tokens is in slots ``id * block_size ..``.
 It is in exactly one of four states::
 
-    scratch ──allocate──► private ──publish──► held ◄──acquire/release──► evictable
-       ▲                     │                                               │
-       └───────free──────────┘◄──────────────────evict───────────────────────┘
+    free ────allocate──► private ──publish──► held ◄──acquire/release──► evictable
+       ▲                    │                                               │
+       └───────free─────────┘◄──────────────────evict───────────────────────┘
 
-* scratch: free and without content;
-* private: written by one request, found by nobody else;
-* held: published in an index, and at least one live request reads it;
-* evictable: published, and nobody reads it; it is free and cached at once.
+* free: without content;
+* private: written by one request, not findable;
+* held: published in an index, and read by at least one live request;
+* evictable: published, and read by none; it can be given away, and is found until it is.
 
 The unit that indexes hold, release and evict is a ``CacheEntry``: one block in the hash
 index, a radix node with a run of blocks in the radix index. Entries carry the links of the
-free queue themselves, so that any of them leaves the queue in O(1) (vLLM's design).
+eviction queue themselves, so that any of them leaves the queue in O(1) (vLLM's design).
 """
 
 from typing import Any
@@ -27,17 +27,17 @@ class CacheEntry:
     """Published content that is held, released and evicted as one.
 
     Attributes:
-        prev: Entry before this one in the free queue; None outside of it.
+        prev: Entry before this one in the eviction queue; None outside of it.
         next: Entry after this one; None outside of it.
         ref_count: Live requests that hold it.
-        identity: What sequences must agree on to find it; says whose blocks they are.
+        identity: What sequences must agree on to find it.
         born_s: When it was published, by the clock.
         idle_tick: When it last became evictable, in pool ticks; orders the queue.
         idle_since_s: The same moment by the clock.
         idle_allocated: The same moment in blocks given away so far.
-        uses: How often it was in use: at its birth, and each time that it was held again; with
-            what is remembered of the time before it was evicted.
-        note: What the eviction policy wants to know of it.
+        uses: How often it was used: at publication and each time that it was acquired again,
+            including what the eviction policy remembers from before an eviction.
+        policy_state: The eviction policy's own state.
     """
 
     __slots__ = (
@@ -47,14 +47,14 @@ class CacheEntry:
         "idle_since_s",
         "idle_tick",
         "next",
-        "note",
+        "policy_state",
         "prev",
         "ref_count",
         "uses",
     )
 
     def __init__(self, identity: Identity) -> None:
-        """Make an entry that nobody holds and no queue has."""
+        """Make an entry that is neither held nor queued."""
         self.identity = identity
         self.prev: CacheEntry | None = None
         self.next: CacheEntry | None = None
@@ -64,32 +64,34 @@ class CacheEntry:
         self.idle_since_s = 0.0
         self.idle_allocated = 0
         self.uses = 1
-        self.note: Any = None
+        self.policy_state: Any = None
+
+    # An entry of no index has no content; those of an index override all of these.
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that become free when nobody holds it."""
-        raise AssertionError("an entry knows its blocks")
+        """Blocks that become free when it is evicted."""
+        return 0
 
     @property
     def is_leaf(self) -> bool:
         """Whether no cached content builds on it (law 8: tails go before roots)."""
-        raise AssertionError("an entry knows its descendants")
+        return True
 
     @property
     def blocks_tail_first(self) -> list[BlockId]:
         """Its block ids in the order in which they would be evicted."""
-        raise AssertionError("an entry knows its blocks")
+        return []
 
     @property
     def depth(self) -> int:
-        """Blocks between the root and its end; 0 where nobody counts them."""
+        """Blocks between the root and its end."""
         return 0
 
-    def run_from(self, first: int) -> tuple[int, bytes]:
-        """Return the place and the packed tokens of its blocks from its ``first``-th on.
+    def name_of(self, index: int, block_size: int) -> bytes:
+        """Return the packed tokens and extras of its ``index``-th block."""
+        return b""
 
-        Returns:
-            Blocks between the root and the first of them, and tokens, as many for each block.
-        """
-        raise AssertionError("an entry knows its tokens")
+    def run_from(self, first: int) -> tuple[int, bytes]:
+        """Return the position and the packed tokens of its blocks from its ``first``-th on."""
+        return 0, b""

@@ -1,4 +1,4 @@
-"""When are two prefixes the same?
+"""Digests of blocks: chained, so that each covers everything before it.
 
 The digest of a full block covers everything before it, as a git commit covers its history::
 
@@ -7,16 +7,14 @@ The digest of a full block covers everything before it, as a git commit covers i
     block k = H(block k-1 + tokens kB .. kB+B-1 + extras)
 
 Tokens are packed little-endian ``uint32``; extras are the images that touch the block, and the
-tenant at the seam behind a public head. What goes in is bytes of fixed layout, never ``str()`` or
-``pickle`` of Python objects, so that lists, tuples and NumPy integers of the same ids give the
-same digest.
+tenant at the boundary after a public prefix. What is hashed is bytes of fixed layout, never
+``str()`` or ``pickle`` of Python objects, so that lists, tuples and NumPy integers of the same ids
+give the same digest.
 """
 
 import hashlib
-import secrets
 from collections.abc import Callable
 
-from ostinato.core.config import DigestName
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockDigest
 
@@ -25,25 +23,8 @@ DigestFunction = Callable[[bytes], bytes]
 
 
 def sha256(data: bytes) -> bytes:
-    """Digest that nobody can forge; 32 bytes."""
+    """Digest that cannot be forged; 32 bytes."""
     return hashlib.sha256(data).digest()
-
-
-def make_xxh3_128() -> DigestFunction:
-    """Return a fast digest, 16 bytes, with a random seed of this process.
-
-    It is no match for an attacker, so digests differ between processes; the hash index
-    compares tokens anyway.
-    """
-    import xxhash  # imported here: an embedded cache needs NumPy alone
-
-    seed = secrets.randbits(64)
-    return lambda data: xxhash.xxh3_128_digest(data, seed)
-
-
-def make_digest(name: DigestName) -> DigestFunction:
-    """Return the digest function of that name."""
-    return sha256 if name == "sha256" else make_xxh3_128()
 
 
 class BlockHasher:
@@ -77,7 +58,7 @@ class BlockHasher:
             parent = memo[-1] if memo else self.root(key)
             digest, size = self._digest, self.block_size
             for index in range(len(memo), num_blocks):
-                parent = BlockDigest(digest(parent + block_bytes(key, index, size)))
+                parent = BlockDigest(digest(parent + key.block_name(index, size)))
                 memo.append(parent)
         return memo
 
@@ -94,13 +75,4 @@ class BlockHasher:
 
     def block(self, key: PrefixKey, index: int) -> bytes:
         """Return a full block's packed tokens and extras: what tells it from its siblings."""
-        return block_bytes(key, index, self.block_size)
-
-
-def block_bytes(key: PrefixKey, index: int, block_size: int) -> bytes:
-    """Return packed tokens and extras of one full block of a sequence."""
-    start, stop = index * block_size, (index + 1) * block_size
-    packed = key.tokens[start:stop].tobytes()
-    if key.has_extras and (extra := key.extra(start, stop)) is not None:
-        return packed + extra.encoded
-    return packed
+        return key.block_name(index, self.block_size)

@@ -1,4 +1,4 @@
-"""Which blocks does one sequence hold?
+"""The block table of one sequence: which blocks it holds.
 
 ::
 
@@ -6,17 +6,15 @@
              shared  own   private
              ─── published ──►     (the index's path covers them)
 
-The table is owned by its sequence; the manager alone changes it. ``first_adopted`` and
-``duplicates`` live from plan to commit: they are what a failed step has to take back.
+The manager alone changes a table. ``first_published`` and ``duplicates`` live from plan to commit:
+they are what a failed step has to take back.
 """
 
 from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
-from ostinato.cache.policies.contract import Turn
-from ostinato.cache.visit import Visit
-from ostinato.cache.window_content import WindowTable
+from ostinato.cache.eviction import RequestSummary
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockId
 
@@ -30,34 +28,34 @@ class BlockTable:
         blocks: Block ids, shape (num_blocks,).
         num_shared_tokens: Tokens that hit in whole blocks at admission.
         num_copied_tokens: Tokens that were copied at admission.
-        windows: What is held in each window group.
-        num_planned: Tokens that are computed when the step that was planned last has run.
         writes: Whether full blocks are published.
-        path: The index's note of what is held; None with prefix caching off.
+        table_id: Its number, unique for the life of a manager; -1 once it is released.
+        num_planned: Tokens that are computed when the step that was planned last has run.
+        path: The index's record of what is held; None with prefix caching off.
         num_published: Leading blocks that the path covers.
         tail_path: Holds the source of a copy until the step has run.
-        first_adopted: First block that this step published; None if it published none.
-        turn: What the eviction policy will learn of it.
+        first_published: First block that this step published; None if it published none.
+        summary: What the eviction policy will learn of it.
         duplicates: Positions whose content was published before, and the canonical block.
-        visit: What the chronicle notes of it; None if it notes nothing.
-        num_watched: Prompt tokens, if the ghost wants to know of it when it ends; else 0.
+        num_slots: Leading tokens that have slots; -1 once it is released.
+        needs_settling: Whether the step that has run left something to do.
     """
 
     key: PrefixKey
     blocks: "array[int]"
     num_shared_tokens: int = 0
     num_copied_tokens: int = 0
-    windows: list[WindowTable] = field(default_factory=list)
-    num_planned: int = 0
     writes: bool = True
+    table_id: int = -1
+    num_planned: int = 0
     path: Any = None
     num_published: int = 0
     tail_path: Any = None
-    first_adopted: int | None = None
-    turn: Turn = field(default_factory=Turn)
+    first_published: int | None = None
+    summary: RequestSummary = field(default_factory=RequestSummary)
     duplicates: list[tuple[int, BlockId]] = field(default_factory=list)
-    visit: Visit | None = None
-    num_watched: int = 0
+    num_slots: int = 0
+    needs_settling: bool = False
 
     @property
     def num_cached_tokens(self) -> int:
@@ -71,10 +69,8 @@ class BlockTable:
 
     @property
     def groups(self) -> "tuple[array[int], ...]":
-        """One block table per group of layers: full attention, then each window."""
-        if not self.windows:
-            return (self.blocks,)
-        return (self.blocks, *(window.blocks for window in self.windows))
+        """One row of block ids per group of layers."""
+        return (self.blocks,)
 
     @property
     def private_blocks(self) -> "array[int]":

@@ -1,6 +1,6 @@
-"""What may the scheduler ask?
+"""The cache manager: admission, growth, publication and release of block tables.
 
-One manager over all groups of layers. A sequence's blocks go through it like this::
+A sequence's blocks go through it like this::
 
     match ─► admit ─► grow ─► publish ─► (forward pass) ─► commit ─► … ─► release
                                               └─ raised ──► fail
@@ -8,89 +8,101 @@ One manager over all groups of layers. A sequence's blocks go through it like th
 Rules:
 
 1. ``match`` changes nothing. ``admit``, ``grow`` and ``fork`` either do all or nothing (law 6).
-2. ``publish`` makes a block findable before the forward pass that fills it: whoever finds
+2. ``publish`` makes a block findable before the forward pass that fills it: a request that finds
    it is planned later in the same step or after it (law 5). ``fail`` takes that back.
 3. At most ``num_tokens - 1`` tokens of a prompt hit (law 4).
-4. Free + held + private = all blocks; without live tables and leases free = all (law 9).
+4. Free + held + private = all blocks; without live tables and pins free = all (law 9).
+5. Calls in a wrong order are refused before anything changes. One thread at a time: another one
+   may go on when no table is live.
 """
 
 import time
+from array import array
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from threading import get_ident
+from typing import Any
 
+from ostinato.cache.allocator import Allocator
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.block_hash import BlockHasher, DigestFunction, make_digest, sha256
+from ostinato.cache.block_shares import BlockShares, SharedPool
 from ostinato.cache.block_table import BlockTable
-from ostinato.cache.chronicle import Chronicle
-from ostinato.cache.custody import Custody
-from ostinato.cache.events import EventLog
-from ostinato.cache.ghost import Ghost
-from ostinato.cache.group_match import without_tail
-from ostinato.cache.group_room import room_to_admit, room_to_grow
-from ostinato.cache.group_state import check, describe
-from ostinato.cache.groups import Groups
-from ostinato.cache.journal import Journal
-from ostinato.cache.prefix_index import PrefixMatch
-from ostinato.cache.stats import CacheStats
-from ostinato.cache.step_copies import StepCopies
+from ostinato.cache.copy_on_write import StepCopies
+from ostinato.cache.eviction import LeastRecentlyUsed
+from ostinato.cache.observer import CacheObserver, Observers
+from ostinato.cache.pool import BlockPool
+from ostinato.cache.prefix_index import PrefixIndex, PrefixMatch
+from ostinato.cache.radix_index import RadixIndex
 from ostinato.core.config import CacheConfig
+from ostinato.core.errors import (
+    PromptTooLong,
+    ReleasedTable,
+    StaleMatch,
+    StepInProgress,
+    TableOverrun,
+    WrongThread,
+)
 from ostinato.core.identity import PrefixKey
+from ostinato.core.ids import BlockId
 from ostinato.core.plan import CopyRun
+from ostinato.core.request import RequestContext
+from ostinato.core.tokens import TOKEN_BYTES
+
+_UNKNOWN = RequestContext()
+
+MakeIndex = Callable[[BlockPool, int], PrefixIndex[Any]]
+"""Makes an empty index over a pool, for blocks of so many tokens."""
 
 
 class CacheManager:
-    """The cache heart: who holds which block, and what is found where.
+    """Which request holds which blocks, and what is found where.
 
     Attributes:
         config: As given.
-        groups: Pools, index and windows.
-        pool: Of the full-attention group.
-        index: Of the full-attention group.
-        events: What outsiders are told; None if ``keep_event_batches`` is 0.
-        chronicle: What is remembered of admissions and losses, for explanations.
-        custody: Leases, erasure, epochs and reset.
-        ghost: Estimates for other sizes and policies; None if there are none.
+        pool: The blocks.
+        index: What is findable in them.
+        epoch: Raised with each update of the weights; part of every new identity.
     """
 
     def __init__(
         self,
         config: CacheConfig,
         clock: Callable[[], float] = time.monotonic,
-        digest: DigestFunction | None = None,
+        shares: BlockShares | None = None,
+        make_index: MakeIndex = RadixIndex,
+        observers: Iterable[CacheObserver] = (),
+        may_publish: Callable[[PrefixKey, int], bool] = lambda key, num_hit: True,
+        epoch: int = 0,
     ) -> None:
         """Make an empty cache.
 
         Args:
-            config: Sizes, index, order and policy.
-            clock: Seconds that never fall; for ages and leases.
-            digest: Replaces the configured digest function of the hash index.
+            config: Sizes and order.
+            clock: Seconds that never fall; for ages.
+            shares: Who may take whose blocks; all from all, under LRU, by default.
+            make_index: Makes the prefix index.
+            observers: Are told of what happens.
+            may_publish: Whether a sequence that begins with a public prefix and hit so many
+                tokens may publish what it computes.
+            epoch: Of the weights.
         """
         self.config = config
         self.block_size = config.block_size
-        self.events = EventLog(clock, config.keep_event_batches) if _told(config) else None
-        hasher = BlockHasher(config.block_size, sha256)
-        plain = digest is None and config.digest == "sha256"
-        index_hasher = hasher if plain else BlockHasher(
-            config.block_size, digest or make_digest(config.digest)
-        )  # fmt: skip
-        self.chronicle = Chronicle(config, clock)
-        self._journal = Journal(self.events, hasher, self.chronicle)
-        self.groups = Groups(config, hasher, index_hasher, self._journal, clock)
-        self._journal.stats.reuse_distances = self.groups.pool.reuse_distances
-        self.pool, self.index = self.groups.pool, self.groups.index
+        self.epoch = epoch
+        self.observers = Observers(observers)
+        shares = SharedPool(LeastRecentlyUsed()) if shares is None else shares
+        order = config.free_order
+        self.pool = BlockPool(config.num_blocks, shares, order, clock, self.observers)
+        self.index = make_index(self.pool, config.block_size)
+        self._allocator = Allocator(self.pool, self.index, self.observers, 0)
         self._copies = StepCopies(config.block_size)
+        self._may_publish = may_publish
+        self._weights: bytes | None = None
         self._tables: dict[int, BlockTable] = {}
-        counts = self._journal.stats.first
-        accounts = self.pool.accounts
-        self.ghost = Ghost(config, clock, counts, accounts) if _haunted(config) else None
-        self.custody = Custody(self.groups, self._journal, clock, self._tables, self.ghost)
-
-    @property
-    def stats(self) -> CacheStats:
-        """Counters since the start, and the ghost's estimates as of now."""
-        stats = self._journal.stats
-        if self.ghost is not None:
-            stats.ghosts = self.ghost.estimates()
-        return stats
+        self._pinned: dict[int, BlockTable] = {}
+        self._publishing: dict[int, BlockTable] = {}  # in the running step
+        self._num_tables = 0
+        self._thread = get_ident()
 
     @property
     def num_live_tables(self) -> int:
@@ -99,12 +111,28 @@ class CacheManager:
 
     @property
     def live_tables(self) -> list[BlockTable]:
-        """What sequences hold; leases have tables of their own."""
+        """What sequences hold; what is pinned for no sequence is not among them."""
         return list(self._tables.values())
+
+    @property
+    def pinned_tables(self) -> list[BlockTable]:
+        """What is held for no sequence."""
+        return list(self._pinned.values())
+
+    @property
+    def pools(self) -> list[BlockPool]:
+        """One pool per group of layers."""
+        return [self.pool]
+
+    def content_sizes(self) -> list[dict[int, int]]:
+        """Return the tokens in each published block, group by group."""
+        return [{c.block: len(c.tokens) // TOKEN_BYTES for c in self.index.contents()}]
 
     def blocks_for(self, num_tokens: int) -> int:
         """Number of blocks that so many tokens fill or begin."""
-        return self.groups.blocks_for(num_tokens)
+        return -(-num_tokens // self.block_size)
+
+    # --- one sequence ---
 
     def match(self, key: PrefixKey) -> PrefixMatch:
         """Find the longest cached prefix of a prompt: at most all but its last token.
@@ -113,7 +141,11 @@ class CacheManager:
         """
         if not self.config.enable_prefix_caching:
             return PrefixMatch(self.block_size)
-        return self.groups.match(key, len(key.tokens) - 1)
+        return self.match_first(key, len(key.tokens) - 1)
+
+    def match_first(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
+        """Find the longest cached prefix among a sequence's first tokens; no effects."""
+        return self.index.match(key, num_tokens)
 
     def no_match(self) -> PrefixMatch:
         """Return the match of a request that does not read the cache."""
@@ -126,86 +158,78 @@ class CacheManager:
         writes: bool = True,
         preempted: bool = False,
         most_new: int | None = None,
+        context: RequestContext = _UNKNOWN,
     ) -> tuple[BlockTable, tuple[CopyRun, ...]] | None:
         """Hold what matched and allocate a prompt's blocks.
 
         Args:
             key: The sequence; every token so far gets a slot for full attention.
-            match: What ``match`` just said of it.
+            match: What ``match`` just returned for it.
             writes: Whether its full blocks will be published.
             preempted: Whether it ran before; counted apart.
-            most_new: New tokens that get slots in windows now; None is all of them.
+            most_new: New tokens that get slots in sliding windows now; None is all of them.
+            context: What observers may want to know of its request.
 
         Returns:
             The block table, and the slots to copy in this step; None if not even one new
-            token fits, and then nothing has changed. Where only the source of a copy stands
-            in the way, the copy is given up.
-        """
-        ghost = self.ghost
-        began_s = 0.0 if ghost is None or ghost.num_seen < ghost.due else ghost.timer()
-        shared, tail, num_tokens = len(match.blocks) * self.block_size, match.tail, len(key.tokens)
-        copied = 0 if tail is None else tail.num_tokens
-        hit = shared + copied
-        wanted = num_tokens if most_new is None else min(num_tokens, hit + most_new)
-        room = room_to_admit(self.groups, key, match, wanted)
-        if room <= hit and tail is not None:
-            match, tail = without_tail(match), None
-            hit, copied = shared, 0
-            room = room_to_admit(self.groups, key, match, wanted)
-        if room <= hit:
-            return None
-        visit = self.chronicle.arrive(key, match.blocks, copied, not preempted)
-        if self.config.enable_prefix_caching:
-            table = self.groups.hold(key, match)
-            is_common = key.identity.head is None  # so it is with most
-            table.writes = writes and (is_common or self.custody.may_continue(key, hit))
-        else:
-            table = self.groups.empty_table(key)
-        if visit is not None:
-            table.visit, visit.writes = visit, table.writes
-        if self.pool.past.remembers and not preempted:
-            self.groups.look_up(table)
-        self.groups.take(table, num_tokens, room)
-        table.num_planned = hit
-        self._tables[id(table)] = table
-        tenant = key.identity.owner
-        self._journal.stats.count_lookup(tenant, num_tokens, shared, copied, preempted)
-        if shared and not preempted:
-            self.index.count_hit(table.path)
-        self.custody.used(key, hit)
-        copies = self._copies.of_tail(table, match) if tail is not None else ()
-        if ghost is not None and not preempted:
-            ghost.num_seen += 1
-            if began_s:
-                ghost.wake(began_s)
-            table.num_watched = num_tokens if ghost.is_recording else 0
-        return table, copies
+            token fits now, and then nothing has changed. A copy is given up if only its source
+            stands in the way.
 
-    def num_slots(self, table: BlockTable) -> int:
-        """Return how many tokens of a table have slots in every group."""
-        return min(map(len, table.groups)) * self.block_size
+        Raises:
+            PromptTooLong: It would not fit an empty cache.
+            StaleMatch: The match is of another key or cache, or the index has changed since.
+            WrongThread: Another thread's tables are live.
+        """
+        self._check_thread()
+        self._check_match(key, match)
+        num_tokens, hit = len(key.tokens), match.num_tokens
+        wanted = num_tokens if most_new is None else min(num_tokens, hit + most_new)
+        room = self._room_to_admit(key, match, wanted)
+        if room <= hit and match.tail is not None:
+            match = self._without_tail(match)
+            hit = match.num_tokens
+            room = self._room_to_admit(key, match, wanted)
+        if room <= hit:
+            self._check_fits(num_tokens)
+            return None
+        if self.config.enable_prefix_caching:
+            table = self._hold(key, match)
+            table.writes = writes and (key.identity.head is None or self._may_publish(key, hit))
+        else:
+            table = self._empty_table(key)
+        self._enter(table, hit)
+        for notify in self.observers.on_admit:
+            notify(table, context, preempted)
+        if self.pool.learns and table.writes and not preempted:
+            self._look_up(table)
+        self._take(table, num_tokens, room)
+        return table, self._copies_of_tail(table, match) if match.tail is not None else ()
 
     def growable(self, table: BlockTable, num_tokens: int) -> int:
         """Return how many tokens ``grow`` could give slots to, at most ``num_tokens``.
 
         Effects: none.
         """
-        if num_tokens <= len(table.blocks) * self.block_size and not table.windows:
-            return num_tokens  # so it is in most decodes
-        return room_to_grow(self.groups, table, num_tokens)
+        if num_tokens <= table.num_slots:
+            return num_tokens
+        self._check_table(table)
+        return self._room_to_grow(table, num_tokens)
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
-        """Give a table slots for its first ``num_tokens`` tokens in every group.
+        """Give a table slots for its first ``num_tokens`` tokens.
 
         Returns:
-            False, with no effect, if a pool has too few free blocks.
+            False, with no effect, if too few blocks are free.
+
+        Raises:
+            ReleasedTable: It is not a live table of this cache.
         """
-        if num_tokens <= len(table.blocks) * self.block_size and not table.windows:
+        if num_tokens <= table.num_slots:
             return True
-        if room_to_grow(self.groups, table, num_tokens) < num_tokens:
+        self._check_table(table)
+        if self._room_to_grow(table, num_tokens) < num_tokens:
             return False
-        self.chronicle.acting = table.visit
-        self.groups.take(table, num_tokens, num_tokens)
+        self._take(table, num_tokens, num_tokens)
         return True
 
     def publish(self, table: BlockTable, num_tokens: int) -> None:
@@ -214,62 +238,79 @@ class CacheManager:
         Args:
             table: Whose blocks.
             num_tokens: Tokens that will have been computed after this step.
+
+        Raises:
+            TableOverrun: The table has fewer slots, or its sequence fewer tokens.
+            ReleasedTable: It is not a live table of this cache.
         """
-        table.num_planned = num_tokens
         last = num_tokens // self.block_size
-        if table.writes and last > table.num_published:
-            blocks = self.groups.publish(table, last, self._journal)
-            if table.visit is not None:
-                self.chronicle.published(table.visit, blocks)
+        if num_tokens > table.num_slots or (last > table.num_published and table.writes):
+            self._check_table(table)
+            self._check_range(table, num_tokens, "publish")
+            self._publish(table, last)
+        table.num_planned = num_tokens
 
     def commit(self, tables: Iterable[BlockTable]) -> None:
         """Note that the step that these tables took part in has run."""
         self._copies.clear()
         for table in tables:
             # Most decodes have nothing to settle, and there is one per sequence and step.
-            if (
-                table.first_adopted is not None
-                or table.windows
-                or table.duplicates
-                or table.tail_path is not None
-            ):
-                self.groups.settle(table)
-        self.chronicle.step_ended()
-        self._journal.commit()
+            if table.needs_settling:
+                self._check_table(table)
+                self._settle(table)
+        self._publishing.clear()
+        self._end_step()
 
     def fail(self, tables: Iterable[BlockTable]) -> None:
         """Take back what a failed step published, and release all its tables.
 
         Args:
             tables: Every table of the step, in the order of the plan.
+
+        Raises:
+            ReleasedTable: One of them is not a live table of this cache, or is listed twice.
+            StepInProgress: A table that published in this step is missing.
         """
-        self._copies.clear()
         failed = list(tables)
+        self._check_failed(failed)
+        self._copies.clear()
         for table in failed:
-            self.groups.release_tails(table)
-        for table in reversed(failed):  # whoever found a block is planned after its publisher
-            self.groups.retract(table, self._journal)
-            self._leave(table, table.num_published * self.block_size)
-        self.chronicle.step_ended()
-        self._journal.fail()
+            self._release_tail(table)
+        for table in reversed(failed):  # who found a block is planned after its publisher
+            self._retract(table)
+            self._leave(table, table.num_published * self.block_size, None)
+        self._publishing.clear()
+        self._end_step()
 
     def release(self, table: BlockTable, num_tokens: int, num_output_tokens: int = 0) -> None:
-        """Let go of a table: published blocks stay findable, the others become scratch.
+        """Release a table: published blocks stay findable, the others become free.
 
         Args:
             table: Whose blocks; not to be used any more.
-            num_tokens: Its tokens that are computed; a partial last block may be sealed.
+            num_tokens: Its tokens that are computed; a partial last block may be published.
             num_output_tokens: Tokens that were generated, for the eviction policy.
+
+        Raises:
+            ReleasedTable: It is not a live table of this cache.
+            StepInProgress: It has published in this step: ``commit`` or ``fail`` comes first.
+            TableOverrun: The table has fewer slots, or its sequence fewer tokens.
         """
-        table.turn.num_output_tokens = num_output_tokens
-        self.groups.release_tails(table)
-        tail = None
-        if table.writes and self.config.seal_tails:
-            tail = self.groups.seal(table, num_tokens)
-        if table.num_watched and self.ghost is not None and table.writes:
-            self.ghost.left(table, num_tokens)
-        self._leave(table, num_tokens, tail)
-        self._journal.commit()  # a tenant above its quota has just lost some
+        self._check_table(table)
+        self._check_range(table, num_tokens, "release")
+        if table.first_published is not None:
+            raise StepInProgress(
+                "a table cannot be released between publish and commit: its blocks are findable "
+                "and not computed; commit the step, or fail it, which releases its tables"
+            )
+        table.summary.num_output_tokens = num_output_tokens
+        self._release_tail(table)
+        is_partial = num_tokens % self.block_size != 0
+        partial = None
+        if is_partial and table.writes and self.config.seal_tails and not table.duplicates:
+            partial = self._publish_partial(table, num_tokens)
+        self._leave(table, num_tokens, partial)
+        for notify in self.observers.on_settle:
+            notify()
 
     def fork(
         self, table: BlockTable, num_tokens: int
@@ -284,63 +325,362 @@ class CacheManager:
 
         Returns:
             The child's table and the slots to copy; None, with no effect, if it does not fit.
+
+        Raises:
+            ReleasedTable: It is not a live table of this cache.
+            TableOverrun: The table has fewer slots, or its sequence fewer tokens.
         """
-        self.chronicle.acting = table.visit
-        child = self.groups.fork(table, num_tokens)
-        if child is None:
+        self._check_table(table)
+        self._check_range(table, num_tokens, "fork")
+        if not self._has_room_to_fork(table, num_tokens):
             return None
-        blocks = child.blocks[: child.num_published]
-        child.visit = self.chronicle.arrive(child.key, blocks, 0, is_first=False)
-        if child.visit is not None and table.visit is not None:
-            child.visit.name, child.visit.writes = table.visit.name, child.writes
-        firsts = [
-            self.groups.num_shared(table, group, num_tokens) for group in range(len(table.groups))
-        ]
-        runs = self._copies.of_fork(table, child, firsts, num_tokens)
-        child.num_planned = num_tokens
-        self._tables[id(child)] = child
-        return child, runs
+        child = self._fork(table, num_tokens)
+        firsts = [self._num_shared(table, group, num_tokens) for group in range(len(table.groups))]
+        self._enter(child, num_tokens)
+        for notify in self.observers.on_fork:
+            notify(table, child)
+        self._take(child, num_tokens, num_tokens)
+        return child, self._copies.of_fork(table, child, firsts, num_tokens)
+
+    # --- between steps ---
+
+    def begin_step(self) -> None:
+        """Note that a step is about to be planned."""
+        for notify in self.observers.on_step:
+            notify(self.unpin)
+
+    def pin(self, key: PrefixKey, num_tokens: int) -> BlockTable:
+        """Hold the cached whole blocks among a sequence's first tokens for no sequence.
+
+        Raises:
+            StepInProgress: Blocks are published and not computed.
+        """
+        self.check_between_steps()
+        table = self._hold(
+            key, self.match_first(key, num_tokens // self.block_size * self.block_size)
+        )
+        table.writes, table.num_planned = False, num_tokens
+        table.table_id = self._num_tables = self._num_tables + 1
+        self._pinned[table.table_id] = table
+        return table
+
+    def unpin(self, table: BlockTable) -> None:
+        """Release what ``pin`` returned.
+
+        Raises:
+            ReleasedTable: It is not pinned in this cache.
+        """
+        if self._pinned.pop(table.table_id, None) is not table:
+            raise ReleasedTable("the table is not pinned in this cache, or not any more")
+        self._release_path(table, None)
+        table.table_id = table.num_slots = -1
+
+    def remove(self, belongs: Callable[[CacheEntry], bool]) -> int:
+        """Free every evictable block whose entry matches; return how many."""
+        return self._allocator.remove(belongs)
+
+    def new_epoch(self, weights: bytes | None = None) -> None:
+        """Note that the weights have changed: nothing computed before may hit.
+
+        Args:
+            weights: Their fingerprint, for requests that wait; None leaves them theirs.
+
+        Effects: evictable blocks are removed; live tables publish nothing more, and what they
+        hold is removed when they are released.
+        """
+        self.epoch += 1
+        self._weights = weights
+        for table in self._tables.values():
+            table.writes = False
+        for notify in self.observers.on_clear:
+            notify(everything=False)
+        self._remove_stale()
+
+    def rekey(self, key: PrefixKey) -> PrefixKey:
+        """Return a waiting sequence's key under the weights of now."""
+        weights = key.identity.weights if self._weights is None else self._weights
+        identity = replace(key.identity, epoch=self.epoch, weights=weights)
+        return PrefixKey(identity, key.tokens, key.images)
+
+    def check_between_steps(self) -> None:
+        """Refuse to go on while blocks are published and not computed.
+
+        Raises:
+            StepInProgress: A step is under way.
+        """
+        if self._publishing:
+            raise StepInProgress("a step is under way: commit or fail it first")
+
+    # --- for pictures and checks ---
 
     def check(self) -> None:
-        """Assert every invariant of pools and indexes; slow, for tests.
+        """Assert every invariant of pool and index; slow, for tests.
 
         Raises:
             AssertionError: With a picture of the whole state.
         """
+        tables = [*self._tables.values(), *self._pinned.values()]
         try:
-            self.chronicle.check()
-            check(self.groups, [*self._tables.values(), *self.custody.tables()])
+            self._check_state(tables)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.describe()}") from error
 
     def describe(self) -> str:
-        """Return the whole state as text, one line per block."""
-        return describe(self.groups, self.live_tables)
+        """Return the whole state as text, one line per block and per live table."""
+        contents = {cached.block: cached for cached in self.index.contents()}
+        lines = [f"free order: {list(self.pool.free_order())}"]
+        for block in range(self.config.num_blocks):
+            lines.append(f"block {block}: {contents.get(BlockId(block), 'no content')}")
+        return "\n".join([*lines, *(f"table {table}" for table in self._tables.values())])
 
-    def _leave(self, table: BlockTable, num_tokens: int, tail: CacheEntry | None = None) -> None:
-        """Let go of all that a table holds.
+    # --- what a manager of several groups of layers extends ---
 
-        Args:
-            table: Whose blocks; what it had alone becomes scratch.
-            num_tokens: Its tokens that are computed.
-            tail: What the index has of its partial last block.
+    def _room_to_admit(self, key: PrefixKey, match: PrefixMatch, num_tokens: int) -> int:
+        """Return how many tokens could have slots if a match were held; 0 if not all blocks fit.
+
+        Blocks that would be held, and an idle source of a copy, are free until they are.
         """
-        self._journal.stats.sealed_tails += tail is not None
-        self.groups.scrap(table, tail is not None)
-        if table.visit is not None:
-            findable = table.num_published * self.block_size if tail is None else num_tokens
-            self.chronicle.leave(table, num_tokens, findable, self.groups.quote(table))
-        self.groups.let_go(table, tail)
-        del self._tables[id(table)]
-        if table.key.identity.epoch < self.custody.epoch:
-            self.custody.forget_stale()
+        missing = self.blocks_for(len(key.tokens)) - len(match.blocks)
+        if missing > self.pool.num_scratch or self.pool.shares.are_limited:
+            free = self.pool.num_free_for(key.identity.owner) - self.index.num_idle_blocks(match)
+            if match.tail is not None and not match.tail.entry.ref_count:
+                free -= 1
+            if missing > free:
+                return 0
+        return num_tokens
 
+    def _room_to_grow(self, table: BlockTable, num_tokens: int) -> int:
+        """Return how many tokens could have slots, at most ``num_tokens``."""
+        free = self.pool.num_free_for(table.tenant)
+        return min(num_tokens, (len(table.blocks) + free) * self.block_size)
 
-def _haunted(config: CacheConfig) -> bool:
-    """Whether a ghost shall watch."""
-    return config.num_ghost_blocks > 0 and config.enable_prefix_caching
+    def _without_tail(self, match: PrefixMatch) -> PrefixMatch:
+        """Return a match without what would be copied."""
+        return replace(match, tail=None)
 
+    def _make_table(
+        self, key: PrefixKey, blocks: "array[int]", shared: int = 0, copied: int = 0,
+        writes: bool = True,
+    ) -> BlockTable:  # fmt: skip
+        """Make a table; it is numbered when it becomes live."""
+        return BlockTable(key, blocks, shared, copied, writes)
 
-def _told(config: CacheConfig) -> bool:
-    """Whether anybody may listen to events."""
-    return config.keep_event_batches > 0
+    def _hold(self, key: PrefixKey, match: PrefixMatch) -> BlockTable:
+        """Hold a match, and the source of what will be copied."""
+        num_blocks, tail = len(match.blocks), match.tail
+        copied = 0 if tail is None else tail.num_tokens
+        shared = num_blocks * self.block_size
+        table = self._make_table(key, match.blocks[:], shared, copied)
+        table.path, table.tail_path = self.index.acquire(key, match, table.summary)
+        table.num_published = num_blocks
+        table.needs_settling |= tail is not None
+        return table
+
+    def _empty_table(self, key: PrefixKey) -> BlockTable:
+        """Return the table of a sequence that neither reads nor writes the cache."""
+        return self._make_table(key, array("i"), writes=False)
+
+    def _take(self, table: BlockTable, num_tokens: int, num_window_tokens: int) -> None:
+        """Give a table slots; the caller knows that there is room."""
+        missing = -(-num_tokens // self.block_size) - len(table.blocks)
+        if missing > 0:
+            table.blocks.extend(self._allocator.take(table, missing))
+        table.num_slots = len(table.blocks) * self.block_size
+
+    def _copies_of_tail(self, table: BlockTable, match: PrefixMatch) -> tuple[CopyRun, ...]:
+        """Plan the copy of a tail into the block after the whole blocks that hit."""
+        tail = match.tail
+        assert tail is not None
+        target = BlockId(table.blocks[len(match.blocks)])
+        return self._copies.of_tail(0, tail.block, target, tail.num_tokens)
+
+    def _publish(self, table: BlockTable, last: int) -> None:
+        """Make a table's first full blocks findable."""
+        first = fresh = table.num_published
+        if last <= first or not table.writes:
+            return
+        blocks = table.blocks[first:last]
+        published = self.index.publish(table.path, table.key, blocks, table.summary)
+        table.path, result = published
+        table.num_published = last
+        if result.duplicates:  # they come before new content
+            table.duplicates.extend(result.duplicates)
+            fresh += len(result.duplicates)
+        table.needs_settling = True
+        if fresh < last and table.first_published is None:
+            table.first_published = fresh
+            self._publishing[table.table_id] = table
+        for notify in self.observers.on_publish:
+            notify(table, first, last, result)
+
+    def _settle(self, table: BlockTable) -> None:
+        """Release the sources of copies, and exchange duplicates for canonical blocks."""
+        self._release_tail(table)
+        table.first_published, table.needs_settling = None, False
+        if table.duplicates:
+            for position, canonical in table.duplicates:
+                own = array("i", [table.blocks[position]])
+                table.blocks[position] = canonical
+                self.pool.free(own, table.tenant)
+            table.duplicates.clear()
+
+    def _retract(self, table: BlockTable) -> None:
+        """Take back what a table published in this step."""
+        if table.first_published is not None:
+            table.path, removal = self.index.retract(table.path, table.first_published)
+            table.num_published, table.first_published = table.first_published, None
+            for notify in self.observers.on_retract:
+                notify(table, removal)
+
+    def _publish_partial(self, table: BlockTable, num_tokens: int) -> CacheEntry | None:
+        """Make the partial last block of an ended sequence findable token by token."""
+        full = num_tokens // self.block_size
+        if table.num_published != full:
+            return None
+        block = BlockId(table.blocks[full])
+        return self.index.publish_partial(table.path, table.key, block, num_tokens)
+
+    def _release_tail(self, table: BlockTable) -> None:
+        """Release the source of a copy."""
+        if table.tail_path is not None:
+            self.index.release_tail(table.tail_path)
+            table.tail_path = None
+
+    def _release_path(self, table: BlockTable, partial: CacheEntry | None) -> None:
+        """Release what a table shares, and evict what its tenant has above its quota."""
+        if table.path is not None:
+            self.index.release(table.path, table.summary, partial)
+        if self.pool.shares.are_limited:
+            self._allocator.enforce_quota(table)
+
+    def _num_shared(self, table: BlockTable, group: int, num_tokens: int) -> int:
+        """Return how many leading blocks a fork of a table shares with it in a group."""
+        return min(table.num_published, num_tokens // self.block_size)
+
+    def _has_room_to_fork(self, table: BlockTable, num_tokens: int) -> bool:
+        """Whether there are blocks for what a fork does not share."""
+        missing = self.blocks_for(num_tokens) - self._num_shared(table, 0, num_tokens)
+        return missing <= self.pool.num_free_for(table.tenant)
+
+    def _fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
+        """Share a table's published blocks with a new one."""
+        shared = self._num_shared(table, 0, num_tokens)
+        blocks = table.blocks[:shared]
+        child = self._make_table(table.key.copy(), blocks, writes=table.writes)
+        for position, canonical in table.duplicates:
+            child.blocks[position] = canonical
+        child.num_published = shared
+        if table.path is not None:
+            child.path = self.index.fork(table.path)
+        return child
+
+    def _check_state(self, tables: list[BlockTable]) -> None:
+        """Assert that pool, index and tables agree."""
+        self.pool.check()
+        paths = [table.path for table in tables if table.path is not None]
+        tails = [table.tail_path for table in tables if table.tail_path is not None]
+        self.index.check(paths, tails)
+        cached: list[int] = [block.block for block in self.index.contents()]
+        private = [block for table in tables for block in table.private_blocks]
+        owned = sorted([*cached, *private, *self.pool.scratch])
+        assert owned == list(range(self.config.num_blocks)), "a block has two owners or none"
+        for table in tables:
+            assert len(set(table.blocks)) == len(table.blocks), "a block twice in a table"
+        assert tables or self.pool.num_free == self.pool.num_blocks, "blocks leaked (law 9)"
+
+    # --- small print ---
+
+    def _enter(self, table: BlockTable, num_planned: int) -> None:
+        """Number a table; it is live from now on."""
+        table.table_id = self._num_tables = self._num_tables + 1
+        table.num_planned = num_planned
+        self._tables[table.table_id] = table
+
+    def _look_up(self, table: BlockTable) -> None:
+        """Tell the eviction policy what a request asks for and did not find."""
+        num_asked = (len(table.key) - 1) // self.block_size
+        if num_asked:
+            policy = self.pool.shares.policy_of(table.tenant)
+            found = table.num_published
+            policy.look_up(table.key, found, num_asked, self.block_size, table.summary)
+
+    def _leave(self, table: BlockTable, num_tokens: int, partial: CacheEntry | None) -> None:
+        """Release all that a table holds: private blocks first, then what it shares.
+
+        Observers are told in between, while the published blocks are held.
+        """
+        sealed = partial is not None
+        if table.duplicates or len(table.blocks) > table.num_published + sealed:
+            self.pool.free(table.private_blocks[sealed:], table.tenant)
+        findable = num_tokens if sealed else table.num_published * self.block_size
+        for notify in self.observers.on_release:
+            notify(table, num_tokens, findable, sealed)
+        self._release_path(table, partial)
+        del self._tables[table.table_id]
+        table.table_id = table.num_slots = -1
+        if table.key.identity.epoch < self.epoch:
+            self._remove_stale()
+
+    def _end_step(self) -> None:
+        """Tell observers that a step has ended."""
+        for notify in self.observers.on_commit:
+            notify()
+        for notify in self.observers.on_settle:
+            notify()
+
+    def _remove_stale(self) -> None:
+        """Remove what was computed under old weights and is not held."""
+        self.remove(lambda entry: entry.identity.epoch < self.epoch)
+
+    # --- what is refused ---
+
+    def _check_thread(self) -> None:
+        thread = get_ident()
+        if thread != self._thread:
+            if self._tables:
+                raise WrongThread(
+                    f"the cache belongs to the thread that its {len(self._tables)} live tables "
+                    "were admitted by: release them, or give each thread a cache of its own"
+                )
+            self._thread = thread
+
+    def _check_table(self, table: BlockTable) -> None:
+        if self._tables.get(table.table_id) is not table:
+            raise ReleasedTable(
+                "the table is not live in this cache: it was released, its step failed (which "
+                "releases its tables), or another cache admitted it; admit the sequence again"
+            )
+
+    def _check_range(self, table: BlockTable, num_tokens: int, verb: str) -> None:
+        most = min(table.num_slots, len(table.key.tokens))
+        if num_tokens > most:
+            raise TableOverrun(
+                f"{verb} {num_tokens} tokens: the table has {table.num_slots} slots and its "
+                f"sequence {len(table.key.tokens)} tokens; append tokens and grow the table first"
+            )
+
+    def _check_match(self, key: PrefixKey, match: PrefixMatch) -> None:
+        is_fresh = match.key is key and match.index is self.index
+        if is_fresh and match.version == self.index.version:
+            return
+        if match.key is not None or len(match.blocks):
+            raise StaleMatch(
+                "the match is of another key or another cache, or the cache has changed since: "
+                "match the key again right before admitting it"
+            )
+
+    def _check_fits(self, num_tokens: int) -> None:
+        if self.blocks_for(num_tokens) > self.config.num_blocks:
+            raise PromptTooLong(
+                f"the prompt has {num_tokens} tokens and needs {self.blocks_for(num_tokens)} "
+                f"blocks of {self.block_size}, but the pool has {self.config.num_blocks}: shorten "
+                "the prompt, or raise num_blocks"
+            )
+
+    def _check_failed(self, failed: list[BlockTable]) -> None:
+        for table in failed:
+            self._check_table(table)
+        if len({table.table_id for table in failed}) < len(failed):
+            raise ReleasedTable("a table is listed twice: a step fails each of its tables once")
+        if self._publishing.keys() - {table.table_id for table in failed}:
+            raise StepInProgress("a table that published in this step is missing: fail all of them")

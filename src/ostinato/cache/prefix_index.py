@@ -1,15 +1,12 @@
-"""The contract every index keeps.
+"""The port of prefix indexes: which blocks hold the KV of which prefix?
 
-An index knows which blocks hold the KV of which prefix. Two are built in: ``radix_index``
-walks a tree and compares tokens, ``hash_index`` looks up chained digests. One manager drives
-either, one suite of tests holds both to this page, and on the same content they give the
-same answers.
+Two are built in: ``radix_index`` walks a tree and compares tokens, the hash index looks up
+chained digests. One manager drives either, one suite of tests holds both to this page, and on the
+same content they give the same answers.
 
-What is made for every request is not frozen, since making a frozen value takes three times as
-long; nobody changes one that was handed out.
-
-A *path* is an index's own note of what one request holds, from the root on. Holding a block
-means holding all before it (law 8).
+A *path* is an index's own record of what one request holds, from the root on. Holding a block
+means holding all before it (law 8). Values that are made for every request are not frozen, which
+would take three times as long; they are never changed.
 """
 
 from array import array
@@ -18,16 +15,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.policies.contract import Turn
+from ostinato.cache.eviction import RequestSummary
 from ostinato.core.identity import Identity, PrefixKey
-from ostinato.core.ids import BlockDigest, BlockId
+from ostinato.core.ids import BlockId
 
 PathT = TypeVar("PathT")
 
 
 @dataclass(slots=True)
 class TailMatch:
-    """A cached block that a prompt leaves in its middle.
+    """A cached block that a prompt shares the first tokens of.
 
     Attributes:
         block: The block whose first slots are shared.
@@ -44,22 +41,25 @@ class TailMatch:
 
 @dataclass(slots=True)
 class PrefixMatch:
-    """The longest cached prefix of a prompt.
+    """The longest cached prefix of a prompt; valid until its index changes.
 
     Attributes:
-        blocks: Whole blocks that hit, in token order, shape (num_blocks,).
         block_size: Tokens per block.
+        blocks: Whole blocks that hit, in token order, shape (num_blocks,).
         tail: What can be copied out of the next block; None if nothing.
-        window_tails: Per window group, the copy of the tail's block; empty without a tail.
-        cursor: Where the index's walk ended; only the index that made it reads it. It is
-            valid until the index changes.
+        cursor: Where the index's walk ended; read by that index alone.
+        key: The sequence that was looked up; None if nothing was.
+        index: Which index was asked.
+        version: Of the index, at the look-up.
     """
 
     block_size: int
     blocks: "array[int]" = field(default_factory=lambda: array("i"))
     tail: TailMatch | None = None
-    window_tails: tuple[Any, ...] = ()
     cursor: Any = None
+    key: PrefixKey | None = None
+    index: Any = None
+    version: int = 0
 
     @property
     def num_shared_tokens(self) -> int:
@@ -78,8 +78,8 @@ class PrefixMatch:
 
 
 @dataclass(slots=True)
-class Publication:
-    """What became of blocks that were published.
+class PublishResult:
+    """What a publication found.
 
     Attributes:
         num_known: Blocks whose content was there already; they come before all new ones.
@@ -92,18 +92,18 @@ class Publication:
     duplicates: tuple[tuple[int, BlockId], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    """What was forgotten.
+@dataclass(slots=True)
+class Removal:
+    """Blocks that were taken out of an index.
 
     Attributes:
         blocks: Ids, now private to the caller, tail first.
-        digests: Of the contents whose last copy is gone, tail first; not of sealed tails, and
-            none from an index that keeps no digests.
+        before: The block that they continued, or another copy of the same content; None if they
+            began at position 0.
     """
 
     blocks: "array[int]"
-    digests: tuple[BlockDigest, ...] = ()
+    before: BlockId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class CachedBlock:
 
     Attributes:
         block: Its id.
-        tokens: Its packed tokens; shorter than a block for a sealed tail.
+        tokens: Its packed tokens; shorter than a block for a partial one.
         ref_count: Live requests that hold it.
         parent: Digest-free name of its prefix: the packed blocks before it, extras included.
         extra: What the images that touch it add to its tokens; empty without any.
@@ -129,17 +129,14 @@ class CachedBlock:
 class CachedRun:
     """Published blocks that follow each other, for surveys: cheaper than block by block.
 
-    A run ends where prefixes part, where the hit of a request ended, or where its index likes.
-
     Attributes:
-        number: Its place in the walk, from 0 on; a run comes after the one it continues.
+        number: Its number in the walk, from 0 on; a run comes after the one it continues.
         parent: Number of the run that it continues; None at the beginning of a prompt.
         identity: Whose it is, and under which weights.
-        tokens: Packed tokens; the last block of a sealed tail is not full.
+        tokens: Packed tokens; the last block of a partial one is not full.
         held: Blocks that live requests or leases hold.
-        idle: Blocks that nobody holds: evictable.
+        idle: Blocks that no request holds: evictable.
         num_holders: Holds on its last block.
-        num_hits: Requests whose hit ended with it, or behind it in what is forgotten by now.
         born_s: When it was published, by the cache's clock.
     """
 
@@ -150,84 +147,58 @@ class CachedRun:
     held: "array[int]"
     idle: "array[int]"
     num_holders: int
-    num_hits: int
     born_s: float
 
 
 class PrefixIndex(Protocol[PathT]):
-    """Which blocks hold the KV of which prefix?"""
+    """Which blocks hold the KV of which prefix?
+
+    Attributes:
+        version: Raised whenever content is added, split or removed: older matches are stale.
+    """
+
+    version: int
 
     def match(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
-        """Find the longest cached prefix among a sequence's first tokens.
-
-        Args:
-            key: The sequence.
-            num_tokens: How many of its tokens may hit.
+        """Find the longest cached prefix among a sequence's first ``num_tokens`` tokens.
 
         Effects: none; references and times of use change at admission only.
         """
 
-    def tail_name(self, tail: TailMatch) -> bytes:
-        """Return the packed tokens and extras of a tail's block."""
-
     def num_idle_blocks(self, match: PrefixMatch) -> int:
-        """Count the matched whole blocks that nobody holds: acquiring takes them off the free.
+        """Count the matched whole blocks that no request holds; they are free until acquired."""
 
-        Effects: none.
-        """
-
-    def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[PathT, PathT | None]:
-        """Hold a match for one more request.
+    def acquire(
+        self, key: PrefixKey, match: PrefixMatch, summary: RequestSummary | None = None
+    ) -> tuple[PathT, PathT | None]:
+        """Hold a match for one more request, whose summary learns when it was used last.
 
         Returns:
-            The request's path, which holds the whole blocks; of length zero if there are none. And
-            what holds a tail's source block alone, until the copy has run; None without a tail.
+            The path, which holds the whole blocks, and what holds a tail's source block until the
+            copy has run; None without a tail.
         """
 
     def release_tail(self, tail: PathT) -> None:
-        """Let go of a tail's source block, before the path that it came with."""
-
-    def count_hit(self, path: PathT) -> None:
-        """Note that a request's hit ended where this path ends, in O(1)."""
+        """Release a tail's source block, before the path that it came with."""
 
     def fork(self, path: PathT) -> PathT:
-        """Hold what a path holds once more."""
-
-    def last_entry(self, path: PathT) -> CacheEntry | None:
-        """Return the deepest entry that a path holds; None if it holds none."""
+        """Hold the blocks of a path once more."""
 
     def publish(
-        self, path: PathT, key: PrefixKey, blocks: "array[int]", turn: Turn | None = None
-    ) -> tuple[PathT, Publication]:
-        """Make blocks findable that continue a path.
-
-        Args:
-            path: The publisher's path.
-            key: Its sequence, at least as long as path and blocks together.
-            blocks: Private full blocks of the tokens behind the path, shape (num_blocks,).
-            turn: Learns what of them is new.
+        self,
+        path: PathT,
+        key: PrefixKey,
+        blocks: "array[int]",
+        summary: RequestSummary | None = None,
+    ) -> tuple[PathT, PublishResult]:
+        """Make private full blocks findable that continue a path.
 
         Returns:
             The longer path, and which content was there before.
         """
 
-    def retract(self, path: PathT, num_blocks: int) -> tuple[PathT, Forgotten]:
-        """Take back what a path published last; nobody else holds it.
-
-        Args:
-            path: The publisher's path.
-            num_blocks: Blocks that stay.
-
-        Returns:
-            The shorter path, and what was taken back, tail first.
-        """
-
-    def seal(
-        self,
-        path: PathT,
-        key: PrefixKey,
-        block: BlockId,
-        num_tokens: int,
+    def publish_partial(
+        self, path: PathT, key: PrefixKey, block: BlockId, num_tokens: int
     ) -> CacheEntry | None:
         """Make the partial last block of an ended sequence findable token by token.
 
@@ -239,31 +210,24 @@ class PrefixIndex(Protocol[PathT]):
                 are in ``block``.
 
         Returns:
-            The tail, to be let go of with the path; None, with no effect, if a sibling begins
-            with the same tokens already.
+            The entry, to be released with the path; None, with no effect, if a sibling begins
+            with the same tokens.
+        """
+
+    def retract(self, path: PathT, num_blocks: int) -> tuple[PathT, Removal]:
+        """Take back what a path published last, down to ``num_blocks``; no other request holds it.
+
+        Returns:
+            The shorter path, and what was taken back.
         """
 
     def release(
-        self, path: PathT, turn: Turn | None = None, tail: CacheEntry | None = None
+        self, path: PathT, summary: RequestSummary | None = None, partial: CacheEntry | None = None
     ) -> None:
-        """Let go of a path, tail first.
+        """Release a path and the partial block after it, tail first."""
 
-        Args:
-            path: Which.
-            turn: What is known of its request, for the eviction policy.
-            tail: What was sealed behind it.
-        """
-
-    def quote(self, path: PathT) -> "list[tuple[bytearray, int]] | None":
-        """Return a path's packed tokens, to be kept whatever becomes of its blocks.
-
-        Returns:
-            Buffers in token order, each with how many of its bytes are meant: more may be written
-            behind them, nothing else is changed. None if only a copy would do.
-        """
-
-    def evict(self, entry: CacheEntry, most: int) -> Forgotten:
-        """Forget up to ``most`` blocks of an evictable leaf, at least one, tail first."""
+    def evict(self, entry: CacheEntry, most: int) -> Removal:
+        """Remove up to ``most`` blocks of an evictable leaf, at least one, tail first."""
 
     def contents(self) -> Iterator[CachedBlock]:
         """Walk every published block; for pictures and checks."""
@@ -272,9 +236,4 @@ class PrefixIndex(Protocol[PathT]):
         """Walk everything published in runs, parents before children; for surveys."""
 
     def check(self, paths: "list[PathT]", tails: "Sequence[PathT]" = ()) -> None:
-        """Assert the index's invariants.
-
-        Args:
-            paths: Every live path; reference counts are recounted from them.
-            tails: Every tail that is held.
-        """
+        """Assert the index's invariants; reference counts are recounted from live paths."""

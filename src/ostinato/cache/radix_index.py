@@ -1,18 +1,24 @@
-"""How are prefixes found by walking a tree?
+"""Prefix index as a radix tree that compares tokens.
 
 One tree per identity; its edges are runs of whole blocks with their tokens. A match compares
-tokens (``memcmp`` of packed ids), so it needs no hash to be right, and its cost in Python is
-one step per branch on the way, not per block.
+tokens (``memcmp`` of packed ids), so it needs no hash to be right, and costs one step in Python
+per branch, not per block::
+
+    sequence  ABCD EFGH IJKL MNOP QRST UV
+              └─ node, whole ─┘└ node ┘└─ tail: the child with the longest common prefix
+
+A path is the deepest node that a request holds; holding it counts one holder in each node up to
+the root.
 
 Rules:
 
 1. Every block of a node has the same holders; a node is split where they part.
 2. A node's reference count is the number of live paths that end in it or below it, and of
-   sources of copies that are it; whoever holds such a source holds a path to it.
+   sources of copies that are it; a request that holds such a source holds a path to it.
 3. Idle nodes are in the eviction policy, held nodes and roots are not.
 4. Each content is published once: a second block of the same content is a duplicate, which
    its owner exchanges for the canonical one.
-5. All blocks of a node are of one identity; behind a public head, another one's begin.
+5. All blocks of a node are of one identity; after a public prefix, another identity begins.
 
 Source: RadixAttention, arXiv 2312.07104; SGLang's radix cache.
 """
@@ -21,55 +27,94 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.block_hash import BlockHasher, block_bytes
-from ostinato.cache.policies.contract import Turn
+from ostinato.cache.eviction import RequestSummary
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import (
     CachedBlock,
     CachedRun,
-    Forgotten,
     PrefixMatch,
-    Publication,
+    PublishResult,
+    Removal,
     TailMatch,
 )
-from ostinato.cache.radix_growth import first_text, go_on, overtaken, split
-from ostinato.cache.radix_match import longest_prefix
 from ostinato.cache.radix_node import RadixNode
-from ostinato.cache.radix_path import hold, let_go, quote
 from ostinato.cache.radix_walk import cached_blocks, cached_runs, check
 from ostinato.core.identity import Identity, PrefixKey
-from ostinato.core.ids import BlockDigest, BlockId
+from ostinato.core.ids import BlockId
+from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 
-_ALL_NEW = Publication()
-"""What most publications become; nobody changes it."""
+_ALL_NEW = PublishResult()
+"""The usual result of a publication; never changed."""
 
 
 class RadixIndex:
-    """A tree of token runs. A path is the deepest node that a request holds."""
+    """A tree of token runs.
 
-    def __init__(self, pool: BlockPool, block_size: int, hasher: BlockHasher | None = None) -> None:
-        """Make an empty index over a pool; with a hasher if outsiders are told of blocks."""
+    Attributes:
+        version: Raised whenever content is added, split or removed: older matches are stale.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        """Make an empty index over a pool."""
+        self.version = 0
         self._pool = pool
         self._block_size = block_size
-        self._hasher = hasher
         self._roots: dict[Identity, RadixNode] = {}
 
     def match(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
-        """Find the longest cached prefix among a sequence's first tokens."""
-        identity = key.identity
-        if identity.head is not None:
-            root = self._roots.get(identity.root)
-        elif (root := self._roots.get(identity)) is not None:
-            key.identity = root.identity  # the same value: nodes share it, and compare it faster
-        return longest_prefix(root, key, num_tokens, self._block_size)
+        """Find the longest cached prefix among a sequence's first tokens.
 
-    def tail_name(self, tail: TailMatch) -> bytes:
-        """Return the packed tokens and extras of a tail's block."""
-        node: RadixNode = tail.entry
-        return node.name_of(tail.place, self._block_size)
+        The match's cursor is the last node, and how many of its blocks match.
+
+        Cost: O(num_tokens) compared bytes, O(depth) steps in Python.
+        """
+        size, blocks, root = self._block_size, array("i"), self._roots.get(key.identity.root)
+        if root is None:
+            return PrefixMatch(size, blocks, None, None, key, self, self.version)
+        node, used, done, most = root, 0, 0, num_tokens // size
+        is_plain = not key.has_extras
+        view = memoryview(key.tokens)  # a slice of it copies nothing
+        while done < most and (child := node.children.newest) is not None:
+            # Most nodes have one child, which agrees as a whole: found without its name.
+            is_whole = is_plain and _agrees(child, view, most, size)
+            if not is_whole:
+                child = node.children.get(key.block_name(done, size))
+                if child is None:
+                    break
+                is_whole = is_plain and _agrees(child, view, most, size)
+            node, used = child, child.num_blocks
+            if not is_whole:
+                used = child.num_common_blocks(key, view.cast("B"), most - done, size)
+            done += used
+            if used < child.num_blocks:
+                blocks.extend(child.blocks[:used])
+                break
+            blocks.extend(child.blocks)
+        tail = None
+        if used < node.num_blocks or node.children.by_text:
+            tail = self._tail(key, num_tokens, node, used)
+        return PrefixMatch(size, blocks, tail, (node, used), key, self, self.version)
+
+    def _tail(
+        self, key: PrefixKey, num_tokens: int, node: RadixNode, used: int
+    ) -> TailMatch | None:
+        """Find the block after a match with the longest common prefix with the sequence."""
+        size = self._block_size
+        start = (node.start + used) * size
+        stop = min(num_tokens, start + size)
+        if key.has_extras:
+            stop = start + key.num_text_tokens(start, stop)
+        if stop <= start or size == 1:  # no prompt ends inside a block of one token
+            return None
+        text = key.tokens[start:stop].tobytes()
+        if used < node.num_blocks:
+            common = num_common_tokens(node.text_of(used, size), text)
+            return TailMatch(BlockId(node.blocks[used]), common, node, used) if common else None
+        best = node.children.longest_common_prefix(text)
+        return None if best is None else TailMatch(BlockId(best[0].blocks[0]), best[1], best[0])
 
     def num_idle_blocks(self, match: PrefixMatch) -> int:
-        """Count the matched whole blocks that nobody holds, in O(depth)."""
+        """Count the matched whole blocks that no request holds, in O(depth)."""
         if match.cursor is None:
             return 0
         node: RadixNode = match.cursor[0]
@@ -77,10 +122,12 @@ class RadixIndex:
         idle = sum(n.num_blocks for n in node.up() if not n.ref_count)
         return idle - (skipped if not node.ref_count else 0)
 
-    def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[RadixNode, RadixNode | None]:
-        """Hold the matched blocks; the node that the match leaves in its middle is split.
+    def acquire(
+        self, key: PrefixKey, match: PrefixMatch, summary: RequestSummary | None = None
+    ) -> tuple[RadixNode, RadixNode | None]:
+        """Hold the matched blocks; a node that matches in part is split.
 
-        Of a tail's node what follows the source block is split off.
+        Of a tail's node, what follows the source block is split off.
         """
         if match.cursor is None or not match.blocks:
             path = self._root(key.identity.root)
@@ -88,56 +135,48 @@ class RadixIndex:
             path, used = match.cursor
             if used < path.num_blocks:
                 path = self._split(path, used)
-        idle, source = hold(path), None
+        idle, source = _hold(path), None
         if match.tail is not None:
-            source = self._source(match.tail)
+            source = match.tail.entry
+            assert source.blocks[0] == match.tail.block, "the match was split off before it"
+            if source.num_blocks > 1:
+                source = self._split(source, 1)
             if not source.ref_count:
                 idle.append(source)
             source.ref_count += 1
         if idle:
-            self._pool.hold_all(idle)
+            self._pool.mark_used(idle)
+        if summary is not None and path.idle_tick:
+            self._pool.note_gap(summary, path.uses, path.idle_since_s)
         return path, source
 
-    def _source(self, tail: TailMatch) -> RadixNode:
-        """Return the node of a tail's source block alone."""
-        node: RadixNode = tail.entry
-        assert node.blocks[0] == tail.block, "the match has been split off before it"
-        return self._split(node, 1) if node.num_blocks > 1 else node
-
     def release_tail(self, tail: RadixNode) -> None:
-        """Let go of the source block."""
+        """Release the source block of a copy."""
         tail.ref_count -= 1
         if not tail.ref_count:
-            tail.is_growing = False
-            self._pool.idle(tail)
-
-    def count_hit(self, path: RadixNode) -> None:
-        """Note that a request's hit ended where this path ends."""
-        if path.parent is not None:
-            path.count_hits(1)
-
-    def last_entry(self, path: RadixNode) -> RadixNode | None:
-        """Return the deepest entry that a path holds; None if it holds none."""
-        return None if path.is_root else path
+            self._pool.mark_evictable((tail,))
 
     def fork(self, path: RadixNode) -> RadixNode:
-        """Hold what a path holds once more."""
-        idle = hold(path)
-        if idle:
-            self._pool.hold_all(idle)
+        """Hold the blocks of a path once more."""
+        _hold(path)  # none of it is idle: the parent holds it
         return path
 
     def publish(
-        self, path: RadixNode, key: PrefixKey, blocks: "array[int]", turn: Turn | None = None
-    ) -> tuple[RadixNode, Publication]:
-        """Add new content to the tree; where the tree has it, follow it and name duplicates."""
+        self,
+        path: RadixNode,
+        key: PrefixKey,
+        blocks: "array[int]",
+        summary: RequestSummary | None = None,
+    ) -> tuple[RadixNode, PublishResult]:
+        """Add new content to the tree; follow the content that it has and report duplicates."""
         node, size, done, num_blocks = path, self._block_size, 0, len(blocks)
         duplicates: list[tuple[int, BlockId]] = []
+        self.version += 1
         while done < num_blocks:
-            name = block_bytes(key, node.end, size)
+            name = key.block_name(node.end, size)
             child = node.children.get(name)
             if child is None:
-                node, count = self._add(node, key, blocks[done:] if done else blocks, name, turn)
+                node, count = self._add(node, key, blocks[done:] if done else blocks, name, summary)
                 done += count
                 continue
             with memoryview(key.tokens).cast("B") as packed:
@@ -145,94 +184,92 @@ class RadixIndex:
             if used < child.num_blocks:
                 child = self._split(child, used)
             if not child.ref_count:
-                self._pool.hold_all((child,))
+                self._pool.mark_used((child,))
             child.ref_count += 1
-            duplicates += [
-                (child.start + i, BlockId(block)) for i, block in enumerate(child.blocks)
-            ]
+            duplicates += [(child.start + i, BlockId(b)) for i, b in enumerate(child.blocks)]
             node, done = child, done + used
-        return node, Publication(len(duplicates), tuple(duplicates)) if duplicates else _ALL_NEW
+        return node, PublishResult(len(duplicates), tuple(duplicates)) if duplicates else _ALL_NEW
 
-    def retract(self, path: RadixNode, num_blocks: int) -> tuple[RadixNode, Forgotten]:
+    def retract(self, path: RadixNode, num_blocks: int) -> tuple[RadixNode, Removal]:
         """Remove what a path published last; rule 1 makes it whole nodes after one split."""
-        node, dropped, digests = path, array("i"), list[BlockDigest]()
+        node, removed = path, array("i")
+        self.version += 1
         while node.end > num_blocks:
             if node.start < num_blocks:
                 self._split(node, num_blocks - node.start)
-            assert node.ref_count == 1 and node.is_leaf, "somebody builds on it"
+            assert node.ref_count == 1 and node.is_leaf, "another request builds on it"
             parent = node.parent
             assert parent is not None
-            dropped.extend(node.blocks[::-1])
-            digests += reversed(node.digests)
-            node.leave_hits(parent)
-            parent.disown(node, self._block_size)
+            removed.extend(node.blocks[::-1])
+            parent.children.remove(*node.names(self._block_size), node)
             node = parent
-        return node, Forgotten(dropped, tuple(digests))
+        return node, Removal(removed, _last_block(node))
 
-    def seal(
-        self,
-        path: RadixNode,
-        key: PrefixKey,
-        block: BlockId,
-        num_tokens: int,
+    def publish_partial(
+        self, path: RadixNode, key: PrefixKey, block: BlockId, num_tokens: int
     ) -> RadixNode | None:
         """Add a leaf with fewer tokens than a block."""
         start = path.end * self._block_size
         if key.has_extras and key.num_text_tokens(start, num_tokens) < num_tokens - start:
             return None  # only text is shared token by token
         text = key.packed_range(start, num_tokens)
-        if path.children:
-            best = path.children.most_alike(text)
+        if path.children.by_text:
+            best = path.children.longest_common_prefix(text)
             if best is not None and best[1] == num_tokens - start:
                 return None
+        self.version += 1
         tail = RadixNode(path, key.identity)
         tail.tokens += text
         tail.add_blocks(array("i", (block,)))
         path.add_child(None, text, tail)
-        self._pool.adopt(tail)
+        self._pool.stamp(tail)
         return tail
 
     def release(
-        self, path: RadixNode, turn: Turn | None = None, tail: CacheEntry | None = None
+        self,
+        path: RadixNode,
+        summary: RequestSummary | None = None,
+        partial: CacheEntry | None = None,
     ) -> None:
-        """Let go of a path, tail first, in O(depth)."""
-        idle = [] if tail is None else [tail]
-        root = let_go(path, idle)
+        """Release a path, tail first, in O(depth)."""
+        idle = [] if partial is None else [partial]
+        node = path
+        while (parent := node.parent) is not None:
+            count = node.ref_count = node.ref_count - 1
+            assert count >= 0, "released more often than acquired"
+            if not count:
+                idle.append(node)
+            node = parent
+        node.ref_count -= 1
         if idle:
-            self._pool.idle_all(idle, turn)
-        if not root.ref_count and not root.children:
-            del self._roots[root.identity]
+            self._pool.mark_evictable(idle, summary)
+        if not node.ref_count and not node.children.by_text:
+            del self._roots[node.identity]
 
-    def quote(self, path: RadixNode) -> list[tuple[bytearray, int]]:
-        """Return a path's tokens without a copy: those of its nodes, in O(depth)."""
-        return quote(path)
-
-    def evict(self, entry: CacheEntry, most: int) -> Forgotten:
-        """Cut blocks off an idle leaf, deepest first; at once only what was published at once."""
+    def evict(self, entry: CacheEntry, most: int) -> Removal:
+        """Remove the last blocks of an idle leaf."""
         assert isinstance(entry, RadixNode) and not entry.ref_count and entry.is_leaf
-        parent = entry.parent
+        parent, size = entry.parent, self._block_size
         assert parent is not None
-        kept = entry.num_blocks - min(most, entry.num_of_one_birth())
-        digests = entry.digests[kept:]
-        if not kept:
-            parent.disown(entry, self._block_size)
+        self.version += 1
+        kept = max(0, entry.num_blocks - most)
         self._pool.shrink(entry, entry.num_blocks - kept)
-        dropped = entry.cut(kept, self._block_size)
-        if not kept:
-            entry.leave_hits(parent)
-            if parent.is_root:
-                if not parent.ref_count and not parent.children:
-                    del self._roots[parent.identity]
-            elif parent.is_leaf:
-                self._pool.expose(parent)
-        return Forgotten(dropped[::-1], tuple(reversed(digests)))
+        if kept:
+            return Removal(entry.cut(kept, size)[::-1], BlockId(entry.blocks[-1]))
+        parent.children.remove(*entry.names(size), entry)
+        if parent.parent is None:
+            if not parent.ref_count and not parent.children:
+                del self._roots[parent.identity]
+        elif parent.is_leaf:
+            self._pool.expose(parent)
+        return Removal(entry.cut(0, size)[::-1], _last_block(parent))
 
     def contents(self) -> Iterator[CachedBlock]:
         """Walk every published block."""
         return cached_blocks(self._roots, self._block_size)
 
     def runs(self) -> Iterator[CachedRun]:
-        """Walk everything published: a node is one run, cut where hits ended in it."""
+        """Walk everything published; a node is one run."""
         return cached_runs(self._roots, self._block_size)
 
     def check(self, paths: "list[RadixNode]", tails: "Sequence[RadixNode]" = ()) -> None:
@@ -247,51 +284,69 @@ class RadixIndex:
         return root
 
     def _add(
-        self, node: RadixNode, key: PrefixKey, blocks: "array[int]", name: bytes, turn: Turn | None
+        self,
+        node: RadixNode,
+        key: PrefixKey,
+        blocks: "array[int]",
+        name: bytes,
+        summary: RequestSummary | None,
     ) -> tuple[RadixNode, int]:
-        """Put new content behind a held node.
+        """Add new content after a held node, in it or in a child.
 
-        Where the policy goes by use, what was cached before is a node of its own: it is worth more
-        than what follows it.
-
-        Args:
-            node: What it continues.
-            key: The sequence.
-            blocks: Those of its blocks that are new.
-            name: Packed tokens and extras of the first of them.
-            turn: Learns what is remembered of them.
+        Blocks that were used differently often, as far as the policy remembers, are different
+        nodes: some are worth more than others.
 
         Returns:
-            The node that has them now, and how many it took.
+            The node that has the blocks now, and how many it took.
         """
-        if self._pool.joins:
-            uses, tails = 1, overtaken(node, key, name, self._block_size)
-            goes_on = tails is not None
-            if tails is not None:
-                go_on(node, tails, self._pool.now())
-        else:
-            known = self._pool.past.recall(key, node.end, len(blocks), self._block_size, turn)
+        uses = 1
+        if self._pool.learns:
+            known = self._pool.recall(key, node.end, len(blocks), self._block_size, summary)
             blocks, uses = blocks[: known.num_blocks], known.uses + 1
-            is_own = node.parent is not None and node.identity == key.identity
-            goes_on = is_own and node.uses == uses and node.ref_count == 1 and node.is_leaf
-        if not goes_on:
-            node = self._add_child(node, key, name, uses)
+        is_public = key.identity.head is not None and node.identity != key.identity
+        extends = node.ref_count == 1 and node.uses == uses and node.is_leaf and not is_public
+        if not extends or node.parent is None:
+            child = RadixNode(node, key.identity if is_public else node.identity)
+            child.ref_count, child.uses = 1, uses
+            self._pool.stamp(child)
+            text = name
+            if key.has_extras:
+                start = node.end * self._block_size
+                count = key.num_text_tokens(start, start + self._block_size)
+                text = name[: count * TOKEN_BYTES]
+            node.add_child(name, text, child)
+            node = child
         node.append(key, blocks, self._block_size)
-        if self._hasher is not None:
-            digests = self._hasher.digests(key, node.end)
-            node.add_digests(digests[node.end - len(blocks) : node.end])
         return node, len(blocks)
-
-    def _add_child(self, node: RadixNode, key: PrefixKey, name: bytes, uses: int) -> RadixNode:
-        """Hang an empty node behind another, of one request's own."""
-        child = RadixNode(node, key.identity)
-        child.ref_count, child.uses, child.is_growing = 1, uses, True
-        self._pool.adopt(child)
-        node.add_child(name, first_text(key, child.start, name, self._block_size), child)
-        return child
 
     def _split(self, node: RadixNode, num_blocks: int) -> RadixNode:
         """Make the first blocks of a node a node of their own, which is returned."""
-        head = split(node, num_blocks, self._block_size)
+        self.version += 1
+        head = node.split(num_blocks, self._block_size)
         self._pool.split(node, head)
         return head
+
+
+def _agrees(node: RadixNode, view: memoryview, most: int, block_size: int) -> bool:
+    """Whether a sequence without extras has all of a node among its first ``most`` blocks."""
+    start, end = node.start, node.end
+    if end > most or node.extras:
+        return False
+    return node.tokens.startswith(view[start * block_size : end * block_size])
+
+
+def _hold(path: RadixNode) -> list[RadixNode]:
+    """Count one more holder of a path; return the nodes that had none, the deepest first."""
+    node, idle = path, []
+    while (parent := node.parent) is not None:
+        if not node.ref_count:
+            idle.append(node)
+        node.ref_count += 1
+        node = parent
+    node.ref_count += 1
+    return idle
+
+
+def _last_block(node: RadixNode) -> BlockId | None:
+    """Return the block at a node's end; None for a root."""
+    return None if node.parent is None else BlockId(node.blocks[-1])

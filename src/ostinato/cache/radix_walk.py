@@ -1,4 +1,4 @@
-"""What lies in the radix index, from the roots on? For pictures, surveys and checks."""
+"""Walks over the radix tree: for pictures, surveys and checks."""
 
 from array import array
 from collections import Counter
@@ -23,8 +23,6 @@ def walk(roots: Roots, block_size: int) -> Iterator[tuple[RadixNode, bytes]]:
         node, before = stack.pop()
         yield node, before
         for index in range(node.num_blocks):
-            for aside in node.asides.get(node.start + index, ()):
-                yield aside, before
             extra = node.extras.get(node.start + index)
             before += bytes(node.tokens[index * size : (index + 1) * size])
             before += b"" if extra is None else extra.encoded
@@ -44,30 +42,23 @@ def cached_blocks(roots: Roots, block_size: int) -> Iterator[CachedBlock]:
 
 
 def cached_runs(roots: Roots, block_size: int) -> Iterator[CachedRun]:
-    """Walk everything published: a node is one run, cut where hits or births ended.
+    """Walk everything published; a node is one run.
 
     Cost: O(nodes) steps in Python, and one copy of all tokens.
     """
-    size, number = block_size * TOKEN_BYTES, 0
+    number, none = 0, array("i")
     stack: list[tuple[RadixNode, int | None]] = [
         (child, None) for root in roots.values() for child in root.children
     ]
     while stack:
         node, parent = stack.pop()
-        start, ends = 0, {*node.hits, *(end for end, _ in node.births), node.end}
-        for end in sorted(end - node.start for end in ends):
-            stack += [(aside, parent) for aside in node.asides.get(node.start + start, ())]
-            blocks = node.blocks[start:end]
-            none = array("i")
-            held, idle = (blocks, none) if node.ref_count else (none, blocks)
-            hits = node.hits.get(node.start + end, 0)
-            tokens = bytes(node.tokens[start * size : end * size])
-            yield CachedRun(
-                number, parent, node.identity, tokens, held, idle,
-                node.ref_count, hits, node.birth_of(node.start + end),
-            )  # fmt: skip
-            start, parent, number = end, number, number + 1
-        stack += [(child, parent) for child in node.children]
+        held, idle = (node.blocks[:], none) if node.ref_count else (none, node.blocks[:])
+        tokens = bytes(node.tokens)
+        yield CachedRun(
+            number, parent, node.identity, tokens, held, idle, node.ref_count, node.born_s
+        )
+        stack += [(child, number) for child in node.children]
+        number += 1
 
 
 def check(
@@ -94,19 +85,12 @@ def check(
         assert node.blocks and node.tokens, "a node has no blocks"
         assert node.num_blocks == len(node.blocks) == node.end - node.start, "miscounted blocks"
         assert node.parent is not None
-        is_aside = node in node.parent.asides.get(node.start, ())
-        assert is_aside or node.start == node.parent.end
-        assert not is_aside or node.is_sealed_tail(block_size), "more than a sealed tail is aside"
-        ends = [end for end, _ in node.births]
-        assert ends == sorted(set(ends)) and all(node.start < end <= node.end for end in ends)
-        assert all(place in ends and place < node.end for place in node.asides), "a lost aside"
-        assert not node.is_growing or node.ref_count, "nobody is there who could have grown it"
+        assert node.start == node.parent.end, "a node is not where its parent ends"
         assert (id(node) in idle) == (node.ref_count == 0), "idle nodes alone are evictable"
-        assert all(node.start < end <= node.end for end in node.hits), "a hit ended elsewhere"
-        parted = node.identity != node.parent.identity and not node.parent.is_root
-        assert not parted or node.parent.ref_count, "content behind a public head that may go"
-        sealed = node.is_sealed_tail(block_size)
-        assert not sealed or (node.num_blocks == 1 and not node.children)
+        parted = node.identity != node.parent.identity and node.parent.parent is not None
+        assert not parted or node.parent.ref_count, "content after a public prefix that may go"
+        partial = node.is_partial(block_size)
+        assert not partial or (node.num_blocks == 1 and not node.children)
     assert len(idle) == sum(node.ref_count == 0 for node in nodes), "a lost node is evictable"
     for root in roots.values():
         assert root.ref_count == counted.pop(id(root), 0), "a root's references"

@@ -18,11 +18,11 @@ from ostinato.cli._trace_source import SkipBroken, name_broken
 from ostinato.cli.cache import URL
 from ostinato.core.config import CacheConfig, IndexName
 from ostinato.core.errors import ConfigError, RequestError
-from ostinato.core.explanation import Explanation, Fate
 from ostinato.engine.config import DEFAULT_MODEL
 from ostinato.lab.explain_log import explain_log, explain_recording, is_recording
 from ostinato.lab.recording import read_recording
 from ostinato.lab.request_log import LogOptions, iter_requests
+from ostinato.observe.explanation import Explanation, Fate
 
 _COLOURS = {Fate.HIT: "green", Fate.WAITED: "green", Fate.COPIED: "cyan", Fate.COMPUTED: "red"}
 

@@ -29,10 +29,10 @@ from ostinato.lab.kv_config import Config
 from ostinato.lab.kv_groups import KVGroups, kv_groups
 from ostinato.lab.plan import Fleet, Option, Plan, Prices, Setup, make_plan
 from ostinato.lab.plan_words import in_words, money
+from ostinato.lab.policies import ENGINE_POLICIES
 from ostinato.lab.quantities import write_bytes
 from ostinato.lab.roofline import RooflineCost
 from ostinato.lab.serial_replay import USUAL_POLICY
-from ostinato.lab.simulation import POLICIES
 
 _MONEY = "What things cost"
 
@@ -108,7 +108,7 @@ def run(
 
     Try: ostinato plan trace.jsonl --model tiny-shakespeare
     """
-    one_of("policy", policy, POLICIES)
+    one_of("policy", policy, ENGINE_POLICIES)
     prices = Prices(compute_price, memory_price)
     steps.check(machine)
     traffic, recording = reading.open(trace, model), reading.recording(trace)

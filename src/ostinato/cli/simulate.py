@@ -27,9 +27,10 @@ from ostinato.lab.cost_model import ASSUMED, StepCost
 from ostinato.lab.kv_bytes import kv_bytes
 from ostinato.lab.kv_config import Config
 from ostinato.lab.kv_groups import KVGroups, kv_groups
+from ostinato.lab.policies import ENGINE_POLICIES, SIMULATED_POLICIES, SimulatedPolicyName
 from ostinato.lab.quantities import read_bytes, read_count
 from ostinato.lab.replay import Replay
-from ostinato.lab.simulation import POLICIES, Simulation, add_bounds, simulate, usual_capacities
+from ostinato.lab.simulation import Simulation, add_bounds, simulate, usual_capacities
 from ostinato.lab.timed_replay import replay_timed, slowed_to_fit
 
 _CACHE = "Caches"
@@ -57,7 +58,7 @@ def run(
         typer.Option(
             "--policy",
             "-p",
-            help=f"Which to try, with commas: {', '.join(POLICIES)}. All unless said.",
+            help=f"Which to try, with commas: {', '.join(SIMULATED_POLICIES)}. All unless said.",
             rich_help_panel=_CACHE,
         ),
     ] = None,
@@ -186,11 +187,11 @@ def _size(text: str, trace: BlockTrace, kv: KVGroups | None) -> int:
     return kv.pools(memory, trace.block_tokens).full
 
 
-def _policies(text: str | None) -> tuple[PolicyName, ...]:
-    names = POLICIES if text is None else tuple(each.strip() for each in text.split(","))
+def _policies(text: str | None) -> tuple[SimulatedPolicyName, ...]:
+    names = SIMULATED_POLICIES if text is None else tuple(each.strip() for each in text.split(","))
     for name in names:
-        one_of("policy", name, POLICIES)
-    return cast("tuple[PolicyName, ...]", tuple(dict.fromkeys(names)))
+        one_of("policy", name, SIMULATED_POLICIES)
+    return cast("tuple[SimulatedPolicyName, ...]", tuple(dict.fromkeys(names)))
 
 
 def _add_times(
@@ -216,8 +217,8 @@ def _add_times(
         memory = found.kv.memory_for(blocks, trace.block_tokens)
         _, windows = found.kv.blocks(memory, trace.block_tokens)
     scheduling = SchedulerConfig(max_num_batched_tokens=_STEP_TOKENS)
-    runs: list[tuple[str, bool, PolicyName]] = [("no cache", False, POLICIES[0])]
-    runs += [(str(policy), True, policy) for policy in found.results]
+    runs: list[tuple[str, bool, PolicyName]] = [("no cache", False, ENGINE_POLICIES[0])]
+    runs += [(policy, True, policy) for policy in ENGINE_POLICIES if policy in found.results]
     with source.progress_bar("Times", len(trace) * len(runs)) as advance:
         for name, enabled, policy in runs:
             cache = CacheConfig(

@@ -13,7 +13,7 @@ from ostinato.core.tenancy import Allotment
 IndexName = Literal["radix", "hash"]
 FreeOrder = Literal["scratch_first", "classic"]
 DigestName = Literal["sha256", "xxh3_128"]
-PolicyName = Literal["lru", "lfu", "slru", "s3fifo", "arc", "cost_aware", "reuse_hazard"]
+PolicyName = Literal["lru", "s3fifo", "arc", "reuse_hazard"]
 AttentionName = Literal["auto", "native", "torch"]
 NATIVE_BLOCK = 16
 """Tokens of which a block must have a multiple for the native library."""
@@ -46,8 +46,8 @@ class WindowConfig:
 
 
 _GHOST_BLOCKS = 128
-_LEAST_HAUNTED = 2048
-"""Blocks of a cache below which a ghost would take more than a hundredth of its memory."""
+GHOST_MIN_POOL_BLOCKS = 64
+"""Blocks of the smallest pool for which estimates are made without being asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ class CacheConfig:
         keep_event_batches: Batches of events kept for consumers that missed some; 0 keeps no
             events at all.
         ghost_blocks: The most blocks of the small cache that stands for this one in estimates for
-            other sizes and policies; 0 makes no estimates, None takes 128 where there are 2,048
+            other sizes and policies; 0 makes no estimates, None takes 128 where there are 64
             blocks or more.
-        ghost_share: Processor time that estimates may take, as a share of what the cache takes;
-            1 spares none. A start-up allowance of a tenth of a second is given once beside it.
+        ghost_share: Processor time that estimates take in the long run, about, as a share of
+            what the cache takes; 1 samples all the time.
         keep_explanations: Sequences of which is remembered what becomes of them, so that misses
             can be explained; 0 remembers nothing.
     """
@@ -125,7 +125,7 @@ class CacheConfig:
         """The most blocks of a small cache; 0 without estimates."""
         if self.ghost_blocks is not None:
             return self.ghost_blocks
-        return _GHOST_BLOCKS if self.num_blocks >= _LEAST_HAUNTED else 0
+        return _GHOST_BLOCKS if self.num_blocks >= GHOST_MIN_POOL_BLOCKS else 0
 
     @property
     def num_slots(self) -> int:

@@ -11,11 +11,18 @@ The whole tree, so that a caller can catch as much or as little as wanted::
     │   └── UnsupportedModel          it would load, but we could not serve it correctly
     ├── RequestError (ValueError)     this one request is refused; nobody else notices
     │   ├── EmptyPrompt
+    │   ├── InvalidIdentity
     │   ├── TokenOutOfRange
     │   ├── PromptTooLong
     │   ├── InvalidSamplingParams
     │   └── DuplicateRequest
     ├── CacheInUse                    a reset was asked for while requests hold blocks
+    ├── CacheMisuse                   the cache was called in a wrong order; nothing has changed
+    │   ├── ReleasedTable             the table is not live, or it is another cache's
+    │   ├── StaleMatch                the match is another key's, or the cache has changed since
+    │   ├── StepInProgress            blocks are published and neither committed nor failed
+    │   ├── TableOverrun              more tokens than the table or its sequence has
+    │   └── WrongThread               another thread's tables are live
     ├── BrokenTrace (ValueError)      a recorded or given trace of requests cannot be read
     ├── UnsupportedCall (AttributeError)  a method that vLLM has and this engine does not
     └── EngineError
@@ -67,6 +74,10 @@ class EmptyPrompt(RequestError):
     """A prompt has no tokens."""
 
 
+class InvalidIdentity(RequestError):
+    """A field of an identity is of the wrong type."""
+
+
 class TokenOutOfRange(RequestError):
     """A token id is not an integer, is negative, or is not in the vocabulary."""
 
@@ -85,6 +96,30 @@ class DuplicateRequest(RequestError):
 
 class CacheInUse(OstinatoError):
     """The cache was asked to reset while requests hold blocks."""
+
+
+class CacheMisuse(OstinatoError):
+    """The cache was called in a wrong order; the call was refused and changed nothing."""
+
+
+class ReleasedTable(CacheMisuse):
+    """A block table was released before, or another cache admitted it."""
+
+
+class StaleMatch(CacheMisuse):
+    """A match is another key's or another cache's, or the cache has changed since."""
+
+
+class StepInProgress(CacheMisuse):
+    """Blocks are published and not computed: commit or fail comes first."""
+
+
+class TableOverrun(CacheMisuse):
+    """More tokens than a block table has slots for, or than its sequence has."""
+
+
+class WrongThread(CacheMisuse):
+    """The cache is used by one thread at a time, and another one has live tables."""
 
 
 class BrokenTrace(OstinatoError, ValueError):

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 
-from ostinato.core.errors import RequestError
+from ostinato.core.errors import InvalidIdentity, RequestError
 from ostinato.core.ids import BlockDigest
 from ostinato.core.tenancy import owner_of
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens, pack_tokens
@@ -61,6 +61,25 @@ class Identity:
     adapter: bytes = b""
     tenant: bytes = b""
     head: PublicHead | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be hashed or compared.
+
+        Raises:
+            InvalidIdentity: A field is of the wrong type.
+        """
+        if (
+            type(self.tenant) is bytes
+            and type(self.weights) is bytes
+            and type(self.adapter) is bytes
+            and type(self.epoch) is int
+            and self.epoch >= 0
+        ):
+            return
+        for name in ("weights", "adapter", "tenant"):
+            if type(value := getattr(self, name)) is not bytes:
+                raise InvalidIdentity(f"{name}={value!r}: must be bytes; encode a text")
+        raise InvalidIdentity(f"epoch={self.epoch!r}: must be an integer, at least 0")
 
     @cached_property
     def encoded(self) -> bytes:
@@ -209,6 +228,14 @@ class PrefixKey:
         if self._packed is not None:
             return self._packed[start * TOKEN_BYTES : stop * TOKEN_BYTES]
         return self.tokens[start:stop].tobytes()
+
+    def block_name(self, index: int, block_size: int) -> bytes:
+        """Packed tokens and extras of one full block: what tells it from its siblings."""
+        start, stop = index * block_size, (index + 1) * block_size
+        packed = self.tokens[start:stop].tobytes()
+        if self.has_extras and (extra := self.extra(start, stop)) is not None:
+            return packed + extra.encoded
+        return packed
 
     def extra(self, start: int, stop: int) -> BlockExtra | None:
         """What images and a seam add to the identity of a block of tokens ``start .. stop``."""

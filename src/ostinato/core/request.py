@@ -54,3 +54,23 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()
     form: OutputForm | None = None
     fields: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """What observers of the cache may want to know of the request that is admitted.
+
+    Attributes:
+        name: The request's id.
+        off: The setting that keeps it from reading the cache; empty if it reads.
+        fields: As of the request.
+        num_known_tokens: Tokens that would have hit in whole blocks when it came; None if nobody
+            looked.
+        waits_for: Name of the request that it waited for; empty if for none.
+    """
+
+    name: str = ""
+    off: str = ""
+    fields: tuple[tuple[str, str], ...] = ()
+    num_known_tokens: int | None = None
+    waits_for: str = ""

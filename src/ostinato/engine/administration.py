@@ -16,7 +16,6 @@ import torch
 
 from ostinato.core.errors import CacheInUse, ConfigError, EmptyPrompt, RequestError
 from ostinato.core.identity import PrefixKey
-from ostinato.core.lease import LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
 from ostinato.core.tenancy import EraseReceipt
 from ostinato.engine.engine import Engine
 from ostinato.engine.prompts import Prompt
@@ -24,6 +23,7 @@ from ostinato.engine.public_prefixes import salt_of_public
 from ostinato.engine.recorder import Settings
 from ostinato.engine.requests import tokenize
 from ostinato.engine.weights import WeightUpdate
+from ostinato.tenants.terms import LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
 
 
 class Administration:
@@ -52,14 +52,14 @@ class Administration:
         identity = self._engine.identity_of(prompt, tokens)
         key, recorder = PrefixKey(identity, tokens), self._engine.recorder
         recorder.tick()
-        receipt = self._engine.cache.custody.lease(key, terms)
+        receipt = self._engine.cache.admin.lease(key, terms)
         recorder.leased(key, terms, receipt.lease_id)
         return receipt
 
     def end_lease(self, lease_id: LeaseId) -> bool:
         """Let go of a lease; returns False if there is none of that number."""
         self._engine.recorder.tick()
-        ended = self._engine.cache.custody.end_lease(lease_id)
+        ended = self._engine.cache.admin.end_lease(lease_id)
         self._engine.recorder.lease_ended(lease_id)
         return ended
 
@@ -90,7 +90,7 @@ class Administration:
         tokens = engine.public_prefixes.whole_blocks(name, tokenize(prompt, engine.loaded))
         key = PrefixKey(engine.identity_of(prompt, tokens), tokens)
         engine.recorder.tick()
-        receipt = engine.cache.custody.publish(key)
+        receipt = engine.cache.admin.publish(key)
         engine.recorder.published(key)
         if receipt.status is LeaseStatus.ACCEPTED:
             engine.public_prefixes.add(name, tokens)
@@ -132,7 +132,7 @@ class Administration:
             )
         salt = cache_salt.encode() if isinstance(cache_salt, str) else cache_salt
         self._engine.recorder.tick()
-        receipt = self._engine.cache.custody.erase(salt)
+        receipt = self._engine.cache.admin.erase(salt)
         self._engine.forget_forms(salt)
         self._engine.recorder.erased(salt)
         return EraseReceipt(
@@ -169,8 +169,8 @@ class Administration:
                 f"a recording to {str(recorder.path)!r} runs: stop it before you begin another one"
             )
         cache = engine.cache
-        is_cold = not engine.has_work and cache.pool.num_scratch == cache.config.num_blocks
-        shape, epoch = self._shape(), cache.custody.epoch
+        is_cold = not engine.has_work and cache.manager.pool.num_scratch == cache.config.num_blocks
+        shape, epoch = self._shape(), cache.manager.epoch
         settings = Settings(cache.config, engine.scheduler.config, shape, epoch, is_cold)
         recorder.start(Path(path), settings)
         return Path(path)
@@ -202,7 +202,7 @@ class Administration:
     def _zero_unused_slots(self) -> int:
         """Overwrite all slots without live content; returns how many."""
         count = 0
-        live_slots = self._engine.cache.custody.live_slots()
+        live_slots = self._engine.cache.admin.live_slots()
         for store, live in zip(self._engine.runner.kv_stores, live_slots, strict=True):
             offsets = torch.arange(store.block_size)  # (block_size,)
             used = torch.zeros(store.num_blocks, dtype=torch.int64)  # (num_blocks,)

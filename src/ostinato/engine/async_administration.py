@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from ostinato.core.lease import LeaseId, LeaseReceipt, LeaseTerms
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.tenancy import EraseReceipt
 from ostinato.engine.administration import Administration
@@ -18,6 +17,7 @@ from ostinato.engine.prompts import Prompt, check_salt
 from ostinato.engine.public_prefixes import salt_of_public
 from ostinato.engine.tokenizer_executor import TokenizerExecutor
 from ostinato.engine.weights import WeightSource, read_weights
+from ostinato.tenants.terms import LeaseId, LeaseReceipt, LeaseTerms
 
 
 class AsyncAdministration:
@@ -42,9 +42,7 @@ class AsyncAdministration:
 
     async def has_lease(self, lease_id: LeaseId) -> bool:
         """Whether a lease still runs."""
-        return await self._thread.call(
-            lambda: self._thread.engine.cache.custody.has_lease(lease_id)
-        )
+        return await self._thread.call(lambda: self._thread.engine.cache.admin.has_lease(lease_id))
 
     async def end_lease(self, lease_id: LeaseId) -> bool:
         """Let go of a lease; returns False if there is none of that number."""

@@ -19,9 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ostinato.cache.stats import CacheStats
-from ostinato.core.explanation import Explanation
-from ostinato.core.lease import PINNED, LeaseId, LeaseReceipt, LeaseTerms
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.tenancy import EraseReceipt
 from ostinato.engine.administration import Administration
@@ -37,6 +34,9 @@ from ostinato.engine.thread_bridge import AnswerT
 from ostinato.engine.tokenizer_executor import TokenizerExecutor
 from ostinato.engine.vllm_keywords import refuse_arguments, refuse_call
 from ostinato.engine.weights import WeightSource
+from ostinato.observe.counters import CacheStats
+from ostinato.observe.explanation import Explanation
+from ostinato.tenants.terms import PINNED, LeaseId, LeaseReceipt, LeaseTerms
 
 
 class AsyncLLM:

@@ -83,8 +83,9 @@ class EngineConfig:
             remembers nothing.
         ghost_blocks: The most blocks of the small cache that stands for the whole one in estimates
             of what more memory or another policy would bring; 0 makes no estimates, None takes
-            128 where the cache has 2,048 blocks or more.
-        ghost_share: Processor time that estimates may take, as a share of what the cache takes.
+            128 where the cache has 64 blocks or more.
+        ghost_share: Processor time that estimates take in the long run, about, as a share of what
+            the cache takes; 1 samples all the time.
         kv_events_endpoint: Where to publish KV events over ZeroMQ, such as
             ``tcp://127.0.0.1:5557``; None publishes none. They carry token ids: whoever can
             connect can read prompts.

@@ -20,8 +20,7 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ostinato.cache.manager import CacheManager
-from ostinato.cache.stats import CacheStats
+from ostinato.assembly import build_cache, build_scheduler
 from ostinato.core.errors import ConfigError, RequestError
 from ostinato.core.identity import Identity
 from ostinato.core.ids import RequestId
@@ -49,6 +48,7 @@ from ostinato.engine.requests import (
 from ostinato.engine.sizing import size_pools
 from ostinato.engine.token_table import TokenTable
 from ostinato.engine.weights import WeightUpdate
+from ostinato.observe.counters import CacheStats
 from ostinato.runner.attention.choice import AttentionCase, check_asked_for, choose_attention
 from ostinato.runner.compute_path import ComputePath
 from ostinato.runner.heap import keep_large_blocks
@@ -56,9 +56,7 @@ from ostinato.runner.layer_groups import group_layers
 from ostinato.runner.model_loader import LoadedModel, load_model, load_tokenizer
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.runner.resolve import resolve_model
-from ostinato.sched.scheduler import Scheduler
-from ostinato.sched.sequence import Sequence
-from ostinato.sched.share import SequenceUpdate
+from ostinato.sched.sequence import Sequence, SequenceUpdate
 from ostinato.sched.stats import SchedulerStats
 
 logger = logging.getLogger("ostinato")
@@ -125,9 +123,9 @@ class Engine:
         reserved = min(longest, sizes.num_blocks)
         self.recorder = Recorder(clock)
         caching = config.cache(sizes.num_blocks, sizes.windows, reserved)
-        self.cache = CacheManager(caching, self.recorder.clock)
-        self.public_prefixes = PublicPrefixes(self.cache.custody, config.block_size)
-        self.scheduler = Scheduler(scheduling, self.cache, clock)
+        self.cache = build_cache(caching, self.recorder.clock)
+        self.public_prefixes = PublicPrefixes(self.cache.admin, config.block_size)
+        self.scheduler = build_scheduler(scheduling, self.cache, clock)
         self.is_computing = False
         self._clock = clock
         tokenizer = self.loaded.tokenizer
@@ -308,7 +306,7 @@ class Engine:
         self.recorder.tick()
         if preempt_running:
             self.scheduler.preempt_all()
-        self.cache.custody.reset()
+        self.cache.admin.reset()
         self.recorder.reset(preempt_running)
 
     def requests_of(self, salt: str | bytes) -> list[RequestId]:
@@ -328,7 +326,7 @@ class Engine:
         """Go on with new weights, between steps; returns the new epoch."""
         self.loaded = update.apply(self.loaded)
         self.recorder.tick()
-        epoch = self.cache.custody.new_epoch(self.loaded.fingerprint)
+        epoch = self.cache.admin.new_epoch(self.loaded.fingerprint)
         self.recorder.new_epoch()
         return epoch
 
@@ -336,7 +334,7 @@ class Engine:
         """Return what a tenant's requests must agree on now."""
         return Identity(
             weights=self.loaded.fingerprint,
-            epoch=self.cache.custody.epoch,
+            epoch=self.cache.manager.epoch,
             kv_dtype=str(self.runner.kv_stores[0].dtype),
             tenant=cache_salt.encode(),
         )

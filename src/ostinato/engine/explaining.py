@@ -4,11 +4,11 @@ The chronicle of the cache knows what was admitted and lost; here it gets the to
 tokens of a prompt that it was told not to keep.
 """
 
-from ostinato.cache.explain import Asker, explain
-from ostinato.core.explanation import Explanation
 from ostinato.core.tokens import pack_tokens
 from ostinato.engine.engine import Engine
 from ostinato.engine.outputs import RequestOutput
+from ostinato.observe.explain import Viewer, explain
+from ostinato.observe.explanation import Explanation
 
 
 def explain_request(
@@ -40,4 +40,4 @@ def explain_request(
     if not isinstance(request, str):
         prompt = pack_tokens(request.prompt_token_ids).tobytes()
     tenant = None if cache_salt is None else cache_salt.encode()
-    return explain(engine.cache.chronicle, name, Asker(administrator, decode, prompt, tenant))
+    return explain(engine.cache.history, name, Viewer(administrator, decode, prompt, tenant))

@@ -28,11 +28,11 @@ from collections.abc import Callable
 
 import zmq
 
-from ostinato.cache.events import EventBatch, EventLog
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import PrefixCache
 from ostinato.core.errors import ConfigError
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.kv_events_wire import BatchEncoder
+from ostinato.observe.events import EventBatch, EventLog
 
 logger = logging.getLogger("ostinato")
 
@@ -237,7 +237,7 @@ class KVEventsPublisher:
 
 
 def publish_kv_events(
-    config: EngineConfig, cache: CacheManager, device: str, clock: Callable[[], float]
+    config: EngineConfig, cache: PrefixCache, device: str, clock: Callable[[], float]
 ) -> KVEventsPublisher | None:
     """Publish a cache's events as its engine is set to; None if it publishes none.
 

@@ -18,7 +18,7 @@ Source: vLLM's documentation of KV events (``KVEventBatch``); written anew.
 
 import msgspec
 
-from ostinato.cache import events
+from ostinato.observe import events
 
 FULL_ATTENTION = "full_attention"
 SLIDING_WINDOW = "sliding_window"

@@ -14,10 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from ostinato.cache.stats import CacheStats
 from ostinato.core.errors import EngineStopped, RequestError, StepFailed
-from ostinato.core.explanation import Explanation
-from ostinato.core.lease import PINNED, LeaseId, LeaseReceipt, LeaseTerms
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.tenancy import EraseReceipt
 from ostinato.engine.administration import Administration
@@ -33,6 +30,9 @@ from ostinato.engine.prompts import Prompt, PromptInput, check_salt, parse_promp
 from ostinato.engine.requests import EngineRequest
 from ostinato.engine.vllm_keywords import refuse_arguments, refuse_call
 from ostinato.engine.weights import WeightSource, read_weights
+from ostinato.observe.counters import CacheStats
+from ostinato.observe.explanation import Explanation
+from ostinato.tenants.terms import PINNED, LeaseId, LeaseReceipt, LeaseTerms
 
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from ostinato.cache.stats import CacheStats
+from ostinato.observe.counters import CacheStats
 from ostinato.sched.stats import SchedulerStats
 
 ShowProgress = bool | Callable[..., Any]

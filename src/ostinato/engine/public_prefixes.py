@@ -10,9 +10,9 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ostinato.cache.custody import Custody
 from ostinato.core.errors import RequestError
 from ostinato.core.identity import PublicHead
+from ostinato.tenants.cache_admin import CacheAdmin
 
 ALL_PUBLIC = "*"
 """In the place of a name: every public prefix, whenever it was published."""
@@ -46,7 +46,7 @@ def public_name(salt: bytes) -> str | None:
 class PublicPrefixes:
     """All published prefixes of one engine; changed in the engine's thread, read in any."""
 
-    def __init__(self, custody: Custody, block_size: int) -> None:
+    def __init__(self, custody: CacheAdmin, block_size: int) -> None:
         """Know of none."""
         self._custody = custody
         self._block_size = block_size

@@ -24,10 +24,12 @@ from typing import Any, Concatenate, ParamSpec
 from ostinato.core.config import CacheConfig, SchedulerConfig
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import RequestId
-from ostinato.core.lease import LeaseId, LeaseTerms
-from ostinato.core.pseudonyms import Chain, Pseudonyms
 from ostinato.core.request import Request
-from ostinato.core.trace import (
+from ostinato.engine.trace_writer import TraceWriter
+from ostinato.sched.sequence import Sequence
+from ostinato.tenants.terms import LeaseId, LeaseTerms
+from ostinato.traces.anonymizer import Chain, Pseudonyms
+from ostinato.traces.format import (
     VERSION,
     Added,
     AnyEvent,
@@ -46,8 +48,6 @@ from ostinato.core.trace import (
     Steps,
     Stopped,
 )
-from ostinato.engine.trace_writer import TraceWriter
-from ostinato.sched.sequence import Sequence
 
 STEPS_PER_LINE = 128
 """Steps that share a line, if nothing else happens between them."""

@@ -6,9 +6,9 @@ the engine while they are laid out.
 
 from dataclasses import dataclass, replace
 
-from ostinato.cache.stats import CacheStats
-from ostinato.cache.survey import BlockState, count_states
 from ostinato.engine.engine import Engine
+from ostinato.observe.counters import CacheStats
+from ostinato.observe.introspection import BlockState, count_states
 from ostinato.runner.compute_path import ComputePath
 from ostinato.sched.stats import SchedulerStats
 
@@ -41,9 +41,9 @@ def take_snapshot(engine: Engine) -> Snapshot:
     return Snapshot(
         engine.cache_stats.copy(),
         replace(engine.scheduler_stats),
-        count_states(engine.cache),
+        count_states(engine.cache.manager),
         engine.scheduler.num_running,
         engine.scheduler.num_waiting,
-        engine.cache.custody.num_leased_blocks,
+        engine.cache.admin.num_leased_blocks,
         engine.compute_path,
     )

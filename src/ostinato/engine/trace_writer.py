@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ostinato.core.errors import ConfigError
-from ostinato.core.trace import AnyEvent, Header, write_line
+from ostinato.traces.format import AnyEvent, Header, write_line
 
 logger = logging.getLogger("ostinato")
 

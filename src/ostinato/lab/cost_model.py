@@ -29,9 +29,9 @@ import numpy.typing as npt
 
 from ostinato.core.errors import ConfigError
 from ostinato.core.plan import ScheduledSequence, StepPlan
-from ostinato.core.trace import Steps
 from ostinato.lab.recording import Recording
 from ostinato.lab.replay import Replay
+from ostinato.traces.format import Steps
 
 PerRequest = npt.NDArray[np.float64]
 """A figure for each request, shape (num_requests,)."""

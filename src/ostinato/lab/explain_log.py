@@ -11,17 +11,18 @@ from pathlib import Path
 
 import msgspec
 
-from ostinato.cache.difference import Decode
-from ostinato.cache.explain import Asker, explain
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import build_cache
 from ostinato.core.config import CacheConfig
 from ostinato.core.errors import BrokenTrace, PromptTooLong
-from ostinato.core.explanation import Cause, Explanation, Stretch
 from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.request import RequestContext
 from ostinato.lab.lines import iter_lines
 from ostinato.lab.recording import Recording
 from ostinato.lab.replay import Replay
 from ostinato.lab.request_log import Encode, LoggedRequest, Render
+from ostinato.observe.explain import Viewer, explain
+from ostinato.observe.explanation import Cause, Explanation, Stretch
+from ostinato.observe.prompt_diff import Decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,29 +60,30 @@ def explain_log(
     Cost: each explanation compares the prompt with all that are remembered.
     """
     now_s = 0.0
-    cache = CacheManager(config, lambda: now_s)
+    cache = build_cache(config, lambda: now_s)
+    manager = cache.manager
     for request in requests:
         now_s = now_s + 1 if request.at_s is None else max(now_s, request.at_s)
         tokens = tokenizer.encode(tokenizer.render(request))
         if not tokens:
             continue
         key = PrefixKey(identity_of(request), tokens)
-        admitted = cache.admit(key, cache.match(key))
-        if admitted is None:
+        if len(tokens) > config.num_slots:
             raise PromptTooLong(
                 f"line {request.line}: the prompt has {len(tokens)} tokens, and the cache "
                 f"{config.num_slots}: raise num_blocks"
             )
-        table, _ = admitted
         name = f"line {request.line}"
-        if table.visit is not None:
-            cache.chronicle.describe(table.visit, name, "", request.prompt.fields())
+        context = RequestContext(name, fields=request.prompt.fields())
+        admitted = manager.admit(key, manager.match(key), context=context)
+        assert admitted is not None, "nothing else holds a block"
+        table, _ = admitted
         if lines is None or request.line in lines:
-            asker = Asker(administrator=True, decode=tokenizer.decode)
-            yield _of_models(explain(cache.chronicle, name, asker))
-        cache.publish(table, len(key))
-        cache.commit([table])
-        cache.release(table, len(key))
+            asker = Viewer(administrator=True, decode=tokenizer.decode)
+            yield _of_models(explain(cache.history, name, asker))
+        manager.publish(table, len(key))
+        manager.commit([table])
+        manager.release(table, len(key))
 
 
 def identity_of(request: LoggedRequest) -> Identity:
@@ -127,9 +129,9 @@ def explain_recording(recording: Recording) -> list[Explanation]:
     header = msgspec.structs.replace(header, cache=cache)
     replay = Replay(replace(recording, header=header))
     done = replay.run()
-    chronicle, asker = replay.cache.chronicle, Asker(administrator=True)
+    chronicle, asker = replay.cache.history, Viewer(administrator=True)
     names = [str(request.number) for request in done if request.replayed is not None]
-    known = [name for name in names if chronicle.visit_of(name) is not None]
+    known = [name for name in names if chronicle.record_of(name) is not None]
     return [_named(explain(chronicle, name, asker)) for name in known]
 
 

@@ -9,7 +9,7 @@ from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import build_cache
 from ostinato.core.config import CacheConfig
 from ostinato.core.identity import PrefixKey
 from ostinato.lab.explain_log import Tokenizer, identity_of
@@ -113,7 +113,7 @@ def replay(
 def _serve(keys: list[tuple[PrefixKey, list[int]]], block_size: int) -> Replayed:
     num_blocks = 1 + sum((len(k) + len(answer)) // block_size + 2 for k, answer in keys)
     config = CacheConfig(num_blocks, block_size, keep_explanations=0)
-    cache, prompt_tokens, computed = CacheManager(config, lambda: 0.0), 0, 0
+    cache, prompt_tokens, computed = build_cache(config, lambda: 0.0).manager, 0, 0
     for key, answer in keys:
         admitted = cache.admit(key, cache.match(key))
         assert admitted is not None, "there is room for everything"

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ostinato.core.errors import BrokenTrace
-from ostinato.core.trace import Added, AnyEvent, Ended, Header, Stopped, read_event, read_header
 from ostinato.lab.lines import BrokenLine, OnBroken, read_lines
+from ostinato.traces.format import Added, AnyEvent, Ended, Header, Stopped, read_event, read_header
 
 
 @dataclass(frozen=True, slots=True)

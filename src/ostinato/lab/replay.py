@@ -14,10 +14,9 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import build_cache, build_scheduler
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicHead
 from ostinato.core.ids import RequestId, SequenceId
-from ostinato.core.lease import LeaseId, LeaseTerms
 from ostinato.core.plan import (
     SampledToken,
     ScheduledSequence,
@@ -25,10 +24,13 @@ from ostinato.core.plan import (
     StepPlan,
     StepResult,
 )
-from ostinato.core.pseudonyms import unpack_names
 from ostinato.core.request import FinishReason, Request
 from ostinato.core.sampling_params import SamplingParams
-from ostinato.core.trace import (
+from ostinato.lab.recording import Recording
+from ostinato.sched.sequence import Sequence, SequenceUpdate
+from ostinato.tenants.terms import LeaseId, LeaseTerms
+from ostinato.traces.anonymizer import unpack_names
+from ostinato.traces.format import (
     Added,
     AnyEvent,
     CacheReset,
@@ -43,10 +45,6 @@ from ostinato.core.trace import (
     SequenceEnd,
     Steps,
 )
-from ostinato.lab.recording import Recording
-from ostinato.sched.scheduler import Scheduler
-from ostinato.sched.sequence import Sequence
-from ostinato.sched.share import SequenceUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +98,9 @@ class Replay:
         self.recording = recording
         self.num_idle_steps = 0
         self._now_s = recording.header.start_us / 1_000_000
-        self.cache = CacheManager(recording.header.cache, lambda: self._now_s)
-        self.cache.custody.epoch = recording.header.epoch
-        self.scheduler = Scheduler(recording.header.scheduler, self.cache, lambda: self._now_s)
+        header, clock = recording.header, lambda: self._now_s
+        self.cache = build_cache(header.cache, clock, epoch=header.epoch)
+        self.scheduler = build_scheduler(header.scheduler, self.cache, clock)
         self._answers = _RecordedAnswers()
         self._ended = recording.ended
         self._leaders: dict[int, Sequence] = {}
@@ -148,7 +146,7 @@ class Replay:
 
     def _administer(self, event: AnyEvent) -> None:
         """Do again what happened between steps."""
-        custody = self.cache.custody
+        custody = self.cache.admin
         match event:
             case Cancelled():
                 self._note(self.scheduler.cancel(_name(event.request)))
@@ -173,7 +171,7 @@ class Replay:
 
     def _prefix(self, event: Leased | Published) -> PrefixKey:
         tenant, head = event.tenant.encode(), _head(event.head)
-        identity = Identity(epoch=self.cache.custody.epoch, tenant=tenant, head=head)
+        identity = Identity(epoch=self.cache.manager.epoch, tenant=tenant, head=head)
         return PrefixKey(identity, unpack_names(event.prefix))
 
     def _add(self, event: Added) -> None:

@@ -106,7 +106,7 @@ def replay_routed(
         chosen[number] = replica
         if router is not None:
             router.served(number, replica, hits[number])
-    evicted = sum(cache.manager.stats.evicted_blocks for cache in caches)
+    evicted = sum(cache.stats.evicted_blocks for cache in caches)
     most_cached = max(cache.manager.pool.num_evictable for cache in caches)
     return RoutedResult(hit_tokens(trace, hits), np.array(chosen, np.int64), evicted, most_cached)
 

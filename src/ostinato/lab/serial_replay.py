@@ -18,10 +18,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import build_cache
 from ostinato.core.config import CacheConfig, PolicyName, WindowConfig
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.lab.block_trace import BlockTrace, Numbers
+from ostinato.lab.policies import SimulatedPolicyName, policy_factory
 
 REQUESTS_PER_REPORT = 256
 """Requests between two reports of progress."""
@@ -47,7 +48,7 @@ class SerialResult:
         total_input_tokens: Tokens of all prompts.
     """
 
-    policy: PolicyName
+    policy: SimulatedPolicyName
     num_blocks: int
     hit_tokens: Numbers
     cached_blocks: Numbers
@@ -85,10 +86,11 @@ class SerialCache:
 
     Attributes:
         manager: The real one.
+        stats: Its counters.
         num_cut: Requests with more blocks than the cache.
     """
 
-    def __init__(self, pools: Pools, policy: PolicyName, num_distinct: int) -> None:
+    def __init__(self, pools: Pools, policy: SimulatedPolicyName, num_distinct: int) -> None:
         """Make an empty cache.
 
         Args:
@@ -103,7 +105,6 @@ class SerialCache:
         config = CacheConfig(
             num_blocks=min(pools.full, most) + 1,
             block_size=1,
-            policy=policy,
             windows=tuple(
                 replace(w, num_blocks=min(w.num_blocks, most + w.window)) for w in pools.windows
             ),
@@ -113,7 +114,8 @@ class SerialCache:
         )
         spare = [window.num_blocks - window.window for window in config.windows]
         self._step_blocks = max(1, min(spare)) if spare else None
-        self.manager = CacheManager(config, clock=lambda: self._now_s)
+        cache = build_cache(config, lambda: self._now_s, policy=policy_factory(policy))
+        self.manager, self.stats = cache.manager, cache.stats
 
     def key(self, path: "array[int]") -> PrefixKey:
         """Return the key of a prompt: its blocks as far as the cache could hold them."""
@@ -131,7 +133,7 @@ class SerialCache:
         assert admitted is not None, "nothing else holds a block, and the path was cut to the pool"
         table, _ = admitted
         hits = table.num_shared_tokens
-        done = manager.num_slots(table)
+        done = table.num_slots
         while self._step_blocks is not None and done <= length:
             manager.publish(table, done)
             manager.commit([table])
@@ -146,7 +148,7 @@ class SerialCache:
 def replay_serially(
     trace: BlockTrace,
     pools: Pools | int,
-    policy: PolicyName = USUAL_POLICY,
+    policy: SimulatedPolicyName = USUAL_POLICY,
     progress: Callable[[int], None] | None = None,
 ) -> SerialResult:
     """Serve a trace from one cache, a request at a time.
@@ -175,7 +177,7 @@ def replay_serially(
         pools.full,
         hit_tokens(trace, hits),
         np.array(cached, np.int64),
-        cache.manager.stats.evicted_blocks,
+        cache.stats.evicted_blocks,
         cache.num_cut,
         trace.total_input_tokens,
     )

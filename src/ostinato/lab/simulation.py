@@ -11,20 +11,16 @@ Source: L. A. Belady, A study of replacement algorithms for a virtual-storage co
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from ostinato.core.config import PolicyName
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.kv_groups import KVGroups
+from ostinato.lab.policies import SIMULATED_POLICIES, SimulatedPolicyName
 from ostinato.lab.replay import ReplayedRequest
 from ostinato.lab.serial_replay import Pools, SerialResult, each_path, replay_serially
 from ostinato.lab.timed_replay import TimedResult
-
-POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
-"""All that the cache knows."""
 
 _LEADING = (1, 2, 5)
 _NEVER = 2**62
@@ -50,7 +46,7 @@ class Simulation:
 
     trace: BlockTrace
     capacities: tuple[int, ...]
-    results: dict[PolicyName, list[SerialResult]]
+    results: dict[SimulatedPolicyName, list[SerialResult]]
     unbounded: SerialResult
     kv: KVGroups | None = None
     bounds: dict[str, list[float]] = field(default_factory=dict)
@@ -108,7 +104,7 @@ def usual_capacities(trace: BlockTrace) -> tuple[int, ...]:
 def simulate(
     trace: BlockTrace,
     capacities: Sequence[int],
-    policies: Sequence[PolicyName] = POLICIES,
+    policies: Sequence[SimulatedPolicyName] = SIMULATED_POLICIES,
     progress: Callable[[int], None] | None = None,
     kv: KVGroups | None = None,
 ) -> Simulation:

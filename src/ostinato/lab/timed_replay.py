@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ostinato.cache.manager import CacheManager
+from ostinato.assembly import build_cache, build_scheduler
 from ostinato.core.config import CacheConfig, SchedulerConfig
 from ostinato.core.errors import PromptTooLong
 from ostinato.core.ids import RequestId
@@ -26,8 +26,7 @@ from ostinato.core.request import Request
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import StepCost
-from ostinato.sched.scheduler import Scheduler
-from ostinato.sched.share import SequenceUpdate
+from ostinato.sched.sequence import SequenceUpdate
 
 NUM_SAMPLES = 400
 """Moments at which occupancy is noted: as many as a plot can show."""
@@ -142,8 +141,8 @@ class _TimedReplay:
     ) -> None:
         self._trace, self._cost, self._progress = trace, cost, progress
         self._now_s = 0.0
-        self._cache = CacheManager(cache, lambda: self._now_s)
-        self._scheduler = Scheduler(scheduling, self._cache, lambda: self._now_s)
+        self._cache = build_cache(cache, lambda: self._now_s)
+        self._scheduler = build_scheduler(scheduling, self._cache, lambda: self._now_s)
         self._arrivals: list[float] = (trace.arrival_s * slowdown).tolist()
         self._next = 0
         self._paths: dict[RequestId, npt.NDArray[np.uint32]] = {}
@@ -229,7 +228,7 @@ class _TimedReplay:
     def _sample(self) -> None:
         if self._now_s < self._next_sample_s:
             return
-        pool, scheduler = self._cache.pool, self._scheduler
+        pool, scheduler = self._cache.manager.pool, self._scheduler
         held = pool.num_blocks - pool.num_free
         self._result.moments.append(
             Moment(

@@ -24,13 +24,13 @@ from zipfile import BadZipFile
 import numpy as np
 
 from ostinato.core.errors import BrokenTrace, ConfigError
-from ostinato.core.pseudonyms import unpack_names
 from ostinato.lab.block_trace import BlockRequest, BlockTrace
 from ostinato.lab.hash_traces import TimeUnit, read_hash_trace
 from ostinato.lab.lines import BrokenLine, OnBroken, iter_lines
 from ostinato.lab.recording import read_recording
 from ostinato.lab.request_log import LoggedRequest, filled_times, parse_request
 from ostinato.lab.trace_builder import TraceBuilder
+from ostinato.traces.anonymizer import unpack_names
 
 _ARRAYS_BLOCK = 512
 """Tokens per block of traces as arrays."""

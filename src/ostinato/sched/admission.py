@@ -1,4 +1,4 @@
-"""Can this request ever be served, and when has it gone far enough?"""
+"""Admission limits: whether a request can ever be served, and when it has gone far enough."""
 
 from ostinato.core.config import CacheConfig, SchedulerConfig
 from ostinato.core.errors import EmptyPrompt, PromptTooLong

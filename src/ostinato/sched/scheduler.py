@@ -1,21 +1,21 @@
-"""Who runs, who waits for whom, who is preempted?
+"""The scheduler: which sequences run, wait for another, or are preempted.
 
 A step is plan, then run, then commit or fail::
 
-    plan    sequences get their shares, and blocks for them (``step``)
+    plan    sequences get their chunks, and blocks for them (``step``)
     commit  tokens are appended, ended sequences give their blocks back
     fail    the sequences of the step end; nothing that they published stays
 
 Rules:
 
-1. Every decode gets its token in every step, and the first prefill at least one: nobody
-   starves.
-2. Sequences are planned in an order in which whoever shares blocks of the step comes after
-   their publisher; ``CacheManager.fail`` relies on it.
+1. Every decode gets its token in every step, and the first prefill at least one: no
+   sequence starves.
+2. Sequences are planned in an order in which a sequence that shares blocks of the
+   step comes after their publisher; ``CacheManager.fail`` relies on it.
 3. A preempted sequence keeps its tokens and its place; its blocks stay findable.
-4. Whoever is next and does not fit is not overtaken; whoever waits for a prefill is.
-5. Nobody is admitted in a step in which a running sequence got nothing: so whoever is waited
-   for goes on.
+4. The head of the queue is never skipped if it does not fit, only if it waits for a prefill.
+5. No sequence is admitted in a step in which a running one got nothing: so a prefill that
+   others wait for goes on.
 """
 
 import time
@@ -29,11 +29,11 @@ from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResult
 from ostinato.core.request import FinishReason, Request
 from ostinato.sched.admission import check_prompt, finish_reason, max_sequence_tokens
-from ostinato.sched.roster import Roster
-from ostinato.sched.sequence import Sequence
-from ostinato.sched.share import SequenceUpdate, Share, tables_of
+from ostinato.sched.request_table import RequestTable
+from ostinato.sched.sequence import ScheduledChunk, Sequence, SequenceUpdate, tables_of
 from ostinato.sched.stats import SchedulerStats
-from ostinato.sched.step import Step
+from ostinato.sched.step_planner import StepPlanner
+from ostinato.sched.waiting_queue import FirstComeFirstServed, MakeOrder
 
 
 class Scheduler:
@@ -43,7 +43,7 @@ class Scheduler:
         config: As given.
         cache: As given.
         stats: Counters since the start.
-        roster: Every live sequence.
+        requests: Every live sequence.
     """
 
     def __init__(
@@ -51,31 +51,39 @@ class Scheduler:
         config: SchedulerConfig,
         cache: CacheManager,
         clock: Callable[[], float] = time.monotonic,
+        make_order: MakeOrder = lambda num_cached: FirstComeFirstServed(),
     ) -> None:
-        """Make a scheduler without requests over a cache."""
+        """Make a scheduler without requests over a cache.
+
+        Args:
+            config: Bounds of steps and sequences.
+            cache: Which requests hold which blocks.
+            clock: Seconds that never fall.
+            make_order: Makes the order in which waiting sequences are tried.
+        """
         self.config = config
         self.cache = cache
         self.stats = SchedulerStats()
         self._clock = clock
-        self.roster = Roster(config, cache, self.stats, self._num_cached_tokens)
+        self.requests = RequestTable(cache, self.stats, make_order(self._num_cached_tokens))
         self._longest = max_sequence_tokens(config, cache.config)
         self._next_id = 0
-        self._shares: list[Share] = []
+        self._chunks: list[ScheduledChunk] = []
 
     @property
     def num_waiting(self) -> int:
         """Sequences that hold no blocks."""
-        return len(self.roster.waiting)
+        return len(self.requests.waiting)
 
     @property
     def num_running(self) -> int:
         """Sequences that hold blocks."""
-        return len(self.roster.running)
+        return len(self.requests.running)
 
     @property
     def has_work(self) -> bool:
         """Whether any request is live."""
-        return bool(self.roster)
+        return bool(self.requests)
 
     def check(self, request: Request) -> None:
         """Refuse a request that could never be served; no effects.
@@ -86,7 +94,7 @@ class Scheduler:
             DuplicateRequest: Its id is in use.
         """
         check_prompt(len(request.prompt_token_ids), self.config, self.cache.config)
-        if request.request_id in self.roster:
+        if request.request_id in self.requests:
             raise DuplicateRequest(
                 f"request id {request.request_id!r} is in use: wait until that request has "
                 "ended, or choose another id"
@@ -108,12 +116,12 @@ class Scheduler:
         assert len(seeds) == request.params.n, "one seed per continuation"
         key = PrefixKey(request.identity, request.prompt_token_ids, request.images)
         number = SequenceId(self._next_id)
-        self._next_id += len(seeds)  # siblings get the numbers behind it
+        self._next_id += len(seeds)  # forks get the numbers behind it
         form = None if request.form is None else request.form.copy()
         sequence = Sequence(number, request, 0, key, seeds[0], seeds[1:], form=form)
         if sequence.reads_cache:
             sequence.num_known_tokens = self.cache.match(key).num_shared_tokens
-        self.roster.enter(sequence)
+        self.requests.enter(sequence)
 
     def plan(self) -> StepPlan:
         """Decide what the next forward pass computes.
@@ -123,10 +131,10 @@ class Scheduler:
 
         Effects: blocks are allocated and published; ``commit`` or ``fail`` must follow.
         """
-        assert not self._shares, "the last step was neither committed nor failed"
-        self.cache.custody.expire()
-        step = Step(self.config, self.cache, self.roster, self.stats, self._clock)
-        self._shares = step.shares
+        assert not self._chunks, "the last step was neither committed nor failed"
+        self.cache.begin_step()
+        step = StepPlanner(self.config, self.cache, self.requests, self.stats, self._clock)
+        self._chunks = step.chunks
         return step.plan()
 
     def commit(self, result: StepResult) -> list[SequenceUpdate]:
@@ -135,11 +143,11 @@ class Scheduler:
         Returns:
             What it brought, in the order of the plan.
         """
-        shares = self._end_step()
-        self.cache.commit(tables_of(shares))
+        chunks = self._end_step()
+        self.cache.commit(tables_of(chunks))
         updates: list[SequenceUpdate] = []
-        for share, outcome in zip(shares, result.sequences, strict=True):
-            updates += self._commit_share(share, outcome)
+        for chunk, outcome in zip(chunks, result.sequences, strict=True):
+            updates += self._commit_chunk(chunk, outcome)
         return updates
 
     def fail(self) -> list[SequenceUpdate]:
@@ -149,18 +157,18 @@ class Scheduler:
             One update per sequence that ended, with ``FinishReason.ERROR``.
         """
         self.stats.num_failed_steps += 1
-        shares = self._end_step()
-        self.cache.fail(tables_of(shares))
-        ended = [member for share in shares for member in share.family]
+        chunks = self._end_step()
+        self.cache.fail(tables_of(chunks))
+        ended = [member for chunk in chunks for member in chunk.family]
         for sequence in ended:
-            self.roster.lose(sequence, FinishReason.ERROR)
+            self.requests.fail(sequence, FinishReason.ERROR)
         return [SequenceUpdate(sequence) for sequence in ended]
 
     def finish(self, sequence: Sequence, reason: FinishReason, stop: str | None = None) -> None:
         """End a live sequence between steps, such as at a stop string."""
-        assert not self._shares, "a step is under way"
+        assert not self._chunks, "a step is under way"
         sequence.stop_reason = stop
-        self.roster.leave(sequence, reason)
+        self.requests.leave(sequence, reason)
 
     def cancel(self, request_id: RequestId) -> list[Sequence]:
         """End all sequences of a request between steps; an unknown id has none.
@@ -170,51 +178,51 @@ class Scheduler:
 
         Effects: their blocks are given back at once; what was computed stays findable.
         """
-        ended = self.roster.of(request_id)
+        ended = self.requests.of(request_id)
         for sequence in ended:
             self.finish(sequence, FinishReason.ABORT)
         return ended
 
     def preempt_all(self) -> None:
         """Send every running sequence back to the queue, between steps."""
-        assert not self._shares, "a step is under way"
-        for sequence in self.roster.running[:]:
-            self.roster.preempt(sequence)
+        assert not self._chunks, "a step is under way"
+        for sequence in self.requests.running[:]:
+            self.requests.preempt(sequence)
 
-    def _commit_share(self, share: Share, outcome: SequenceResult) -> list[SequenceUpdate]:
+    def _commit_chunk(self, chunk: ScheduledChunk, outcome: SequenceResult) -> list[SequenceUpdate]:
         """Take one sequence's result; append its token and those of its children."""
-        sequence, start = share.sequence, share.sequence.num_computed
-        samples, end = share.samples, share.end
+        sequence, start = chunk.sequence, chunk.sequence.num_computed
+        samples, end = chunk.samples, chunk.end
         self.stats.count_computed(start, end, sequence.num_prompt_tokens)
         if outcome.prompt_logprobs:
             sequence.take_prompt_logprobs(start, outcome.prompt_logprobs)
-        for member in share.family:
+        for member in chunk.family:
             member.num_computed = end if member.table is not None else 0
         if not samples:
             return []
-        tokens = zip(share.family, outcome.samples, strict=True)
+        tokens = zip(chunk.family, outcome.samples, strict=True)
         return [self._append(member, token) for member, token in tokens]
 
     def _append(self, sequence: Sequence, token: SampledToken) -> SequenceUpdate:
         """Append a sampled token, and end or requeue the sequence if need be."""
         if token.error:
-            self.roster.leave(sequence, FinishReason.ERROR)
+            self.requests.leave(sequence, FinishReason.ERROR)
             return SequenceUpdate(sequence, token)
         sequence.key.append(token.token_id)
         if sequence.form is not None:
             sequence.form.advance(token.token_id)
         reason = finish_reason(sequence, self._longest)
         if reason is not None:
-            self.roster.leave(sequence, reason)
-        elif sequence.table is None:  # a sibling that found no room
-            self.roster.wait_again(sequence)
+            self.requests.leave(sequence, reason)
+        elif sequence.table is None:  # a fork that found no room
+            self.requests.wait_again(sequence)
         return SequenceUpdate(sequence, token)
 
-    def _end_step(self) -> list[Share]:
-        """Close the step: its shares are handed over once."""
-        self.stats.num_steps += bool(self._shares)
-        shares, self._shares = self._shares, []
-        return shares
+    def _end_step(self) -> list[ScheduledChunk]:
+        """Close the step: its chunks are handed over once."""
+        self.stats.num_steps += bool(self._chunks)
+        chunks, self._chunks = self._chunks, []
+        return chunks
 
     def _num_cached_tokens(self, sequence: Sequence) -> int:
         """Look a waiting sequence up; no effects."""

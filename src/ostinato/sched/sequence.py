@@ -1,4 +1,4 @@
-"""Where does one continuation of a request stand?
+"""One continuation of a request, and its chunk of a step.
 
 A sequence is what the scheduler moves: one prompt and one output. A request with ``n > 1``
 starts as one sequence and is forked when its prompt has been computed::
@@ -9,12 +9,13 @@ starts as one sequence and is forked when its prompt has been computed::
 """
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import SequenceId
-from ostinato.core.plan import SampleTask, TokenLogprob
+from ostinato.core.plan import SampledToken, SampleTask, ScheduledSequence, TokenLogprob
 from ostinato.core.request import FinishReason, Request
 from ostinato.core.structured_outputs import OutputForm
 
@@ -29,7 +30,7 @@ class Sequence:
         index: Which of the request's ``n`` continuations.
         key: Identity, prompt and output tokens so far.
         seed: Of its sampling.
-        sibling_seeds: Of the continuations that are forked off when the prompt is computed.
+        fork_seeds: Of the continuations that are forked off when the prompt is computed.
         num_computed: Leading tokens whose KV is in the store.
         form: Which tokens its output may go on with; None allows all.
         table: Its blocks while it runs; None while it waits.
@@ -52,7 +53,7 @@ class Sequence:
     index: int
     key: PrefixKey
     seed: int
-    sibling_seeds: tuple[int, ...] = ()
+    fork_seeds: tuple[int, ...] = ()
     num_computed: int = 0
     form: OutputForm | None = None
     table: BlockTable | None = None
@@ -101,7 +102,7 @@ class Sequence:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether log-probs of its prompt are still to come; of siblings the first has them."""
+        """Whether log-probs of its prompt are still to come; of forks the first has them."""
         asked_for = self.request.params.prompt_logprobs is not None and self.index == 0
         return asked_for and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
@@ -118,7 +119,7 @@ class Sequence:
         asked_for = self.request.params.prompt_logprobs
         return "" if self.reads_cache else f"prompt_logprobs={asked_for}"
 
-    def siblings(self) -> list["Sequence"]:
+    def forks(self) -> list["Sequence"]:
         """Make the continuations that go on from the same prompt, numbered behind this one."""
         return [
             Sequence(
@@ -133,7 +134,7 @@ class Sequence:
                 num_copied_tokens=self.num_copied_tokens,
                 first_planned_s=self.first_planned_s,
             )
-            for index, seed in enumerate(self.sibling_seeds, 1)
+            for index, seed in enumerate(self.fork_seeds, 1)
         ]
 
     def sample_task(self, seeds: tuple[int, ...]) -> SampleTask:
@@ -159,3 +160,68 @@ class Sequence:
         """Keep what is new of a chunk that began at ``start``; a chunk may be computed again."""
         known = len(self.prompt_logprobs) - start
         self.prompt_logprobs.extend(logprobs[max(0, known) :])
+
+
+@dataclass(slots=True)
+class ScheduledChunk:
+    """One sequence's share of the step that is planned or runs.
+
+    Attributes:
+        sequence: Who computes.
+        num_tokens: New tokens, at least 1.
+        children: Continuations that are forked off at the end of this chunk.
+        end: Tokens of the sequence that are computed after the step.
+        samples: Whether a token follows: all tokens so far are computed after the step.
+    """
+
+    sequence: Sequence
+    num_tokens: int
+    children: list[Sequence] = field(default_factory=list)
+    end: int = field(init=False)
+    samples: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Note what stays true until the step is over; every decode is asked for it often."""
+        self.end = self.sequence.num_computed + self.num_tokens
+        self.samples = self.end == len(self.sequence.key)
+
+    @property
+    def family(self) -> list[Sequence]:
+        """The sequence and its children, in the order of their samples."""
+        return [self.sequence, *self.children]
+
+    def schedule(self) -> ScheduledSequence:
+        """Write the chunk down for the runner."""
+        sequence, start = self.sequence, self.sequence.num_computed
+        assert sequence.table is not None
+        seeds = (sequence.seed, *(child.seed for child in self.children))
+        return ScheduledSequence(
+            sequence.sequence_id,
+            sequence.key.tokens[start : self.end],
+            start,
+            sequence.table.groups,
+            sequence.sample_task(seeds) if self.samples else None,
+            sequence.prompt_targets(start, self.end),
+            sequence.request.params.prompt_logprobs or 0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceUpdate:
+    """What a step brought for one sequence.
+
+    Attributes:
+        sequence: Whose token it is; its ``finish_reason`` says whether it ended.
+        token: The new token; None if it ended without one.
+    """
+
+    sequence: Sequence
+    token: SampledToken | None = None
+
+
+def tables_of(chunks: Iterable[ScheduledChunk]) -> list[BlockTable]:
+    """List the tables of a step, publishers before those who share their blocks."""
+    chunks = list(chunks)
+    members = [chunk.sequence for chunk in chunks]
+    members += [child for chunk in chunks for child in chunk.children]
+    return [member.table for member in members if member.table is not None]

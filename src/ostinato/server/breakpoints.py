@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.core.errors import RequestError
-from ostinato.core.lease import ANTHROPIC_1H, LeaseTerms
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import PromptDict
 from ostinato.server.callers import Caller
@@ -18,6 +17,7 @@ from ostinato.server.prompting import render_prompt
 from ostinato.server.protocol.messages import CountBody
 from ostinato.server.state import ServerState
 from ostinato.server.tools import Message
+from ostinato.tenants.terms import ANTHROPIC_1H, LeaseTerms
 
 _STAND_IN: Message = {"role": "user", "content": "?"}
 """Templates want a message where a breakpoint has none before it."""

@@ -4,9 +4,9 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ostinato.core.lease import LeaseTerms
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.engine.prompts import PromptDict, TokenIds
+from ostinato.tenants.terms import LeaseTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

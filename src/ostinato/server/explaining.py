@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from ostinato.core.errors import RequestError
-from ostinato.core.explanation import Explanation
+from ostinato.observe.explanation import Explanation
 from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.errors import ApiError
 from ostinato.server.state import ServerState

@@ -5,7 +5,7 @@ from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from ostinato.cache.stats import GhostEstimate
+from ostinato.observe.counters import GhostEstimate
 
 
 def ghost_metrics(ghosts: Sequence[GhostEstimate]) -> Iterable[Metric]:

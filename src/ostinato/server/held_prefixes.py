@@ -10,11 +10,11 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from ostinato.core.lease import LeaseReceipt, LeaseTerms
 from ostinato.core.tenancy import belongs_to
 from ostinato.core.tokens import pack_tokens
 from ostinato.engine.async_llm import AsyncLLM
 from ostinato.engine.prompts import PromptDict
+from ostinato.tenants.terms import LeaseReceipt, LeaseTerms
 
 MOST_HELD = 4096
 """Leases that are remembered; one that is forgotten still runs out by itself."""

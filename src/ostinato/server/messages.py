@@ -19,7 +19,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from ostinato.core.lease import LeaseTerms
 from ostinato.engine.chat import fields_of
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import PromptDict
@@ -41,6 +40,7 @@ from ostinato.server.tool_parser import (
     ToolCallParser,
     read_answer,
 )
+from ostinato.tenants.terms import LeaseTerms
 
 ENDPOINT = "/v1/messages"
 

@@ -25,8 +25,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 import ostinato
-from ostinato.cache.histogram import Histogram
 from ostinato.engine.snapshot import Snapshot
+from ostinato.observe.histogram import Histogram
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
 from ostinato.server.errors import ApiError

@@ -7,11 +7,11 @@ called in the event loop: it notes and returns, and never waits.
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from ostinato.core.lease import LeaseReceipt
 from ostinato.engine.outputs import RequestOutput
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
 from ostinato.server.errors import ApiError
+from ostinato.tenants.terms import LeaseReceipt
 
 
 @dataclass(slots=True, eq=False)

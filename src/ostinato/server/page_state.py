@@ -13,10 +13,16 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request, Response
 
 import ostinato
-from ostinato.cache.survey import BlockMap, BlockState, CachedPrefix, heaviest, map_blocks
 from ostinato.core.identity import Identity
 from ostinato.engine.engine import Engine
 from ostinato.engine.snapshot import Snapshot
+from ostinato.observe.introspection import (
+    BlockMap,
+    BlockState,
+    CachedPrefix,
+    map_blocks,
+    top_prefixes,
+)
 from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.engine_watch import EngineWatch
 from ostinato.server.ledger import HISTORY_S, Account, FirstToken, PromptTokens, merge
@@ -52,7 +58,7 @@ class Seen:
 
     Attributes:
         blocks: The map of all blocks.
-        prefixes: The heaviest that the caller may see.
+        prefixes: The top_prefixes that the caller may see.
     """
 
     blocks: BlockMap
@@ -85,7 +91,7 @@ async def page_state(
         "version": ostinato.__version__,
         "tenant": caller.tenant,
         "administrator": caller.may_administer,
-        "block_size": state.llm.engine.cache.block_size,
+        "block_size": state.llm.engine.cache.config.block_size,
         "totals": _totals(account),
         "last_minute": _tokens(_recent(account, now_s, 60)),
         "first_token": _first_tokens(account.first_tokens, now_s),
@@ -110,8 +116,8 @@ def _watch_of(
             return caller.may_administer or identity.owner == caller.salt.encode()
 
         def look(engine: Engine) -> Seen:
-            found = heaviest(engine.cache, MAX_PREFIXES, sees)
-            return Seen(map_blocks(engine.cache), found)
+            found = top_prefixes(engine.cache.manager, engine.cache.hits, MAX_PREFIXES, sees)
+            return Seen(map_blocks(engine.cache.manager), found)
 
         watches[name] = EngineWatch(state.llm, look)
     return watches[name]

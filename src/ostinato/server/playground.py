@@ -59,7 +59,7 @@ async def play(body: PlayBody, request: Request, caller: CallerOfRequest) -> dic
     pieces = await state.llm.pieces(output.prompt_token_ids)
     return {
         "tokens": list(zip(pieces, origins(output), strict=True)),
-        "block_size": state.llm.engine.cache.block_size,
+        "block_size": state.llm.engine.cache.config.block_size,
         "text": output.outputs[0].text,
         "finish_reason": output.outputs[0].finish_reason,
         "first_token_s": output.timings.time_to_first_token,

@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from ostinato.core.errors import StepFailed
-from ostinato.core.lease import LeaseTerms
 from ostinato.core.request import FinishReason
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import PromptDict
@@ -21,6 +20,7 @@ from ostinato.server.callers import Caller
 from ostinato.server.errors import ApiError, api_error
 from ostinato.server.observer import ServedRequest
 from ostinato.server.state import ServerState
+from ostinato.tenants.terms import LeaseTerms
 
 
 async def serve(

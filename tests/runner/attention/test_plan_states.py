@@ -101,7 +101,7 @@ class Steps(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 99), num_children=st.integers(1, 3))
     def fork(self, which: int, num_children: int) -> None:
-        """Siblings share all full blocks of a decoding request."""
+        """ChildIndex share all full blocks of a decoding request."""
         parent = self.running[which % len(self.running)]
         for _ in range(num_children):
             shared = parent.num_computed // SIZE

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from ostinato.core.lease import ANTHROPIC_1H, ANTHROPIC_5M
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.engine.prompts import PromptDict
 from ostinato.server.held_prefixes import HeldPrefixes
 from ostinato.server.state import ServerState
+from ostinato.tenants.terms import ANTHROPIC_1H, ANTHROPIC_5M
 
 TOKENS = list(range(5, 69))
 WHOSE = PromptDict(cache_salt="")

@@ -167,7 +167,7 @@ def system(text: str, ttl: str | None = None) -> list[Any]:
 
 
 def num_leases(state: ServerState) -> int:
-    return state.llm.engine.cache.custody.num_leases
+    return state.llm.engine.cache.admin.num_leases
 
 
 def test_a_breakpoint_is_written_once_and_read_ever_after(

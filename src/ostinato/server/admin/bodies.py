@@ -2,12 +2,12 @@
 
 from pydantic import Field, model_validator
 
-from ostinato.core.lease import LeaseTerms
 from ostinato.engine.prompts import PromptDict
 from ostinato.server.callers import Caller, Callers
 from ostinato.server.protocol.body import Body, Items
 from ostinato.server.protocol.chat import ChatMessage
 from ostinato.server.state import ServerState
+from ostinato.tenants.terms import LeaseTerms
 
 
 class TenantBody(Body):

@@ -5,8 +5,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from ostinato.cache.lease_book import Lease
-from ostinato.core.lease import LeaseId, LeaseReceipt
 from ostinato.engine.engine import Engine
 from ostinato.engine.public_prefixes import public_name
 from ostinato.server.admin.bodies import LeaseBody, PrefixBody
@@ -15,6 +13,8 @@ from ostinato.server.admin.statistics import name_of
 from ostinato.server.callers import Administrator
 from ostinato.server.errors import ApiError
 from ostinato.server.state import ServerState
+from ostinato.tenants.lease_book import Lease
+from ostinato.tenants.terms import LeaseId, LeaseReceipt
 
 router = APIRouter(prefix="/admin", tags=["administration"])
 
@@ -44,7 +44,7 @@ async def list_leases(request: Request, administrator: Administrator) -> dict[st
     state: ServerState = request.app.state.server
 
     def look(engine: Engine) -> list[Lease]:
-        return engine.cache.custody.leases()
+        return engine.cache.admin.leases()
 
     now_s = time.monotonic()
     leases = [

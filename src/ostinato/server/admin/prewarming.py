@@ -8,7 +8,6 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ostinato.core.errors import ConfigError, OstinatoError
-from ostinato.core.lease import LeaseStatus
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import PromptDict
@@ -18,6 +17,7 @@ from ostinato.server.callers import NO_LIMITS
 from ostinato.server.errors import ApiError
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
+from ostinato.tenants.terms import LeaseStatus
 
 ENDPOINT = "/admin/prewarm"
 

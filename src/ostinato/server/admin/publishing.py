@@ -4,7 +4,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from ostinato.core.lease import LeaseStatus
 from ostinato.engine.engine import Engine
 from ostinato.engine.prompts import PromptDict
 from ostinato.engine.public_prefixes import PublicPrefix
@@ -12,6 +11,7 @@ from ostinato.server.admin.bodies import PrefixBody, UnpublishBody
 from ostinato.server.callers import Administrator
 from ostinato.server.errors import ApiError
 from ostinato.server.state import ServerState
+from ostinato.tenants.terms import LeaseStatus
 
 router = APIRouter(prefix="/admin", tags=["administration"])
 

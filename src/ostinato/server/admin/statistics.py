@@ -4,12 +4,12 @@ from typing import Any
 
 from fastapi import APIRouter, Query, Request
 
-from ostinato.cache.stats import LookupCounts
-from ostinato.cache.survey import CachedPrefix, heaviest
 from ostinato.core.tenancy import owner_of
 from ostinato.engine.engine import Engine
 from ostinato.engine.public_prefixes import public_name
 from ostinato.engine.snapshot import Snapshot, take_snapshot
+from ostinato.observe.counters import LookupCounts
+from ostinato.observe.introspection import CachedPrefix, top_prefixes
 from ostinato.server.callers import Administrator
 from ostinato.server.ghost_metrics import ghost_rows
 from ostinato.server.state import ServerState
@@ -41,9 +41,10 @@ async def heaviest_prefixes(
     salt = None if tenant is None else state.callers.named(tenant).salt.encode()
 
     def look(engine: Engine) -> list[CachedPrefix]:
+        cache = engine.cache
         if salt is None:
-            return heaviest(engine.cache, most)
-        return heaviest(engine.cache, most, lambda identity: identity.owner == salt)
+            return top_prefixes(cache.manager, cache.hits, most)
+        return top_prefixes(cache.manager, cache.hits, most, lambda id_: id_.owner == salt)
 
     return {"prefixes": [await _described(state, one) for one in await state.llm.look(look)]}
 

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from ostinato.core.errors import InvalidSamplingParams
-from ostinato.core.lease import ANTHROPIC_1H, ANTHROPIC_5M, LeaseTerms
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.structured_outputs import StructuredOutputs
 from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
 from ostinato.server.protocol.sampling import CacheUse, FormBody, ShortText
 from ostinato.server.protocol.tools import MOST_TOOLS, CallId, ToolName
 from ostinato.server.tools import Message, Tool, ToolUse, form_of, text_of, use_tools
+from ostinato.tenants.terms import ANTHROPIC_1H, ANTHROPIC_5M, LeaseTerms
 
 MOST_BREAKPOINTS = 4
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from ostinato.core.lease import OPENAI_24H, LeaseTerms
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.structured_outputs import StructuredOutputs
 from ostinato.server.protocol.body import Body, Items
+from ostinato.tenants.terms import OPENAI_24H, LeaseTerms
 
 TokenIdText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")]
 """JSON has string keys only."""

@@ -1,0 +1,200 @@
+"""Puts caches and schedulers together from settings: the one place that knows all their rooms."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from ostinato.cache.block_hash import BlockHasher, DigestFunction, sha256
+from ostinato.cache.block_shares import BlockShares, SharedPool
+from ostinato.cache.eviction import PolicyFactory
+from ostinato.cache.manager import CacheManager
+from ostinato.cache.observer import CacheObserver, Observers
+from ostinato.cache.pool import BlockPool
+from ostinato.cache.radix_index import RadixIndex
+from ostinato.core.config import CacheConfig, SchedulerConfig, WindowConfig, window_blocks
+from ostinato.core.tenancy import Allotment
+from ostinato.eviction import make_policy
+from ostinato.ghost.ghost import Ghost
+from ostinato.hybrid.manager import HybridCacheManager
+from ostinato.hybrid.window_group import WindowGroup
+from ostinato.indexes.digests import make_digest
+from ostinato.indexes.hash_index import HashIndex
+from ostinato.observe.counters import CacheCounters, CacheStats
+from ostinato.observe.event_recorder import EventRecorder
+from ostinato.observe.events import EventLog
+from ostinato.observe.history import RequestHistory
+from ostinato.observe.introspection import HitCounts
+from ostinato.sched.scheduler import Scheduler
+from ostinato.sched.waiting_queue import FirstComeFirstServed, NumCachedTokens, WaitingOrder
+from ostinato.scheduling.depth_first import DepthFirst
+from ostinato.scheduling.fair_share import FairShare
+from ostinato.scheduling.longest_prefix import LongestPrefixFirst
+from ostinato.tenants.cache_admin import CacheAdmin, Erasable
+from ostinato.tenants.lease_book import LeaseBook
+from ostinato.tenants.public_prefixes import PublicPrefixes
+from ostinato.tenants.shares import TenantShares
+
+Clock = Callable[[], float]
+
+
+@dataclass(slots=True)
+class PrefixCache:
+    """A cache manager and what observes and administers it.
+
+    Attributes:
+        manager: What the scheduler asks.
+        admin: Leases, erasure, epochs, reset.
+        history: What explanations are made of.
+        hits: Where the hits of requests ended.
+        events: What outsiders are told; None if ``keep_event_batches`` is 0.
+    """
+
+    manager: CacheManager
+    admin: CacheAdmin
+    history: RequestHistory
+    hits: HitCounts
+    events: EventLog | None
+    ghost: Ghost | None
+    _counters: CacheCounters
+
+    @property
+    def config(self) -> CacheConfig:
+        """The settings."""
+        return self.manager.config
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self.manager.block_size
+
+    @property
+    def stats(self) -> CacheStats:
+        """Counters since the start, and the ghost's estimates as of now."""
+        stats = self._counters.stats
+        if self.ghost is not None:
+            stats.ghosts = self.ghost.estimates()
+        return stats
+
+    def check(self) -> None:
+        """Assert every invariant; slow, for tests."""
+        self.manager.check()
+        self.history.check()
+
+
+def build_cache(
+    config: CacheConfig,
+    clock: Clock = time.monotonic,
+    digest: DigestFunction | None = None,
+    epoch: int = 0,
+    policy: PolicyFactory | None = None,
+) -> PrefixCache:
+    """Make an empty cache.
+
+    Args:
+        config: Its settings.
+        clock: Seconds that never fall; for ages and leases.
+        digest: Replaces the configured digest function of the hash index.
+        epoch: Of the weights, to begin with.
+        policy: Makes another eviction policy than the configured one.
+    """
+    policy = policy or partial(make_policy, config.policy)
+    counters, history, hits = CacheCounters(clock), RequestHistory(config, clock), HitCounts()
+    leases, public = LeaseBook(clock), PublicPrefixes()
+    observers: list[CacheObserver] = [leases, counters, hits]
+    if config.keep_explanations:
+        observers.append(history)
+    events = recorder = None
+    if config.keep_event_batches:
+        events = EventLog(clock, config.keep_event_batches)
+        recorder = EventRecorder(events, BlockHasher(config.block_size, sha256))
+        observers.append(recorder)
+    shares = make_shares(config.allotments, policy, config.num_blocks, clock)
+    ghost = None
+    if config.num_ghost_blocks and config.enable_prefix_caching:
+        ghost = Ghost(config, clock, counters.stats.first, list(shares.policies()))
+        observers.append(ghost)
+    manager = make_manager(config, clock, digest, shares, observers, public, epoch)
+    erasables: list[Erasable] = [counters, history]
+    if recorder is not None:
+        erasables.append(recorder)
+    if ghost is not None:
+        erasables.append(ghost)
+    admin = CacheAdmin(manager, leases, public, erasables)
+    return PrefixCache(manager, admin, history, hits, events, ghost, counters)
+
+
+def make_manager(
+    config: CacheConfig,
+    clock: Clock,
+    digest: DigestFunction | None,
+    shares: BlockShares,
+    observers: list[CacheObserver],
+    public: PublicPrefixes,
+    epoch: int,
+) -> CacheManager:
+    """Make the manager: one of several groups if the model has sliding windows."""
+    function = make_digest(config.digest) if digest is None else digest
+
+    def make_hash_index(pool: BlockPool, block_size: int) -> HashIndex:
+        return HashIndex(pool, BlockHasher(block_size, function))
+
+    def make_windows(hasher: BlockHasher) -> list[WindowGroup]:
+        pools = [make_window_pool(config, window, clock) for window in config.windows]
+        pairs = zip(config.windows, pools, strict=True)
+        return [WindowGroup(window.window, pool, hasher) for window, pool in pairs]
+
+    make_index = RadixIndex if config.index == "radix" else make_hash_index
+    args = config, clock, shares, make_index, observers, public.may_continue, epoch
+    if config.windows:
+        return HybridCacheManager(*args, make_windows=make_windows)
+    return CacheManager(*args)
+
+
+def make_shares(
+    allotments: Mapping[bytes, Allotment], policy: PolicyFactory, num_blocks: int, clock: Clock
+) -> BlockShares:
+    """Make the shares of a pool: with accounts if any tenant has an allotment."""
+    if allotments:
+        return TenantShares(allotments, lambda: policy(num_blocks, clock))
+    return SharedPool(policy(num_blocks, clock))
+
+
+def make_window_pool(config: CacheConfig, window: WindowConfig, clock: Clock) -> BlockPool:
+    """Make a window's pool; tenants have the same share of it as of group 0's.
+
+    Its policy is LRU whatever the other one is: a block that left a window is of use to a hit
+    that ends there and to no other, so there is nothing to learn. Guarantees leave what one
+    sequence needs to go on, as they do in group 0.
+    """
+    share = window.num_blocks / config.num_blocks
+    spare = window.num_blocks - window_blocks(window.window, config.block_size)
+    floor_share = min(share, spare / config.num_blocks)
+    allotments = {
+        tenant: Allotment(
+            int(allotment.floor * floor_share),
+            None if allotment.quota is None else max(1, int(allotment.quota * share)),
+        )
+        for tenant, allotment in config.allotments.items()
+    }
+    shares = make_shares(allotments, partial(make_policy, "lru"), window.num_blocks, clock)
+    return BlockPool(window.num_blocks, shares, config.free_order, clock, Observers())
+
+
+def build_scheduler(
+    config: SchedulerConfig, cache: PrefixCache, clock: Clock = time.monotonic
+) -> Scheduler:
+    """Make a scheduler without requests over a cache."""
+
+    def make_order(num_cached_tokens: NumCachedTokens) -> WaitingOrder:
+        match config.order:
+            case "longest_prefix":
+                return LongestPrefixFirst(config.max_overtakes, num_cached_tokens)
+            case "depth_first":
+                return DepthFirst(config.max_overtakes, num_cached_tokens)
+            case "fair_share":
+                return FairShare(config.max_overtakes)
+            case "fcfs":
+                return FirstComeFirstServed()
+
+    return Scheduler(config, cache.manager, clock, make_order)

@@ -1,0 +1,147 @@
+"""The children of one prefix: cached blocks that may follow it.
+
+They are found in two ways:
+
+* by the whole block: a dict from the block's tokens and extras;
+* by its first tokens: a sorted list of the packed tokens. The text with the longest common prefix
+  is a neighbour of the query in sorted order, so the best of 100,000 children is found by
+  bisection.
+
+Where several share the longest prefix, the newest is taken: which of them is the neighbour depends
+on the numbers of the tokens, and a replay with other numbers must find the same one.
+
+A partial block (the last one of a sequence that ended) is found the second way only.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
+
+ChildT = TypeVar("ChildT")
+
+
+class Bucket(list[ChildT]):
+    """Children of one text; ``number`` counts the texts in order of arrival."""
+
+    __slots__ = ("number",)
+
+    number: int
+
+
+class ChildIndex(Generic[ChildT]):
+    """The children of one prefix.
+
+    Attributes:
+        get: Finds the child whose first full block has these packed tokens and extras, or None.
+        newest: The newest child with a full block, or None: most prefixes have one child, which is
+            so found without its name.
+        by_text: All children by their first text, in order of arrival; read-only.
+    """
+
+    __slots__ = ("_by_block", "_num_texts", "_texts", "by_text", "get", "newest")
+
+    def __init__(self) -> None:
+        """Make an index without children."""
+        self._by_block: dict[bytes, ChildT] = {}
+        self.get = self._by_block.get
+        self.newest: ChildT | None = None
+        self.by_text: dict[bytes, Bucket[ChildT]] = {}
+        self._texts: list[bytes] = []
+        self._num_texts = 0  # that were ever added
+
+    def __len__(self) -> int:
+        """Number of children, partial blocks included."""
+        return sum(map(len, self.by_text.values()))
+
+    def __bool__(self) -> bool:
+        """Whether there is any child."""
+        return bool(self.by_text)
+
+    def __iter__(self) -> Iterator[ChildT]:
+        """Walk all children, partial blocks included."""
+        for children in self.by_text.values():
+            yield from children
+
+    def add(self, block: bytes | None, text: bytes, child: ChildT) -> None:
+        """Add a child.
+
+        Args:
+            block: Packed tokens and extras of its first block; None for a partial block.
+            text: The packed tokens of that block before its first image token.
+            child: The child.
+
+        Cost: O(log n) comparisons and a memmove of n pointers.
+        """
+        if block is not None:
+            assert block not in self._by_block, "a block has one place among its siblings"
+            self._by_block[block] = self.newest = child
+        bucket = self.by_text.get(text)
+        if bucket is None:
+            insort(self._texts, text)
+            bucket = self.by_text[text] = Bucket()
+            bucket.number = self._num_texts
+            self._num_texts += 1
+        bucket.append(child)
+
+    def remove(self, block: bytes | None, text: bytes, child: ChildT) -> None:
+        """Remove what was added with these arguments."""
+        if block is not None:
+            del self._by_block[block]
+            if child is self.newest:
+                self.newest = next(reversed(self._by_block.values()), None)
+        bucket = self.by_text[text]
+        bucket.remove(child)
+        if not bucket:
+            del self.by_text[text]
+            del self._texts[bisect_left(self._texts, text)]
+
+    def replace(self, block: bytes, text: bytes, old: ChildT, new: ChildT) -> None:
+        """Replace one child by another."""
+        self._by_block[block] = new
+        if old is self.newest:
+            self.newest = new
+        bucket = self.by_text[text]
+        bucket[bucket.index(old)] = new
+
+    def longest_common_prefix(self, text: bytes) -> tuple[ChildT, int] | None:
+        """Find the child with the longest common prefix with a packed run.
+
+        Returns:
+            The child and the number of shared tokens, at least 1; None if no child begins
+            with the run's first token.
+
+        Cost: O(log n) comparisons, and as a rule O(sqrt(n)) where many share that beginning.
+        """
+        texts = self._texts
+        if not texts:
+            return None
+        if len(texts) == 1:  # the common case
+            only = texts[0]
+            if only.startswith(text):
+                most = len(text) // TOKEN_BYTES
+            elif text.startswith(only):
+                most = len(only) // TOKEN_BYTES
+            else:
+                most = num_common_tokens(only, text)
+            return (self.by_text[only][0], most) if most else None
+        place = bisect_left(texts, text)
+        most = num_common_tokens(texts[place], text) if place < len(texts) else 0
+        if place:
+            most = max(most, num_common_tokens(texts[place - 1], text))
+        if not most:
+            return None
+        return self.by_text[self._newest(text[: most * TOKEN_BYTES])][0], most
+
+    def _newest(self, beginning: bytes) -> bytes:
+        """Return the newest text that starts with ``beginning``; there is one."""
+        texts, size = self._texts, len(beginning)
+        first = bisect_left(texts, beginning)
+        if first + 1 == len(texts) or not texts[first + 1].startswith(beginning):
+            return texts[first]
+        last = bisect_right(texts, beginning, first, key=lambda text: text[:size])
+        if (last - first) ** 2 <= len(texts):  # few: look at each
+            return max(texts[first:last], key=lambda text: self.by_text[text].number)
+        # Many: one of them is found soon, searching back from the newest of all.
+        return next(text for text in reversed(self.by_text) if text.startswith(beginning))

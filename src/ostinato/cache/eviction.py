@@ -1,0 +1,169 @@
+"""The port of eviction policies, and the default: LRU.
+
+A policy keeps the entries that no request holds, radix nodes or blocks of the hash index. The pool
+tells it what is released and used again, and asks it for a victim when free blocks have run out::
+
+    add ──► (evictable) ──remove──► held again
+                 │  ▲
+              evict └─ split, expose
+                 ▼
+             evicted ──recall──► published anew: it was wanted after all
+
+Policies that learn from what was evicted set ``remembers``; the others pay nothing for it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ostinato.cache.block import CacheEntry
+from ostinato.cache.free_list import EntryQueue
+from ostinato.core.identity import PrefixKey
+
+
+@dataclass(slots=True)
+class RequestSummary:
+    """What a policy may know of the request that releases an entry.
+
+    Attributes:
+        gap_s: Seconds since the deepest content that it found, cached or evicted, was last
+            released: the time since its conversation's previous turn. None if it found none, or
+            content that many share.
+        num_new_blocks: Blocks it published that were never cached before, as far as is known.
+        num_output_tokens: Tokens that were generated for it.
+        recalled: What the policy remembers of what it asked for and did not find; its own.
+    """
+
+    gap_s: float | None = None
+    num_new_blocks: int = 0
+    num_output_tokens: int = 0
+    recalled: list[Any] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Recall:
+    """What a policy remembers of content that is published.
+
+    Attributes:
+        num_blocks: Blocks that this is true of.
+        uses: How often they were used before they were evicted; 0 if they are new.
+        idle_since_s: When they were last released; None if they are new.
+    """
+
+    num_blocks: int
+    uses: int = 0
+    idle_since_s: float | None = None
+
+
+class EvictionPolicy(Protocol):
+    """Which evictable entry is worth least?
+
+    Entries of one request arrive tail first. The victim is always a leaf: nothing cached
+    builds on it (law 8).
+
+    Attributes:
+        remembers: Whether it is told what is looked up and published.
+    """
+
+    remembers: bool = False
+
+    def add(self, entries: Sequence[CacheEntry], turn: RequestSummary | None) -> None:
+        """Take all entries that a request releases, tail first; None if it was no request."""
+
+    def remove(self, entries: Sequence[CacheEntry]) -> None:
+        """Remove entries that are held again."""
+
+    def evict(self, entry: CacheEntry, num_blocks: int) -> None:
+        """Note that an entry is about to lose its last blocks; if all, remove it."""
+
+    def split(self, tail: CacheEntry, head: CacheEntry) -> None:
+        """Take ``head``, which was the first part of ``tail`` until now."""
+
+    def expose(self, entry: CacheEntry) -> None:
+        """Note that an entry has become a leaf."""
+        return None
+
+    def victim(self, num_wanted: int = 0) -> CacheEntry | None:
+        """Return the leaf to evict next; None if there is no entry.
+
+        Args:
+            num_wanted: Blocks that will be evicted in a row, if that is known.
+        """
+
+    def takeable(self, victim: CacheEntry) -> int:
+        """Return how many of its victim's blocks may go before it names another."""
+        return victim.num_blocks
+
+    def __iter__(self) -> Iterator[CacheEntry]:
+        """Walk all entries, those released longest ago first."""
+
+    def check(self) -> None:
+        """Assert the policy's invariants."""
+
+    # --- for policies that remember ---
+
+    def look_up(
+        self, key: PrefixKey, first: int, last: int, block_size: int, turn: RequestSummary
+    ) -> None:
+        """Note that a request asks for ``last`` blocks, and those from ``first`` on are missing.
+
+        Called once per request, when it holds what it found and before anything is evicted.
+        """
+        return None
+
+    def recall(
+        self, key: PrefixKey, first: int, most: int, block_size: int, turn: RequestSummary | None
+    ) -> Recall:
+        """Return what is remembered of blocks ``first ..`` of a sequence, now published anew."""
+        return Recall(most)
+
+    def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
+        """Erase what is remembered of evicted entries that match."""
+        return None
+
+
+PolicyFactory = Callable[[int, Callable[[], float]], EvictionPolicy]
+"""Makes a policy for a pool of so many blocks, with a clock whose seconds never fall."""
+
+
+class LeastRecentlyUsed(EvictionPolicy):
+    """Evict what was released longest ago, and of one request the deepest first.
+
+    A request that holds an entry holds all before it, so ancestors are released with it or later
+    and come after it in the queue: the head is always a leaf. Each operation is O(1) per entry.
+    """
+
+    def __init__(self) -> None:
+        """Make an empty policy."""
+        self._queue = EntryQueue()
+
+    def add(self, entries: Sequence[CacheEntry], turn: RequestSummary | None) -> None:
+        """Append them."""
+        self._queue.extend(entries)
+
+    def remove(self, entries: Sequence[CacheEntry]) -> None:
+        """Unlink them."""
+        self._queue.remove(entries)
+
+    def evict(self, entry: CacheEntry, num_blocks: int) -> None:
+        """Unlink it if all its blocks are evicted."""
+        if num_blocks == entry.num_blocks:
+            self._queue.remove((entry,))
+
+    def split(self, tail: CacheEntry, head: CacheEntry) -> None:
+        """Put the head right after its tail."""
+        self._queue.insert_after(tail, head)
+
+    def victim(self, num_wanted: int = 0) -> CacheEntry | None:
+        """Return the head of the queue."""
+        return self._queue.head
+
+    def __iter__(self) -> Iterator[CacheEntry]:
+        """Walk in order of eviction."""
+        return iter(self._queue)
+
+    def check(self) -> None:
+        """Assert the links and that ticks never fall."""
+        self._queue.check()
+        ticks = [entry.idle_tick for entry in self._queue]
+        assert ticks == sorted(ticks), f"entries out of order: {ticks}"

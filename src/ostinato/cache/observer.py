@@ -1,0 +1,112 @@
+"""The port of observers: who is told of what the cache does, without changing it.
+
+History, counters, events, leases and the ghost are observers, in rooms of their own. What one
+keeps of a request is in its own memory, by the block table's number.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ostinato.cache.block import CacheEntry
+from ostinato.cache.block_table import BlockTable
+from ostinato.cache.prefix_index import PublishResult, Removal
+from ostinato.core.request import RequestContext
+
+
+@dataclass(slots=True)
+class Eviction:
+    """Cached blocks that are given away or removed.
+
+    Attributes:
+        cause: ``space`` for another's content, ``quota`` where the owner is above its own, or
+            ``removed`` by an administrator.
+        entry: What they belonged to.
+        removal: Which blocks.
+        table: For whom; None if for no request.
+        group: Of layers: 0 for full attention.
+    """
+
+    cause: Literal["space", "quota", "removed"]
+    entry: CacheEntry
+    removal: Removal
+    table: BlockTable | None
+    group: int = 0
+
+
+class CacheObserver:
+    """Is told of what the cache does; overrides what it wants to know."""
+
+    def on_step(self, unpin: Callable[[BlockTable], None]) -> None:
+        """A step is about to be planned; what is pinned may be released by ``unpin``."""
+
+    def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
+        """A request holds what it found; its new blocks are allocated next.
+
+        Args:
+            table: Its blocks.
+            context: What the scheduler knows of it.
+            preempted: Whether it ran before.
+        """
+
+    def on_fork(self, parent: BlockTable, child: BlockTable) -> None:
+        """A second continuation of a sequence was made."""
+
+    def on_publish(
+        self, table: BlockTable, first: int, last: int, result: PublishResult, group: int = 0
+    ) -> None:
+        """Blocks ``first .. last`` of a table became findable."""
+
+    def on_commit(self) -> None:
+        """A step has ended: it ran, or it failed and was taken back."""
+
+    def on_retract(self, table: BlockTable, removal: Removal, group: int = 0) -> None:
+        """A failed step took back what it had published."""
+
+    def on_evict(self, eviction: Eviction) -> None:
+        """Cached blocks are given away or removed."""
+
+    def on_reuse(self, entries: Sequence[CacheEntry], num_allocated: int) -> None:
+        """Evictable entries are held again, when so many blocks had been given away."""
+
+    def on_release(
+        self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool
+    ) -> None:
+        """A request ends; it still has its published blocks.
+
+        Args:
+            table: Its blocks.
+            num_tokens: Tokens that are computed.
+            num_findable: Those of them that others can find.
+            sealed: Whether its partial last block was published.
+        """
+
+    def on_settle(self) -> None:
+        """A step or an operation between steps is complete."""
+
+    def on_clear(self, everything: bool) -> None:
+        """The weights have changed, or everything was removed by an administrator."""
+
+
+class Observers:
+    """All callbacks, event by event; those that an observer does not override are left out."""
+
+    def __init__(self, observers: Iterable[CacheObserver] = ()) -> None:
+        """Take the observers of one cache; they are called in this order."""
+        every = tuple(observers)
+
+        def callbacks(name: str) -> tuple[Callable[..., None], ...]:
+            default = getattr(CacheObserver, name)
+            return tuple(getattr(o, name) for o in every if getattr(type(o), name) is not default)
+
+        self.on_step = callbacks("on_step")
+        self.on_admit = callbacks("on_admit")
+        self.on_fork = callbacks("on_fork")
+        self.on_publish = callbacks("on_publish")
+        self.on_commit = callbacks("on_commit")
+        self.on_retract = callbacks("on_retract")
+        self.on_evict = callbacks("on_evict")
+        self.on_reuse = callbacks("on_reuse")
+        self.on_release = callbacks("on_release")
+        self.on_settle = callbacks("on_settle")
+        self.on_clear = callbacks("on_clear")

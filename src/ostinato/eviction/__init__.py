@@ -1,0 +1,47 @@
+"""Eviction policies: which cached entry is worth least.
+
+Files in reading order:
+
+* ``learned_policy``: what a policy that learns tells the ghost
+* ``leaf_heap``: finds the leaf with the least rank
+* ``ghost_list``: remembers what was evicted lately, so that its return can be noticed
+* ``s3_fifo``, ``arc``: learn from what returns
+* ``lifetimes``: counts how long blocks wait until they are used again
+* ``hazard_table``: what a block of a class and an age is worth
+* ``lru_shadow``: what LRU would have cached, and how far a policy may diverge from it
+* ``victim_heap``: finds the cohort whose blocks are worth least
+* ``reuse_hazard``: evicts what will bring the fewest hits for the memory that it takes
+
+The port that all of them implement, and LRU, are in ``cache.eviction``.
+
+Rules:
+
+1. A victim is an evictable leaf; what is held or leased is in no policy.
+2. A policy decides what is evicted first, never what hits: it can cost time and no truth.
+3. What is remembered of evicted content is bounded, and is forgotten with its tenant.
+"""
+
+from collections.abc import Callable
+
+from ostinato.cache.eviction import EvictionPolicy, LeastRecentlyUsed
+from ostinato.core.config import PolicyName
+from ostinato.eviction.arc import AdaptiveReplacement
+from ostinato.eviction.reuse_hazard import ReuseHazard
+from ostinato.eviction.s3_fifo import S3Fifo
+
+
+def make_policy(name: PolicyName, num_blocks: int, clock: Callable[[], float]) -> EvictionPolicy:
+    """Make the policy of that name.
+
+    Args:
+        name: Which.
+        num_blocks: Size of its pool.
+        clock: Seconds that never fall.
+    """
+    if name == "lru":
+        return LeastRecentlyUsed()
+    if name == "s3fifo":
+        return S3Fifo(num_blocks)
+    if name == "arc":
+        return AdaptiveReplacement(num_blocks)
+    return ReuseHazard(num_blocks, clock)

@@ -1,0 +1,132 @@
+"""Remembers what was evicted lately, so that its return can be noticed.
+
+A bounded list of runs of blocks, found by their place in the sequence and their first block's
+tokens. Later tokens are compared; what came before the run is not, so a run may be taken for
+another one at the same place: the policy errs by a count, and no request gets a wrong token.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from ostinato.cache.block import CacheEntry
+from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
+
+_Name = tuple[Identity, int, bytes]
+
+Note = TypeVar("Note")
+"""What a policy notes of a run."""
+
+
+@dataclass(slots=True, eq=False)
+class EvictedRun(Generic[Note]):
+    """A run of blocks that is not cached any more.
+
+    Attributes:
+        entry: Stands for the entry that it was part of: has its identity and nothing else.
+        start: Blocks between the root and its first one.
+        tokens: Packed tokens of whole blocks.
+        num_blocks: How many.
+        uses: How often they were in use.
+        idle_since_s: When they were last let go of.
+        note: What the policy notes of it.
+    """
+
+    entry: CacheEntry
+    start: int
+    tokens: bytes
+    num_blocks: int
+    uses: int
+    idle_since_s: float
+    note: Note
+
+    def part(self, first: int, last: int) -> "EvictedRun[Note]":
+        """Return its blocks ``first .. last``."""
+        size = len(self.tokens) // self.num_blocks
+        return EvictedRun(
+            self.entry,
+            self.start + first,
+            self.tokens[first * size : last * size],
+            last - first,
+            self.uses,
+            self.idle_since_s,
+            self.note,
+        )
+
+
+class GhostList(Generic[Note]):
+    """The runs that were evicted last, as many as fit."""
+
+    def __init__(self, most_blocks: int, dropped: Callable[[EvictedRun[Note]], None]) -> None:
+        """Remember up to so many blocks.
+
+        Args:
+            most_blocks: Bound; the run that was evicted first is dropped first.
+            dropped: Is told of each run that is not remembered any more.
+        """
+        self._most_blocks = most_blocks
+        self._dropped = dropped
+        self._runs: dict[_Name, EvictedRun[Note]] = {}
+        self.num_blocks = 0
+
+    def __len__(self) -> int:
+        """Number of runs."""
+        return len(self._runs)
+
+    def put(self, entry: CacheEntry, num_blocks: int, note: Note) -> None:
+        """Remember the last blocks of an entry that is about to lose them."""
+        start, tokens = entry.run_from(entry.num_blocks - num_blocks)
+        owner = CacheEntry(entry.identity)  # not the entry, which would keep its ancestors
+        run = EvictedRun(owner, start, tokens, num_blocks, entry.uses, entry.idle_since_s, note)
+        self._insert(run, len(tokens) // num_blocks)
+        while self.num_blocks > self._most_blocks:
+            self._dropped(self._pop(next(iter(self._runs))))
+
+    def take(
+        self, key: PrefixKey, first: int, most: int, block_size: int
+    ) -> EvictedRun[Note] | None:
+        """Forget the run that begins at a sequence's block, as far as the sequence agrees.
+
+        Returns:
+            The part that agrees, at most ``most`` blocks; the rest is still remembered. None
+            if nothing is.
+        """
+        start = first * block_size
+        name = (key.identity.root, first, key.packed_range(start, start + block_size))
+        run = self._runs.get(name)
+        if run is None:
+            return None
+        self._pop(name)
+        stop = min(most, run.num_blocks)
+        theirs = key.packed_range(start, start + stop * block_size)
+        common = num_common_tokens(run.tokens[: len(theirs)], theirs) // block_size
+        if common < run.num_blocks:
+            self._insert(run.part(common, run.num_blocks), block_size * TOKEN_BYTES)
+        return run.part(0, common)
+
+    def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
+        """Drop every run whose entry belongs to something."""
+        for name in [name for name, run in self._runs.items() if belongs(run.entry)]:
+            self._dropped(self._pop(name))
+
+    def check(self) -> None:
+        """Assert that blocks are counted and bounded."""
+        assert self.num_blocks == sum(run.num_blocks for run in self._runs.values())
+        assert self.num_blocks <= self._most_blocks, "too much is remembered"
+
+    def runs(self) -> list[EvictedRun[Note]]:
+        """Return the remembered runs, earliest evicted first."""
+        return list(self._runs.values())
+
+    def _insert(self, run: EvictedRun[Note], size: int) -> None:
+        name = (run.entry.identity.root, run.start, run.tokens[:size])
+        if name in self._runs:
+            self._dropped(self._pop(name))
+        self._runs[name] = run
+        self.num_blocks += run.num_blocks
+
+    def _pop(self, name: _Name) -> EvictedRun[Note]:
+        run = self._runs.pop(name)
+        self.num_blocks -= run.num_blocks
+        return run

@@ -1,0 +1,150 @@
+"""Finds the leaf with the least rank: the part that most policies share.
+
+Evictable leaves wait in a heap by rank. What is held again, evicted or ranked anew leaves a stale
+place in the heap behind, which is skipped when it comes up.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
+from itertools import count
+from typing import Generic, TypeVar
+
+from ostinato.cache.block import CacheEntry
+from ostinato.cache.eviction import EvictionPolicy, RequestSummary
+from ostinato.cache.free_list import EntryQueue
+
+Rank = tuple[float, ...]
+
+
+@dataclass(slots=True)
+class LeafState:
+    """What a policy notes of an entry.
+
+    Attributes:
+        place: Its place in a heap; None if it is in none.
+    """
+
+    place: int | None = None
+
+
+State = TypeVar("State", bound=LeafState)
+
+
+class LeafHeap(EvictionPolicy, Generic[State]):
+    """A policy that ranks leaves; subclasses say how.
+
+    Policies with segments have a heap for each.
+    """
+
+    def __init__(self, new_state: Callable[[], State], num_segments: int = 1) -> None:
+        """Make an empty policy.
+
+        Args:
+            new_state: Makes what is noted of an entry.
+            num_segments: Of the leaves.
+        """
+        self._new_state = new_state
+        self._queue = EntryQueue()
+        self._heaps: list[list[tuple[Rank, int, CacheEntry]]] = [[] for _ in range(num_segments)]
+        self._numbers = count()
+
+    def state(self, entry: CacheEntry) -> State:
+        """Return what is noted of an entry."""
+        state: State | None = entry.policy_state
+        if state is None:
+            state = entry.policy_state = self._new_state()
+        return state
+
+    def segment(self, entry: CacheEntry) -> int:
+        """Say which segment an entry is in."""
+        return 0
+
+    def rank(self, entry: CacheEntry) -> Rank:
+        """Say what an entry is worth, the least goes first: by release unless said otherwise."""
+        return (entry.idle_tick,)
+
+    def released(self, entry: CacheEntry) -> None:
+        """Note that an entry comes, before it is ranked."""
+
+    def taken(self, entry: CacheEntry) -> None:
+        """Note that an entry goes, held again or evicted."""
+
+    def evicted(self, entry: CacheEntry, num_blocks: int) -> None:
+        """Note that an entry loses blocks."""
+
+    def add(self, entries: Sequence[CacheEntry], turn: RequestSummary | None) -> None:
+        """Take entries, in O(log n) each."""
+        for entry in entries:
+            self.released(entry)
+            self._queue.extend((entry,))
+            if entry.is_leaf:
+                self.offer(entry)
+
+    def remove(self, entries: Sequence[CacheEntry]) -> None:
+        """Remove entries, in O(1) each."""
+        for entry in entries:
+            self._queue.remove((entry,))
+            self.taken(entry)
+            self.state(entry).place = None
+
+    def evict(self, entry: CacheEntry, num_blocks: int) -> None:
+        """Note what goes; if it is all, remove the entry."""
+        self.evicted(entry, num_blocks)
+        if num_blocks == entry.num_blocks:
+            self.remove((entry,))
+
+    def split(self, tail: CacheEntry, head: CacheEntry) -> None:
+        """Take the head; it has its tail's past and is no leaf."""
+        self._queue.insert_after(tail, head)
+        head.policy_state = copy(self.state(tail))
+        self.state(head).place = None
+
+    def expose(self, entry: CacheEntry) -> None:
+        """Rank an entry that is a leaf from now on."""
+        self.offer(entry)
+
+    def offer(self, entry: CacheEntry) -> None:
+        """Rank an entry, or rank it anew."""
+        place = self.state(entry).place = next(self._numbers)
+        number = self.segment(entry)
+        heap = self._heaps[number]
+        heapq.heappush(heap, (self.rank(entry), place, entry))
+        if len(heap) > 64 and len(heap) > 4 * len(self._queue):
+            heap = [held for held in heap if held[1] == self.state(held[2]).place]
+            heapq.heapify(heap)
+            self._heaps[number] = heap
+
+    def least(self, segment: int) -> CacheEntry | None:
+        """Name the leaf of the least rank in a segment, in O(log n) amortised."""
+        heap = self._heaps[segment]
+        while heap:
+            _, place, entry = heap[0]
+            state = self.state(entry)
+            if place == state.place:
+                if entry.is_leaf:
+                    return entry
+                state.place = None  # it was one while another copy of it was cached
+            heapq.heappop(heap)
+        return None
+
+    def victim(self, num_wanted: int = 0) -> CacheEntry | None:
+        """Name the leaf of the least rank in the first segment that has one."""
+        for segment in range(len(self._heaps)):
+            entry = self.least(segment)
+            if entry is not None:
+                return entry
+        return None
+
+    def __iter__(self) -> Iterator[CacheEntry]:
+        """Walk in order of release."""
+        return iter(self._queue)
+
+    def check(self) -> None:
+        """Assert the links, and that every leaf is in the heap once."""
+        self._queue.check()
+        places = {place for heap in self._heaps for _, place, _ in heap}
+        for entry in self._queue:
+            place = self.state(entry).place
+            assert not entry.is_leaf or place in places, "a leaf is not offered"

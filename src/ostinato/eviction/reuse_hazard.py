@@ -1,0 +1,370 @@
+"""Reuse hazard: evicts the leaf that will bring the fewest hits for the memory that it takes.
+
+Every released entry gets a class, made of what is known at that time:
+
+* how often it was in use;
+* how long ago its conversation had its previous turn;
+* how long the finished output was;
+* how much of the prompt was new, compared to other requests.
+
+``LifetimeStats`` counts for each class at which ages blocks are used again, also of blocks that
+were evicted too early, and ``HazardTable`` makes an index of it. ``LruShadow`` knows what LRU would
+hold, and says how far the policy may diverge from it. Within that budget the leaf with the least
+index is evicted; otherwise the one with the least index among those that LRU has evicted.
+
+::
+
+    recent, old         held by LRU, and not
+    └── cell            class x age bin, in a heap by index
+        └── cohorts     of one release batch, oldest first
+            └── leaves  newest first: a conversation is evicted from its tail on
+
+There is nothing to tune: times are those of people and tools, all else is relative to what the
+cache sees. Cost: O(log cells) per eviction, and a fit every 50 requests.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+
+from ostinato.cache.block import CacheEntry
+from ostinato.cache.eviction import EvictionPolicy, Recall, RequestSummary
+from ostinato.cache.free_list import EntryQueue
+from ostinato.core.identity import PrefixKey
+from ostinato.eviction.ghost_list import EvictedRun, GhostList
+from ostinato.eviction.hazard_table import EDGES_S, NUM_BINS, HazardTable
+from ostinato.eviction.lifetimes import NO_LEAVES, Cohort, LifetimeStats, ReleaseBatch
+from ostinato.eviction.lru_shadow import LruShadow
+from ostinato.eviction.victim_heap import VictimHeap
+
+_USES = (1, 2, 4, 16)
+_GAPS_S = (0.0, 20.0, 60.0, 180.0)
+_OUTPUT_TOKENS = (50, 200, 500)
+_NEW_SHARES = (0.08, 0.3, 1.1)
+"""Bounds of the features; new blocks as a share of what requests have on average."""
+
+_SHAPE = (len(_USES) + 1, len(_GAPS_S) + 1, len(_OUTPUT_TOKENS) + 1, len(_NEW_SHARES) + 1)
+_CLASSES_PER_USES = _SHAPE[1] * _SHAPE[2] * _SHAPE[3]
+
+_AGES_S = EDGES_S[1:-1]
+
+_MEMORY = 8
+"""Evicted blocks that are remembered, in pools."""
+
+
+class ReuseHazard(EvictionPolicy):
+    """Evict the leaf with the fewest expected hits per block-second."""
+
+    remembers = True
+
+    def __init__(
+        self, num_blocks: int, clock: Callable[[], float], requests_per_fit: int = 50
+    ) -> None:
+        """Start without experience: as LRU, until it has seen what comes back.
+
+        Args:
+            num_blocks: Size of the pool.
+            clock: Seconds that never fall.
+            requests_per_fit: Requests between two fits of the index.
+        """
+        self._clock = clock
+        self._requests_per_fit = requests_per_fit
+        self._table = HazardTable(_SHAPE)
+        self._lives = LifetimeStats(self._table)
+        self.shadow = LruShadow(self._lives, self._aged)
+        self._memory = GhostList[Cohort](_MEMORY * num_blocks, self._dropped)
+        self._queue = EntryQueue()
+        self._num_idle = 0
+        self._old, self._recent = VictimHeap(self._table.index), VictimHeap(self._table.index)
+        self._most_taken = 0
+        self._turn: RequestSummary | None = None
+        self._request_class = 0  # of the running turn, uses left out
+        self._num_turns = 0
+        self._new_per_turn = _Mean()
+
+    @property
+    def num_remembered_blocks(self) -> int:
+        """Evicted blocks whose return would be noticed."""
+        return self._memory.num_blocks
+
+    @property
+    def lru_lead(self) -> int:
+        """Blocks that hit and would have missed under LRU, less the opposite."""
+        return self.shadow.credit
+
+    def row_of(self, request_class: int, uses: int) -> int:
+        """Return where the index of a block's class begins."""
+        return (bisect_left(_USES, uses) * _CLASSES_PER_USES + request_class) * NUM_BINS
+
+    def worth(self, row: int, age_s: float) -> float:
+        """Return the hits per block-second of a class at an age, as fitted last."""
+        return self._table.index[row + bisect_right(_AGES_S, age_s)]
+
+    def request_class(self, turn: RequestSummary) -> int:
+        """Return the class of what a request releases, uses left out."""
+        share = turn.num_new_blocks / max(1e-9, self._new_per_turn.value)
+        kinds = 0 if turn.gap_s is None else bisect_right(_GAPS_S, turn.gap_s)
+        kinds = kinds * _SHAPE[2] + bisect_right(_OUTPUT_TOKENS, turn.num_output_tokens)
+        return kinds * _SHAPE[3] + bisect_right(_NEW_SHARES, share)
+
+    # --- what comes and goes ---
+
+    def add(self, entries: Sequence[CacheEntry], turn: RequestSummary | None) -> None:
+        """Begin lives of one batch; without a turn, of the class that the entry had."""
+        if turn is not None and turn is not self._turn:
+            self._next_turn(turn)
+        now_s, running, total = entries[0].idle_since_s, -1, 0
+        self._queue.extend(entries)
+        for entry in entries:
+            if turn is None:
+                feature_class = (
+                    0 if entry.policy_state is None else entry.policy_state.feature_class
+                )
+            else:
+                feature_class = bisect_left(_USES, entry.uses) * _CLASSES_PER_USES
+                feature_class += self._request_class
+            if feature_class != running:
+                cohort = self._lives.begin(feature_class, now_s, self._num_turns)
+                running = feature_class
+            num_blocks = entry.num_blocks
+            cohort.num_begun += num_blocks
+            cohort.num_open += num_blocks
+            total += num_blocks
+            entry.policy_state = cohort
+            if entry.is_leaf:
+                self._offer(entry)
+        self.shadow.open(cohort.batch, total)
+        self._num_idle += total
+
+    def remove(self, entries: Sequence[CacheEntry]) -> None:
+        """End lives: entries are used again; those of one batch are counted at once."""
+        self._advance()
+        shadow, batch, count = self.shadow, None, 0
+        shadow.settle(self._num_idle)
+        for entry in entries:
+            cohort: Cohort = entry.policy_state
+            if cohort.batch is not batch:
+                if batch is not None:
+                    self._reused(batch, count)
+                batch, count = cohort.batch, 0
+            num_blocks = entry.num_blocks
+            cohort.num_open -= num_blocks
+            cohort.num_reused += num_blocks
+            count += num_blocks
+            if cohort.leaves and entry in cohort.leaves:
+                self._withdraw(entry)
+        if batch is not None:
+            self._reused(batch, count)
+        self._queue.remove(entries)
+
+    def _reused(self, batch: ReleaseBatch, num_blocks: int) -> None:
+        """Note that cached blocks of a batch are used again."""
+        self.shadow.reused(batch, num_blocks, cached=True)
+        self.shadow.close(batch, num_blocks, cached=True)
+        self._num_idle -= num_blocks
+
+    def evict(self, entry: CacheEntry, num_blocks: int) -> None:
+        """Let lives go on in memory."""
+        if num_blocks == entry.num_blocks:
+            self._withdraw(entry)
+            self._queue.remove((entry,))
+        self._num_idle -= num_blocks
+        self.shadow.evicted(entry.policy_state.batch, num_blocks)
+        self._memory.put(entry, num_blocks, entry.policy_state)
+
+    def split(self, tail: CacheEntry, head: CacheEntry) -> None:
+        """Take the head; it has the same past and is no leaf."""
+        head.policy_state = tail.policy_state
+        self._queue.insert_after(tail, head)
+
+    def expose(self, entry: CacheEntry) -> None:
+        """Add an entry to the leaves."""
+        self._offer(entry)
+
+    def look_up(
+        self, key: PrefixKey, first: int, last: int, block_size: int, turn: RequestSummary
+    ) -> None:
+        """End lives of blocks that were evicted and are asked for."""
+        self._advance()
+        self.shadow.settle(self._num_idle)
+        self.shadow.num_looked_up += last
+        while first < last:
+            run = self._memory.take(key, first, last - first, block_size)
+            if run is None:
+                return
+            self.shadow.reused(run.note.batch, run.num_blocks, cached=False)
+            self._end(run.note, run.num_blocks)
+            turn.recalled.append(run)
+            first += run.num_blocks
+
+    def recall(
+        self, key: PrefixKey, first: int, most: int, block_size: int, turn: RequestSummary | None
+    ) -> Recall:
+        """Tell of blocks that were evicted and are published anew."""
+        run = _looked_up(turn, first, most)
+        if run is None:
+            run = self._memory.take(key, first, most, block_size)
+            if run is None:
+                return Recall(most)
+            self._advance()
+            self._end(run.note, run.num_blocks)
+        return Recall(run.num_blocks, run.uses, run.idle_since_s)
+
+    def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
+        """Remember nothing of what belongs to something."""
+        self._memory.forget(belongs)
+
+    # --- what is evicted next ---
+
+    def victim(self, num_wanted: int = 0) -> CacheEntry | None:
+        """Name the leaf with the least index of those that may be evicted; LRU's if none may."""
+        oldest = self._queue.head
+        if oldest is None:
+            return None
+        self._advance()
+        shadow = self.shadow
+        shadow.trim(self._num_idle - num_wanted)
+        free, worst = self._least(self._old), None
+        budget = shadow.budget()
+        if budget > 0 or free is None:
+            worst = self._least(self._recent)
+        if worst is not None and (free is None or worst[0] < free[0]):
+            self._most_taken = max(0, budget) + shadow.num_free(worst[1].policy_state.batch)
+            if self._most_taken > 0:
+                return worst[1]
+        self._most_taken = self._num_idle
+        if free is not None:
+            return free[1]
+        self._most_taken = max(1, shadow.num_free(oldest.policy_state.batch))
+        return oldest
+
+    def takeable(self, victim: CacheEntry) -> int:
+        """Allow no more blocks that LRU holds than there is budget for."""
+        return min(victim.num_blocks, self._most_taken)
+
+    def __iter__(self) -> Iterator[CacheEntry]:
+        """Walk in order of release."""
+        return iter(self._queue)
+
+    def check(self) -> None:
+        """Assert that every evictable leaf is offered, and recount lives."""
+        self._queue.check()
+        self._memory.check()
+        self.shadow.check()
+        self._old.check()
+        self._recent.check()
+        assert not any(cohort.batch.is_recent for cohort in self._old), "LRU holds it"
+        assert all(cohort.batch.is_recent for cohort in self._recent), "LRU does not hold it"
+        assert self._num_idle == sum(entry.num_blocks for entry in self._queue)
+        offered = 0
+        for entry in self._queue:
+            cohort: Cohort = entry.policy_state
+            offered += entry in cohort.leaves
+            assert not entry.is_leaf or entry in cohort.leaves, "a leaf is not offered"
+        listed = sum(len(cohort.leaves) for cells in (self._old, self._recent) for cohort in cells)
+        assert offered == listed, "a leaf belongs to no cohort"
+        open_lives: dict[Cohort, int] = {}
+        lives = [(entry.policy_state, entry.num_blocks) for entry in self._queue]
+        lives += [(run.note, run.num_blocks) for run in self._memory.runs()]
+        for cohort, num_blocks in lives:
+            open_lives[cohort] = open_lives.get(cohort, 0) + num_blocks
+        assert all(cohort.num_open == count for cohort, count in open_lives.items())
+
+    # --- bookkeeping ---
+
+    def _next_turn(self, turn: RequestSummary) -> None:
+        """Begin with the entries that another request releases."""
+        self._advance()
+        self._num_turns += 1
+        if self._num_turns % self._requests_per_fit == 0:
+            self._table.fit()
+            self._old.reorder()
+            self._recent.reorder()
+        self._turn = turn
+        self._new_per_turn.add(turn.num_new_blocks)
+        self._request_class = self.request_class(turn)
+
+    def _end(self, cohort: Cohort, num_blocks: int) -> None:
+        """Note that evicted blocks were asked for."""
+        cohort.num_open -= num_blocks
+        cohort.num_reused += num_blocks
+        self.shadow.close(cohort.batch, num_blocks, cached=False)
+
+    def _dropped(self, run: EvictedRun[Cohort]) -> None:
+        """Stop waiting for a life's end; it counts for as long as it was watched."""
+        cohort = run.note
+        cohort.num_open -= run.num_blocks
+        self.shadow.close(cohort.batch, run.num_blocks, cached=False)
+
+    def _advance(self) -> None:
+        """Let cohorts grow older, and move into other cells."""
+        lives, now_s = self._lives, self._clock()
+        if now_s < lives.due_s:
+            return
+        lives.advance(now_s)
+        for cohort, left in lives.moved:
+            cells = self._recent if cohort.batch.is_recent else self._old
+            cells.discard(cohort, left)
+            cells.add(cohort)
+        lives.moved.clear()
+
+    def _aged(self, batch: ReleaseBatch) -> None:
+        """Move leaves to those that LRU does not hold."""
+        for cohort in batch.cohorts.values():
+            if cohort.leaves:
+                self._recent.discard(cohort, cohort.cell)
+                self._old.add(cohort)
+
+    def _least(self, cells: VictimHeap) -> tuple[float, CacheEntry] | None:
+        """Name the leaf with the least index, and its index."""
+        while (least := cells.least()) is not None:
+            index, cohort = least
+            entry = next(reversed(cohort.leaves))
+            if entry.is_leaf:
+                return index, entry
+            self._withdraw(entry)  # it was one while another copy of it was cached
+        return None
+
+    def _offer(self, entry: CacheEntry) -> None:
+        cohort: Cohort = entry.policy_state
+        if not cohort.leaves:
+            (self._recent if cohort.batch.is_recent else self._old).add(cohort)
+            if cohort.leaves is NO_LEAVES:
+                cohort.leaves = OrderedDict()
+        cohort.leaves[entry] = None
+
+    def _withdraw(self, entry: CacheEntry) -> None:
+        cohort: Cohort = entry.policy_state
+        if entry in cohort.leaves:
+            del cohort.leaves[entry]
+            if not cohort.leaves:
+                cells = self._recent if cohort.batch.is_recent else self._old
+                cells.discard(cohort, cohort.cell)
+
+
+def _looked_up(turn: RequestSummary | None, first: int, most: int) -> EvictedRun[Cohort] | None:
+    """Take what a request's look-up has noted of a block and those behind it."""
+    while turn is not None and turn.recalled and turn.recalled[0].start <= first:
+        run: EvictedRun[Cohort] = turn.recalled.pop(0)
+        if run.start < first:
+            continue  # another request has published it meanwhile
+        if run.num_blocks > most:
+            turn.recalled.insert(0, run.part(most, run.num_blocks))
+            run = run.part(0, most)
+        return run
+    return None
+
+
+class _Mean:
+    """A mean in which the last hundred values count most."""
+
+    def __init__(self) -> None:
+        self._sum = self._weight = 0.0
+
+    def add(self, value: float) -> None:
+        self._sum = 0.99 * self._sum + value
+        self._weight = 0.99 * self._weight + 1.0
+
+    @property
+    def value(self) -> float:
+        return self._sum / self._weight if self._weight else 0.0

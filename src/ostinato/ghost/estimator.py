@@ -1,0 +1,203 @@
+"""Estimates what another cache finds, from two simulations that replay the same sample.
+
+One simulation stands for the real cache, of which is counted what it really found, and one for
+another size or policy. Two things follow for the whole traffic:
+
+* of the sampled blocks that missed here, the other found some: the same share of all that missed,
+  and how much that was has been counted;
+* of those that hit here, it lost some: so much of all that was looked up, one sampled block
+  standing for ``stride``.
+
+The sample also says how far off that may be. By their names, blocks belong to 32 parts, each a
+small sample of its own; the more the parts disagree, the wider the interval.
+
+Source: the sum of sampled blocks, over the share that is sampled: Horvitz, Thompson, 1952; the
+spread of random groups: Wolter, Introduction to Variance Estimation, chapter 2.
+"""
+
+from array import array
+from collections.abc import Sequence
+from math import exp, hypot, sqrt
+from typing import NamedTuple
+
+from ostinato.observe.counters import LookupCounts
+
+NUM_PARTS = 32
+
+_STUDENT = 2.04
+"""What 95 % of all samples are within, in standard errors, by 32 parts."""
+
+_LEAST_BLOCKS = 3.0
+"""Sampled blocks by which any sum may be wrong: of what was not seen once, there may be as much as
+would be seen three times, in 95 % of all samples."""
+
+
+class SimulationError(NamedTuple):
+    """By how much a simulation may be wrong, as ``benchmarks/ghost.py`` finds.
+
+    Attributes:
+        scale: Of the hit ratio, for being small; times the root of its blocks.
+        gain: Of what it finds more, as a share.
+    """
+
+    scale: float
+    gain: float = 0.0
+
+
+PLAYED = SimulationError(0.06)
+"""Of a policy that goes by what it sees."""
+
+LEARNED = SimulationError(0.1, 0.15)
+"""Of one with the real policy's experience, which ends where that policy remembers no more."""
+
+LEARNING = SimulationError(0.4)
+"""Of one that learns from the little that a simulation sees."""
+
+_DRIFT = 1.0
+"""Share of the difference between the sampled traffic's hit ratio and that of all by which an
+estimate may be wrong as well: gains and losses are reckoned as shares, which change less."""
+
+_FILLING = 0.35
+"""By how much an estimate may be wrong as well, times the root of the simulation's blocks, until
+the pool has been filled three times: it counts when exactly a simulation is full."""
+
+_POOLS, _UNFILLED = 4.0, 0.05
+"""Until a pool is full no policy loses anything, so what was sampled by then tells little of what
+comes next: by how much an estimate may be wrong as well where the sampled traffic has filled the
+pool anew half as often as all of it, or as four times."""
+
+
+class Coverage(NamedTuple):
+    """How much of the whole traffic has come, or was sampled.
+
+    Attributes:
+        tokens: That were looked up.
+        hits: How many of them hit.
+        requests: That they were of.
+    """
+
+    tokens: int = 0
+    hits: int = 0
+    requests: int = 0
+
+    @staticmethod
+    def of(counts: LookupCounts) -> "Coverage":
+        """All that the cache has counted."""
+        return Coverage(counts.query_tokens, counts.hit_tokens, counts.num_requests)
+
+
+class PairedEstimator:
+    """What one simulation found more or less than another, over all sampling windows.
+
+    Attributes:
+        num_blocks: Sampled blocks that were looked up.
+        reached: How far the traffic had come with the last of them.
+    """
+
+    def __init__(self, stride: float, size: int, unsure: SimulationError = PLAYED) -> None:
+        """Know nothing.
+
+        Args:
+            stride: Blocks of the traffic that one sampled block stands for.
+            size: Blocks of the smaller simulation.
+            unsure: By how much the simulation may be wrong.
+        """
+        self._stride, self._size, self._unsure = stride, size, unsure
+        self.num_blocks = 0
+        self._gained, self._lost, self._missed = ([0] * NUM_PARTS for _ in range(3))
+        self._past = Coverage()  # of windows that have ended
+        self._begun = self.reached = Coverage()
+
+    @property
+    def covered(self) -> Coverage:
+        """The traffic that was sampled."""
+        parts = zip(self._past, self.reached, self._begun, strict=True)
+        return Coverage(*(past + reached - begun for past, reached, begun in parts))
+
+    def begin(self, at: Coverage) -> None:
+        """Begin with another stretch of the traffic."""
+        self._past = self.covered
+        self._begun = self.reached = at
+
+    def add(self, names: "array[int]", own: int, other: int) -> None:
+        """Add a request.
+
+        Args:
+            names: Of its sampled blocks that were looked up, in token order.
+            own: How many of them the simulation of the real cache found.
+            other: How many of them the other one found.
+        """
+        self.num_blocks += len(names)
+        for name in names[own:]:
+            self._missed[name % NUM_PARTS] += 1
+        for name in names[own:other]:
+            self._gained[name % NUM_PARTS] += 1
+        for name in names[other:own]:
+            self._lost[name % NUM_PARTS] += 1
+
+    def estimate(
+        self, counts: LookupCounts, block_size: int, num_blocks: int
+    ) -> tuple[float, float]:
+        """Estimate what the other cache would have found of all that was looked up.
+
+        Args:
+            counts: What the cache has found.
+            block_size: Tokens per block.
+            num_blocks: Of the cache.
+
+        Returns:
+            The hit ratio, and by how much it may be wrong, in 95 % of all samples.
+        """
+        covered = self.covered
+        if covered.tokens <= 0:
+            return 0.0, 1.0
+        missed = max(1, sum(self._missed))
+        rate = sum(self._gained) / missed
+        per_gain = _open_share(counts, block_size) / missed
+        per_loss = self._stride * block_size / covered.tokens
+        gained, lost = per_gain * sum(self._gained), per_loss * sum(self._lost)
+        gains = [g - rate * m for g, m in zip(self._gained, self._missed, strict=True)]
+        error = hypot(
+            _LEAST_BLOCKS * per_loss,
+            _most_beyond(gained, per_gain * self._spread(gains)),
+            _most_beyond(lost, per_loss * self._spread(self._lost)),
+            self._unsure.scale / sqrt(self._size) if self._stride > 1 else 0.0,
+        )
+        error += self._unsure.gain * gained
+        error += self._unlike(counts, num_blocks * block_size)
+        return min(1.0, max(0.0, counts.hit_ratio + gained - lost)), error
+
+    def _spread(self, parts: Sequence[float]) -> float:
+        """Return the standard error of a sum, by the parts that it is of."""
+        mean = sum(parts) / NUM_PARTS
+        variance = sum((part - mean) ** 2 for part in parts) * NUM_PARTS / (NUM_PARTS - 1)
+        return sqrt(variance * (1 - 1 / self._stride))  # of what is not sampled
+
+    def _unlike(self, counts: LookupCounts, pool_tokens: int) -> float:
+        """Return by how much a ratio may be wrong because the rest is unlike the sample."""
+        covered, missed = self.covered, counts.query_tokens - counts.hit_tokens
+        error = _DRIFT * abs(counts.hit_ratio - covered.hits / covered.tokens)
+        if missed < 3 * pool_tokens and self._stride > 1:
+            error += _FILLING / sqrt(self._size)
+        wanted = min(_POOLS * pool_tokens, missed - pool_tokens)
+        filled = max(1.0, covered.tokens - covered.hits - pool_tokens)
+        return error + _UNFILLED * max(0.0, wanted / filled - 1)
+
+
+def _most_beyond(total: float, spread: float) -> float:
+    """Return by how much a sum that is never negative may be larger than its sample says.
+
+    Few blocks that are asked for often make most of what is gained and lost, and a sample that
+    has missed them knows of no spread either. So errors are taken to be even in the logarithm:
+    of one block that was seen there may be seven, of ten nineteen.
+    """
+    return total * (exp(min(_STUDENT, _STUDENT * spread / total)) - 1) if total > 0 else 0.0
+
+
+def _open_share(counts: LookupCounts, block_size: int) -> float:
+    """Share of looked-up tokens that missed and might have hit in whole blocks.
+
+    The last token of a prompt never hits, nor does what is left of its last block.
+    """
+    tails = counts.num_requests * (block_size + 1) / 2
+    return max(0.0, counts.query_tokens - tails - counts.hit_tokens) / max(1, counts.query_tokens)

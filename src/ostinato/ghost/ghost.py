@@ -1,0 +1,278 @@
+"""Estimates what other pool sizes and other eviction policies would find of the traffic.
+
+A fixed share of all blocks is sampled, in windows, and replayed by small simulated caches::
+
+    window 1                     pause                                          window 2
+    |-- 4,096 sampled blocks ----|............................................|------------
+
+Nothing is timed: a window has so many sampled blocks, which cost about as much as 1,300 requests
+of the cache, and there is one of them in ``1,300 / ghost_share`` requests. The first one begins
+after 16 requests, so estimates come early and cost most then. Between windows a request costs a
+counter.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ostinato.cache.block_table import BlockTable
+from ostinato.cache.eviction import EvictionPolicy
+from ostinato.cache.observer import CacheObserver
+from ostinato.core.config import CacheConfig, PolicyName
+from ostinato.core.request import RequestContext
+from ostinato.eviction.learned_policy import LearnedPolicy
+from ostinato.ghost.estimator import (
+    LEARNED,
+    LEARNING,
+    PLAYED,
+    Coverage,
+    PairedEstimator,
+)
+from ostinato.ghost.sampler import SampledRequest, Sampler
+from ostinato.ghost.sampling_window import (
+    WINDOW_BLOCKS,
+    SamplingPlan,
+    SamplingWindow,
+)
+from ostinato.ghost.simulated_cache import (
+    LearnedPolicySimulation,
+    LruSimulation,
+    PolicySimulation,
+    SimulatedCache,
+)
+from ostinato.observe.counters import GhostEstimate, LookupCounts
+
+SIZES = (0.5, 2.0, 4.0)
+"""Multiples of the memory for which estimates are made."""
+
+ALTERNATIVES: tuple[PolicyName, ...] = ("lru", "reuse_hazard")
+"""Policies for which estimates are made at the cache's own size."""
+
+WINDOW_COST = 1300
+"""Requests of the cache that take as long as one window, by ``benchmarks/ghost.py``."""
+
+MAX_INTERVAL = 0.2
+"""An interval that is wider says nothing yet."""
+
+COUNTED_ERROR = 0.002
+"""By how much an account against LRU may be wrong where requests run at once."""
+
+_FIRST = 16
+"""Requests by whose length the sampling rate is set."""
+
+_IDLE_REFUND = 0.75
+"""Share of a sampled block's cost that is its replay, which costs nothing in idle time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A pool that might be configured instead: a multiple of the memory, and a policy."""
+
+    memory: float
+    policy: PolicyName
+
+
+class Ghost(CacheObserver):
+    """Estimates for other sizes and policies.
+
+    Attributes:
+        is_sampling: Whether blocks of requests that come now are sampled.
+        seed: Of the samples; to see how far they differ.
+    """
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        clock: Callable[[], float],
+        counts: LookupCounts,
+        policies: Sequence[EvictionPolicy],
+    ) -> None:
+        """Begin with the sixteenth request.
+
+        Args:
+            config: Of the cache.
+            clock: The cache's.
+            counts: What the cache has found.
+            policies: Of the cache; some know what LRU would have found.
+        """
+        self.seed, self.is_sampling = 0, False
+        self._config, self._clock, self._counts = config, clock, counts
+        self._learned = [policy for policy in policies if isinstance(policy, LearnedPolicy)]
+        self._plan: SamplingPlan | None = None
+        self._estimators: dict[Candidate, PairedEstimator] = {}
+        self._num_seen, self._due, self._next_period = 0, _FIRST, 0
+        self._blocks_left, self._num_windows = 0.0, 0
+        self._window: SamplingWindow | None = None
+        self._watched: dict[int, int] = {}  # prompt tokens of running requests, by table
+
+    def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
+        """Note that a request begins."""
+        if preempted:
+            return
+        self._num_seen += 1
+        if self._num_seen >= self._due:
+            self._begin()
+        if self.is_sampling and table.writes:
+            self._watched[table.table_id] = len(table.key)
+
+    def on_release(
+        self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool
+    ) -> None:
+        """Sample a request that ends, of which so many tokens are computed."""
+        if not self._watched:
+            return
+        num_asked, window = self._watched.pop(table.table_id, None), self._window
+        if num_asked is None or window is None or not self.is_sampling:
+            return
+        chosen = window.sampler.choose(table.key, num_tokens)
+        if chosen:
+            names = window.sampler.names(table.key, chosen)
+            size, turn = self._config.block_size, table.summary
+            last = (num_asked - 1) // size * size  # where the block begins that can not hit whole
+            asked = sum(start < last for start, _ in chosen)
+            kinds = self._learned[0].request_class(turn) if self._learned else 0
+            request = SampledRequest(names, asked, self._clock(), turn.num_output_tokens, kinds)
+            window.add(request, Coverage.of(self._counts))
+            self._blocks_left -= len(names)
+            if self._blocks_left <= 0:
+                self._end_sampling()
+
+    def rest(self) -> bool:
+        """Replay a sampled request in idle time; returns whether there are more."""
+        window = self._window
+        if window is None or not window.backlog:
+            return False
+        self._blocks_left += _IDLE_REFUND * window.replay()
+        self._close()
+        return bool(window.backlog)
+
+    def catch_up(self) -> None:
+        """Replay all that was sampled."""
+        while self.rest():
+            pass
+
+    def on_clear(self, everything: bool) -> None:
+        """Drop what was sampled."""
+        self.clear()
+
+    def forget(self, tenant: bytes) -> int:
+        """Drop what was sampled, of any tenant."""
+        self.clear()
+        return 0
+
+    def clear(self) -> None:
+        """Drop what was sampled; estimates stay, which say nothing of single requests."""
+        self._window, self.is_sampling = None, False
+        self._watched.clear()
+        enough = self._blocks_left >= WINDOW_BLOCKS // 2
+        self._due = self._num_seen + 1 if enough else self._next_period
+
+    def estimates(self) -> tuple[GhostEstimate, ...]:
+        """Return what others would have found, as far as it is known to ten points either way."""
+        if self.is_sampling and self._window is not None:
+            self._window.reach(Coverage.of(self._counts))
+        found = [self._estimate(*pair) for pair in self._estimators.items()]
+        return tuple(estimate for estimate in found if 2 * estimate.error <= MAX_INTERVAL)
+
+    def _begin(self) -> None:
+        """Begin another window, if this period has blocks left for one."""
+        if self._num_seen >= self._next_period:
+            self._blocks_left = WINDOW_BLOCKS
+            self._next_period = self._num_seen + int(WINDOW_COST / self._config.ghost_share)
+        self._due = self._next_period
+        if self.is_sampling:
+            return
+        if self._plan is None:
+            self._plan = SamplingPlan.of(self._config, self._counts)
+        number = self._num_windows + (self.seed << 16)
+        sampler = Sampler(self._config.block_size, self._plan.stride, self._plan.step, number)
+        own, others = self._simulations(self._plan)
+        self._window = SamplingWindow(sampler, own, others, is_cold=not self._num_windows)
+        self._num_windows += 1
+        self.is_sampling = True
+
+    def _end_sampling(self) -> None:
+        """Replay what waits, in idle time, and sample no more."""
+        self.is_sampling = False
+        self._watched.clear()
+        self._close()
+
+    def _close(self) -> None:
+        """Drop the simulations when all of a window is replayed."""
+        if not self.is_sampling and self._window is not None and not self._window.backlog:
+            self._window = None
+
+    def _simulations(
+        self, plan: SamplingPlan
+    ) -> tuple[SimulatedCache, list[tuple[SimulatedCache, PairedEstimator]]]:
+        """Make the simulation of the cache itself, and those of all candidates."""
+        own = self._config.policy
+        candidates = [Candidate(memory, own) for memory in SIZES]
+        candidates += [Candidate(1.0, policy) for policy in ALTERNATIVES if policy != own]
+        others = [
+            (self._simulation(each, plan), self._estimator(each, plan)) for each in candidates
+        ]
+        return self._simulation(Candidate(1.0, own), plan), others
+
+    def _estimator(self, candidate: Candidate, plan: SamplingPlan) -> PairedEstimator:
+        """Return what is known of a candidate from all windows."""
+        unsure = PLAYED
+        if candidate.policy == "reuse_hazard":
+            unsure = LEARNED if self._learned else LEARNING
+        size = max(1, int(min(1.0, candidate.memory) * plan.size))
+        new = PairedEstimator(plan.stride, size, unsure)
+        return self._estimators.setdefault(candidate, new)
+
+    def _simulation(self, candidate: Candidate, plan: SamplingPlan) -> SimulatedCache:
+        """Make the small cache that stands for a candidate."""
+        size = max(1, round(candidate.memory * plan.size))
+        if candidate.policy == "lru":
+            return LruSimulation(size)
+        if self._learned:
+            return LearnedPolicySimulation(size, self._learned[0])
+        return PolicySimulation(size, candidate.policy)
+
+    def _estimate(self, candidate: Candidate, estimator: PairedEstimator) -> GhostEstimate:
+        """Say what is known of a candidate, and from how much traffic."""
+        config, counts = self._config, self._counts
+        if self._learned and candidate.policy == "lru":
+            return self._counted_lru()
+        ratio, error = estimator.estimate(counts, config.block_size, config.num_blocks)
+        if self._learned:
+            restraint = self._restraint()
+            ratio, error = ratio + restraint / 2, error + abs(restraint) / 2
+        return GhostEstimate(
+            int(candidate.memory * config.num_blocks),
+            candidate.policy,
+            ratio,
+            estimator.num_blocks,
+            candidate.memory,
+            error,
+            estimator.covered.requests,
+            max(0, counts.num_requests - estimator.reached.requests),
+        )
+
+    def _counted_lru(self) -> GhostEstimate:
+        """Say what LRU would have found, as policies that learn have counted.
+
+        Where requests come one by one this is exact; of those that run at once, to a few blocks.
+        """
+        config, counts = self._config, self._counts
+        lead = sum(policy.lru_lead for policy in self._learned) * config.block_size
+        return GhostEstimate(
+            config.num_blocks,
+            "lru",
+            max(0, counts.hit_tokens - lead) / max(1, counts.query_tokens),
+            counts.query_tokens // config.block_size,
+            error=COUNTED_ERROR,
+            num_requests=counts.num_requests,
+        )
+
+    def _restraint(self) -> float:
+        """Return how much less the real policy finds than its simulation, as a hit ratio.
+
+        It is held back by its account against LRU, and a simulation is not. Another size may be
+        held back by as much or not at all.
+        """
+        config, simulated = self._config, self._estimators[Candidate(1.0, "lru")]
+        ratio, _ = simulated.estimate(self._counts, config.block_size, config.num_blocks)
+        return self._counted_lru().hit_ratio - ratio

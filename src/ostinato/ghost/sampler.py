@@ -1,0 +1,114 @@
+"""Chooses which blocks of the traffic stand for all of it, and names them.
+
+A block is chosen by a digest of its content, so it is chosen in every prompt that contains it: a
+cache of a hundredth of the size sees of a hundredth of the blocks what the real cache sees of all.
+Hashing every block would cost more than it is worth, so only every ``step``-th place is asked::
+
+    prompt   b0 b1 b2 b3 b4 b5 b6 b7 b8 ..
+    asked       b1       b4       b7          every third place, from the middle of the first three
+    digest      d1 ----> d4 ----> d7          each continues the one before
+    chosen               b4                   its digest is below the limit
+
+Places at equal distances see all depths alike. Digests are chained, so prompts with the same
+beginning are sampled alike, however they go on.
+
+A chosen block gets a name of four bytes: the upper half is the digest's, the lower half is of its
+content, its identity, the images so far, and a token from every fourth block before it. No token
+is kept.
+
+Source: spatially hashed sampling: Waldspurger, Park, Garthwaite, Ahmad, Efficient MRC
+construction with SHARDS, FAST 2015.
+"""
+
+from array import array
+from typing import NamedTuple
+from zlib import crc32
+
+from ostinato.core.identity import Identity, PrefixKey
+
+_ASKED_TOKENS = 16
+"""Leading tokens of a block that decide whether it is chosen."""
+
+_BEFORE = 4
+"""Blocks before a chosen one of which one token is part of its name."""
+
+_UPPER = 0xFFFF0000
+
+
+class SampledRequest(NamedTuple):
+    """The sampled blocks of a request that has ended.
+
+    Attributes:
+        names: Of its sampled blocks, in token order.
+        num_asked: How many of them were looked up: those of its prompt.
+        at_s: When it ended, by the cache's clock.
+        num_output_tokens: Tokens that were generated for it.
+        request_class: Class of what it released, for a policy that learns; uses left out.
+        uses: How often each block was in use so far, this time included; empty if not counted.
+    """
+
+    names: "array[int]"
+    num_asked: int
+    at_s: float
+    num_output_tokens: int = 0
+    request_class: int = 0
+    uses: "array[int]" = array("I")
+
+
+class Sampler:
+    """Chooses one block of ``stride``, and names it."""
+
+    def __init__(self, block_size: int, stride: float, step: int, salt: int = 0) -> None:
+        """Choose.
+
+        Args:
+            block_size: Tokens per block.
+            stride: Blocks of which one is chosen, on average; at least 1.
+            step: Blocks of which one is asked; at most ``stride``.
+            salt: Samples of different salts have different blocks.
+        """
+        step = max(1, min(step, int(stride)))
+        self._block_size = block_size
+        self._asked_tokens = min(block_size, _ASKED_TOKENS)
+        self._step_tokens = step * block_size
+        self._first = step // 2 * block_size
+        self._limit = int(2**32 * step / stride)
+        self._salt = crc32(salt.to_bytes(8, "little"))
+        self._last: tuple[Identity | None, int, int | None] = (None, 0, None)
+
+    def choose(self, key: PrefixKey, num_tokens: int) -> list[tuple[int, int]]:
+        """Choose among the full blocks of a sequence's first tokens.
+
+        Returns:
+            Where each chosen one begins, in tokens, and its digest.
+
+        Cost: a fifth of a microsecond per place that is asked.
+        """
+        tokens, asked, limit, digest = key.tokens, self._asked_tokens, self._limit, self._salt
+        chosen = []
+        last = num_tokens - self._block_size + 1
+        for start in range(self._first, last, self._step_tokens):
+            digest = crc32(tokens[start : start + asked], digest)
+            if digest < limit:
+                chosen.append((start, digest))
+        return chosen
+
+    def names(self, key: PrefixKey, chosen: list[tuple[int, int]]) -> "array[int]":
+        """Name the chosen ones; the same name means the same content, identity and images."""
+        identity, tokens, size, names = key.identity, key.tokens, self._block_size, array("I")
+        if identity is not self._last[0]:  # most requests share one
+            boundary = None if identity.head is None else crc32(identity.encoded)
+            self._last = identity, crc32(identity.root.encoded), boundary
+        _, before, boundary = self._last
+        seen = 0
+        for start, digest in chosen:
+            if boundary is not None and start >= key.head_tokens:
+                before, boundary = before ^ boundary, None
+            before = crc32(tokens[seen : start : _BEFORE * size], before)
+            seen = start
+            name = crc32(tokens[start : start + size], before)
+            for image in key.images:
+                if image.start < start + size:
+                    name = crc32(image.digest, name)
+            names.append(digest & _UPPER | name & ~_UPPER)
+        return names

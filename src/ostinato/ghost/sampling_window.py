@@ -1,0 +1,127 @@
+"""One stretch of traffic of which blocks are sampled, and the simulations that replay them.
+
+::
+
+    request ─► sampler ─► backlog ─► simulations ─► estimators
+               on release           in idle time, or one for one when 64 wait
+
+Simulations begin empty. So does the cache at the first window; in later ones, the first half of
+the sample only warms them up.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ostinato.core.config import CacheConfig
+from ostinato.ghost.estimator import Coverage, PairedEstimator
+from ostinato.ghost.sampler import SampledRequest, Sampler
+from ostinato.ghost.simulated_cache import SimulatedCache
+from ostinato.observe.counters import LookupCounts
+
+WINDOW_BLOCKS = 4096
+"""Sampled blocks of one window."""
+
+_LEAST_BLOCKS = 64
+"""A simulation of fewer blocks says little of a large cache."""
+
+_BACKLOG = 64
+"""Sampled requests that wait to be replayed at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingPlan:
+    """Which blocks are sampled, and how large simulations are.
+
+    Attributes:
+        size: Blocks of the simulation that stands for the cache itself.
+        stride: Blocks of the traffic that one sampled block stands for.
+        step: Blocks of which one is asked whether it is chosen.
+    """
+
+    size: int
+    stride: float
+    step: int
+
+    @staticmethod
+    def of(config: CacheConfig, counts: LookupCounts) -> "SamplingPlan":
+        """Set the rate by the pool and by what was looked up so far.
+
+        A request of mean length has one sampled block at most: a second one tells less than
+        the first one of another request. No simulation has fewer than 64 blocks for that, where
+        the pool has as many.
+        """
+        mean_blocks = counts.query_tokens / max(1, counts.num_requests) / config.block_size
+        pool, most = config.num_blocks, config.num_ghost_blocks
+        size = max(1, min(pool, most, max(_LEAST_BLOCKS, int(pool / max(1.0, mean_blocks)))))
+        return SamplingPlan(size, pool / size, max(1, int(mean_blocks / 2)))
+
+
+class SamplingWindow:
+    """One stretch of traffic of which blocks are sampled.
+
+    Attributes:
+        sampler: Chooses blocks.
+        backlog: Sampled requests that are not replayed, and how far the traffic had come.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        own: SimulatedCache,
+        others: Sequence[tuple[SimulatedCache, PairedEstimator]],
+        *,
+        is_cold: bool,
+    ) -> None:
+        """Begin with empty simulations.
+
+        Args:
+            sampler: Chooses blocks.
+            own: Stands for the cache itself.
+            others: Stand for other pools, and what comes of them beside the first one.
+            is_cold: Whether the cache is empty as well; then they are compared from now on.
+        """
+        self.sampler, self._own, self._others = sampler, own, others
+        self.backlog: deque[tuple[SampledRequest, Coverage]] = deque()
+        self._uses: dict[int, int] = {}  # by name, those used last at the end
+        self._num_replayed, self._is_counting = 0, False
+        if is_cold:
+            self._begin_counting(Coverage())
+
+    def add(self, request: SampledRequest, at: Coverage) -> None:
+        """Let a request wait to be replayed, or replay it when too many do."""
+        uses = self._uses
+        for name in request.names:
+            uses[name] = uses.pop(name, 0) + 1
+        counted = array("I", [uses[name] for name in request.names])
+        while len(uses) > WINDOW_BLOCKS:
+            del uses[next(iter(uses))]
+        self.backlog.append((request._replace(uses=counted), at))
+        if len(self.backlog) > _BACKLOG:
+            self.replay()
+
+    def replay(self) -> int:
+        """Serve all simulations the request that has waited longest; return its blocks."""
+        request, at = self.backlog.popleft()
+        asked, own = request.names[: request.num_asked], self._own.serve(request)
+        for simulation, estimator in self._others:
+            found = simulation.serve(request)
+            if self._is_counting:
+                estimator.add(asked, own, found)
+                estimator.reached = at
+        self._num_replayed += len(request.names)
+        if not self._is_counting and self._num_replayed >= WINDOW_BLOCKS // 2:
+            self._begin_counting(at)
+        return len(request.names)
+
+    def reach(self, at: Coverage) -> None:
+        """Note how far the traffic has come, also where nothing of it was chosen."""
+        if self._is_counting and not self.backlog:
+            for _, estimator in self._others:
+                estimator.reached = at
+
+    def _begin_counting(self, at: Coverage) -> None:
+        self._is_counting = True
+        for _, estimator in self._others:
+            estimator.begin(at)

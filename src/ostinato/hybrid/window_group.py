@@ -1,0 +1,267 @@
+"""The blocks of all layers with one window size.
+
+A query at position p of such a layer sees the last ``window`` tokens, itself included, so a
+sequence of p tokens needs the blocks of tokens ``p - window + 1 .. p - 1`` and no others::
+
+    window 9, blocks of 4, 14 tokens computed: token 14 sees tokens 6 to 14
+
+    block   0     1     2     3
+    tokens  0-3   4-7   8-11  12-15
+    table   null  b7    b2    b5        block 0 has left the window and was given back
+
+Blocks that leave the window become evictable while the request runs. A hit that ends at a
+block boundary needs the last ``ceil((window - 1) / block_size)`` blocks before it, and not
+their ancestors: law 8 holds for full attention, whose index says which prefixes exist; here
+blocks are found by their digests, one by one.
+
+Rules:
+
+1. A table has an entry per block of the sequence; ``null_block`` where nothing is held.
+2. Held blocks are the last ones, without a gap.
+3. A content is found by SHA-256 digest, and its tokens are compared.
+
+Source: vLLM's sliding window manager and hybrid KV cache manager.
+"""
+
+from array import array
+from collections.abc import Iterator
+
+from ostinato.cache.block import CacheEntry
+from ostinato.cache.block_hash import BlockHasher
+from ostinato.cache.pool import BlockPool
+from ostinato.cache.prefix_index import Removal
+from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.ids import BlockDigest, BlockId
+from ostinato.core.tokens import TOKEN_BYTES
+from ostinato.hybrid.window_content import WindowContent, WindowCopy, WindowTable
+
+
+class WindowGroup:
+    """The blocks of all layers with one window size."""
+
+    def __init__(self, window: int, pool: BlockPool, hasher: BlockHasher) -> None:
+        """Make an empty group over a pool of its own.
+
+        Args:
+            window: Tokens that a query sees, itself included, at least 1.
+            pool: Its blocks.
+            hasher: SHA-256 digests.
+        """
+        self.window = window
+        self.pool = pool
+        self.null_block = pool.num_blocks
+        self._hasher = hasher
+        self._block_size = hasher.block_size
+        self._contents: dict[BlockDigest, WindowContent] = {}
+
+    def first_needed(self, num_tokens: int) -> int:
+        """Return the first block that a sequence of so many tokens still needs."""
+        return max(0, num_tokens - self.window + 1) // self._block_size
+
+    def longest_hit(self, key: PrefixKey, num_blocks: int) -> int:
+        """Return the longest prefix, in blocks, whose window is cached.
+
+        Args:
+            key: The sequence.
+            num_blocks: Bound on the answer.
+
+        Effects: none. Cost: at most one look-up per block.
+        """
+        digests = self._hasher.digests(key, num_blocks)
+        end = num_blocks
+        while end:
+            places = range(end - 1, self.first_needed(end * self._block_size) - 1, -1)
+            missing = next((i for i in places if digests[i] not in self._contents), None)
+            if missing is None:
+                return end
+            end = missing  # every longer prefix that ends before needs this block too
+        return 0
+
+    def num_idle_blocks(self, key: PrefixKey, num_blocks: int) -> int:
+        """Count the blocks of a hit that no request holds."""
+        return sum(not copy.ref_count for copy in self._window(key, num_blocks))
+
+    def acquire(self, key: PrefixKey, num_blocks: int) -> WindowTable:
+        """Hold the window before the end of a hit."""
+        copies = self._window(key, num_blocks)
+        for copy in copies:
+            self._hold(copy)
+        first = num_blocks - len(copies)
+        blocks = array("i", [self.null_block] * first + [copy.block for copy in copies])
+        noted = [*[None] * first, *copies]
+        return WindowTable(key.identity.owner, blocks, noted, first, num_blocks)
+
+    def find_tail(self, key: PrefixKey, num_blocks: int, name: bytes) -> WindowCopy | None:
+        """Find the copy of a block that the sequence leaves in its middle.
+
+        Args:
+            key: The sequence.
+            num_blocks: Blocks before it.
+            name: The block's packed tokens and extras.
+        """
+        content = self._contents.get(self._hasher.child(key, num_blocks, name))
+        return content.copies[0] if content is not None and content.name == name else None
+
+    def hold_tail(self, table: WindowTable, copy: WindowCopy) -> None:
+        """Hold the source of a copy until ``release_tail``."""
+        self._hold(copy)
+        table.tail = copy
+
+    def release_tail(self, table: WindowTable) -> None:
+        """Let go of the source of a copy, if there is one."""
+        if table.tail is not None:
+            self._release(table.tail)
+            table.tail = None
+
+    def append(self, table: WindowTable, blocks: "array[int]") -> None:
+        """Give a table private blocks."""
+        table.blocks.extend(blocks)
+        table.copies.extend([None] * len(blocks))
+
+    def publish(
+        self, table: WindowTable, key: PrefixKey, num_blocks: int
+    ) -> list[tuple[int, bool]]:
+        """Make a sequence's first full blocks findable, as far as the table holds them.
+
+        Returns:
+            The places that were published, each with whether its content is new.
+        """
+        published = []
+        digests = self._hasher.digests(key, num_blocks)
+        for place in range(max(table.num_published, table.first), num_blocks):
+            name = self._hasher.block(key, place)
+            content = self._content(key.identity, digests[place], name, True)
+            published.append((place, not content.copies))
+            copy = WindowCopy(BlockId(table.blocks[place]), content, 1)
+            self.pool.stamp(copy)
+            content.copies.append(copy)
+            table.copies[place] = copy
+            if table.first_published is None:
+                table.first_published = place
+        table.num_published = max(table.num_published, num_blocks)
+        return published
+
+    def retract(self, table: WindowTable) -> Removal:
+        """Take back what this step published; those blocks are private again."""
+        removed = array("i")
+        if table.first_published is not None:
+            for place in range(len(table.blocks) - 1, table.first_published - 1, -1):
+                copy = table.copies[place]
+                if copy is not None:
+                    assert copy.ref_count == 1, "another request holds it"
+                    copy.ref_count = 0
+                    self._forget(copy)
+                    removed.append(copy.block)
+                    table.copies[place] = None
+            table.num_published, table.first_published = table.first_published, None
+        return Removal(removed)
+
+    def slide(self, table: WindowTable, num_tokens: int) -> None:
+        """Give back the blocks that left the window, deepest first."""
+        keep = min(self.first_needed(num_tokens), len(table.blocks))
+        self._give_back(table, table.first, keep)
+        table.first = max(table.first, keep)
+
+    def release(self, table: WindowTable) -> None:
+        """Give back all that a table holds, deepest first."""
+        self.release_tail(table)
+        self._give_back(table, table.first, len(table.blocks))
+        table.first = len(table.blocks)
+
+    def publish_partial(self, table: WindowTable, key: PrefixKey, place: int, text: bytes) -> None:
+        """Make the partial last block of an ended sequence findable, with the window before it."""
+        content = self._content(key.identity, self._hasher.child(key, place, text), text, False)
+        copy = WindowCopy(BlockId(table.blocks[place]), content, 1)
+        self.pool.stamp(copy)
+        content.copies.append(copy)
+        table.copies[place] = copy
+
+    def fork(self, table: WindowTable) -> WindowTable:
+        """Share what is published; the rest of the places are still to be given blocks."""
+        shared = table.num_shared
+        for copy in table.copies[table.first : shared]:
+            assert copy is not None
+            self._hold(copy)
+        blocks, copies = table.blocks[:shared], table.copies[:shared]
+        return WindowTable(table.tenant, blocks, copies, table.first, shared)
+
+    def evict(self, entry: CacheEntry, most: int) -> Removal:
+        """Remove one evictable copy."""
+        assert isinstance(entry, WindowCopy) and not entry.ref_count and most
+        self.pool.shrink(entry, 1)
+        self._forget(entry)
+        return Removal(array("i", [entry.block]))
+
+    def copies(self) -> Iterator[WindowCopy]:
+        """Walk every published block."""
+        for content in self._contents.values():
+            yield from content.copies
+
+    def check(self, tables: list[WindowTable]) -> None:
+        """Assert rules 1 to 3; references are recounted from live tables."""
+        self.pool.check()
+        counted: dict[int, int] = {}
+        for table in tables:
+            assert len(table.blocks) == len(table.copies), "a place without a note"
+            for place, block in enumerate(table.blocks):
+                assert (block == self.null_block) == (place < table.first), "a gap in a window"
+            for copy in [*table.copies[table.first :], table.tail]:
+                if copy is not None:
+                    counted[id(copy)] = counted.get(id(copy), 0) + 1
+        idle = {id(entry) for entry in self.pool.entries()}
+        for copy in self.copies():
+            assert copy.ref_count == counted.pop(id(copy), 0), "references are miscounted"
+            assert (id(copy) in idle) == (copy.ref_count == 0), "idle copies alone are evictable"
+            idle.discard(id(copy))
+        assert not counted and not idle, "a copy outside the group"
+        cached = [int(copy.block) for copy in self.copies()]
+        private = [block for table in tables for block in table.private_blocks]
+        scratch = [int(block) for block in self.pool.scratch]
+        owned = sorted(cached + private + scratch)
+        assert owned == list(range(self.pool.num_blocks)), "a block has two owners or none"
+
+    def _window(self, key: PrefixKey, num_blocks: int) -> "list[WindowCopy]":
+        """List the oldest copies of the window before a block boundary."""
+        digests = self._hasher.digests(key, num_blocks)
+        first = self.first_needed(num_blocks * self._block_size)
+        return [self._contents[digests[i]].copies[0] for i in range(first, num_blocks)]
+
+    def _content(
+        self, identity: Identity, digest: BlockDigest, name: bytes, full: bool
+    ) -> WindowContent:
+        content = self._contents.get(digest)
+        if content is None:
+            num_tokens = self._block_size if full else len(name) // TOKEN_BYTES
+            content = WindowContent(identity, digest, name, num_tokens, full)
+            self._contents[digest] = content
+        assert content.name == name, "two blocks of one SHA-256 digest"
+        return content
+
+    def _give_back(self, table: WindowTable, first: int, last: int) -> None:
+        """Give back the places ``first .. last``, deepest first."""
+        private = array("i")
+        for place in range(last - 1, first - 1, -1):
+            copy = table.copies[place]
+            if copy is None:
+                private.insert(0, table.blocks[place])
+            else:
+                self._release(copy)
+            table.blocks[place], table.copies[place] = self.null_block, None
+        self.pool.free(private, table.tenant)
+
+    def _hold(self, copy: WindowCopy) -> None:
+        if copy.ref_count == 0:
+            self.pool.mark_used((copy,))
+        copy.ref_count += 1
+
+    def _release(self, copy: WindowCopy) -> None:
+        assert copy.ref_count > 0, "released more often than acquired"
+        copy.ref_count -= 1
+        if copy.ref_count == 0:
+            self.pool.mark_evictable((copy,))
+
+    def _forget(self, copy: WindowCopy) -> None:
+        """Take a copy out of its content; the last one takes the content with it."""
+        copy.content.copies.remove(copy)
+        if not copy.content.copies:
+            del self._contents[copy.content.digest]

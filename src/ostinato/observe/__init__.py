@@ -1,0 +1,16 @@
+"""Observers of the cache, and what they tell: counters, events, history, explanations.
+
+Files in reading order:
+
+* ``histogram``, ``counters``: what the cache did so far
+* ``events``, ``event_recorder``: what outsiders are told of cached blocks
+* ``prefix_digests``, ``request_record``, ``history``: which requests were served, and which blocks
+  were lost since
+* ``explanation``, ``prompt_diff``, ``explain``: why each token of a prompt missed
+* ``introspection``: what is cached now, and which prefixes save most
+
+Rules:
+
+1. Nothing here decides anything: the cache does the same with and without observers.
+2. Everything that is kept is bounded.
+"""

@@ -1,0 +1,221 @@
+"""Counters of what the cache did so far.
+
+Counts are in tokens unless the name says otherwise. Queries and hits are taken once per
+request, at its first admission; those of preempted requests that come back are counted
+apart, so that a busy engine cannot make its hit ratio look better than it is.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from ostinato.cache.block import CacheEntry
+from ostinato.cache.block_table import BlockTable
+from ostinato.cache.observer import CacheObserver, Eviction
+from ostinato.cache.prefix_index import PublishResult
+from ostinato.core.config import PolicyName
+from ostinato.core.request import RequestContext
+from ostinato.observe.histogram import Histogram
+
+MAX_TENANTS = 1024
+"""Tenants counted one by one; salts are made by clients, so their number has no bound."""
+
+
+@dataclass(slots=True)
+class LookupCounts:
+    """Look-ups of admitted requests.
+
+    Attributes:
+        num_requests: Admissions.
+        query_tokens: Tokens that were looked up.
+        shared_tokens: Tokens that hit in whole blocks.
+        copied_tokens: Tokens copied out of a block that the prompt leaves in its middle.
+    """
+
+    num_requests: int = 0
+    query_tokens: int = 0
+    shared_tokens: int = 0
+    copied_tokens: int = 0
+
+    @property
+    def hit_tokens(self) -> int:
+        """Tokens that need not be computed."""
+        return self.shared_tokens + self.copied_tokens
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of looked-up tokens that hit, from 0 to 1."""
+        return self.hit_tokens / self.query_tokens if self.query_tokens else 0.0
+
+    def add(self, query: int, shared: int, copied: int) -> None:
+        """Count one admission."""
+        self.num_requests += 1
+        self.query_tokens += query
+        self.shared_tokens += shared
+        self.copied_tokens += copied
+
+    def merge(self, other: "LookupCounts") -> None:
+        """Add another's counts."""
+        self.num_requests += other.num_requests
+        self.query_tokens += other.query_tokens
+        self.shared_tokens += other.shared_tokens
+        self.copied_tokens += other.copied_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class GhostEstimate:
+    """What another cache would have found of the same traffic.
+
+    Attributes:
+        num_blocks: Its size.
+        policy: Its eviction policy.
+        hit_ratio: Estimated share of looked-up tokens that hit, from 0 to 1.
+        num_sampled: Blocks that the estimate rests on, each as often as it was looked up.
+        memory: Its size as a multiple of the cache's.
+        error: By how much ``hit_ratio`` may be wrong either way, in 95 % of all samples.
+        num_requests: Requests of the traffic that were sampled.
+        num_later_requests: Requests that came since the last of them, of which it knows nothing.
+    """
+
+    num_blocks: int
+    policy: PolicyName
+    hit_ratio: float
+    num_sampled: int
+    memory: float = 1.0
+    error: float = 0.0
+    num_requests: int = 0
+    num_later_requests: int = 0
+
+    @property
+    def low(self) -> float:
+        """The least hit ratio that agrees with the sample."""
+        return max(0.0, self.hit_ratio - self.error)
+
+    @property
+    def high(self) -> float:
+        """The greatest hit ratio that agrees with the sample."""
+        return min(1.0, self.hit_ratio + self.error)
+
+
+@dataclass(slots=True)
+class CacheStats:
+    """Counters since the start. Block counts are those of the full-attention group.
+
+    Attributes:
+        first: Look-ups of requests at their first admission.
+        preempted: Look-ups of requests that come back after a preemption.
+        tenants: ``first`` by tenant, for the ``MAX_TENANTS`` that were seen last.
+        other_tenants: ``first`` of the tenants that are no longer counted one by one.
+        published_blocks: Blocks that became findable.
+        duplicate_blocks: Published blocks whose content was there already.
+        sealed_tails: Partial blocks of ended sequences that became findable.
+        evicted_blocks: Cached blocks that were given away for other content.
+        eviction_ages_s: Evicted blocks by seconds since their last use.
+        residencies_s: Evicted blocks by seconds since they were published; a run of blocks
+            that grew together counts from its first.
+        reuse_distances: Evictable blocks that were held again, by blocks given away meanwhile.
+        ghosts: What other sizes and policies would have found; empty without a ghost,
+            and those that would be known worse than to ten points are left out.
+    """
+
+    first: LookupCounts = field(default_factory=LookupCounts)
+    preempted: LookupCounts = field(default_factory=LookupCounts)
+    tenants: dict[bytes, LookupCounts] = field(default_factory=dict)
+    other_tenants: LookupCounts = field(default_factory=LookupCounts)
+    published_blocks: int = 0
+    duplicate_blocks: int = 0
+    sealed_tails: int = 0
+    evicted_blocks: int = 0
+    eviction_ages_s: Histogram = field(default_factory=Histogram)
+    residencies_s: Histogram = field(default_factory=Histogram)
+    reuse_distances: Histogram = field(default_factory=Histogram)
+    ghosts: tuple[GhostEstimate, ...] = ()
+
+    def copy(self) -> "CacheStats":
+        """Return the counters as they are now, in O(tenants)."""
+        return CacheStats(
+            replace(self.first),
+            replace(self.preempted),
+            {tenant: replace(counts) for tenant, counts in self.tenants.items()},
+            replace(self.other_tenants),
+            self.published_blocks,
+            self.duplicate_blocks,
+            self.sealed_tails,
+            self.evicted_blocks,
+            self.eviction_ages_s.copy(),
+            self.residencies_s.copy(),
+            self.reuse_distances.copy(),
+            self.ghosts,
+        )
+
+    def count_lookup(
+        self, tenant: bytes, query: int, shared: int, copied: int, preempted: bool
+    ) -> None:
+        """Count one admission."""
+        if preempted:
+            self.preempted.add(query, shared, copied)
+            return
+        self.first.add(query, shared, copied)
+        tenants = self.tenants
+        counts = tenants.pop(tenant, None) or LookupCounts()
+        counts.add(query, shared, copied)
+        tenants[tenant] = counts  # newest last
+        if len(tenants) > MAX_TENANTS:
+            oldest = next(iter(tenants))
+            self.other_tenants.merge(tenants.pop(oldest))
+
+
+class CacheCounters(CacheObserver):
+    """Counts what happens.
+
+    Attributes:
+        stats: The counters.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Start at zero."""
+        self.stats = CacheStats()
+        self._clock = clock
+
+    def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
+        """Count a look-up."""
+        shared, copied = table.num_shared_tokens, table.num_copied_tokens
+        self.stats.count_lookup(table.tenant, len(table.key), shared, copied, preempted)
+
+    def on_publish(
+        self, table: BlockTable, first: int, last: int, result: PublishResult, group: int = 0
+    ) -> None:
+        """Count blocks that became findable."""
+        if group == 0:
+            self.stats.published_blocks += last - first - result.num_known
+            self.stats.duplicate_blocks += result.num_known
+
+    def on_evict(self, eviction: Eviction) -> None:
+        """Count blocks that were given away."""
+        if eviction.group == 0 and eviction.cause != "removed":
+            stats, entry, now_s = self.stats, eviction.entry, self._clock()
+            count = len(eviction.removal.blocks)
+            stats.evicted_blocks += count
+            stats.eviction_ages_s.add(now_s - entry.idle_since_s, count)
+            stats.residencies_s.add(now_s - entry.born_s, count)
+
+    def on_reuse(self, entries: Sequence[CacheEntry], num_allocated: int) -> None:
+        """Count how far away the last use of blocks was that are held again."""
+        distances, moment, num_blocks = self.stats.reuse_distances, -1, 0
+        for entry in entries:
+            if entry.idle_allocated != moment:  # most of a path was released at once
+                if num_blocks:
+                    distances.add_whole(num_allocated - moment, num_blocks)
+                moment, num_blocks = entry.idle_allocated, 0
+            num_blocks += entry.num_blocks
+        distances.add_whole(num_allocated - moment, num_blocks)
+
+    def on_release(
+        self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool
+    ) -> None:
+        """Count partial blocks that became findable."""
+        self.stats.sealed_tails += sealed
+
+    def forget(self, tenant: bytes) -> int:
+        """Erase a tenant's counts."""
+        self.stats.tenants.pop(tenant, None)
+        return 0

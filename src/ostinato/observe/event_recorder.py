@@ -1,0 +1,85 @@
+"""Turns what a cache does into events: blocks by digest, each announced and removed once."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from ostinato.cache.block_hash import BlockHasher
+from ostinato.cache.block_table import BlockTable
+from ostinato.cache.observer import CacheObserver, Eviction
+from ostinato.cache.prefix_index import PublishResult, Removal
+from ostinato.core.ids import BlockDigest
+from ostinato.observe.events import AllCleared, BlockRemoved, BlockStored, EventLog
+
+
+class EventRecorder(CacheObserver):
+    """Fills an event log. Partial blocks have no digest and are not announced."""
+
+    def __init__(self, log: EventLog, hasher: BlockHasher) -> None:
+        """Start with an empty cache; the hasher names blocks."""
+        self._log = log
+        self._hasher = hasher
+        self._digests: dict[tuple[int, int], BlockDigest] = {}  # by group and block
+        self._copies: Counter[tuple[int, BlockDigest]] = Counter()
+
+    def on_publish(
+        self, table: BlockTable, first: int, last: int, result: PublishResult, group: int = 0
+    ) -> None:
+        """Announce new content, and remember which block has which."""
+        key, blocks, size = table.key, table.groups[group], self._hasher.block_size
+        digests = self._hasher.digests(key, last)
+        for place in range(first + len(result.duplicates), last):
+            self._digests[group, blocks[place]] = digests[place]
+            self._copies[group, digests[place]] += 1
+        first += result.num_known
+        if first >= last:
+            return
+        extras = [key.extra(i * size, (i + 1) * size) for i in range(first, last)]
+        self._log.add(
+            BlockStored(
+                tuple(digests[first:last]),
+                digests[first - 1] if first else None,
+                key.tokens[first * size : last * size],
+                size,
+                key.identity,
+                tuple(None if extra is None else extra.encoded for extra in extras),
+                group,
+            )
+        )
+
+    def on_evict(self, eviction: Eviction) -> None:
+        """Announce that contents are gone, for whatever reason."""
+        gone = self._remove(eviction.removal.blocks, eviction.group)
+        if gone:
+            self._log.add(BlockRemoved(gone, eviction.entry.identity, eviction.group))
+
+    def on_retract(self, table: BlockTable, removal: Removal, group: int = 0) -> None:
+        """Take back what a failed step stored."""
+        gone = self._remove(removal.blocks, group)
+        self._log.retract(table.key.identity, gone, group)
+
+    def on_settle(self) -> None:
+        """Send what happened."""
+        self._log.flush()
+
+    def on_clear(self, everything: bool) -> None:
+        """Announce that nothing is cached any more."""
+        if everything:
+            self._log.add(AllCleared())
+            self._log.flush()
+
+    def forget(self, tenant: bytes) -> int:
+        """Erase a tenant's kept events; returns how many."""
+        return self._log.forget(tenant)
+
+    def _remove(self, blocks: Iterable[int], group: int) -> tuple[BlockDigest, ...]:
+        """Return the digests of contents whose last copy is gone."""
+        gone = []
+        for block in blocks:
+            digest = self._digests.pop((group, block), None)
+            if digest is None:
+                continue
+            self._copies[group, digest] -= 1
+            if not self._copies[group, digest]:
+                del self._copies[group, digest]
+                gone.append(digest)
+        return tuple(gone)

@@ -1,0 +1,279 @@
+"""History of the cache: which requests were admitted, and which blocks were lost to whom.
+
+The memory behind law 10: an observer of the cache, read by ``explain``. It is bounded:
+
+* the last ``keep_explanations`` sequences;
+* their tokens: at most four times as many as the pool holds (4 bytes each, beside kilobytes of
+  KV), and never less than 65,536; those of a prefix that several share count for each of them;
+* the last losses: as many as the pool has blocks, and never less than 1,024.
+
+A loss names blocks, not contents, so that noting one costs the same however long the prefix
+was. Which content it was follows from the record whose blocks those were, and from the order of
+numbers: the first loss of a block after its record ended is the loss of that content.
+
+Rules:
+
+1. Nothing here decides anything: the cache does the same with and without a history.
+2. A request with ``cache_write=False`` leaves no token behind when it ends, only digests of its
+   beginnings under a key that this process drew and keeps for itself.
+3. Erasing a tenant leaves nothing of it, not even its name on what it evicted.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ostinato.cache.block_table import BlockTable
+from ostinato.cache.observer import CacheObserver, Eviction
+from ostinato.cache.prefix_index import PublishResult
+from ostinato.core.config import CacheConfig
+from ostinato.core.identity import Identity
+from ostinato.core.ids import BlockId
+from ostinato.core.request import RequestContext
+from ostinato.core.tokens import TOKEN_BYTES
+from ostinato.observe.prefix_digests import DigestKey
+from ostinato.observe.request_record import RequestRecord
+
+LEAST_TOKENS = 65_536
+"""Tokens that are remembered at least: 256 KiB."""
+
+LEAST_LOSSES = 1024
+"""Losses that are remembered at least."""
+
+TOKENS_PER_SLOT = 4
+"""Tokens remembered per slot of the pool: 16 bytes, beside a slot's kilobytes of KV."""
+
+LossReason = Literal["space", "quota", "removed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Blocks whose content was forgotten.
+
+    Attributes:
+        number: When, in the history's numbers.
+        reason: ``space`` for another's content, ``quota`` for its own tenant's quota, or
+            ``removed`` by an administrator.
+        at_s: When, by the clock.
+        idle_s: Seconds since their last use.
+        by: For which request; None if for none, or for a tenant that was erased.
+        identity: Whose they were.
+        blocks: Which.
+    """
+
+    number: int
+    reason: LossReason
+    at_s: float
+    idle_s: float
+    by: RequestRecord | None
+    identity: Identity
+    blocks: "array[int]"
+
+
+class RequestHistory(CacheObserver):
+    """Bounded memory of admissions and losses.
+
+    Attributes:
+        keep: Sequences that are remembered; 0 remembers nothing.
+        block_size: Tokens per block.
+        has_windows: Whether some layers have a sliding window, whose losses are not noted.
+        num_forgotten: Sequences that are no longer remembered.
+    """
+
+    def __init__(self, config: CacheConfig, clock: Callable[[], float]) -> None:
+        """Start with nothing to remember."""
+        self.keep = config.keep_explanations
+        self.block_size = config.block_size
+        self.has_windows = bool(config.windows)
+        self.num_forgotten = 0
+        self.digest_key = DigestKey()
+        self._is_on = config.enable_prefix_caching
+        self._clock = clock
+        self._most_tokens = max(LEAST_TOKENS, TOKENS_PER_SLOT * config.num_slots)
+        self._num_tokens = 0
+        self._number = 0
+        self._records: deque[RequestRecord] = deque()
+        self._by_table: dict[int, RequestRecord] = {}
+        self._losses: deque[Loss] = deque(maxlen=max(LEAST_LOSSES, config.num_blocks))
+        # Records and blocks that the running step publishes; by block as far as was asked for.
+        self._publishing: list[tuple[RequestRecord, array[int]]] = []
+        self._in_step: dict[int, RequestRecord] = {}
+        self._num_asked = 0
+
+    def __len__(self) -> int:
+        """Sequences that are remembered."""
+        return len(self._records)
+
+    def records(self) -> Iterator[RequestRecord]:
+        """Walk what is remembered, newest first."""
+        return reversed(self._records)
+
+    def record_of(self, name: str) -> RequestRecord | None:
+        """Return the first admission of the newest request of that name."""
+        return next((r for r in self.records() if r.is_first and r.name == name), None)
+
+    def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
+        """Note that a sequence is admitted; what is evicted from now on is evicted for it."""
+        blocks = table.blocks
+        record = self._begin(table, blocks, not preempted)
+        record.name, record.fields = context.name, context.fields
+        record.off = context.off if self._is_on else "enable_prefix_caching=False"
+        if context.fields:
+            letters = sum(len(text) for _, text in context.fields)
+            self._charge(record, record.charge + letters // TOKEN_BYTES)
+        if context.num_known_tokens is not None:
+            num_awaited = max(0, record.num_shared - context.num_known_tokens)
+            if num_awaited > record.num_awaited:
+                record.num_awaited = num_awaited
+                record.awaited = context.waits_for or record.awaited
+
+    def on_fork(self, parent: BlockTable, child: BlockTable) -> None:
+        """Note a second continuation of a sequence."""
+        record = self._begin(child, child.blocks, is_first=False)
+        record.num_shared = child.num_published * self.block_size
+        if (of_parent := self._by_table.get(parent.table_id)) is not None:
+            record.name = of_parent.name
+
+    def _begin(self, table: BlockTable, blocks: "array[int]", is_first: bool) -> RequestRecord:
+        """Begin a record."""
+        key, num_tokens = table.key, len(table.key.tokens)
+        self._number += 1
+        record = RequestRecord(
+            self._number, table.table_id, key.identity, key.images, num_tokens,
+            table.num_shared_tokens, table.num_copied_tokens, is_first=is_first,
+            writes=table.writes, key=key, at_s=self._clock(), charge=num_tokens,
+        )  # fmt: skip
+        if self._publishing and len(blocks) and (writer := self._writers.get(blocks[-1])):
+            record.num_awaited = len(blocks) * self.block_size - self._num_settled(blocks)
+            is_mine = writer.identity.tenant == key.identity.tenant
+            record.awaited = writer.name if is_mine else ""
+        self._records.append(record)
+        self._by_table[table.table_id] = record
+        self._num_tokens += num_tokens
+        if len(self._records) > self.keep or self._num_tokens > self._most_tokens:
+            self._trim()
+        return record
+
+    def _num_settled(self, blocks: "array[int]") -> int:
+        """Count the first tokens of a match that no running step computes."""
+        # A request that publishes a block in this step publishes all that come after it.
+        return bisect_left(blocks, True, key=self._writers.__contains__) * self.block_size
+
+    def on_publish(
+        self, table: BlockTable, first: int, last: int, result: PublishResult, group: int = 0
+    ) -> None:
+        """Note that blocks are findable in the running step."""
+        record = self._by_table.get(table.table_id)
+        if group == 0 and record is not None:
+            self._publishing.append((record, table.blocks[first:last]))
+
+    def on_commit(self) -> None:
+        """Note that what was published in the step is now computed, or taken back."""
+        if self._publishing:
+            self._publishing, self._in_step, self._num_asked = [], {}, 0
+
+    def on_release(
+        self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool
+    ) -> None:
+        """Note that a sequence releases its blocks."""
+        record, key = self._by_table.get(table.table_id), table.key
+        if record is None or record.key is None:
+            return
+        self._number += 1
+        record.ended = self._number
+        record.num_computed, record.num_findable = num_tokens, num_findable
+        record.blocks, record.num_blocks = table.blocks, -(-num_findable // self.block_size)
+        if record.writes:
+            record.end(key)
+            more = len(key.tokens) - record.num_prompt_tokens
+            if more:
+                self._charge(record, record.charge + more)
+        else:
+            digests = self.digest_key.digests(key.packed_range(0, num_tokens), self.block_size)
+            record.clear()
+            record.digests = digests
+
+    def on_evict(self, eviction: Eviction) -> None:
+        """Note that blocks of an entry are lost."""
+        if eviction.group:
+            return
+        by = None if eviction.table is None else self._by_table.get(eviction.table.table_id)
+        self._number += 1
+        at_s, entry = self._clock(), eviction.entry
+        blocks, idle_s = eviction.removal.blocks, at_s - entry.idle_since_s
+        loss = Loss(self._number, eviction.cause, at_s, idle_s, by, entry.identity, blocks)
+        self._losses.append(loss)
+
+    def remembers_since(self, number: int) -> bool:
+        """Whether every loss since a moment is remembered."""
+        is_full = len(self._losses) == self._losses.maxlen
+        return not is_full or self._losses[0].number <= number
+
+    def loss_of(self, block: BlockId, after: int, before: int) -> Loss | None:
+        """Find the first loss of a block between two moments.
+
+        Cost: O(losses remembered).
+        """
+        for loss in self._losses:
+            if after < loss.number < before and block in loss.blocks:
+                return loss
+        return None
+
+    def forget(self, tenant: bytes) -> int:
+        """Erase a tenant that has no live sequence, and what continues its public prefix."""
+        gone = [r for r in self._records if r.identity.belongs_to(tenant)]
+        for record in gone:
+            self._drop(record)
+        self._records = deque(r for r in self._records if r not in gone)
+        kept = [loss for loss in self._losses if not loss.identity.belongs_to(tenant)]
+        self._losses = deque((_nameless(loss, tenant) for loss in kept), self._losses.maxlen)
+        return 0
+
+    def check(self) -> None:
+        """Assert that what is remembered is within its bounds and counted rightly."""
+        assert len(self._records) <= self.keep, "more is remembered than was asked for"
+        assert self._num_tokens == sum(v.charge for v in self._records), "tokens are miscounted"
+        assert self._num_tokens <= self._most_tokens or len(self._records) <= 1, "too many tokens"
+        for record in self._records:
+            assert record.writes or record.ended is None or not record.tokens, "rule 2"
+
+    @property
+    def _writers(self) -> dict[int, RequestRecord]:
+        """Blocks that the running step publishes; most steps end before anybody asks."""
+        for record, blocks in self._publishing[self._num_asked :]:
+            self._in_step.update(dict.fromkeys(blocks, record))
+        self._num_asked = len(self._publishing)
+        return self._in_step
+
+    def _charge(self, record: RequestRecord, charge: int) -> None:
+        """Say anew what a record takes."""
+        if record.number < self._records[0].number:
+            return  # it was forgotten before it ended
+        self._num_tokens += charge - record.charge
+        record.charge = charge
+        self._trim()
+
+    def _trim(self) -> None:
+        """Forget the oldest records while there are too many, or too many tokens."""
+        while len(self._records) > self.keep or (
+            self._num_tokens > self._most_tokens and len(self._records) > 1
+        ):
+            self._drop(self._records.popleft())
+            self.num_forgotten += 1
+
+    def _drop(self, record: RequestRecord) -> None:
+        """Forget a record's content; losses may still name it."""
+        self._num_tokens -= record.charge
+        record.charge = 0
+        self._by_table.pop(record.table_id, None)
+        record.clear()
+
+
+def _nameless(loss: Loss, tenant: bytes) -> Loss:
+    """Return a loss that does not say who caused it, if that was a tenant's request."""
+    if loss.by is None or not loss.by.identity.belongs_to(tenant):
+        return loss
+    return replace(loss, by=None)

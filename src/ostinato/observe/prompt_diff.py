@@ -1,0 +1,180 @@
+"""Where do two prompts part, and what stands there?
+
+Both sides are decoded and shown on one line each, with a caret under the first character that
+differs. Line breaks and tabs are drawn as one character, so that the caret stays below it.
+"""
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+import numpy as np
+
+from ostinato.core.tokens import TOKEN_BYTES
+from ostinato.observe.explanation import Difference
+from ostinato.observe.request_record import RequestRecord
+
+Decode = Callable[[list[int]], str]
+"""From token ids to their text, special tokens included."""
+
+TOKENS_BEFORE, TOKENS_BEHIND = 32, 24
+"""Tokens that are decoded around a difference."""
+
+LETTERS_BEFORE, LETTERS_BEHIND = 26, 30
+"""Letters that are shown of them: a line of 80 columns with its label."""
+
+LETTERS_OF_A_NAME = 16
+"""Letters by which a field is found again if not all of it comes back from its tokens."""
+
+LEAST_SIMILARITY = 0.5
+"""Share of tokens that agree, before a difference and behind it, from which on two prompts without
+a common block are versions of one."""
+
+_DRAWN = {"\n": "↵", "\t": "⇥", "\r": "␍"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A difference, and whether only the tokens differ.
+
+    Attributes:
+        difference: Both sides.
+        is_same_text: Whether the texts agree where the tokens part.
+    """
+
+    difference: Difference
+    is_same_text: bool
+
+
+def num_alike_behind(mine: bytes, theirs: bytes, start: int) -> int:
+    """Count the tokens behind a difference that agree again, in place or seen from the end.
+
+    Args:
+        mine: Packed tokens, shape (num_mine * 4,).
+        theirs: The same, shape (num_theirs * 4,).
+        start: Position of the token that differs.
+
+    Cost: O(num_mine) in NumPy.
+    """
+    rests = [np.frombuffer(side, "<u4")[start:] for side in (mine, theirs)]
+    least = min(map(len, rests))
+    if not least:
+        return 0
+    in_place = int((rests[0][:least] == rests[1][:least]).sum())
+    backwards = rests[0][::-1][:least] == rests[1][::-1][:least]
+    suffix = least if backwards.all() else int(backwards.argmin())
+    return max(in_place, suffix)
+
+
+def similarity(mine: bytes, theirs: bytes, start: int) -> float:
+    """Return the share of the shorter prompt's tokens that both have, from 0 to 1.
+
+    Args:
+        mine: Packed tokens of a prompt.
+        theirs: Of another, without its answer.
+        start: Tokens in common before the first that differs.
+    """
+    least = min(len(mine), len(theirs)) // TOKEN_BYTES
+    return min(1.0, (start + num_alike_behind(mine, theirs, start)) / least) if least else 0.0
+
+
+def is_alike(mine: bytes, theirs: bytes, start: int, block_size: int) -> bool:
+    """Whether two prompts are versions of one: they share a block, or most of their tokens."""
+    return start >= block_size or similarity(mine, theirs, start) >= LEAST_SIMILARITY
+
+
+def show_difference(nearest: RequestRecord, record: RequestRecord, prompt: bytes, start: int,
+                    decode: Decode | None) -> Shown | None:  # fmt: skip
+    """Decode both sides of a difference.
+
+    Args:
+        nearest: The other sequence.
+        record: The one in question.
+        prompt: Its packed tokens.
+        start: Position of the first token that differs.
+        decode: Turns ids into text; None shows nothing.
+    """
+    if decode is None:
+        return None
+    mine, theirs = _ids(prompt), _ids(nearest.tokens)
+    stop = start + TOKENS_BEHIND
+    texts = decode(mine[start:stop]), decode(theirs[start:stop])
+    pieces = decode(mine[start : start + 1]), decode(theirs[start : start + 1])
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
+    is_same = common >= max(1, *map(len, pieces)) or (
+        0 < common == len(texts[0]) and stop >= len(mine)
+    )
+    first = 0 if is_same else common
+    before = decode(mine[max(0, start - TOKENS_BEFORE) : start]) + texts[0][:first]
+    shown_before = _cut_left(before)
+    behind = num_alike_behind(prompt, nearest.prompt, start)
+    difference = Difference(
+        token=start,
+        request=nearest.name,
+        mine=shown_before + _cut_right(texts[0][first:]),
+        theirs=shown_before + _cut_right(texts[1][first:]),
+        caret=_columns(shown_before),
+        width=max(1, _columns(_draw(pieces[0][first:][:LETTERS_BEHIND]))),
+        place=_place(decode(mine), len(decode(mine[:start])) + first, record.fields),
+        num_alike_after=behind,
+    )
+    return Shown(difference, is_same)
+
+
+def _ids(packed: bytes) -> list[int]:
+    ids: list[int] = np.frombuffer(packed, "<u4").tolist()
+    return ids
+
+
+def _place(text: str, offset: int, fields: Sequence[tuple[str, str]]) -> str:
+    """Say where a letter of a prompt is in its request."""
+    if not fields:
+        return _in_field("", text, offset)
+    place, end = f"the template before {fields[0][0]}", 0
+    for name, content in fields:
+        start = text.find(content, end) if content else -1
+        is_whole = start >= 0
+        if not is_whole and content:  # a tokenizer may not bring every letter back
+            start = text.find(content[:LETTERS_OF_A_NAME], end)
+        if start < 0:
+            continue
+        if offset < start:
+            return place
+        end = start + len(content) if is_whole else start + 1
+        if is_whole and offset < end:
+            return _in_field(name, content, offset - start)
+        place = f"the template behind {name}" if is_whole else name
+    return place
+
+
+def _in_field(name: str, content: str, offset: int) -> str:
+    """Say which letter of a field it is."""
+    before = content[:offset]
+    line, column = before.count("\n") + 1, offset - before.rfind("\n")
+    place = f"line {line}, column {column}"
+    return f"{name}, {place}" if name else place
+
+
+def _draw(text: str) -> str:
+    """Return a text on one line, a letter for a letter."""
+    return "".join(_DRAWN.get(letter, letter if letter.isprintable() else "·") for letter in text)
+
+
+def _cut_left(text: str) -> str:
+    drawn = _draw(text)
+    return drawn if len(drawn) <= LETTERS_BEFORE else "…" + drawn[-LETTERS_BEFORE:]
+
+
+def _cut_right(text: str) -> str:
+    drawn = _draw(text)
+    return drawn if len(drawn) <= LETTERS_BEHIND else drawn[:LETTERS_BEHIND] + "…"
+
+
+def _columns(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    return sum(
+        0 if unicodedata.combining(letter)
+        else 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+        for letter in text
+    )  # fmt: skip

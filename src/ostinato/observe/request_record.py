@@ -1,0 +1,124 @@
+"""What is remembered of one sequence that was served.
+
+A record begins at admission and ends when the blocks are released. While the sequence lives, its
+tokens are the live ones; afterwards they are kept beside the blocks that held them, so that it can
+be said later which of them were lost::
+
+    tokens     ABCD EFGH IJ
+    blocks     7    9    3
+    findable   all ten of them if the partial block was published, else the first eight
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey
+from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
+from ostinato.observe.prefix_digests import PrefixDigests
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """One sequence that was admitted.
+
+    Attributes:
+        number: Its number in the history.
+        identity: What sequences had to agree on to share its blocks.
+        images: Images among its tokens.
+        num_prompt_tokens: Tokens at its admission.
+        num_shared: Of those, how many hit in whole blocks.
+        num_copied: How many were copied behind them.
+        num_awaited: How many of the shared ones another computed after this one had arrived,
+            or in the same step; they are the last of the shared ones.
+        awaited: Whom it owes them to.
+        at_s: When it was admitted, by the clock.
+        name: The request's.
+        is_first: Whether this was the request's first admission, which an explanation is of.
+        writes: Whether others may find what it computes.
+        off: The setting that kept it from reading the cache; empty if it read.
+        fields: Names and texts of the request's messages and fields, in the prompt's order.
+        table_id: Of its block table.
+        key: The live sequence; None when it has ended.
+        kept: Its packed tokens when it has ended, made when they are first asked for; empty if
+            none are kept.
+        unpacked: Its tokens until then, of which the first ``num_unpacked`` count: a preempted
+            sequence goes on in the same array.
+        num_unpacked: How many.
+        digests: If no token is kept: of its beginnings, by a key that only this process has.
+        num_computed: Its first tokens that went through the model or hit.
+        num_findable: Its first tokens that others could find when it ended.
+        blocks: Which blocks held them, and maybe others behind.
+        num_blocks: How many held what others could find.
+        ended: When its blocks were given back, in the history's numbers; None while it lives.
+        charge: What it takes of the history's memory, in tokens.
+    """
+
+    number: int
+    table_id: int
+    identity: Identity
+    images: tuple[ImageSpan, ...]
+    num_prompt_tokens: int
+    num_shared: int
+    num_copied: int
+    num_awaited: int = 0
+    awaited: str = ""
+    at_s: float = 0.0
+    name: str = ""
+    is_first: bool = True
+    writes: bool = True
+    off: str = ""
+    fields: tuple[tuple[str, str], ...] = ()
+    key: PrefixKey | None = None
+    kept: bytes = b""
+    unpacked: "array[int] | None" = None
+    num_unpacked: int = 0
+    digests: PrefixDigests | None = None
+    num_computed: int = 0
+    num_findable: int = 0
+    blocks: Sequence[int] = ()
+    num_blocks: int = 0
+    ended: int | None = None
+    charge: int = 0
+
+    @property
+    def tokens(self) -> bytes:
+        """All that is known of its tokens, packed; a copy is made when first asked for."""
+        if self.key is not None:
+            return self.key.packed
+        if self.unpacked is not None:
+            self.kept, self.unpacked = self.unpacked[: self.num_unpacked].tobytes(), None
+        return self.kept
+
+    @property
+    def prompt(self) -> bytes:
+        """Packed tokens of its prompt; empty if none are kept."""
+        return self.tokens[: self.num_prompt_tokens * TOKEN_BYTES]
+
+    @property
+    def num_hits(self) -> int:
+        """Prompt tokens that it need not compute."""
+        return self.num_shared + self.num_copied
+
+    def end(self, key: PrefixKey) -> None:
+        """Keep the tokens of a sequence that has ended."""
+        self.key, self.unpacked, self.num_unpacked = None, key.tokens, len(key.tokens)
+
+    def lived_at(self, number: int) -> bool:
+        """Whether it was running at a moment."""
+        return self.number < number and (self.ended is None or self.ended > number)
+
+    def num_common(self, other: "RequestRecord", tokens: bytes) -> int:
+        """Count the tokens from position 0 on that it has in common with another's prompt.
+
+        Identities are not asked, images are.
+        """
+        common = num_common_tokens(self.tokens, tokens)
+        mine, theirs = set(self.images), set(other.images)
+        return min([common, *(image.start for image in mine ^ theirs)])
+
+    def clear(self) -> None:
+        """Forget its content."""
+        self.key, self.kept, self.images, self.fields = None, b"", (), ()
+        self.unpacked, self.num_unpacked, self.digests = None, 0, None
+        self.blocks, self.num_blocks = (), 0

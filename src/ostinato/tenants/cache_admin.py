@@ -1,0 +1,229 @@
+"""Cache administration, between steps.
+
+* lease: keep a prefix, pinned or for a time;
+* publish: keep a prefix for all requests that may begin with it, until it is erased;
+* erase: remove everything of a tenant, or of a public prefix and what continues it;
+* new epoch: the weights have changed, so that nothing computed before may hit;
+* reset: remove everything.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from ostinato.cache.manager import CacheManager
+from ostinato.core.errors import CacheInUse
+from ostinato.core.identity import PrefixKey
+from ostinato.core.tenancy import EraseReceipt
+from ostinato.tenants.lease_book import Lease, LeaseBook
+from ostinato.tenants.lease_limits import LeaseLimits
+from ostinato.tenants.public_prefixes import PublicPrefixes
+from ostinato.tenants.terms import PINNED, LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
+
+
+class Erasable(Protocol):
+    """A room that remembers something of tenants."""
+
+    def forget(self, tenant: bytes) -> int:
+        """Erase what is kept of a tenant; returns the number of kept events."""
+
+
+class CacheAdmin:
+    """Leases, erasure, epochs and reset of one cache."""
+
+    def __init__(
+        self,
+        manager: CacheManager,
+        leases: LeaseBook,
+        public: PublicPrefixes,
+        erasables: Iterable[Erasable] = (),
+    ) -> None:
+        """Start without a lease.
+
+        Args:
+            manager: Of the cache.
+            leases: An observer of the manager.
+            public: Asked by the manager.
+            erasables: What remembers something of tenants.
+        """
+        self._manager = manager
+        self._leases = leases
+        self._limits = LeaseLimits(manager, leases)
+        self._public = public
+        self._erasables = list(erasables)
+
+    @property
+    def num_leases(self) -> int:
+        """Live leases."""
+        return len(self._leases)
+
+    @property
+    def num_leased_blocks(self) -> int:
+        """Blocks of the full-attention group that leases hold, each counted once."""
+        return len(self._limits.leased(0))
+
+    def leases(self) -> list[Lease]:
+        """List the live leases, those of public prefixes included; in no order."""
+        return list(self._leases)
+
+    def lease(self, key: PrefixKey, terms: LeaseTerms) -> LeaseReceipt:
+        """Keep a prefix from being evicted.
+
+        Args:
+            key: The prefix; as much of it is held as is cached, in whole blocks.
+            terms: For how long.
+
+        Returns:
+            What is held, and why not all of it.
+
+        Raises:
+            StepInProgress: Blocks are published and not computed.
+        """
+        self._manager.check_between_steps()
+        self.expire()
+        match, size = self._manager.match_first(key, len(key)), self._manager.block_size
+        wanted, cached = len(key) // size, len(match.blocks)
+        if not cached:
+            return LeaseReceipt(LeaseStatus.REJECTED, reason=self._limits.nothing_to_hold(key))
+        bindable = self._limits.num_bindable(key, match)
+        if not bindable:
+            return LeaseReceipt(LeaseStatus.REJECTED, reason=self._limits.reason(key))
+        lease = self._leases.open(self._manager.pin(key, bindable * size), terms)
+        reason = ""
+        if bindable < cached:
+            reason = self._limits.reason(key)
+        elif cached < wanted:
+            reason = f"only {cached} of {wanted} blocks are cached"
+        status = LeaseStatus.CLIPPED if reason else LeaseStatus.ACCEPTED
+        return LeaseReceipt(status, bindable * size, reason, lease.lease_id, lease.expires_s)
+
+    def publish(self, key: PrefixKey) -> LeaseReceipt:
+        """Keep a prefix for all sequences whose identity names it as their public prefix.
+
+        It is held until it is erased, for what continues it belongs to others, and whether it
+        is cached would tell one tenant what another did.
+
+        Args:
+            key: The prefix, whole blocks, under its own identity; computed by a request before.
+
+        Returns:
+            Accepted or rejected; what is not held in full is not kept at all.
+        """
+        salt = key.identity.tenant
+        receipt = self.lease(key, PINNED)
+        if receipt.status is LeaseStatus.ACCEPTED and receipt.lease_id is not None:
+            self._public.add(salt, receipt.lease_id)
+            return receipt
+        if receipt.lease_id is not None:
+            self.end_lease(receipt.lease_id)
+        self._manager.remove(lambda entry: entry.identity.belongs_to(salt))
+        self._settle()
+        return LeaseReceipt(LeaseStatus.REJECTED, reason=receipt.reason)
+
+    def is_public(self, salt: bytes) -> bool:
+        """Whether a prefix of that salt is published."""
+        return salt in self._public
+
+    def has_lease(self, lease_id: LeaseId) -> bool:
+        """Whether a lease still runs."""
+        self.expire()
+        return lease_id in self._leases
+
+    def end_lease(self, lease_id: LeaseId) -> bool:
+        """End a lease; returns False if there is none of that number.
+
+        That of a public prefix is not ended so: erase it.
+        """
+        return not self._public.is_lease(lease_id) and self._end(lease_id)
+
+    def expire(self) -> None:
+        """End the leases whose time is up, in O(log n) each."""
+        self._leases.on_step(self._manager.unpin)
+
+    def erase(self, tenant: bytes) -> EraseReceipt:
+        """Remove every block, token id, digest and count of a tenant.
+
+        Args:
+            tenant: Its salt, with all that narrow it; that of a public prefix includes what
+                continues it.
+
+        Raises:
+            CacheInUse: It has running sequences; let them end, or cancel them.
+
+        Effects: its leases end; kept events are removed, so that consumers start over. The KV
+        store is the caller's to zero: see ``live_slots``.
+        """
+        live = self._manager.live_tables
+        running = sum(table.key.identity.belongs_to(tenant) for table in live)
+        if running:
+            raise CacheInUse(
+                f"{running} sequences of the tenant are running: wait until they have ended, or "
+                "cancel them"
+            )
+        leases = [x for x in self._leases if x.table.key.identity.belongs_to(tenant)]
+        for lease in leases:
+            self._end(lease.lease_id)
+        self._public.remove(tenant)
+        num_blocks = self._manager.remove(lambda entry: entry.identity.belongs_to(tenant))
+        self._settle()
+        num_events = sum(erasable.forget(tenant) for erasable in self._erasables)
+        return EraseReceipt(num_blocks=num_blocks, num_leases=len(leases), num_events=num_events)
+
+    def live_slots(self) -> list[dict[int, int]]:
+        """Return, group by group, which blocks have content and how many tokens of it."""
+        size, slots = self._manager.block_size, self._manager.content_sizes()
+        for table in [*self._manager.live_tables, *self._manager.pinned_tables]:
+            for pool, live, blocks in zip(self._manager.pools, slots, table.groups, strict=True):
+                for place, block in enumerate(blocks):
+                    if block < pool.num_blocks:  # and not a window's null block
+                        written = max(0, min(table.num_planned - place * size, size))
+                        live.setdefault(block, written)
+        return slots
+
+    def new_epoch(self, weights: bytes | None = None) -> int:
+        """Note that the weights have changed.
+
+        Args:
+            weights: Their fingerprint, for requests that wait; None leaves them theirs.
+
+        Returns:
+            The new epoch, for the identities of requests from now on.
+
+        Effects: what was computed before is removed, at once or as soon as the running
+        sequences that read it have ended; they publish nothing more. Leases end.
+        """
+        self._end_all()
+        self._manager.new_epoch(weights)
+        self._settle()
+        return self._manager.epoch
+
+    def reset(self) -> None:
+        """Remove everything, leases included.
+
+        Raises:
+            CacheInUse: Requests hold blocks; preempt or finish them first.
+        """
+        if self._manager.num_live_tables:
+            raise CacheInUse(
+                f"{self._manager.num_live_tables} running sequences hold blocks: the cache can be "
+                "reset when they have finished, or with preempt_running=True"
+            )
+        self._end_all()
+        self._manager.remove(lambda entry: True)
+        for notify in self._manager.observers.on_clear:
+            notify(everything=True)
+
+    def _end(self, lease_id: LeaseId) -> bool:
+        lease = self._leases.close(lease_id)
+        if lease is not None:
+            self._manager.unpin(lease.table)
+            self._settle()  # what was above its tenant's quota is evicted
+        return lease is not None
+
+    def _end_all(self) -> None:
+        self._public.clear()
+        for lease in self._leases:
+            self._end(lease.lease_id)
+
+    def _settle(self) -> None:
+        for notify in self._manager.observers.on_settle:
+            notify()

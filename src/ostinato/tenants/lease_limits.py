@@ -1,0 +1,102 @@
+"""Limits on leases: how much they may hold, and why no more.
+
+Whatever is leased, the longest sequence must still fit, and so must what tenants were promised::
+
+    all blocks = the longest sequence + floors of tenants + leases
+                 └─ reserved_blocks ─┘  └──── num_bindable ───┘
+
+A tenant with a quota leases no more than that, and each window has the same limits for its own
+blocks.
+"""
+
+from ostinato.cache.manager import CacheManager
+from ostinato.cache.pool import BlockPool
+from ostinato.cache.prefix_index import PrefixMatch
+from ostinato.core.config import window_blocks
+from ostinato.core.identity import PrefixKey
+from ostinato.tenants.lease_book import LeaseBook
+from ostinato.tenants.shares import TenantShares
+
+
+class LeaseLimits:
+    """What may be held besides all that is held already."""
+
+    def __init__(self, manager: CacheManager, leases: LeaseBook) -> None:
+        """Limit the leases of one cache."""
+        self._manager = manager
+        self._leases = leases
+
+    def num_bindable(self, key: PrefixKey, match: PrefixMatch) -> int:
+        """Return how many blocks of a match may be held besides all other leases and floors.
+
+        What a tenant pins is resident for good, so it stays within its quota.
+        """
+        config, tenant = self._manager.config, key.identity.owner
+        floors = sum(allotment.floor for allotment in config.allotments.values())
+        leased = self.leased(0)
+        left = config.num_bindable - floors - len(leased)
+        quota = config.quota_of(tenant)
+        if quota is not None:
+            left = min(left, quota - len(self.leased(0, tenant)))
+        count = 0
+        for block in match.blocks:
+            left -= block not in leased
+            if left < 0:
+                break
+            count += 1
+        if config.windows and count < len(match.blocks):
+            count = len(self._manager.match_first(key, count * self._manager.block_size).blocks)
+        return count if self._windows_bindable(count) else 0
+
+    def _windows_bindable(self, num_blocks: int) -> bool:
+        """Whether the windows before a boundary may be held besides those of all other leases."""
+        size = self._manager.block_size
+        for group, window in enumerate(self._manager.config.windows, 1):
+            pool = self._manager.pools[group]
+            needed = num_blocks - max(0, num_blocks * size - window.window + 1) // size
+            left = pool.num_blocks - _guaranteed(pool) - len(self.leased(group)) - needed
+            if left < window_blocks(window.window, size):
+                return False
+        return True
+
+    def leased(self, group: int, tenant: bytes | None = None) -> set[int]:
+        """List the blocks that leases hold in a group; those of one tenant, if it is named.
+
+        A public head that a tenant's leases begin with is not the tenant's.
+        """
+        size, held = self._manager.block_size, set[int]()
+        null = self._manager.pools[group].num_blocks if group else None
+        for table in [lease.table for lease in self._leases]:
+            if tenant in (None, table.tenant):
+                first = 0 if tenant is None else table.key.head_tokens // size
+                held.update(table.groups[group][first:])
+        return held - {null} if null is not None else held
+
+    def nothing_to_hold(self, key: PrefixKey) -> str:
+        """Say why nothing of a prefix can be held."""
+        size = self._manager.block_size
+        if len(key) < size:
+            return f"its {len(key)} tokens do not fill a block of {size}: lease a longer prefix"
+        return "no whole block of it is cached: send it as a prompt first"
+
+    def reason(self, key: PrefixKey) -> str:
+        """Say which limit keeps more of a prefix from being held, and how to move it."""
+        config = self._manager.config
+        quota = config.quota_of(key.identity.owner)
+        if quota is not None and len(self.leased(0, key.identity.owner)) >= quota:
+            return (
+                f"leases of its tenant may hold its quota of {quota} blocks: raise the quota, or "
+                "end another lease"
+            )
+        return (
+            f"leases and floors may bind {config.num_bindable} of {config.num_blocks} blocks, so "
+            "that the longest sequence can always run; raise num_blocks, lower max_model_len, or "
+            "end another lease"
+        )
+
+
+def _guaranteed(pool: BlockPool) -> int:
+    """Return the blocks of a pool that are guaranteed to tenants."""
+    shares = pool.shares
+    accounts = list(shares) if isinstance(shares, TenantShares) else []
+    return sum(account.allotment.floor for account in accounts)

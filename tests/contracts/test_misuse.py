@@ -1,0 +1,216 @@
+"""Calls in a wrong order are refused with a typed error, and change nothing."""
+
+import threading
+
+import pytest
+
+from ostinato.core.errors import (
+    CacheMisuse,
+    InvalidIdentity,
+    PromptTooLong,
+    ReleasedTable,
+    StaleMatch,
+    StepInProgress,
+    TableOverrun,
+    WrongThread,
+)
+from ostinato.core.identity import Identity
+from ostinato.tenants.terms import PINNED
+from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache
+
+pytestmark = on_both_indexes
+
+
+def refused(cache: TinyCache, error: type[Exception], call, match: str | None = None) -> None:
+    """A call raises, and neither the cache nor its counters have changed."""
+    before, published = cache.manager.describe(), cache.prefix_cache.stats.published_blocks
+    with pytest.raises(error, match=match):
+        call()
+    assert cache.manager.describe() == before
+    assert cache.prefix_cache.stats.published_blocks == published
+    cache.prefix_cache.check()
+
+
+# --- tables ---------------------------------------------------------------------------------
+
+
+def test_a_table_is_released_once(index):
+    cache = tiny_cache(8, index=index)
+    table = cache.admit("one", "ABCDEFGH").table
+    cache.finish("one")
+    for call in (
+        lambda: cache.manager.release(table, 8),
+        lambda: cache.manager.fail([table]),
+        lambda: cache.manager.grow(table, 12),
+        lambda: cache.manager.growable(table, 12),
+        lambda: cache.manager.publish(table, 8),
+        lambda: cache.manager.fork(table, 8),
+        lambda: cache.manager.unpin(table),
+    ):
+        refused(cache, ReleasedTable, call)
+    assert cache.admit("two", "QRSTUVWXYZabcdefghijklmnopqrstuv") is not None, "all 8 blocks"
+
+
+def test_a_failed_step_has_released_its_tables(index):
+    """As the example of the README invites: ``fail`` in ``except``, ``release`` in ``finally``."""
+    cache = tiny_cache(8, index=index)
+    table = cache.plan("one", "ABCDEFGH").table
+    cache.fail()
+    refused(cache, ReleasedTable, lambda: cache.manager.release(table, 8))
+    refused(cache, ReleasedTable, lambda: cache.manager.fail([table]))
+
+
+def test_a_table_of_another_cache_is_refused(index):
+    cache, other = tiny_cache(8, index=index), tiny_cache(8, index=index)
+    cache.admit("one", "ABCDEFGH")
+    table = other.admit("one", "ABCDEFGHIJKL", upto=8).table
+    for call in (
+        lambda: cache.manager.release(table, 8),
+        lambda: cache.manager.fail([table]),
+        lambda: cache.manager.grow(table, 20),
+        lambda: cache.manager.publish(table, 12),
+        lambda: cache.manager.fork(table, 8),
+    ):
+        refused(cache, ReleasedTable, call)
+        other.prefix_cache.check()
+
+
+def test_what_is_published_and_not_computed_is_not_released(index):
+    """Law 5: a ``finally:`` would leave blocks findable that no forward pass has filled."""
+    cache = tiny_cache(8, index=index)
+    table = cache.plan("one", "ABCDEFGH").table
+    refused(cache, StepInProgress, lambda: cache.manager.release(table, 8), "commit")
+    cache.fail()
+    assert cache.match("ABCDEFGHI").num_tokens == 0
+
+
+def test_a_failed_step_names_all_its_publishers_and_each_once(index):
+    cache = tiny_cache(8, index=index)
+    one, two = cache.plan("one", "ABCDEFGH").table, cache.plan("two", "QRST").table
+    refused(cache, StepInProgress, lambda: cache.manager.fail([one]), "missing")
+    refused(cache, ReleasedTable, lambda: cache.manager.fail([one, two, two]), "twice")
+    cache.fail()
+
+
+def test_no_more_is_published_than_the_table_and_its_sequence_have(index):
+    """One token past the key would name a block by fewer tokens than its KV has."""
+    cache = tiny_cache(8, index=index)
+    table = cache.admit("one", "ABCDEF").table
+    for num_tokens in (8, 9, 100):
+        refused(cache, TableOverrun, lambda n=num_tokens: cache.manager.publish(table, n))
+        refused(cache, TableOverrun, lambda n=num_tokens: cache.manager.fork(table, n))
+        refused(cache, TableOverrun, lambda n=num_tokens: cache.manager.release(table, n))
+    cache.finish("one")
+    assert cache.match("ABCDEFGHI").num_tokens == 6
+
+
+# --- matches --------------------------------------------------------------------------------
+
+
+def test_a_match_is_of_the_key_that_is_admitted(index):
+    cache = tiny_cache(8, index=index)
+    cache.serve("ABCDEFGH")
+    match = cache.manager.match(prefix_key("ABCDEFGHI"))
+    refused(cache, StaleMatch, lambda: cache.manager.admit(prefix_key("XYZABCDEFG"), match))
+
+
+def test_a_match_of_another_cache_is_refused(index):
+    cache, other = tiny_cache(8, index=index), tiny_cache(8, index=index)
+    other.serve("ABCDEFGH")
+    key = prefix_key("ABCDEFGHI")
+    match = other.manager.match(key)
+    refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
+
+
+def test_a_match_is_stale_once_the_cache_has_changed(index):
+    """What it names may be evicted, split or held by a failed step."""
+    cache = tiny_cache(4, index=index)
+    cache.serve("ABCDEFGH")
+    key = prefix_key("ABCDEFGHI")
+    match = cache.manager.match(key)
+    cache.serve("QRSTUVWXYZabcdef")
+    refused(cache, StaleMatch, lambda: cache.manager.admit(key, match), "match the key again")
+    assert cache.manager.admit(key, cache.manager.match(key)) is not None
+
+
+# --- requests -------------------------------------------------------------------------------
+
+
+def test_a_prompt_that_can_never_fit_is_not_the_same_as_not_now(index):
+    cache = tiny_cache(2, index=index)
+    cache.admit("one", "ABCDE")
+    key, long = prefix_key("QRST"), prefix_key("QRSTUVWXY")
+    assert cache.manager.admit(key, cache.manager.match(key)) is None
+    refused(
+        cache,
+        PromptTooLong,
+        lambda: cache.manager.admit(long, cache.manager.match(long)),
+        "9 tokens and needs 3 blocks of 4, but the pool has 2",
+    )
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tenant": "ann"}, {"weights": "w"}, {"adapter": 3}, {"epoch": "1"}, {"epoch": -1}]
+)
+def test_an_identity_has_fields_of_the_right_type(index, fields):
+    """A text in the place of bytes would be half admitted: it has no root to hang at."""
+    with pytest.raises(InvalidIdentity, match=next(iter(fields))):
+        Identity(**fields)
+
+
+def test_a_digest_that_raises_leaves_nothing_half_published(index):
+    """Radix compares tokens and never asks it."""
+    broken = []
+
+    def digest(data: bytes) -> bytes:
+        if broken:
+            raise ValueError("no digest today")
+        return data[-24:]
+
+    cache = tiny_cache(8, index=index, digest=digest)
+    cache.serve("ABCDEFGH")
+    sequence = cache.admit("one", "QRSTUVWXYZab", upto=4)
+    broken.append(True)
+    if index == "hash":
+        sequence.table.key.digests.clear()
+        refused(cache, ValueError, lambda: cache.manager.publish(sequence.table, 12))
+    broken.clear()
+    cache.advance("one", 12)
+    cache.commit()
+    assert cache.match("QRSTUVWXYZabc").num_shared_tokens == 12
+
+
+# --- company --------------------------------------------------------------------------------
+
+
+def test_nothing_is_leased_while_a_step_is_under_way(index):
+    """What ``fail`` takes back, a lease would hold."""
+    cache = tiny_cache(8, index=index)
+    cache.plan("one", "ABCDEFGH")
+    admin = cache.prefix_cache.admin
+    refused(cache, StepInProgress, lambda: admin.lease(prefix_key("ABCDEFGH"), PINNED))
+    cache.fail()
+
+
+def test_another_thread_is_refused_while_tables_are_live(index):
+    cache = tiny_cache(8, index=index)
+    cache.admit("one", "ABCDEFGH")
+    raised: list[Exception] = []
+
+    def intrude() -> None:
+        key = prefix_key("QRST")
+        try:
+            cache.manager.admit(key, cache.manager.match(key))
+        except CacheMisuse as error:
+            raised.append(error)
+
+    def call_from_another_thread() -> None:
+        thread = threading.Thread(target=intrude)
+        thread.start()
+        thread.join()
+
+    call_from_another_thread()
+    assert [type(error) for error in raised] == [WrongThread]
+    cache.finish("one")
+    call_from_another_thread()
+    assert len(raised) == 1, "with no table live another thread may go on"
