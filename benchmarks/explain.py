@@ -19,6 +19,7 @@ from array import array
 from ostinato.assembly import PrefixCache, build_cache
 from ostinato.core.config import CacheConfig
 from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.request import RequestContext
 from ostinato.observe.explain import explain
 
 REQUESTS, PROMPT, OWN, ANSWER, ROUNDS = 300, 2048, 64, 32, 15
@@ -38,17 +39,16 @@ def make_prompts(seed: int = 0) -> list["array[int]"]:
 def serve(cache: PrefixCache, tokens: "array[int]", name: str) -> None:
     """Serve one request, a step per token of its answer."""
     key = PrefixKey(Identity(), tokens)
-    admitted = cache.admit(key, cache.match(key))
+    manager = cache.manager
+    admitted = manager.admit(key, manager.match(key), context=RequestContext(name))
     assert admitted is not None
     table, _ = admitted
-    if table.visit is not None:
-        cache.history.describe(table.visit, name, "", ())
     for position in range(ANSWER):
-        cache.grow(table, len(key))
-        cache.publish(table, len(key))
-        cache.commit([table])
+        manager.grow(table, len(key))
+        manager.publish(table, len(key))
+        manager.commit([table])
         key.append(position)
-    cache.release(table, len(key) - 1)
+    manager.release(table, len(key) - 1)
 
 
 def measure(num_blocks: int) -> dict[str, float]:

@@ -96,7 +96,7 @@ def measure(
 ) -> dict[str, float]:
     """Return what one form costs."""
     start_s = time.perf_counter()
-    form = compiler.compile(wanted)
+    form = compiler.compile(wanted, "benchmark")
     compile_s = time.perf_counter() - start_s
     masks_s, steps_s = write(form.copy(), num_ids, rng)
     return {

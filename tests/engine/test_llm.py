@@ -572,5 +572,5 @@ def test_without_a_tokenizer_ids_are_served_and_texts_are_not(
 
 
 def test_a_model_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ModelNotFound, match="embedded models: tiny-shakespeare"):
+    with pytest.raises(ModelNotFound, match="models known by name: tiny-shakespeare"):
         LLM("/no/such/model")

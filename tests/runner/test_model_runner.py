@@ -13,6 +13,7 @@ from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.torch_backend import TorchAttention, TorchStep
+from ostinato.runner.model_call import ModelCall
 from ostinato.runner.model_runner import ModelRunner
 from tests.runner.bench import Bench, generated_alone, greedy, own_logits, random_prompt
 from tests.runner.conftest import Served
@@ -113,7 +114,7 @@ def test_a_model_that_cannot_leave_out_logits_has_its_rows_selected(
         return own_forward(input_ids=input_ids, **keywords)
 
     monkeypatch.setattr(loaded.model, "forward", gives_all)
-    bench = Bench(loaded)
+    bench = Bench(replace(loaded, call=ModelCall(loaded.model)))
 
     assert bench.step(bench.sequence(PROMPT).rest()) == expected
 

@@ -83,6 +83,22 @@ def test_forms_may_have_their_old_names(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
+def test_words_and_tokens_can_be_left_out(
+    http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    """Each letter of the plain answer is forbidden, then another one alone is allowed."""
+    asked = {**body, "return_token_ids": True}
+    plain = http.post(path, json=asked).json()["choices"][0]["token_ids"]
+    letters = [http.post("/detokenize", json={"tokens": [i]}).json()["prompt"] for i in plain]
+    words = [letter for letter in set(letters) if letter.strip()]
+    other = http.post(path, json={**asked, "bad_words": words}).json()["choices"][0]["token_ids"]
+    forbidden = {i for i, letter in zip(plain, letters, strict=True) if letter.strip()}
+    assert not forbidden & set(other)
+    only = http.post(path, json={**asked, "allowed_token_ids": plain[:1]}).json()
+    assert set(only["choices"][0]["token_ids"]) == set(plain[:1])
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
 def test_defaults_that_clients_spell_out_are_taken(
     http: httpx.Client, path: str, body: dict[str, Any]
 ) -> None:

@@ -78,6 +78,10 @@ def follow(
         llm.abort(request_id)
 
     async def wait() -> "RequestOutput":
+        with _on_ctrl_c(cancel):
+            return await read()
+
+    async def read() -> "RequestOutput":
         shown, output = "", None
         async for output in outputs:
             _show_more(output, shown, show)
@@ -87,8 +91,7 @@ def follow(
         assert output is not None, "a request brings at least one output"
         return output
 
-    with _on_ctrl_c(cancel):
-        return asyncio.run(wait())
+    return asyncio.run(wait())
 
 
 def _show_more(output: "RequestOutput", shown: str, show: Callable[[str], None]) -> None:
@@ -145,9 +148,14 @@ def loaded(model: str, settings: dict[str, Any]) -> "Iterator[AsyncLLM]":
 
 @contextmanager
 def _on_ctrl_c(action: Callable[[], None]) -> Iterator[None]:
-    """Do something else than raise ``KeyboardInterrupt``, for a while."""
-    before = signal.signal(signal.SIGINT, lambda _signal, _frame: action())
+    """Do something else than raise ``KeyboardInterrupt``, for a while.
+
+    The running event loop does it: a signal wakes the loop, also if it is just about to wait.
+    """
+    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
+    loop.add_signal_handler(signal.SIGINT, action)
     try:
         yield
     finally:
+        loop.remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, before)

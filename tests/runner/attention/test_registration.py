@@ -84,7 +84,7 @@ def test_keywords_that_are_off_and_positions_are_no_reason_to_refuse():
         ({"dropout": 0.1}, "dropout=0.1"),
         ({"is_causal": False}, "later tokens"),
         ({"mask": torch.zeros(1, 1, 5, 5)}, "mask of its own"),
-        ({"ostinato_step": None}, "does not hand keywords"),
+        ({"ostinato_step": None}, "is not handed the keywords"),
     ],
 )
 def test_what_we_do_not_know_is_refused_by_name(keywords: dict[str, Any], said: str):

@@ -39,6 +39,8 @@ class MaskRequest:
 
     def __getattr__(self, name: str) -> Any:
         """Refuse a model that computes with masks itself, as if this were a tensor."""
+        if name.startswith("__"):  # Python itself asks, or a tool that looks at objects
+            raise AttributeError(name)
         raise UnsupportedModel(
             f"the model works on its attention mask itself (mask.{name}) before attention sees "
             "it: which tokens are seen then does not follow from positions alone"

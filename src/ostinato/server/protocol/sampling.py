@@ -148,6 +148,10 @@ class SamplingFields(CacheFields):
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: Items[int] = Field(default_factory=list)
+    bad_words: Stops = Field(default_factory=list, description="Texts that are not generated.")
+    allowed_token_ids: Items[int] | None = Field(
+        default=None, description="No other token is generated."
+    )
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     structured_outputs: FormBody | None = None
@@ -235,6 +239,8 @@ class SamplingFields(CacheFields):
             seed=self.seed,
             stop=self.stop or (),
             stop_token_ids=self.stop_token_ids,
+            bad_words=self.bad_words,
+            allowed_token_ids=self.allowed_token_ids,
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
             ignore_eos=self.ignore_eos,
