@@ -181,6 +181,6 @@ def _announce(model: str, address: str, keys_file: str | None, compute_path: str
     console.print(line.append(f"{address}/v1", style="bold"))
     console.print(f"Computing in {compute_path}.", style="dim", markup=False, highlight=False)
     if keys_file is not None:
-        console.print(f"Whoever has a key of {keys_file} may call it.", style="dim")
+        console.print(f"Callers need a key of {keys_file}.", style="dim")
     else:
         console.print("There are no keys: only this machine can reach it.", style="dim")
