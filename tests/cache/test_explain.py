@@ -9,10 +9,9 @@ from dataclasses import replace
 import pytest
 
 from ostinato.assembly import build_cache
-from ostinato.core.config import CacheConfig, WindowConfig
+from ostinato.core.config import Allotment, CacheConfig, WindowConfig
 from ostinato.core.errors import RequestError
-from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicHead
-from ostinato.core.tenancy import Allotment
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicPrefix
 from ostinato.observe.explain import Viewer, explain
 from ostinato.observe.explanation import Explanation, Fate
 from tests.support.tiny_cache import on_both_indexes
@@ -381,7 +380,7 @@ def test_behind_a_public_head_nobody_learns_who_computed_it(index):
     """Two tenants begin with one published prefix and arrive in one step."""
     tiny = tiny_scheduler(index=index)
     publisher = Identity(tenant=b"\0head")
-    head = PublicHead(publisher.tenant, 8)
+    head = PublicPrefix(publisher.tenant, 8)
     request = make_request("publisher", "ABCDEFGH?")
     tiny.add_request(replace(request, identity=publisher))
     tiny.run()
@@ -389,7 +388,9 @@ def test_behind_a_public_head_nobody_learns_who_computed_it(index):
     tiny.cache.admin.publish(key)
     for name in ("anns", "bobs"):
         request = make_request(name, "ABCDEFGHxyz")
-        tiny.add_request(replace(request, identity=Identity(tenant=name.encode(), head=head)))
+        tiny.add_request(
+            replace(request, identity=Identity(tenant=name.encode(), public_prefix=head))
+        )
     tiny.run()
     assert picture(told(tiny, "bobs")) == "0-7 hit, 8-10 never seen"
     assert "anns" not in str(told(tiny, "bobs", administrator=True))

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.core.errors import BrokenTrace
-from ostinato.core.identity import ImageSpan
-from ostinato.core.tenancy import narrow_salt, owner_of
+from ostinato.core.identity import ImageSpan, tenant_of
 from ostinato.core.tokens import num_common_tokens
+from ostinato.tenants.terms import derive_salt
 from ostinato.traces.anonymizer import Pseudonyms, unpack_names
 
 rows = st.lists(st.integers(0, 2), max_size=12).map(lambda tokens: array("I", tokens))
@@ -50,8 +50,8 @@ def test_what_comes_after_an_image_is_named_after_its_content():
 
 def test_a_narrowed_salt_still_shows_whose_it_is():
     names = Pseudonyms()
-    ann, narrow = (names.salt(s.encode()) for s in ("ann", narrow_salt("ann", "x")))
-    assert owner_of(narrow.encode()) == ann.encode() and narrow != ann
+    ann, narrow = (names.salt(s.encode()) for s in ("ann", derive_salt("ann", "x")))
+    assert tenant_of(narrow.encode()) == ann.encode() and narrow != ann
     assert names.salt(b"bob") not in (ann, narrow) and names.salt(b"") == ""
 
 

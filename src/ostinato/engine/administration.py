@@ -16,14 +16,13 @@ import torch
 
 from ostinato.core.errors import CacheInUse, ConfigError, EmptyPrompt, RequestError
 from ostinato.core.identity import PrefixKey
-from ostinato.core.tenancy import EraseReceipt
 from ostinato.engine.engine import Engine
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.public_prefixes import salt_of_public
 from ostinato.engine.recorder import Settings
-from ostinato.engine.requests import tokenize
+from ostinato.engine.request_validation import tokenize
 from ostinato.engine.weights import WeightUpdate
-from ostinato.tenants.terms import LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
+from ostinato.tenants.terms import EraseReceipt, LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
 
 
 class Administration:
@@ -133,7 +132,7 @@ class Administration:
         salt = cache_salt.encode() if isinstance(cache_salt, str) else cache_salt
         self._engine.recorder.tick()
         receipt = self._engine.cache.admin.erase(salt)
-        self._engine.forget_forms(salt)
+        self._engine.forget_grammars(salt)
         self._engine.recorder.erased(salt)
         return EraseReceipt(
             num_cancelled,

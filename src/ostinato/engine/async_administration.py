@@ -9,15 +9,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from ostinato.core.sampling_params import SamplingParams
-from ostinato.core.tenancy import EraseReceipt
 from ostinato.engine.administration import Administration
 from ostinato.engine.engine_thread import EngineThread
 from ostinato.engine.prompts import Prompt, check_salt
 from ostinato.engine.public_prefixes import salt_of_public
+from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.tokenizer_executor import TokenizerExecutor
 from ostinato.engine.weights import WeightSource, read_weights
-from ostinato.tenants.terms import LeaseId, LeaseReceipt, LeaseTerms
+from ostinato.tenants.terms import EraseReceipt, LeaseId, LeaseReceipt, LeaseTerms
 
 
 class AsyncAdministration:

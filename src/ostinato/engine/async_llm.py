@@ -19,8 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ostinato.core.sampling_params import SamplingParams
-from ostinato.core.tenancy import EraseReceipt
 from ostinato.engine.administration import Administration
 from ostinato.engine.async_administration import AsyncAdministration
 from ostinato.engine.chat import Message, fields_of, render_chat
@@ -30,13 +28,14 @@ from ostinato.engine.engine_thread import EngineThread
 from ostinato.engine.explaining import explain_request
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt, PromptInput, TokenIds, parse_prompt
+from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.thread_bridge import AnswerT
 from ostinato.engine.tokenizer_executor import TokenizerExecutor
 from ostinato.engine.vllm_keywords import refuse_arguments, refuse_call
 from ostinato.engine.weights import WeightSource
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.explanation import Explanation
-from ostinato.tenants.terms import PINNED, LeaseId, LeaseReceipt, LeaseTerms
+from ostinato.tenants.terms import PINNED, EraseReceipt, LeaseId, LeaseReceipt, LeaseTerms
 
 
 class AsyncLLM:

@@ -24,20 +24,19 @@ from ostinato.assembly import build_cache, build_scheduler
 from ostinato.core.errors import ConfigError, RequestError
 from ostinato.core.identity import Identity
 from ostinato.core.ids import RequestId
+from ostinato.core.plan import TokenConstraint
 from ostinato.core.request import FinishReason, Request
-from ostinato.core.sampling_params import SamplingParams
-from ostinato.core.structured_outputs import OutputForm, StructuredOutputs
 from ostinato.engine.caller import Owner
 from ostinato.engine.config import EngineConfig
-from ostinato.engine.grammar import FormCompiler
+from ostinato.engine.grammar import GrammarCompiler
 from ostinato.engine.kv_events_publisher import publish_kv_events
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.public_prefixes import PublicPrefixes, salt_of_public
 from ostinato.engine.recorder import Recorder
 from ostinato.engine.request_state import RequestState
-from ostinato.engine.requests import (
-    EngineRequest,
+from ostinato.engine.request_validation import (
+    PreparedRequest,
     check_priority,
     check_request_id,
     draw_seeds,
@@ -45,7 +44,9 @@ from ostinato.engine.requests import (
     settle_params,
     tokenize,
 )
+from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.sizing import size_pools
+from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.engine.token_table import TokenTable
 from ostinato.engine.weights import WeightUpdate
 from ostinato.observe.counters import CacheStats
@@ -130,7 +131,7 @@ class Engine:
         self._clock = clock
         tokenizer = self.loaded.tokenizer
         self._tokens = None if tokenizer is None else TokenTable(tokenizer)
-        self._forms = FormCompiler(self.loaded)
+        self._grammars = GrammarCompiler(self.loaded)
         self._states: dict[RequestId, RequestState] = {}
         self._random = random.Random(config.seed)
         self._next_request = 0
@@ -171,8 +172,8 @@ class Engine:
         params: SamplingParams,
         request_id: str | None = None,
         priority: int = 0,
-        form: OutputForm | None = None,
-    ) -> EngineRequest:
+        constraint: TokenConstraint | None = None,
+    ) -> PreparedRequest:
         """Tokenize a prompt and check everything about the request; nothing is added yet.
 
         Args:
@@ -180,7 +181,7 @@ class Engine:
             params: How to sample.
             request_id: None makes one up.
             priority: Lower goes first.
-            form: What ``compile_form`` made of ``params.structured_outputs``; None compiles it.
+            constraint: Compiled from ``params.structured_outputs``; None compiles it here.
 
         Raises:
             RequestError: The request can never be served; the message says why.
@@ -194,8 +195,8 @@ class Engine:
         wanted = params.structured_outputs
         keep = kept_prompt_tokens(params, self.max_model_len)
         tokens = tokenize(prompt, self.loaded, self.max_model_len, keep=keep)
-        if wanted is not None and form is None:
-            form = self.compile_form(wanted, prompt.cache_salt)
+        if wanted is not None and constraint is None:
+            constraint = self.compile_constraint(wanted, prompt.cache_salt)
         cache_read = prompt.cache_read and not params.skip_reading_prefix_cache
         reads = cache_read and params.prompt_logprobs is None
         request = Request(
@@ -207,26 +208,27 @@ class Engine:
             cache_read=cache_read,
             cache_write=prompt.cache_write,
             eos_token_ids=self.loaded.eos_token_ids,
-            form=form,
+            constraint=constraint,
             fields=prompt.fields,
         )
         self.scheduler.check(request)
-        return EngineRequest(request, prompt.text, draw_seeds(params, self._random), arrival_s)
+        seeds = draw_seeds(params, self._random)
+        return PreparedRequest(request, params, prompt.text, seeds, arrival_s)
 
-    def compile_form(self, wanted: StructuredOutputs, cache_salt: str) -> OutputForm:
-        """Compile the form of an output; safe in any thread.
+    def compile_constraint(self, wanted: StructuredOutputs, cache_salt: str) -> TokenConstraint:
+        """Compile the constraint of a structured output; safe in any thread.
 
         Raises:
             MissingTokenizer: The checkpoint has none.
             InvalidSamplingParams: It cannot be compiled, or takes too long.
         """
-        return self._forms.compile(wanted, cache_salt)
+        return self._grammars.compile(wanted, cache_salt)
 
-    def forget_forms(self, salt: bytes) -> None:
-        """Forget which forms a tenant asked for."""
-        self._forms.forget(salt.decode(errors="replace"))
+    def forget_grammars(self, salt: bytes) -> None:
+        """Remove a tenant's compiled constraints."""
+        self._grammars.forget(salt.decode(errors="replace"))
 
-    def add(self, made: EngineRequest) -> None:
+    def add(self, made: PreparedRequest) -> None:
         """Take a request that was made.
 
         Raises:
@@ -241,7 +243,7 @@ class Engine:
         self.recorder.tick()
         self.scheduler.add(made.request, made.seeds)
         self.recorder.added(made.request, made.arrival_s)
-        state = RequestState(made.request, made.prompt, self._tokens, made.arrival_s)
+        state = RequestState(made, self._tokens)
         self._states[made.request.request_id] = state
 
     def step(self) -> list[RequestState]:
@@ -310,7 +312,7 @@ class Engine:
         self.recorder.reset(preempt_running)
 
     def requests_of(self, salt: str | bytes) -> list[RequestId]:
-        """List the live requests of a tenant, or behind a public head."""
+        """List the live requests of a tenant, or behind a public prefix."""
         tenant, states = _packed(salt), self._states.items()
         return [name for name, state in states if state.request.identity.belongs_to(tenant)]
 
@@ -352,7 +354,9 @@ class Engine:
             return replace(own, tenant=salt_of_public(prompt.publishes))
         if not reads:
             return own
-        return replace(own, head=self.public_prefixes.head_of(tokens, prompt.public_prefixes))
+        return replace(
+            own, public_prefix=self.public_prefixes.prefix_of(tokens, prompt.public_prefixes)
+        )
 
     def close(self) -> None:
         """Stop recording and publishing; a second call does nothing, nor does one in a fork."""
@@ -438,5 +442,5 @@ def _read_tokenizer(config: EngineConfig) -> PreTrainedTokenizerBase | None:
 
 
 def _packed(salt: str | bytes) -> bytes:
-    """Return a salt as identities hold it; those of public heads are no texts."""
+    """Return a salt as identities hold it; those of public prefixes are no texts."""
     return salt.encode() if isinstance(salt, str) else salt

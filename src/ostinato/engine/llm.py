@@ -15,8 +15,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from ostinato.core.errors import EngineStopped, RequestError, StepFailed
-from ostinato.core.sampling_params import SamplingParams
-from ostinato.core.tenancy import EraseReceipt
 from ostinato.engine.administration import Administration
 from ostinato.engine.caller import CallGate
 from ostinato.engine.chat import Message, fields_of, is_conversation, render_chat
@@ -27,12 +25,13 @@ from ostinato.engine.interrupts import DeferredSigint
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.progress import GenerationProgress, ShowProgress
 from ostinato.engine.prompts import Prompt, PromptInput, check_salt, parse_prompt, parse_prompts
-from ostinato.engine.requests import EngineRequest
+from ostinato.engine.request_validation import PreparedRequest
+from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.vllm_keywords import refuse_arguments, refuse_call
 from ostinato.engine.weights import WeightSource, read_weights
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.explanation import Explanation
-from ostinato.tenants.terms import PINNED, LeaseId, LeaseReceipt, LeaseTerms
+from ostinato.tenants.terms import PINNED, EraseReceipt, LeaseId, LeaseReceipt, LeaseTerms
 
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
@@ -376,7 +375,7 @@ class LLM:
         return _raise_failures([outputs[request.request.request_id] for request in made])
 
     def _drain(
-        self, made: list[EngineRequest], use_tqdm: ShowProgress, gate: DeferredSigint
+        self, made: list[PreparedRequest], use_tqdm: ShowProgress, gate: DeferredSigint
     ) -> dict[str, RequestOutput]:
         engine = self.engine
         outputs: dict[str, RequestOutput] = {}

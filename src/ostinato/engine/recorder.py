@@ -209,7 +209,7 @@ class Recorder:
                 prompt=bytes(chain.names),
                 tenant=self._names.salt(request.identity.tenant),
                 adapter=self._names.name(request.identity.adapter),
-                head=self._names.head(request.identity.head),
+                head=self._names.public_prefix(request.identity.public_prefix),
                 epoch=request.identity.epoch,
                 images=tuple(
                     Image(self._names.name(i.digest), i.start, i.length) for i in request.images
@@ -314,7 +314,7 @@ class Recorder:
                 lease=lease_id,
                 prefix=bytes(self._names.prompt(tokens, key.images).names),
                 tenant=self._names.salt(key.identity.tenant),
-                head=self._names.head(key.identity.head),
+                head=self._names.public_prefix(key.identity.public_prefix),
                 ttl_s=terms.ttl_s,
                 refresh_on_hit=terms.refresh_on_hit,
             )
@@ -323,7 +323,7 @@ class Recorder:
 
     @_never_raises
     def published(self, key: PrefixKey) -> None:
-        """Note that a prefix was to be kept as a public head."""
+        """Note that a prefix was to be kept as a public prefix."""
         step, at_us = self._num_steps, self._at_us
 
         def line() -> Published:

@@ -274,7 +274,8 @@ class _ExplanationBuilder:
             return Cause.OTHER_ADAPTER
         if mine == theirs:
             return Cause.OTHER_IMAGE
-        return Cause.OTHER_HEAD if mine.head != theirs.head else Cause.OTHER_WEIGHTS
+        other_prefix = mine.public_prefix != theirs.public_prefix
+        return Cause.OTHER_HEAD if other_prefix else Cause.OTHER_WEIGHTS
 
     def _new(
         self, nearest: RequestRecord | None, start: int, is_apart: bool

@@ -17,8 +17,7 @@ from array import array
 from collections.abc import Iterable
 
 from ostinato.core.errors import BrokenTrace
-from ostinato.core.identity import ImageSpan, PublicHead
-from ostinato.core.tenancy import NARROWED_BY, owner_of
+from ostinato.core.identity import SALT_SEPARATOR, ImageSpan, PublicPrefix, tenant_of
 from ostinato.core.tokens import TOKEN_BYTES
 
 _NAME_BYTES = 8
@@ -44,14 +43,14 @@ class Pseudonyms:
 
     def salt(self, salt: bytes) -> str:
         """Name a salt, so that its owner can still be told from what a client narrowed it by."""
-        owner = owner_of(salt)
+        owner = tenant_of(salt)
         if owner == salt:
             return self.name(salt)
-        return self.name(owner) + NARROWED_BY + self.name(salt)
+        return self.name(owner) + SALT_SEPARATOR + self.name(salt)
 
-    def head(self, head: PublicHead | None) -> tuple[str, int] | None:
-        """Name a public head."""
-        return None if head is None else (self.salt(head.tenant), head.num_tokens)
+    def public_prefix(self, prefix: PublicPrefix | None) -> tuple[str, int] | None:
+        """Name a public prefix."""
+        return None if prefix is None else (self.salt(prefix.tenant), prefix.num_tokens)
 
     def prompt(self, tokens: "array[int]", images: Iterable[ImageSpan] = ()) -> "Chain":
         """Name a prompt's tokens.

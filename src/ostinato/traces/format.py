@@ -77,7 +77,7 @@ class Added(Event, frozen=True):
         prompt: Pseudonyms, little-endian ``uint32``, shape (num_prompt_tokens * 4,).
         tenant: A pseudonym of its salt; empty without one.
         adapter: A pseudonym of its adapter; empty without one.
-        head: A pseudonym of the public head that it begins with, and the head's length in
+        head: A pseudonym of the public prefix that it begins with, and the head's length in
             tokens; None without one.
         epoch: Of the weights, when it was made.
         images: Among its tokens.
@@ -206,7 +206,7 @@ class Leased(Event, frozen=True):
 
 
 class Published(Event, frozen=True):
-    """A prefix was to be kept as a public head; attributes as in ``Leased``."""
+    """A prefix was to be kept as a public prefix; attributes as in ``Leased``."""
 
     at_us: int
     prefix: bytes
