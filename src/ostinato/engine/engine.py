@@ -355,7 +355,7 @@ class Engine:
         if not reads:
             return own
         return replace(
-            own, public_prefix=self.public_prefixes.prefix_of(tokens, prompt.public_prefixes)
+            own, public_prefix=self.public_prefixes.longest_of(tokens, prompt.public_prefixes)
         )
 
     def close(self) -> None:
