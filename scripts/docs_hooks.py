@@ -31,7 +31,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: object) -> str:
     """Fill in a room's files, rules and reference."""
     if FILES not in markdown:
         return markdown
@@ -43,7 +43,8 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     for part in parts:
         heading, _, body = part.partition(":\n")
         markdown = markdown.replace(FILES, f"## {heading}\n{body.rstrip()}\n\n{FILES}")
-    reference = [f"::: {module}" for module in _modules(room)]
+    elsewhere = _referenced(Path(config.docs_dir))
+    reference = [f"::: {module}" for module in _modules(room) if module not in elsewhere]
     if reference:
         markdown += "\n\n".join(["\n## Reference", *reference]) + "\n"
     return markdown.replace(FILES, "")
@@ -69,6 +70,12 @@ def cli_reference() -> str:
 def _docstring(room: Path) -> str:
     """The docstring of a room."""
     return ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8"))) or ""
+
+
+def _referenced(pages: Path) -> set[str]:
+    """The modules whose reference stands on a page of its own."""
+    texts = (page.read_text(encoding="utf-8") for page in pages.rglob("*.md"))
+    return {module for text in texts for module in re.findall(r"^::: (\S+)", text, re.MULTILINE)}
 
 
 def _modules(room: Path) -> Iterator[str]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ostinato.engine.outputs import CompletionOutput, RequestOutput
     from ostinato.engine.sampling_params import RequestOutputKind, SamplingParams
     from ostinato.engine.structured_outputs import StructuredOutputs
-    from ostinato.observe.explanation import Cause, Explanation, Fate
+    from ostinato.observe.explanation import Explanation, MissReason, SpanOutcome
     from ostinato.tenants.terms import (
         ANTHROPIC_1H,
         ANTHROPIC_5M,
@@ -38,9 +38,9 @@ _HOMES = {
     "SamplingParams": "ostinato.engine.sampling_params",
     "StructuredOutputs": "ostinato.engine.structured_outputs",
     "Allotment": "ostinato.core.config",
-    "Cause": "ostinato.observe.explanation",
+    "MissReason": "ostinato.observe.explanation",
     "Explanation": "ostinato.observe.explanation",
-    "Fate": "ostinato.observe.explanation",
+    "SpanOutcome": "ostinato.observe.explanation",
     "EraseReceipt": "ostinato.tenants.terms",
     "LeaseReceipt": "ostinato.tenants.terms",
     "LeaseStatus": "ostinato.tenants.terms",
@@ -59,17 +59,17 @@ __all__ = [
     "PINNED",
     "Allotment",
     "AsyncLLM",
-    "Cause",
     "CompletionOutput",
     "EraseReceipt",
     "Explanation",
-    "Fate",
     "LeaseReceipt",
     "LeaseStatus",
     "LeaseTerms",
+    "MissReason",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "SpanOutcome",
     "StructuredOutputs",
     "__version__",
 ]

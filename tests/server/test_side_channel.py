@@ -153,7 +153,7 @@ def test_an_explanation_tells_of_nobody_else(keyed: Keyed):
     after = explained()
     assert str(after).count("cmpl-") == str(before).count("cmpl-")
     assert after["num_cached_tokens"] == before["num_cached_tokens"] == 0
-    assert [s["cause"] for s in after["stretches"]] == [s["cause"] for s in before["stretches"]]
+    assert [s["reason"] for s in after["spans"]] == [s["reason"] for s in before["spans"]]
     assert keyed.ask("attacker", f"/v1/explain/{theirs}", method="GET").status_code == 404
     assert keyed.ask("victim", f"/v1/explain/{theirs}", method="GET").status_code == 200
 

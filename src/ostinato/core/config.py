@@ -62,14 +62,18 @@ class Allotment:
         Raises:
             ConfigError: A bound is no integer or negative, or the floor is above the quota.
         """
-        at_least("floor", self.floor, 0)
-        if self.quota is not None:
-            at_least("quota", self.quota, 1)
-            if self.floor > self.quota:
-                raise ConfigError(
-                    f"floor={self.floor} is above quota={self.quota}: lower the floor or raise "
-                    "the quota"
-                )
+        for name, bound in (("floor", self.floor), ("quota", self.quota or 0)):
+            if not isinstance(bound, int) or isinstance(bound, bool):
+                raise ConfigError(f"{name}={bound!r}: must be an integer, in blocks")
+        if self.floor < 0 or (self.quota is not None and self.quota < 1):
+            raise ConfigError(
+                f"floor={self.floor}, quota={self.quota}: a floor is at least 0 and a quota at "
+                "least 1 block"
+            )
+        if self.quota is not None and self.floor > self.quota:
+            raise ConfigError(
+                f"floor={self.floor} is above quota={self.quota}: lower the one or raise the other"
+            )
 
 
 _GHOST_BLOCKS = 128

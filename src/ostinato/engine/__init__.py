@@ -19,11 +19,11 @@ Files in reading order:
 * ``public_prefixes``: which prefixes are public, and which prompt begins with one
 * ``trace_writer``, ``recorder``: record what happens to an engine
 * ``engine``: the loop
-* ``snapshot``, ``explaining``, ``administration``: the counters, the explanations, the operator's calls
+* ``snapshot``, ``explain_api``, ``admin_api``: counters, explanations, and what operators call
 * ``progress``, ``interrupts``, ``llm``: batches, with a progress bar and Ctrl-C
 * ``thread_bridge``, ``engine_thread``: the engine's thread, and how event loops talk to it
 * ``tenant_queue``, ``tokenizer_executor``: tokenizing without blocking the event loop
-* ``async_administration``, ``async_llm``: many callers at once
+* ``async_admin_api``, ``async_llm``: many callers at once
 
 Rules:
 

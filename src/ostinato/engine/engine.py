@@ -152,8 +152,8 @@ class Engine:
         """Counters of the cache."""
         return self.cache.stats
 
-    def rest(self) -> bool:
-        """Do a little of what waits for spare moments; returns whether there is more."""
+    def run_idle_work(self) -> bool:
+        """Do a little of the work that waits for idle moments; returns whether there is more."""
         return self.cache.ghost is not None and self.cache.ghost.rest()
 
     @property
@@ -242,7 +242,7 @@ class Engine:
             )
         self.recorder.tick()
         self.scheduler.add(made.request, made.seeds)
-        self.recorder.added(made.request, made.arrival_s)
+        self.recorder.on_added(made.request, made.arrival_s)
         state = RequestState(made, self._tokens)
         self._states[made.request.request_id] = state
 
@@ -261,7 +261,7 @@ class Engine:
         plan = self.scheduler.plan()
         if not plan.sequences:
             return []
-        self.recorder.planned()
+        self.recorder.on_planned()
         try:
             self.is_computing = True
             result = self.runner.execute(plan)
@@ -276,7 +276,7 @@ class Engine:
             raise
         self.recorder.tick()
         updates = self.scheduler.commit(result)
-        self.recorder.committed()
+        self.recorder.on_committed()
         return self._take(updates)
 
     def cancel(self, request_id: str) -> RequestOutput | None:
@@ -309,27 +309,27 @@ class Engine:
         if preempt_running:
             self.scheduler.preempt_all()
         self.cache.admin.reset()
-        self.recorder.reset(preempt_running)
+        self.recorder.on_reset(preempt_running)
 
     def requests_of(self, salt: str | bytes) -> list[RequestId]:
         """List the live requests of a tenant, or behind a public prefix."""
         tenant, states = _packed(salt), self._states.items()
         return [name for name, state in states if state.request.identity.belongs_to(tenant)]
 
-    def close_tenant(self, salt: str | bytes) -> None:
-        """Refuse a tenant's requests until ``open_tenant`` was called as often as this."""
+    def block_tenant(self, salt: str | bytes) -> None:
+        """Refuse a tenant's requests until ``unblock_tenant`` was called as often as this."""
         self._closed.append(_packed(salt))
 
-    def open_tenant(self, salt: str | bytes) -> None:
+    def unblock_tenant(self, salt: str | bytes) -> None:
         """Take a tenant's requests again."""
         self._closed.remove(_packed(salt))
 
-    def adopt(self, update: WeightUpdate) -> int:
+    def apply_weights(self, update: WeightUpdate) -> int:
         """Go on with new weights, between steps; returns the new epoch."""
         self.loaded = update.apply(self.loaded)
         self.recorder.tick()
         epoch = self.cache.admin.new_epoch(self.loaded.fingerprint)
-        self.recorder.new_epoch()
+        self.recorder.on_new_epoch()
         return epoch
 
     def identity(self, cache_salt: str) -> Identity:
@@ -377,7 +377,7 @@ class Engine:
             stop = state.take(sequence, update.token, now_s)
             if stop is not None:
                 self.scheduler.finish(sequence, FinishReason.STOP, stop)
-            self.recorder.took(sequence)
+            self.recorder.record_output(sequence)
         return self._collect(touched)
 
     def _fail(self, error: str) -> list[RequestState]:
@@ -386,15 +386,15 @@ class Engine:
         self.recorder.tick()
         touched: dict[RequestId, RequestState] = {}
         ended = self.scheduler.fail()
-        self.recorder.failed()
+        self.recorder.on_failed()
         for update in ended:
-            self.recorder.took(update.sequence)
+            self.recorder.record_output(update.sequence)
             request_id = update.sequence.request.request_id
             touched[request_id] = self._states[request_id]
             touched[request_id].take(update.sequence, None, now_s)
         for request_id, state in touched.items():
             for sequence in self.scheduler.cancel(request_id):
-                self.recorder.took(sequence)
+                self.recorder.record_output(sequence)
             state.fail(FinishReason.ERROR, error, now_s)
         return self._collect(touched)
 
@@ -403,14 +403,14 @@ class Engine:
         for request_id, state in touched.items():
             if state.finished:
                 del self._states[request_id]
-                self.recorder.ended(request_id)
+                self.recorder.on_ended(request_id)
         return list(touched.values())
 
     def _cancel(self, request_id: RequestId) -> list[Sequence]:
         """End all sequences of a request; an unknown id has none."""
         self.recorder.tick()
         ended = self.scheduler.cancel(request_id)
-        self.recorder.cancelled(request_id, ended)
+        self.recorder.on_cancelled(request_id, ended)
         return ended
 
     def _attention_case(self) -> AttentionCase:

@@ -124,7 +124,7 @@ class EngineThread:
 
     def _go_round(self) -> None:
         """Run the commands that have come, or wait for one if there is no work; then step."""
-        self.commands.run_pending(wait=not self.engine.has_work and not self.engine.rest())
+        self.commands.run_pending(wait=not self.engine.has_work and not self.engine.run_idle_work())
         begun_s = time.monotonic()
         num_ended = self._post(self.engine.step())
         if num_ended and self.engine.has_work:
