@@ -143,7 +143,7 @@ class TokenizerExecutor:
 
     async def _constraint(self, wanted: StructuredOutputs, cache_salt: str) -> TokenConstraint:
         return await self._grammars.run(
-            _tenant(cache_salt), lambda: self._engine.compile_constraint(wanted, cache_salt)
+            _tenant(cache_salt), lambda: self._engine.grammars.compile(wanted, cache_salt)
         )
 
     async def _with_tokenizer(
