@@ -87,7 +87,7 @@ class Identity:
 
     @cached_property
     def encoded(self) -> bytes:
-        """One unambiguous byte string: each field behind its length."""
+        """One unambiguous byte string: each field after its length."""
         fields = [
             self.weights,
             self.epoch.to_bytes(8, "little"),
@@ -175,7 +175,7 @@ class PrefixKey:
 
         Raises:
             TokenOutOfRange: An id does not fit four bytes.
-            RequestError: Images overlap or lie outside the prompt.
+            RequestError: Images overlap or leave the prompt.
         """
         self.identity = identity
         self._is_shared = isinstance(tokens, array) and tokens.typecode == "I"

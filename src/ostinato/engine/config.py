@@ -1,7 +1,6 @@
-"""What may a user set?
+"""The settings of an engine: one flat set of keywords for ``LLM``, ``AsyncLLM`` and the shell.
 
-One flat set of keywords, shared by ``LLM``, ``AsyncLLM`` and the command line; from it come
-the settings of the torch-free rooms.
+The settings of cache and scheduler derive from them.
 """
 
 from collections.abc import Mapping
@@ -62,7 +61,7 @@ class EngineConfig:
         kv_cache_memory: Bytes for keys and values; None takes a share of the free memory.
         max_num_batched_tokens: Token budget of one step.
         max_chunk_tokens: Most tokens of one prompt in a step; None lets it take all that is
-            left, and then nobody else is admitted while a long prompt is computed.
+            left, and no request is admitted while a long prompt is computed.
         max_num_seqs: Most sequences that run at once.
         max_model_len: Most tokens of a sequence; None is the model's own limit.
         max_logprobs: Most alternatives per token that ``SamplingParams.logprobs`` may ask for; -1
@@ -94,7 +93,7 @@ class EngineConfig:
         kv_events_topic: First frame of every message with KV events.
         record_trace: Where to record what happens, for ``ostinato simulate``: times, lengths
             and pseudonyms, no content; None records nothing until it is asked to.
-        seed: Of the seeds for requests that bring none.
+        seed: Of the generator of seeds, for requests without one.
     """
 
     model: str = DEFAULT_MODEL
@@ -223,7 +222,7 @@ class EngineConfig:
             reason: What says so.
 
         Raises:
-            ConfigError: The user asked for more.
+            ConfigError: ``max_model_len`` is above it.
         """
         if self.max_model_len is not None and self.max_model_len > limit:
             raise ConfigError(
@@ -311,5 +310,5 @@ class EngineConfig:
         if self.kv_events_replay_endpoint == endpoint and not any_port:
             raise ConfigError(
                 f"kv_events_endpoint and kv_events_replay_endpoint are both {endpoint!r}: each "
-                "socket needs an address of its own"
+                "socket needs another address"
             )

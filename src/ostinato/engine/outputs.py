@@ -1,6 +1,6 @@
-"""What does the caller get?
+"""The outputs that a caller gets, with vLLM's names.
 
-The names are vLLM's, so that programs written for it can read them. One ``RequestOutput`` is the
+One ``RequestOutput`` is the
 state of a request at one moment; a stream is a sequence of them, each with all of the text so far.
 """
 

@@ -1,7 +1,6 @@
-"""Which weights change, and do they fit?
+"""Reads new weights and checks them against the model, before anything changes.
 
-Weights come as a checkpoint, which replaces all of them, or by name, which leaves the others
-as they are. Everything is checked before anything changes.
+A checkpoint replaces all weights; tensors by name replace only those.
 """
 
 import hashlib
@@ -49,8 +48,8 @@ class WeightUpdate:
         """Overwrite a model's weights in place.
 
         Returns:
-            The same model under its new fingerprint. That of a whole checkpoint is what a fresh
-            engine would have; that of a part also hangs on all that was there before.
+            The same model with its new fingerprint. That of a whole checkpoint is what a new
+            engine would have; that of a part also depends on the weights before.
         """
         replace_weights(loaded.model, self.tensors)
         partial = hashlib.sha256(loaded.fingerprint + self.digest).digest()

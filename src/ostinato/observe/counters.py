@@ -112,7 +112,7 @@ class CacheStats:
         eviction_ages_s: Evicted blocks by seconds since their last use.
         residencies_s: Evicted blocks by seconds since they were published; a run of blocks
             that grew together counts from its first.
-        reuse_distances: Evictable blocks that were held again, by blocks given away meanwhile.
+        reuse_distances: Reused evictable blocks, by blocks allocated since they became evictable.
         ghosts: What other sizes and policies would have found; empty without a ghost,
             and those that would be known worse than to ten points are left out.
     """

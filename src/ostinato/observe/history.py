@@ -1,22 +1,22 @@
-"""History of the cache: which requests were admitted, and which blocks were lost to whom.
+"""History of the cache: which requests were admitted, and which blocks were lost for which.
 
-The memory behind law 10: an observer of the cache, read by ``explain``. It is bounded:
+An observer of the cache, read by ``explain`` (law 10). It is bounded:
 
 * the last ``keep_explanations`` sequences;
-* their tokens: at most four times as many as the pool holds (4 bytes each, beside kilobytes of
-  KV), and never less than 65,536; those of a prefix that several share count for each of them;
+* their tokens: at most four times as many as the pool holds (4 bytes each, compared with
+  kilobytes of KV), and never less than 65,536; a shared prefix counts for each of its sequences;
 * the last losses: as many as the pool has blocks, and never less than 1,024.
 
-A loss names blocks, not contents, so that noting one costs the same however long the prefix
-was. Which content it was follows from the record whose blocks those were, and from the order of
-numbers: the first loss of a block after its record ended is the loss of that content.
+A loss names blocks, not contents, so that its cost does not depend on the prefix's length. The
+content follows from the record that had those blocks, and from the order of numbers: the first
+loss of a block after its record ended is the loss of that content.
 
 Rules:
 
 1. Nothing here decides anything: the cache does the same with and without a history.
-2. A request with ``cache_write=False`` leaves no token behind when it ends, only digests of its
-   beginnings under a key that this process drew and keeps for itself.
-3. Erasing a tenant leaves nothing of it, not even its name on what it evicted.
+2. When a request with ``cache_write=False`` ends, none of its tokens is kept, only digests of
+   its prefixes under a key that never leaves this process.
+3. Erasing a tenant removes everything of it, even its name on what it evicted.
 """
 
 from array import array
@@ -98,7 +98,7 @@ class RequestHistory(CacheObserver):
         self._records: deque[RequestRecord] = deque()
         self._by_table: dict[int, RequestRecord] = {}
         self._losses: deque[Loss] = deque(maxlen=max(LEAST_LOSSES, config.num_blocks))
-        # Records and blocks that the running step publishes; by block as far as was asked for.
+        # Records and blocks that the running step publishes; by block as far as was looked up.
         self._publishing: list[tuple[RequestRecord, array[int]]] = []
         self._in_step: dict[int, RequestRecord] = {}
         self._num_asked = 0
@@ -234,7 +234,7 @@ class RequestHistory(CacheObserver):
 
     def check(self) -> None:
         """Assert that what is remembered is within its bounds and counted rightly."""
-        assert len(self._records) <= self.keep, "more is remembered than was asked for"
+        assert len(self._records) <= self.keep, "more records than keep_explanations"
         assert self._num_tokens == sum(v.charge for v in self._records), "tokens are miscounted"
         assert self._num_tokens <= self._most_tokens or len(self._records) <= 1, "too many tokens"
         for record in self._records:

@@ -28,7 +28,7 @@ class RequestRecord:
         images: Images among its tokens.
         num_prompt_tokens: Tokens at its admission.
         num_shared: Of those, how many hit in whole blocks.
-        num_copied: How many were copied behind them.
+        num_copied: How many were copied after them.
         num_awaited: How many of the shared ones another computed after this one had arrived,
             or in the same step; they are the last of the shared ones.
         awaited: Whom it owes them to.
@@ -40,7 +40,7 @@ class RequestRecord:
         fields: Names and texts of the request's messages and fields, in the prompt's order.
         table_id: Of its block table.
         key: The live sequence; None when it has ended.
-        kept: Its packed tokens when it has ended, made when they are first asked for; empty if
+        kept: Its packed tokens when it has ended, made when they are first read; empty if
             none are kept.
         unpacked: Its tokens until then, of which the first ``num_unpacked`` count: a preempted
             sequence goes on in the same array.
@@ -48,7 +48,7 @@ class RequestRecord:
         digests: If no token is kept: of its beginnings, by a key that only this process has.
         num_computed: Its first tokens that went through the model or hit.
         num_findable: Its first tokens that others could find when it ended.
-        blocks: Which blocks held them, and maybe others behind.
+        blocks: The blocks that held them, perhaps with more at the end.
         num_blocks: How many held what others could find.
         ended: When its blocks were given back, in the history's numbers; None while it lives.
         charge: What it takes of the history's memory, in tokens.
@@ -83,7 +83,7 @@ class RequestRecord:
 
     @property
     def tokens(self) -> bytes:
-        """All that is known of its tokens, packed; a copy is made when first asked for."""
+        """Its tokens as far as known, packed; copied when they are first read."""
         if self.key is not None:
             return self.key.packed
         if self.unpacked is not None:
