@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ostinato.cli._demo_calls import MOST_CALLS, calls, calls_in_words
-from ostinato.cli._durations import write_seconds
+from ostinato.cli._quantities import write_seconds
 
 from .engine_watch import EngineWatch, watching
 from .terminal import Terminal
