@@ -1,4 +1,4 @@
-"""Turns errors into one line on stderr and an exit code:
+"""Turns errors into one line on stderr and an exit code.
 
 ====  ==============================================================
 code  meaning

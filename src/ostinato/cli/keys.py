@@ -19,9 +19,7 @@ def new(
     tenant: Annotated[str, typer.Argument(help="Name of the tenant.")],
     file: _FILE = "keys.json",
     quota: Annotated[int | None, typer.Option(help="Blocks that it may keep.")] = None,
-    floor: Annotated[
-        int | None, typer.Option(help="Blocks that no other tenant can evict.")
-    ] = None,
+    floor: Annotated[int | None, typer.Option(help="Blocks that others cannot evict.")] = None,
     priority: Annotated[int | None, typer.Option(help="Lower goes first.")] = None,
     max_requests: Annotated[
         int | None, typer.Option(help="Continuations that it may run at once.")
