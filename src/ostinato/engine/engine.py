@@ -46,7 +46,7 @@ from ostinato.engine.setup import set_up
 from ostinato.engine.token_table import TokenTable
 from ostinato.observe.counters import CacheStats
 from ostinato.runner.model_loader import LoadedModel
-from ostinato.sched.sequence import Sequence, SequenceUpdate
+from ostinato.sched.sequence import SequenceUpdate
 from ostinato.sched.stats import SchedulerStats
 
 logger = logging.getLogger("ostinato")
@@ -86,9 +86,8 @@ class Engine:
         self.runner, self.compute_path = setup.runner, setup.compute_path
         scheduling, sizes = setup.scheduling, setup.sizes
         longest = -(-scheduling.max_model_len // config.block_size)
-        reserved = min(longest, sizes.num_blocks)
         self.recorder = Recorder(clock)
-        caching = config.cache(sizes.num_blocks, sizes.windows, reserved)
+        caching = config.cache(sizes.num_blocks, sizes.windows, min(longest, sizes.num_blocks))
         self.cache = build_cache(caching, self.recorder.clock)
         self.public_prefixes = PublicPrefixes(self.cache.admin, config.block_size)
         self.scheduler = build_scheduler(scheduling, self.cache, clock)
@@ -100,8 +99,7 @@ class Engine:
         self._states: dict[RequestId, RequestState] = {}
         self._random = random.Random(config.seed)
         self._next_request = 0
-        device = self.loaded.device.type
-        self.kv_events = publish_kv_events(config, self.cache, device, clock)
+        self.kv_events = publish_kv_events(config, self.cache, self.loaded.device.type, clock)
         if self.kv_events is not None:  # also without a call of close()
             weakref.finalize(self, self.owner.only_here(self.kv_events.close))
         self._blocked: list[bytes] = []  # tenants that are being erased
@@ -195,8 +193,7 @@ class Engine:
         self.recorder.tick()
         self.scheduler.add(made.request, made.seeds)
         self.recorder.on_added(made.request, made.arrival_s)
-        state = RequestState(made, self._tokens)
-        self._states[made.request.request_id] = state
+        self._states[made.request.request_id] = RequestState(made, self._tokens)
 
     def step(self) -> list[RequestState]:
         """Run one step.
@@ -237,19 +234,17 @@ class Engine:
         Returns:
             Its output; None if no such request is live.
         """
-        now_s, ended = self._clock(), self._cancel(RequestId(request_id))
-        state = self._states.pop(RequestId(request_id), None)
+        name, now_s = RequestId(request_id), self._clock()
+        self.recorder.tick()
+        ended = self.scheduler.cancel(name)
+        self.recorder.on_cancelled(name, ended)
+        state = self._states.pop(name, None)
         if state is None:
             return None
         for sequence in ended:
             state.take(sequence, None, now_s)
         state.fail(FinishReason.ABORT, None, now_s)
         return state.output()
-
-    def discard(self, request_id: str) -> None:
-        """End a request without an output; unknown ids are ignored."""
-        self._cancel(RequestId(request_id))
-        self._states.pop(RequestId(request_id), None)
 
     def reset_cache(self, preempt_running: bool = False) -> None:
         """Remove every cached prefix, between steps.
@@ -286,21 +281,14 @@ class Engine:
         )
 
     def identity_of(self, prompt: Prompt, tokens: "array[int]", reads: bool = True) -> Identity:
-        """Return the identity of a prompt now.
-
-        Args:
-            prompt: With its tenant's salt, and the public prefixes it may read.
-            tokens: Its ids.
-            reads: Whether it reads the cache; if not, it uses no public prefix.
-        """
+        """Return the identity of a prompt now; unless it reads, it uses no public prefix."""
         own = self.identity(prompt.cache_salt)
         if prompt.publishes is not None:
             return replace(own, tenant=salt_of_public(prompt.publishes))
         if not reads:
             return own
-        return replace(
-            own, public_prefix=self.public_prefixes.longest_of(tokens, prompt.public_prefixes)
-        )
+        prefix = self.public_prefixes.longest_of(tokens, prompt.public_prefixes)
+        return replace(own, public_prefix=prefix)
 
     def close(self) -> None:
         """Stop recording and publishing; a second call does nothing, nor does one in a fork."""
@@ -349,13 +337,6 @@ class Engine:
                 del self._states[request_id]
                 self.recorder.on_ended(request_id)
         return list(touched.values())
-
-    def _cancel(self, request_id: RequestId) -> list[Sequence]:
-        """End all sequences of a request; an unknown id has none."""
-        self.recorder.tick()
-        ended = self.scheduler.cancel(request_id)
-        self.recorder.on_cancelled(request_id, ended)
-        return ended
 
     def _new_id(self) -> str:
         """Return a name that no live request has."""
