@@ -89,7 +89,7 @@ def test_two_short_prompts_that_agree_in_most_of_their_letters_are_compared(term
     assert "13..22  computed  differs at token 13 from request-0" in page
     assert "never seen" not in page
     page = terminal.show("explain", "-p", "Enter ROMEO.", "-p", "Exeunt all but ten of them.")
-    assert "never seen: no prompt that is remembered goes on like this" in page
+    assert "never seen: no remembered prompt continues like this" in page
 
 
 def test_one_request_of_a_log_or_a_recording_is_chosen_by_its_number(

@@ -171,7 +171,7 @@ class PrefixKey:
     def __init__(
         self, identity: Identity, tokens: Iterable[int], images: Iterable[ImageSpan] = ()
     ) -> None:
-        """Take a prompt.
+        """Pack a prompt.
 
         Raises:
             TokenOutOfRange: An id does not fit four bytes.
@@ -261,7 +261,7 @@ class PrefixKey:
         return (boundary,) if first <= boundary < last else ()
 
     def num_common_tokens(self, other: "PrefixKey") -> int:
-        """Count the tokens from position 0 on whose KV the two sequences could share.
+        """Return the length of the longest prefix whose KV the two sequences could share.
 
         Two images at one place are the same if digest, start and length are.
         """

@@ -61,7 +61,7 @@ class AsyncLLM:
     if not TYPE_CHECKING:  # hidden from type checkers, which report missing methods
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Say what to use instead of a method that only vLLM has."""
+            """Raise an error that says what to use instead of a method of vLLM."""
             refuse_call(self, name)
 
     @property

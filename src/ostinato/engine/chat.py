@@ -84,7 +84,7 @@ def render_chat(
             return_dict=True,
             tokenizer_kwargs={"verbose": False},  # that it is too long is for admission to say
         )
-    except Exception as error:  # a template may raise whatever its author liked
+    except Exception as error:  # a template may raise anything
         raise RequestError(f"the chat template refuses these messages: {error}") from error
     return list(encoded["input_ids"])
 

@@ -117,7 +117,7 @@ class Detokenizer:
         return new_text
 
     def _settle(self) -> str:
-        """Take the pending tokens as they are and return what they have to add."""
+        """Accept the pending tokens and return the text that they add."""
         if not self._pending:
             return ""
         text = self._pending_text()[self._num_shown :]
@@ -135,6 +135,6 @@ class Detokenizer:
         after = self._table.decode(self._context + self._pending)
         if after.startswith(before):
             return after[len(before) :]
-        # A decoder that rewrites its end, such as one for "@@ " marks: what is out stays out.
+        # A decoder may rewrite its end, such as one for "@@ " marks: emitted text stays.
         pairs = zip(before, after, strict=False)
         return after[sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) :]

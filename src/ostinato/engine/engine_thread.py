@@ -160,7 +160,7 @@ class EngineThread:
         self._mailboxes.clear()
 
     def _add(self, made: PreparedRequest, mailbox: Mailbox) -> None:
-        """Take a request; a refusal goes to its reader."""
+        """Add a request; an error is posted to its reader."""
         try:
             self.commands.check()
             self.engine.add(made)
@@ -170,6 +170,6 @@ class EngineThread:
             self._mailboxes[made.request.request_id] = mailbox
 
     def _leave(self, request_id: str, mailbox: Mailbox) -> None:
-        """End a request whose reader has left; another of the same name goes on."""
+        """End a request whose reader has left; another one of the same name continues."""
         if self._mailboxes.get(request_id) is mailbox:
             self.cancel(request_id)

@@ -106,7 +106,7 @@ class GrammarCompiler:
 
         Cost: an engine's first grammar starts a process (0.1 s) and reads the vocabulary, about
         10 microseconds per id; a new grammar takes a millisecond or so, a known one microseconds,
-        one that was refused before likewise.
+        and so does one that was refused before.
         """
         key = wanted.kind, wanted.source
         with self._guard:
@@ -127,7 +127,7 @@ class GrammarCompiler:
         return constraint.copy()
 
     def forget(self, tenant: str) -> None:
-        """Forget what was compiled for a tenant, by whichever salts it was narrowed."""
+        """Remove everything compiled for a tenant, whatever its clients added to its salt."""
         with self._guard:
             for salt in [salt for salt in self._compiled if is_salt_of(salt, tenant)]:
                 del self._compiled[salt]

@@ -46,10 +46,10 @@ MAX_UNREAD_BATCHES = 4096
 """On the way to a slow consumer; what comes then, it misses."""
 
 LINGER_MS = 500
-"""How long closing waits for consumers to take what was sent."""
+"""How long closing waits for consumers to receive sent batches."""
 
 SETTLE_S = 10.0
-"""How long erasing waits for what is queued; sending never blocks, so only a fault takes it."""
+"""How long erasing waits for queued batches; sending never blocks, so only a fault takes it."""
 
 
 class KVEventsPublisher:
@@ -114,7 +114,7 @@ class KVEventsPublisher:
             self._changed.wait_for(lambda: not self._queue or self._closed, SETTLE_S)
 
     def close(self) -> None:
-        """Send what is queued and close the sockets; a second call does nothing.
+        """Send queued batches and close the sockets; a second call does nothing.
 
         Cost: at most about ``LINGER_MS``, if a consumer is stuck.
         """
@@ -152,7 +152,7 @@ class KVEventsPublisher:
         try:
             self._run()
         except Exception:
-            logger.exception("KV events ended; the engine goes on without them")
+            logger.exception("KV events ended; the engine continues without them")
         finally:
             with self._changed:  # no more wake-ups from here on
                 self._closed = True

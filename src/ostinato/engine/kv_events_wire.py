@@ -98,7 +98,7 @@ class BatchEncoder:
     """Writes batches of one cache; may be used by one thread at a time."""
 
     def __init__(self, medium: str, windows: tuple[int, ...] = (), zero_s: float = 0.0) -> None:
-        """Know what is the same for all events of a cache.
+        """Set what all events of a cache have in common.
 
         Args:
             medium: ``"CPU"`` or ``"GPU"``.

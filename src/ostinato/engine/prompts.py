@@ -25,7 +25,7 @@ class PromptDict(TypedDict, total=False):
         cache_read: False computes every token, whatever is cached.
         cache_write: False keeps nothing of it for other requests.
         public_prefixes: Names of published prefixes that it may begin with; ``"*"`` is all.
-        fields: Names and texts of what it was made of, in order; for explanations.
+        fields: Names and texts of its messages and fields, in order; for explanations.
     """
 
     prompt: str
@@ -52,7 +52,7 @@ class Prompt:
         cache_write: Whether computed KV may be found by others.
         public_prefixes: Names of published prefixes that it may begin with; ``"*"`` is all.
         publishes: Name of the prefix that it is computed for, to be published; None is usual.
-        fields: Names and texts of what it was made of, in order; for explanations.
+        fields: Names and texts of its messages and fields, in order; for explanations.
     """
 
     text: str | None = None

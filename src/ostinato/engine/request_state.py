@@ -41,7 +41,7 @@ class CompletionState:
         return self._stops.matched
 
     def append(self, token: SampledToken, reason: FinishReason | None) -> None:
-        """Take a token.
+        """Add a token.
 
         Args:
             token: What was sampled.

@@ -1,6 +1,6 @@
 """Loads an engine's model and sizes its pools.
 
-A number of blocks is taken as it is, for every group of layers. Bytes, given or a share of the
+A number of blocks is used for every group of layers. Bytes, given or a share of the
 machine's memory, are split by ``hybrid.pool_sizes``.
 """
 

@@ -40,11 +40,11 @@ class Mailbox:
         return self._loop
 
     def post(self, content: RequestOutput | OstinatoError) -> None:
-        """Replace what is inside; called from any thread."""
+        """Replace the content; called from any thread."""
         post_all([(self, content)])
 
     def put(self, content: RequestOutput | OstinatoError) -> None:
-        """Replace what is inside; called from the reader's loop."""
+        """Replace the content; called from the reader's loop."""
         self._newest = content
         self._arrived.set()
 
@@ -64,7 +64,7 @@ class Mailbox:
 
 
 def post_all(letters: Iterable[tuple[Mailbox, RequestOutput | OstinatoError]]) -> None:
-    """Replace what is inside of several mailboxes; called from any thread.
+    """Replace the contents of several mailboxes; called from any thread.
 
     Effects: each event loop is woken once, however many of its readers get something.
     """

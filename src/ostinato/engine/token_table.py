@@ -58,7 +58,7 @@ class TokenTable:
         return str(text)
 
     def entry(self, token_id: int) -> TokenEntry:
-        """Return what is known about an id."""
+        """Return the entry of an id."""
         entry = self._entries.get(token_id)
         if entry is None:
             entry = self._entries[token_id] = self._look_up(token_id)

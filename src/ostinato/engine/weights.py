@@ -27,7 +27,7 @@ _IRRELEVANT = {
     "transformers_version",
     "architectures",
 }
-"""Entries of a config that do not say what is computed; the dtype is the engine's own."""
+"""Entries of a config that do not change what is computed; the dtype is the engine's own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +62,7 @@ def read_weights(source: WeightSource, loaded: LoadedModel) -> WeightUpdate:
     Args:
         source: A checkpoint of the same config, or tensors by the names of the model's
             ``state_dict()``.
-        loaded: The model as it is.
+        loaded: The model.
 
     Raises:
         ConfigError: A tensor does not fit, or the checkpoint is of another model.
@@ -87,7 +87,7 @@ def read_weights(source: WeightSource, loaded: LoadedModel) -> WeightUpdate:
 
 
 def _check_tensors(given: Mapping[str, Tensor], loaded: LoadedModel) -> None:
-    """Refuse what is no weight of the model."""
+    """Refuse tensors that are no weights of the model."""
     kept = weight_places(loaded.model)
     if not given:
         raise ConfigError("the mapping names no weight: nothing would change")
@@ -121,7 +121,7 @@ def _check_tied(given: Mapping[str, Tensor], kept: Mapping[str, WeightPlace]) ->
 
 
 def _check_same_config(fresh: LoadedModel, loaded: LoadedModel) -> None:
-    """Refuse a checkpoint whose config computes something else."""
+    """Refuse a checkpoint with another config."""
     new, old = (_relevant(model.config.to_dict()) for model in (fresh, loaded))
     changed = sorted(key for key in {*new, *old} if new.get(key) != old.get(key))
     if changed:

@@ -158,7 +158,7 @@ class EventLog:
     def retract(self, identity: Identity, digests: Iterable[BlockDigest], group: int) -> None:
         """Take back what a failed step stored.
 
-        Contents that the step announced are forgotten before anybody heard of them. Others
+        Contents that the step stored are dropped before they are sent. Others
         were announced before, lost their first copy to the step and a second one with it:
         those are removed.
         """

@@ -63,7 +63,7 @@ class BlockMap:
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """A prefix and what it is good for.
+    """A cached prefix, and what it saves.
 
     Attributes:
         identity: Whose it is.
@@ -143,7 +143,7 @@ def count_states(manager: CacheManager) -> dict[BlockState, int]:
 
 
 def map_blocks(manager: CacheManager) -> BlockMap:
-    """Say of every block of the full-attention group which state it is in and whose it is.
+    """Return the state and owner of every block of the full-attention group.
 
     Cost: O(blocks), and O(runs) steps in Python.
     """
@@ -216,7 +216,7 @@ class _Branch:
         self.append(run)
 
     def append(self, run: "_Piece") -> None:
-        """Let a run continue it."""
+        """Append a run."""
         self.parts.append(run.tokens)
         self.num_blocks += run.num_blocks
         self.num_hits += run.num_hits

@@ -25,7 +25,7 @@ LETTERS_BEFORE, LETTERS_BEHIND = 26, 30
 """Letters that are shown of them: a line of 80 columns with its label."""
 
 LETTERS_OF_A_NAME = 16
-"""Letters by which a field is found again if not all of it comes back from its tokens."""
+"""Letters by which a field is found if its tokens do not decode to all of it."""
 
 LEAST_SIMILARITY = 0.5
 """Share of tokens that agree, before a difference and behind it, from which on two prompts without
@@ -128,7 +128,7 @@ def _ids(packed: bytes) -> list[int]:
 
 
 def _place(text: str, offset: int, fields: Sequence[tuple[str, str]]) -> str:
-    """Say where a letter of a prompt is in its request."""
+    """Return where a letter of a prompt is in its request."""
     if not fields:
         return _in_field("", text, offset)
     place, end = f"the template before {fields[0][0]}", 0
@@ -149,7 +149,7 @@ def _place(text: str, offset: int, fields: Sequence[tuple[str, str]]) -> str:
 
 
 def _in_field(name: str, content: str, offset: int) -> str:
-    """Say which letter of a field it is."""
+    """Return the place of a letter in a field."""
     before = content[:offset]
     line, column = before.count("\n") + 1, offset - before.rfind("\n")
     place = f"line {line}, column {column}"

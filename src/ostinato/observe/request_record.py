@@ -35,7 +35,7 @@ class RequestRecord:
         at_s: When it was admitted, by the clock.
         name: The request's.
         is_first: Whether this was the request's first admission, which an explanation is of.
-        writes: Whether others may find what it computes.
+        writes: Whether it writes to the cache.
         off: The setting that kept it from reading the cache; empty if it read.
         fields: Names and texts of the request's messages and fields, in the prompt's order.
         table_id: Of its block table.
@@ -43,7 +43,7 @@ class RequestRecord:
         kept: Its packed tokens when it has ended, made when they are first read; empty if
             none are kept.
         unpacked: Its tokens until then, of which the first ``num_unpacked`` count: a preempted
-            sequence goes on in the same array.
+            sequence continues in the same array.
         num_unpacked: How many.
         digests: If no token is kept: of its beginnings, by a key that only this process has.
         num_computed: Its first tokens that went through the model or hit.
@@ -118,7 +118,7 @@ class RequestRecord:
         return min([common, *(image.start for image in mine ^ theirs)])
 
     def clear(self) -> None:
-        """Forget its content."""
+        """Drop its content."""
         self.key, self.kept, self.images, self.fields = None, b"", (), ()
         self.unpacked, self.num_unpacked, self.digests = None, 0, None
         self.blocks, self.num_blocks = (), 0
