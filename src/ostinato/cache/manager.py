@@ -527,6 +527,7 @@ class CacheManager:
     def _retract(self, table: BlockTable) -> None:
         """Take back what a table published in this step."""
         if table.first_published is not None:
+            self._allocator.evict(self.index.orphans(table.path, table.first_published), table)
             table.path, removal = self.index.retract(table.path, table.first_published)
             table.num_published, table.first_published = table.first_published, None
             for notify in self.observers.on_retract:
