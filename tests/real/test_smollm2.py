@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 
 from ostinato import AsyncLLM, RequestOutput, SamplingParams
 from ostinato.core.errors import ModelError
-from ostinato.core.structured_outputs import StructuredOutputs
+from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.runner.fetched_models import fetch
 from ostinato.runner.gguf_file import open_gguf
 from ostinato.server.config import ServerConfig

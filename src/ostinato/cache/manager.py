@@ -194,7 +194,9 @@ class CacheManager:
             return None
         if self.config.enable_prefix_caching:
             table = self._hold(key, match)
-            table.writes = writes and (key.identity.head is None or self._may_publish(key, hit))
+            table.writes = writes and (
+                key.identity.public_prefix is None or self._may_publish(key, hit)
+            )
         else:
             table = self._empty_table(key)
         self._enter(table, hit)

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from ostinato.core.config import (
     NATIVE_BLOCK,
+    Allotment,
     AttentionName,
     CacheConfig,
     DigestName,
@@ -26,7 +27,6 @@ from ostinato.core.config import (
     one_of,
 )
 from ostinato.core.errors import ConfigError
-from ostinato.core.tenancy import Allotment
 from ostinato.engine.vllm_keywords import translate_settings
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "float64"]
