@@ -67,6 +67,7 @@ class RequestContext:
         num_known_tokens: Tokens that would have hit in whole blocks when it came; None if nobody
             looked.
         waits_for: Name of the request that it waited for; empty if for none.
+        is_sibling: Whether the first of its ``n`` continuations looked the prompt up already.
     """
 
     name: str = ""
@@ -74,3 +75,4 @@ class RequestContext:
     fields: tuple[tuple[str, str], ...] = ()
     num_known_tokens: int | None = None
     waits_for: str = ""
+    is_sibling: bool = False
