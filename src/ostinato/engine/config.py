@@ -113,7 +113,7 @@ class EngineConfig:
     max_chunk_tokens: int | None = None
     max_num_seqs: int = 256
     max_model_len: int | None = None
-    max_logprobs: int = 1024
+    max_logprobs: int = 20
     enable_prefix_caching: bool = True
     order: WaitingOrder = "fcfs"
     max_overtakes: int = 64
