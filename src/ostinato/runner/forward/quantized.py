@@ -4,12 +4,17 @@ Codes are packed once, into the tiles of ``native/src/weight_tiles.h``, and noth
 is kept: products read the codes. Scales stand beside them, 32 outputs of a group side by side.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from ostinato.runner.forward.codes import CodeFormat, Codes, encode
+from ostinato.core.config import QuantizationName
+from ostinato.runner.forward.codes import CodeFormat, Codes, encode, joined
 from ostinato.runner.forward.packed import PackedWeight, padded_width
+from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.records import Product
 from ostinato.runner.huge_pages import into_huge_pages
 from ostinato.runner.native.face import DTYPES
@@ -90,7 +95,9 @@ class QuantizedWeight(PackedWeight):
     def _put(self, first: int, codes: Codes) -> None:
         begin = first // _TILE_OUTPUTS
         end = -(-(first + codes.codes.shape[0]) // _TILE_OUTPUTS)
-        rows = slice(first - begin * _TILE_OUTPUTS, first - begin * _TILE_OUTPUTS + len(codes.codes))
+        rows = slice(
+            first - begin * _TILE_OUTPUTS, first - begin * _TILE_OUTPUTS + len(codes.codes)
+        )
         tiles = _out_of_tiles(self._tiles[begin:end], self.format.bits)
         tiles[rows, : self.num_columns] = codes.codes.view(torch.uint8)
         self._tiles[begin:end] = _into_tiles(tiles, self.format.bits)
@@ -111,13 +118,44 @@ class QuantizedWeight(PackedWeight):
         return _tiled(functional.pad(of_groups, (0, 0, 0, (-self.num_rows) % _TILE_OUTPUTS)))
 
 
-def quantized(weight: Tensor, format: CodeFormat) -> QuantizedWeight:
-    """Quantize a plain weight; products are of its dtype."""
-    return QuantizedWeight(encode(weight, format), weight.dtype)
+_INT8 = CodeFormat(bits=8, group_size=128)
+_INT4 = CodeFormat(bits=4, group_size=32, has_minima=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """Packs linear layers as codes.
+
+    Attributes:
+        name: ``int8`` or ``int4``. The output layer has 8 bits in both: every logit depends on it
+            alone, and it is a small part of what a step reads.
+    """
+
+    name: QuantizationName
+
+    def pack(self, linears: Sequence[nn.Linear], is_head: bool = False) -> QuantizedWeight:
+        """Pack layers that read one input into one weight; see ``packing.pack_plain``."""
+        format = _INT4 if self.name == "int4" and not is_head else _INT8
+        weights = [linear.weight.detach() for linear in linears]
+        return QuantizedWeight(joined([encode(w, format) for w in weights]), weights[0].dtype)
+
+    def __str__(self) -> str:
+        """Name all that the codes depend on: two that differ here never share a cached prefix."""
+        return f"{_INT8}" if self.name == "int8" else f"{_INT4}, head {_INT8}"
+
+
+def unstack(model: nn.Module) -> None:
+    """Give each quantized layer that shares a packed weight the same codes for itself."""
+    for layer in model.modules():
+        if isinstance(layer, PackedLinear) and isinstance(layer.packed, QuantizedWeight):
+            first, last = layer.first_row, layer.first_row + layer.out_features
+            if layer.packed.num_rows != layer.out_features:
+                layer.packed = QuantizedWeight(layer.packed.codes(first, last), layer.packed.dtype)
+                layer.first_row = 0
 
 
 def _into_tiles(codes: Tensor, bits: int) -> Tensor:
-    """Arrange bytes (num_rows, num_inputs), multiples of 32 both, as (num_tiles, bytes of a tile)."""
+    """Arrange bytes (num_rows, num_inputs), multiples of 32, as (num_tiles, bytes of a tile)."""
     tiles = codes.shape[0] // _TILE_OUTPUTS
     if bits == 8:
         pairs = codes.view(tiles, _TILE_OUTPUTS, -1, 2)
