@@ -52,6 +52,7 @@ from ostinato.engine.weights import WeightUpdate
 from ostinato.observe.counters import CacheStats
 from ostinato.runner.attention.choice import AttentionCase, check_asked_for, choose_attention
 from ostinato.runner.compute_path import ComputePath
+from ostinato.runner.forward.places import weight_bytes
 from ostinato.runner.heap import keep_large_blocks
 from ostinato.runner.layer_groups import group_layers
 from ostinato.runner.model_loader import LoadedModel, load_model, load_tokenizer
@@ -100,6 +101,7 @@ class Engine:
             config.attention,
             config.forward,
             config.revision,
+            config.quantization,
         )
         if other_tokenizer is not None:
             self.loaded = replace(self.loaded, tokenizer=other_tokenizer)
@@ -119,7 +121,12 @@ class Engine:
             groups,
         )
         self.compute_path = ComputePath.of(self.loaded, config.attention, self._attention_case())
-        logger.info("%s computes in %s", self.loaded.name, self.compute_path)
+        logger.info(
+            "%s computes in %s; weights take %.2f GiB",
+            self.loaded.name,
+            self.compute_path,
+            weight_bytes(self.loaded.model) / 2**30,
+        )
         longest = -(-scheduling.max_model_len // config.block_size)
         reserved = min(longest, sizes.num_blocks)
         self.recorder = Recorder(clock)
