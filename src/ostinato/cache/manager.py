@@ -166,7 +166,7 @@ class CacheManager:
             key: The sequence; every token so far gets a slot for full attention.
             match: What ``match`` just returned for it.
             writes: Whether its full blocks will be published.
-            preempted: Whether it ran before; counted apart.
+            preempted: Whether its prompt was admitted before; counted apart.
             most_new: New tokens that get slots in sliding windows now; None is all of them.
             context: What observers may want to know of its request.
 
@@ -529,6 +529,7 @@ class CacheManager:
     def _retract(self, table: BlockTable) -> None:
         """Take back what a table published in this step."""
         if table.first_published is not None:
+            self._allocator.evict(self.index.orphans(table.path, table.first_published), table)
             table.path, removal = self.index.retract(table.path, table.first_published)
             table.num_published, table.first_published = table.first_published, None
             for notify in self.observers.on_retract:

@@ -190,6 +190,10 @@ class RadixIndex:
             node, done = child, done + used
         return node, PublishResult(len(duplicates), tuple(duplicates)) if duplicates else _ALL_NEW
 
+    def orphans(self, path: RadixNode, num_blocks: int) -> Sequence[RadixNode]:
+        """Return none: what a path published is in no other block (rule 4)."""
+        return ()
+
     def retract(self, path: RadixNode, num_blocks: int) -> tuple[RadixNode, Removal]:
         """Remove what a path published last; rule 1 makes it whole nodes after one split."""
         node, removed = path, array("i")

@@ -70,6 +70,9 @@ class EngineOptions:
         "auto", "Attention by native, torch, or auto: the native library where it can."
     )
     forward: str = _computing("auto", "How steps are computed on a CPU: auto, packed or plain.")
+    quantization: str | None = _computing(
+        None, "Keep the weights of linear layers in fewer bits: int8 or int4."
+    )
     read_once: str = _computing(
         "auto",
         "Whether a step reads blocks that its sequences share once for all of them: auto, "
@@ -114,7 +117,7 @@ class ServedEngineOptions(EngineOptions):
     )
     max_num_seqs: int = _scheduling(256, "Most sequences that run at once.")
     max_logprobs: int = _scheduling(
-        1024, "Most alternatives per token in log-probabilities; -1 allows the whole vocabulary."
+        20, "Most alternatives per token in log-probabilities; -1 allows the whole vocabulary."
     )
     order: str = _scheduling(
         "fcfs", "Waiting order: fcfs, longest_prefix, depth_first or fair_share."

@@ -19,6 +19,7 @@ NATIVE_BLOCK = 16
 
 ReadOnce = Literal["auto", "always", "never"]
 ForwardName = Literal["auto", "packed", "plain"]
+QuantizationName = Literal["int8", "int4"]
 WaitingOrder = Literal["fcfs", "longest_prefix", "depth_first", "fair_share"]
 
 

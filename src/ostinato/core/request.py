@@ -67,6 +67,7 @@ class RequestContext:
         num_known_tokens: Tokens in whole blocks that were cached when it arrived; None if no
             lookup was made.
         waits_for: Name of the request that it waited for, if any.
+        is_sibling: Whether the first of its ``n`` continuations looked the prompt up already.
     """
 
     name: str = ""
@@ -74,3 +75,4 @@ class RequestContext:
     fields: tuple[tuple[str, str], ...] = ()
     num_known_tokens: int | None = None
     waits_for: str = ""
+    is_sibling: bool = False

@@ -16,6 +16,7 @@ from ostinato.engine.config import EngineConfig
 from ostinato.hybrid.pool_sizes import split_pools
 from ostinato.runner.attention.choice import AttentionCase, check_asked_for, choose_attention
 from ostinato.runner.compute_path import ComputePath
+from ostinato.runner.forward.places import weight_bytes
 from ostinato.runner.heap import keep_large_blocks
 from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.layer_groups import LayerGroups, group_layers
@@ -80,6 +81,7 @@ def set_up(config: EngineConfig) -> Setup:
         config.attention,
         config.forward,
         config.revision,
+        config.quantization,
     )
     if other_tokenizer is not None:
         loaded = replace(loaded, tokenizer=other_tokenizer)
@@ -95,7 +97,8 @@ def set_up(config: EngineConfig) -> Setup:
     attention = choose_attention(config.attention, case, config.read_once)
     runner = ModelRunner(loaded, sizes.all, config.block_size, kv_dtype, attention, groups)
     compute_path = ComputePath.of(loaded, config.attention, case)
-    logger.info("%s computes in %s", loaded.name, compute_path)
+    gib = weight_bytes(loaded.model) / 2**30
+    logger.info("%s computes in %s; weights take %.2f GiB", loaded.name, compute_path, gib)
     return Setup(loaded, runner, compute_path, sizes, scheduling)
 
 

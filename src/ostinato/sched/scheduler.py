@@ -215,7 +215,7 @@ class Scheduler:
         if reason is not None:
             self.requests.leave(sequence, reason)
         elif sequence.table is None:  # a fork that found no room
-            self.requests.wait_again(sequence)
+            self.requests.waiting.add(sequence)
         return SequenceUpdate(sequence, token)
 
     def _end_step(self) -> list[ScheduledChunk]:
