@@ -172,7 +172,7 @@ class Engine:
             cache_write=prompt.cache_write,
             eos_token_ids=self.loaded.eos_token_ids,
             constraint=constraint,
-            fields=prompt.fields,
+            prompt_sections=prompt.fields,
         )
         self.scheduler.check(request)
         seeds = draw_seeds(params, self._random)

@@ -155,7 +155,7 @@ class StepPlanner:
         again = is_sibling or sequence.num_preemptions > 0
         writes, request = sequence.request.cache_write, sequence.request
         context = RequestContext(
-            request.request_id, sequence.reading_is_off, request.fields,
+            request.request_id, sequence.reading_is_off, request.prompt_sections,
             sequence.num_known_tokens, sequence.waits_for, is_sibling,
         )  # fmt: skip
         most_new = self._budget.most
