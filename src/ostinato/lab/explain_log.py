@@ -74,7 +74,7 @@ def explain_log(
                 f"{config.num_slots}: raise num_blocks"
             )
         name = f"line {request.line}"
-        context = RequestContext(name, fields=request.prompt.fields())
+        context = RequestContext(name, prompt_sections=request.prompt.fields())
         admitted = manager.admit(key, manager.match(key), context=context)
         assert admitted is not None, "nothing else holds a block"
         table, _ = admitted
