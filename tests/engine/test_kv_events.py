@@ -587,7 +587,7 @@ def test_a_fault_of_the_publisher_ends_events_and_nothing_else(
     cache.serve("IJKLMNOP", tenant=b"x")
     assert cache.prefix_cache.admin.erase(b"x").num_blocks == 4
     publisher.close()
-    assert "KV events ended; the engine goes on without them" in caplog.text
+    assert "KV events ended; the engine continues without them" in caplog.text
 
 
 # --- settings ---
@@ -613,7 +613,7 @@ def test_batches_are_kept_if_they_are_published_and_nothing_else_is_said():
         ({"kv_events_endpoint": ANY_PORT, "enable_prefix_caching": False}, "nothing is cached"),
         (
             {"kv_events_endpoint": "ipc://x", "kv_events_replay_endpoint": "ipc://x"},
-            "each socket needs an address of its own",
+            "each socket needs its own address",
         ),
     ],
 )

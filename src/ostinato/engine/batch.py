@@ -44,7 +44,7 @@ def run_batch(
             outputs = _drain(engine, made, use_tqdm, gate)
         finally:
             for request in made:  # after an interruption, nothing stays behind
-                engine.cancel(request.request.request_id)
+                engine.discard(request.request.request_id)
     return _raise_failures([outputs[request.request.request_id] for request in made])
 
 
