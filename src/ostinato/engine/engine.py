@@ -16,7 +16,6 @@ import time
 import weakref
 from array import array
 from collections.abc import Callable
-from dataclasses import replace
 
 from ostinato.assembly import build_cache, build_scheduler
 from ostinato.core.errors import RequestError
@@ -269,24 +268,18 @@ class Engine:
         """Accept a tenant's requests again."""
         self._blocked.remove(_packed(salt))
 
-    def identity(self, cache_salt: str) -> Identity:
-        """Return the identity of a tenant's requests now."""
+    def identity_of(self, prompt: Prompt, tokens: "array[int]", reads: bool = True) -> Identity:
+        """Return the identity of a prompt now; unless it reads, it uses no public prefix."""
+        name, prefix = prompt.publishes, None
+        if reads and name is None:
+            prefix = self.public_prefixes.longest_of(tokens, prompt.public_prefixes)
         return Identity(
             weights=self.loaded.fingerprint,
             epoch=self.cache.manager.epoch,
             kv_dtype=str(self.runner.kv_stores[0].dtype),
-            tenant=cache_salt.encode(),
+            tenant=prompt.cache_salt.encode() if name is None else salt_of_public(name),
+            public_prefix=prefix,
         )
-
-    def identity_of(self, prompt: Prompt, tokens: "array[int]", reads: bool = True) -> Identity:
-        """Return the identity of a prompt now; unless it reads, it uses no public prefix."""
-        own = self.identity(prompt.cache_salt)
-        if prompt.publishes is not None:
-            return replace(own, tenant=salt_of_public(prompt.publishes))
-        if not reads:
-            return own
-        prefix = self.public_prefixes.longest_of(tokens, prompt.public_prefixes)
-        return replace(own, public_prefix=prefix)
 
     def close(self) -> None:
         """Stop recording and publishing; a second call does nothing, nor does one in a fork."""
