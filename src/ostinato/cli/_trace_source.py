@@ -1,4 +1,4 @@
-"""How does a command read a trace, and what does it say of it?"""
+"""Options for reading a trace, and one line about it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,8 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from ostinato.cli._durations import write_span
-from ostinato.cli._quantities import count
+from ostinato.cli._quantities import count, write_span
 from ostinato.core.config import at_least, one_of
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.hash_traces import TimeUnit
@@ -65,7 +64,7 @@ TimestampUnit = Annotated[
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """How a trace is read."""
+    """Options for reading a trace."""
 
     block_size: BlockTokens = None
     skip_broken: SkipBroken = False
@@ -117,7 +116,7 @@ def name_broken(broken: Sequence[BrokenLine]) -> None:
 
 
 def describe(trace: BlockTrace) -> str:
-    """Say what a trace holds, in a line."""
+    """Describe a trace in a line."""
     return (
         f"{count(len(trace), 'request')} in {write_span(trace.duration_s)}, "
         f"{count(trace.total_input_tokens, 'prompt token')}, "

@@ -1,4 +1,4 @@
-"""``ostinato explain``: why did a prompt miss?"""
+"""``ostinato explain``: why a prompt missed."""
 
 import json
 from dataclasses import replace
@@ -96,7 +96,7 @@ def run(
     """Explain why each part of a prompt hit or missed the cache.
 
     Prompts are run one after the other, and the last one is explained. For a log no model is run:
-    its requests are served by the cache alone, and without --model a token is a word. For a
+    its requests only go through the cache, and without --model a token is a word. For a
     running server, --request names one of its answers.
 
     Try: ostinato explain -p "One two three" -p "One too three"
@@ -124,9 +124,8 @@ def run(
         every, explanations = True, [_ask(name, AdminClient(url, key)) for name in names]
     else:
         model = model or DEFAULT_MODEL
-        settings = options.engine_settings(
-            model, None, index=index, block_size=block_size, num_blocks=num_blocks
-        )
+        engine = options.EngineOptions(index=index, block_size=block_size, num_blocks=num_blocks)
+        settings = engine.settings(model)
         explanations = _explain_prompts([*map(_read, files), *texts], model, settings)
     _print(explanations if every else explanations[-1:], as_json, note)
 
@@ -165,7 +164,9 @@ def _ask(name: str, server: AdminClient) -> Explanation:
     try:
         return Explanation.from_dict(answer)
     except (KeyError, TypeError, ValueError) as error:
-        raise AdministrationFailed(f"{server.url} answered no explanation: {error!r}") from error
+        raise AdministrationFailed(
+            f"{server.url} did not answer with an explanation: {error!r}"
+        ) from error
 
 
 def _explain_log(
@@ -179,7 +180,7 @@ def _explain_log(
 
     Args:
         path: The log.
-        model: Whose tokens they are.
+        model: The model whose tokenizer to use.
         cache: Its settings.
         wanted: Lines or numbers of the requests to explain; an empty list is the last, None all.
         read: How to read it.
@@ -240,7 +241,7 @@ def _print(explanations: list[Explanation], as_json: bool, note: str) -> None:
 
 
 def _page(explanation: Explanation) -> list[Text]:
-    """Lay an explanation out for a terminal."""
+    """Format an explanation for a terminal."""
     lines = [Text(explanation.title, style="bold"), Text()]
     width = len(str(explanation.num_tokens))
     for span in explanation.spans:

@@ -105,7 +105,7 @@ def _lines(place: int, finding: Finding, report: LintReport) -> list[Text]:
 
 
 def _place(finding: Finding) -> str:
-    """Say where it is: a field, or the words before it; empty if it is everywhere."""
+    """Return where it is: a field, or the words before it; empty if it is everywhere."""
     if finding.kind == "cache_control":
         return "sent on" if finding.examples else ""
     if finding.kind not in get_args(SlotKind):

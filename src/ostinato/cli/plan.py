@@ -1,4 +1,4 @@
-"""``ostinato plan``: how many replicas serve this traffic, with how much memory for the cache?"""
+"""``ostinato plan``: how many replicas serve some traffic, and how much cache memory pays."""
 
 import json
 from collections.abc import Iterator
@@ -15,8 +15,7 @@ from rich.text import Text
 
 from ostinato.cli import _trace_source as source
 from ostinato.cli._config_source import load_config
-from ostinato.cli._cost_options import CostOptions
-from ostinato.cli._machine_options import MachineOptions
+from ostinato.cli._cost_options import CostOptions, MachineOptions
 from ostinato.cli._option_groups import grouped
 from ostinato.cli._quantities import count
 from ostinato.cli._report_folder import open_folder, say_written, unwritable
@@ -39,7 +38,7 @@ _MONEY = "What things cost"
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """A plan, and what is said around it.
+    """A plan with its text.
 
     Attributes:
         trace: The traffic.
@@ -52,11 +51,11 @@ class Paper:
     currency: str
 
     def words(self) -> tuple[str, ...]:
-        """What to do."""
+        """The advice."""
         return tuple(in_words(self.plan, self.currency))
 
     def notes(self) -> tuple[str, ...]:
-        """What the figures assume."""
+        """The assumptions."""
         return (*_notes(self.plan.setup, self.currency), *self.trace.notes)
 
 
@@ -75,7 +74,7 @@ def run(
     policy: Annotated[
         str, typer.Option("--policy", "-p", help="Which cached block is worth least.")
     ] = USUAL_POLICY,
-    points: Annotated[int, typer.Option(help="Sizes of the cache to look at.")] = 8,
+    points: Annotated[int, typer.Option(help="Number of cache sizes.")] = 8,
     utilisation: Annotated[
         float, typer.Option(help="Share of the time that replicas may be busy on average.")
     ] = 0.7,
@@ -86,7 +85,7 @@ def run(
     memory_price: Annotated[
         float,
         typer.Option(
-            help="Of a GiB for an hour, beyond what the GPUs have left beside the weights.",
+            help="Of a GiB for an hour, beyond what the weights leave of the GPUs' memory.",
             rich_help_panel=_MONEY,
         ),
     ] = 0.005,
@@ -135,10 +134,10 @@ def run(
 
 
 def _groups(trace: BlockTrace, cost: StepCost, config: Config | None) -> KVGroups:
-    """Say what is kept of a token.
+    """Return what is kept of a token.
 
     Raises:
-        ConfigError: Neither the trace nor a model says.
+        ConfigError: Neither the trace nor a model tells.
     """
     if isinstance(cost, RooflineCost):
         context = float(np.mean(trace.input_tokens + trace.output_tokens / 2))
@@ -146,7 +145,7 @@ def _groups(trace: BlockTrace, cost: StepCost, config: Config | None) -> KVGroup
     if config is not None:
         return kv_groups(kv_bytes(config))
     if trace.token_bytes is None:
-        raise ConfigError(f"{trace.name} does not say what a token takes: add --model")
+        raise ConfigError(f"{trace.name} does not tell the size of a token: add --model")
     return KVGroups(trace.token_bytes)
 
 
@@ -216,7 +215,7 @@ def _evicts_nothing(plan: Plan) -> str:
 
 
 def _notes(setup: Setup, currency: str) -> Iterator[str]:
-    """Say what the figures assume."""
+    """Return the assumptions of the figures."""
     yield f"Steps: {setup.cost.origin}."
     if setup.own_bytes:
         yield (
@@ -269,7 +268,7 @@ def _write(paper: Paper, out: Path) -> None:
 
 
 def _as_json(paper: Paper) -> dict[str, object]:
-    """Lay out all figures; money is per hour of the trace."""
+    """Return all figures as plain values; money is per hour of the trace."""
     plan, setup = paper.plan, paper.plan.setup
     return {
         "trace": paper.trace.name,

@@ -19,7 +19,7 @@ def run(
         int, typer.Option("--shared", "-s", help="Tokens that all prompts begin with.")
     ] = 512,
     suffix: Annotated[
-        int, typer.Option("--suffix", "-x", help="Tokens that each prompt has of its own.")
+        int, typer.Option("--suffix", "-x", help="Tokens that only this prompt has.")
     ] = 16,
     requests: Annotated[int, typer.Option("--requests", "-n", help="Number of requests.")] = 1000,
     block_size: Annotated[
@@ -82,7 +82,7 @@ def _table(workload: Workload) -> Table:
 
 
 def _sentence(reuse: Reuse) -> Text:
-    """Say it in words."""
+    """Return the result in words."""
     workload = reuse.workload
     if not reuse.saved_tokens:
         return Text("Nothing is saved: there is no second request that shares a token.")
@@ -95,7 +95,7 @@ def _sentence(reuse: Reuse) -> Text:
 
 
 def _notes(workload: Workload) -> Iterator[str]:
-    """Say why the figures are not rounder."""
+    """Return why the figures are not rounder."""
     token = by_token(workload)
     more = token.saved_tokens - by_whole_blocks(workload).saved_tokens
     if workload.num_requests > 1:
@@ -119,7 +119,7 @@ def _notes(workload: Workload) -> Iterator[str]:
 
 
 def _as_json(workload: Workload) -> dict[str, object]:
-    """Lay out all figures."""
+    """Return all figures as plain values."""
     return {
         "shared_tokens": workload.shared_tokens,
         "suffix_tokens": workload.suffix_tokens,

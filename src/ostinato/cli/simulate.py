@@ -1,4 +1,4 @@
-"""``ostinato simulate``: what would which cache have found of this traffic?"""
+"""``ostinato simulate``: what caches of other sizes and policies would have hit."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,7 @@ import typer
 from ostinato.cli import _simulation_output as output
 from ostinato.cli import _trace_source as source
 from ostinato.cli._config_source import load_config
-from ostinato.cli._cost_options import CostOptions
-from ostinato.cli._machine_options import MachineOptions
+from ostinato.cli._cost_options import CostOptions, MachineOptions
 from ostinato.cli._option_groups import grouped
 from ostinato.cli._report_folder import open_folder
 from ostinato.core.config import (
@@ -58,7 +57,7 @@ def run(
         typer.Option(
             "--policy",
             "-p",
-            help=f"Which to try, with commas: {', '.join(SIMULATED_POLICIES)}. All unless said.",
+            help=f"Which to try, with commas: {', '.join(SIMULATED_POLICIES)}. All by default.",
             rich_help_panel=_CACHE,
         ),
     ] = None,
@@ -90,7 +89,7 @@ def run(
         int | None,
         typer.Option(
             help="Blocks of the cache for that, enough for the longest request at least; else "
-            "half of what these requests bring.",
+            "half of what these requests need.",
             rich_help_panel=_TIMED,
         ),
     ] = None,
@@ -152,7 +151,7 @@ def run(
 
 
 def _groups(trace: BlockTrace, config: Config | None) -> KVGroups | None:
-    """Say what is kept of a token, if a model or the trace says."""
+    """Return what is kept of a token, if a model or the trace tells."""
     if config is not None:
         return kv_groups(kv_bytes(config))
     return None if trace.token_bytes is None else KVGroups(trace.token_bytes)

@@ -23,7 +23,7 @@ _DTYPES = ", ".join(["auto", *DTYPE_BITS])
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What was asked.
+    """The arguments.
 
     Attributes:
         model: The model as the user named it.
@@ -56,7 +56,7 @@ def run(
     memory: Annotated[str, typer.Option(help="Memory for KV, such as 24GiB or 80GB.")] = "24GiB",
     as_json: Annotated[bool, typer.Option("--json", help="Print exact bytes as JSON.")] = False,
 ) -> None:
-    """Size a model's KV cache from its config alone: no weights, no GPU.
+    """Size a model's KV cache from its config: no weights, no GPU.
 
     Multi-head, grouped-query, multi-query and latent attention, sliding windows, layers that
     share KV, and layers that keep a state instead. Try: ostinato size tiny-shakespeare
@@ -194,7 +194,7 @@ def _number(value: int | None, noun: str | None = None) -> str:
 
 
 def _notes(question: Question, size: KVBytes) -> Iterator[str]:
-    """Say what the figures do not."""
+    """Return notes on the figures."""
     yield from size.notes
     if size.windowed is not None:
         yield "Windows kept: for engines that free what slid out of a window."
@@ -209,7 +209,7 @@ def _notes(question: Question, size: KVBytes) -> Iterator[str]:
 
 
 def _as_json(question: Question, size: KVBytes) -> dict[str, object]:
-    """Lay out all figures in exact bytes; null where there is no such figure."""
+    """Return all figures in exact bytes; null where there is none."""
     ways = {"whole": size.whole, "windowed": size.windowed, "expanded": size.expanded}
     return {
         "model": question.model,

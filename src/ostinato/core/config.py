@@ -29,7 +29,7 @@ class WindowConfig:
 
     Attributes:
         window: Tokens that a query sees, itself included, at least 1.
-        num_blocks: Blocks of its own pool: at least as many as one sequence needs to go on.
+        num_blocks: Blocks of its own pool: at least as many as one sequence needs to continue.
     """
 
     window: int

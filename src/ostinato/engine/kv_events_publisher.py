@@ -1,19 +1,19 @@
-"""Who sends the events?
+"""Publishes KV events from a thread that owns the sockets.
 
-A thread that owns the sockets; the engine's thread only leaves batches in a bounded queue::
+The engine's thread only puts batches into a bounded queue::
 
     engine thread                     publisher thread
-    EventLog.flush ──► queue ──► PUB  [topic, number, payload]           to all who listen
+    EventLog.flush ──► queue ──► PUB  [topic, number, payload]           to all subscribers
     EventLog (kept batches) ◄──► ROUTER  [b"", start] ◄── consumer with a gap
                                         [b"", number, payload] ... [b"", -1, b""] ──►
 
 Rules:
 
-1. The engine never waits: what the queue has no room for is not sent. Numbers run on, so a
-   consumer sees the gap and asks for a replay.
-2. A replay comes from the log itself, not from copies: what is erased there is gone.
-3. Numbers are 8 bytes, big-endian. The end of a replay is number -1 with no payload. An end that
-   comes first means: those batches are gone, start over.
+1. The engine never waits: batches that do not fit the queue are not sent. They keep their
+   numbers, so a consumer sees the gap and requests a replay.
+2. A replay reads the log itself, not copies: what is erased there is not replayed.
+3. Numbers are 8 bytes, big-endian. The end of a replay is number -1 with no payload. An end
+   without batches means: they are no longer kept, start over.
 
 Source: vLLM's documentation of KV events (PUB and ROUTER sockets, frames, end marker).
 """
@@ -37,7 +37,7 @@ from ostinato.observe.events import EventBatch, EventLog
 logger = logging.getLogger("ostinato")
 
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
-"""In place of a number, behind the last batch of a replay."""
+"""In place of a number, after the last batch of a replay."""
 
 MAX_QUEUED_BATCHES = 4096
 """On the way from the engine to the sockets."""
@@ -46,17 +46,17 @@ MAX_UNREAD_BATCHES = 4096
 """On the way to a slow consumer; what comes then, it misses."""
 
 LINGER_MS = 500
-"""How long closing waits for consumers to take what was sent."""
+"""How long closing waits for consumers to receive sent batches."""
 
 SETTLE_S = 10.0
-"""How long erasing waits for what is queued; sending never blocks, so only a fault takes it."""
+"""How long erasing waits for queued batches; sending never blocks, so only a fault takes it."""
 
 
 class KVEventsPublisher:
     """Publishes the batches of an event log over ZeroMQ until it is closed.
 
     Attributes:
-        endpoint: Where batches are published, with the port that was chosen if 0 was asked for.
+        endpoint: Where batches are published, with the actual port if 0 was configured.
         replay_endpoint: Where replays are answered; None if nowhere.
         num_dropped: Batches that the queue had no room for.
     """
@@ -114,7 +114,7 @@ class KVEventsPublisher:
             self._changed.wait_for(lambda: not self._queue or self._closed, SETTLE_S)
 
     def close(self) -> None:
-        """Send what is queued and close the sockets; a second call does nothing.
+        """Send queued batches and close the sockets; a second call does nothing.
 
         Cost: at most about ``LINGER_MS``, if a consumer is stuck.
         """
@@ -152,9 +152,9 @@ class KVEventsPublisher:
         try:
             self._run()
         except Exception:
-            logger.exception("KV events ended; the engine goes on without them")
+            logger.exception("KV events ended; the engine continues without them")
         finally:
-            with self._changed:  # from here on nobody rings
+            with self._changed:  # no more wake-ups from here on
                 self._closed = True
                 self._queue.clear()
                 self._changed.notify_all()

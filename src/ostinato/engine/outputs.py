@@ -1,6 +1,6 @@
-"""What does the caller get?
+"""The outputs that a caller gets, with vLLM's names.
 
-The names are vLLM's, so that programs written for it can read them. One ``RequestOutput`` is the
+One ``RequestOutput`` is the
 state of a request at one moment; a stream is a sequence of them, each with all of the text so far.
 """
 
@@ -75,7 +75,7 @@ class RequestMetrics:
 
     Attributes:
         arrival_time: The engine took the request in, in seconds of the engine's clock, as are all
-            moments here; what has not happened is 0.0, as in vLLM.
+            moments here; moments that have not happened are 0.0, as in vLLM.
         queued_ts: The same moment.
         scheduled_ts: Its first step began.
         first_token_ts: Its first generated token was there.
@@ -102,7 +102,7 @@ class CompletionOutput:
         text: All that is certain of its text so far; what may become a stop string, and a
             character still without its end, are not in it. Empty with ``detokenize=False``.
         token_ids: All ids generated so far, with the one that ended it.
-        finish_reason: ``"stop"``, ``"length"``, ``"abort"`` or ``"error"``; None while it goes on.
+        finish_reason: ``"stop"``, ``"length"``, ``"abort"`` or ``"error"``; None while it runs.
         stop_reason: The stop string or stop id that ended it; None for the model's own
             end-of-sequence ids and for every other reason.
         logprobs: For each generated token, it and its alternatives by id, itself first; None unless
@@ -125,7 +125,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
     def since(self, earlier: "CompletionOutput") -> "CompletionOutput":
-        """Return what is new since an earlier output of this continuation."""
+        """Return the part after an earlier output of this continuation."""
         num_tokens = len(earlier.token_ids)
         return replace(
             self,
@@ -184,7 +184,7 @@ class RequestOutput:
         )
 
     def since(self, earlier: "RequestOutput | None") -> "RequestOutput":
-        """Return what is new since an earlier output of this request.
+        """Return the part after an earlier output of this request.
 
         Continuations without news are left out. ``metrics.num_generation_tokens`` counts the new
         tokens alone.

@@ -13,7 +13,7 @@ MAX_SOURCE_CHARACTERS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
-    """The form of an output; exactly one of these, in vLLM's names.
+    """A constraint on the output: exactly one of these, with vLLM's names.
 
     Attributes:
         json: A JSON schema, as a mapping or as its text.
@@ -31,11 +31,11 @@ class StructuredOutputs:
     grammar: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no form, and settle a schema as text.
+        """Check the constraint, and turn a schema into text.
 
         Raises:
-            InvalidSamplingParams: Not exactly one form is given, or it is of the wrong type, or
-                too long.
+            InvalidSamplingParams: Not exactly one constraint is given, or it is of the wrong type,
+                or too long.
         """
         names = [f.name for f in fields(self) if getattr(self, f.name) not in (None, False)]
         if len(names) != 1:
@@ -67,7 +67,7 @@ class StructuredOutputs:
 
     @property
     def source(self) -> str:
-        """What is given, as text: with ``kind`` it says what the form is."""
+        """The constraint as text; with ``kind`` it identifies it."""
         if self.choice is not None:
             return json.dumps(list(self.choice), ensure_ascii=False)
         return str(self.json or self.regex or self.grammar or "")

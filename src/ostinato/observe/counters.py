@@ -1,7 +1,7 @@
 """Counters of what the cache did so far.
 
 Counts are in tokens unless the name says otherwise. Queries and hits are taken once per
-request, at its first admission; those of preempted requests that come back are counted
+request, at its first admission; those of preempted requests are counted
 apart, so that a busy engine cannot make its hit ratio look better than it is.
 """
 
@@ -102,17 +102,17 @@ class CacheStats:
 
     Attributes:
         first: Look-ups of requests at their first admission.
-        preempted: Look-ups of requests that come back after a preemption.
+        preempted: Look-ups of requests after a preemption.
         tenants: ``first`` by tenant, for the ``MAX_TENANTS`` that were seen last.
         other_tenants: ``first`` of the tenants that are no longer counted one by one.
         published_blocks: Blocks that became findable.
-        duplicate_blocks: Published blocks whose content was there already.
+        duplicate_blocks: Published blocks whose content was cached already.
         sealed_tails: Partial blocks of ended sequences that became findable.
         evicted_blocks: Cached blocks that were given away for other content.
         eviction_ages_s: Evicted blocks by seconds since their last use.
         residencies_s: Evicted blocks by seconds since they were published; a run of blocks
             that grew together counts from its first.
-        reuse_distances: Evictable blocks that were held again, by blocks given away meanwhile.
+        reuse_distances: Reused evictable blocks, by blocks allocated since they became evictable.
         ghosts: What other sizes and policies would have found; empty without a ghost,
             and those that would be known worse than to ten points are left out.
     """

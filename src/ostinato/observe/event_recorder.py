@@ -24,7 +24,7 @@ class EventRecorder(CacheObserver):
     def on_publish(
         self, table: BlockTable, first: int, last: int, result: PublishResult, group: int = 0
     ) -> None:
-        """Announce new content, and remember which block has which."""
+        """Log new content, and keep which block has which."""
         key, blocks, size = table.key, table.groups[group], self._hasher.block_size
         digests = self._hasher.digests(key, last)
         for place in range(first + len(result.duplicates), last):
@@ -47,7 +47,7 @@ class EventRecorder(CacheObserver):
         )
 
     def on_evict(self, eviction: Eviction) -> None:
-        """Announce that contents are gone, for whatever reason."""
+        """Log evicted and removed contents."""
         gone = self._remove(eviction.removal.blocks, eviction.group)
         if gone:
             self._log.add(BlockRemoved(gone, eviction.entry.identity, eviction.group))

@@ -1,17 +1,17 @@
 """What is cached now, and which prefixes save most.
 
-Two pictures for people, taken between two steps and the same for both indexes: a map of all
-blocks with their states and owners, and the prefixes that save most. Neither changes anything.
+Two reports, taken between two steps and equal for both indexes: a map of all blocks with their
+states and owners, and the prefixes that save most.
 
-A *cached prefix* ends where prefixes part or where a request's hit ended::
+A *cached prefix* ends where prefixes branch or where a request's hit ended::
 
-    You are a helpful assistant.      3 hits end here, 5 behind it: 8 requests found it
+    You are a helpful assistant.      3 hits end here, 5 below it: 8 requests found it
     ├── Ann asks: …                   5
     └── Bob asks: …                   0
 
-What it saves is counted once: the tokens behind its parent's end, times the requests that
-found them. So the sum over all prefixes is what all hits in whole blocks saved, but for what
-is forgotten by now.
+What it saves is counted once: the tokens after its parent's end, times the requests that found
+them. So the sum over all prefixes is what all hits in whole blocks saved, except for what was
+evicted since.
 """
 
 from array import array
@@ -63,16 +63,16 @@ class BlockMap:
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """A prefix and what it is good for.
+    """A cached prefix, and what it saves.
 
     Attributes:
         identity: Whose it is.
         head: Its first tokens, at most ``HEAD_TOKENS``.
-        branch: The first tokens behind its parent's end, at most ``HEAD_TOKENS``.
+        branch: The first tokens after its parent's end, at most ``HEAD_TOKENS``.
         num_tokens: Tokens from position 0 to its end.
-        own_tokens: Those of them behind its parent's end.
+        own_tokens: Those of them after its parent's end.
         own_blocks: Blocks that hold these.
-        num_blocks_below: Blocks of all that goes on behind it.
+        num_blocks_below: Blocks of its descendants.
         num_hits: Requests that found it, whether or not they found more.
         num_holders: Live requests and leases that hold its end.
         age_s: Seconds since it was published.
@@ -143,7 +143,7 @@ def count_states(manager: CacheManager) -> dict[BlockState, int]:
 
 
 def map_blocks(manager: CacheManager) -> BlockMap:
-    """Say of every block of the full-attention group which state it is in and whose it is.
+    """Return the state and owner of every block of the full-attention group.
 
     Cost: O(blocks), and O(runs) steps in Python.
     """
@@ -198,9 +198,9 @@ class _Branch:
         parent: What it continues.
         parts: Packed tokens of its runs.
         holders: Holds on its end.
-        num_blocks: Blocks of its own.
-        num_hits: Hits that ended with it or behind it.
-        num_blocks_below: Blocks behind it.
+        num_blocks: Its own blocks.
+        num_hits: Hits that ended with it or below it.
+        num_blocks_below: Blocks below it.
     """
 
     __slots__ = (
@@ -216,7 +216,7 @@ class _Branch:
         self.append(run)
 
     def append(self, run: "_Piece") -> None:
-        """Let a run continue it."""
+        """Append a run."""
         self.parts.append(run.tokens)
         self.num_blocks += run.num_blocks
         self.num_hits += run.num_hits
@@ -234,7 +234,7 @@ class _Branch:
         return line[::-1]
 
     def rank(self) -> tuple[int, int, int, bytes]:
-        """Saved tokens, then blocks with all behind; its tokens settle draws."""
+        """Saved tokens, then blocks with those below; its tokens break ties."""
         saved = self.num_hits * self.own_tokens
         return saved, self.num_blocks + self.num_blocks_below, self.own_tokens, self.parts[0]
 
@@ -291,7 +291,7 @@ def _cut(manager: CacheManager, hits: Counter[int]) -> list[_Piece]:
 
 
 def _branches(runs: list[_Piece]) -> list[_Branch]:
-    """Put runs together that nothing tells apart, and sum up what is behind each."""
+    """Join runs that do not differ, and sum up what is below each."""
     num_children = Counter(run.parent for run in runs)
     branch_of: dict[int, _Branch] = {}
     branches: list[_Branch] = []

@@ -1,8 +1,8 @@
-"""Digests of a sequence's beginnings: to find again what may not be remembered.
+"""Digests of a sequence's prefixes, for sequences whose tokens may not be kept.
 
-A request with ``cache_write=False`` leaves no token behind. That a later prompt would have hit what
-it computed can still be said: of some of its beginnings a digest is kept, under a key that this
-process draws and never shows.
+Of a request with ``cache_write=False`` no token is kept. An explanation can still say that a later
+prompt would have hit: digests of some of its prefixes are kept, under a random key that never
+leaves the process.
 """
 
 import hashlib

@@ -28,27 +28,27 @@ class RequestRecord:
         images: Images among its tokens.
         num_prompt_tokens: Tokens at its admission.
         num_shared: Of those, how many hit in whole blocks.
-        num_copied: How many were copied behind them.
+        num_copied: How many were copied after them.
         num_awaited: How many of the shared ones another computed after this one had arrived,
             or in the same step; they are the last of the shared ones.
         awaited: Whom it owes them to.
         at_s: When it was admitted, by the clock.
         name: The request's.
         is_first: Whether this was the request's first admission, which an explanation is of.
-        writes: Whether others may find what it computes.
+        writes: Whether it writes to the cache.
         off: The setting that kept it from reading the cache; empty if it read.
         fields: Names and texts of the request's messages and fields, in the prompt's order.
         table_id: Of its block table.
         key: The live sequence; None when it has ended.
-        kept: Its packed tokens when it has ended, made when they are first asked for; empty if
+        kept: Its packed tokens when it has ended, made when they are first read; empty if
             none are kept.
         unpacked: Its tokens until then, of which the first ``num_unpacked`` count: a preempted
-            sequence goes on in the same array.
+            sequence continues in the same array.
         num_unpacked: How many.
         digests: If no token is kept: of its beginnings, by a key that only this process has.
         num_computed: Its first tokens that went through the model or hit.
         num_findable: Its first tokens that others could find when it ended.
-        blocks: Which blocks held them, and maybe others behind.
+        blocks: The blocks that held them, perhaps with more at the end.
         num_blocks: How many held what others could find.
         ended: When its blocks were given back, in the history's numbers; None while it lives.
         charge: What it takes of the history's memory, in tokens.
@@ -83,7 +83,7 @@ class RequestRecord:
 
     @property
     def tokens(self) -> bytes:
-        """All that is known of its tokens, packed; a copy is made when first asked for."""
+        """Its tokens as far as known, packed; copied when they are first read."""
         if self.key is not None:
             return self.key.packed
         if self.unpacked is not None:
@@ -118,7 +118,7 @@ class RequestRecord:
         return min([common, *(image.start for image in mine ^ theirs)])
 
     def clear(self) -> None:
-        """Forget its content."""
+        """Drop its content."""
         self.key, self.kept, self.images, self.fields = None, b"", (), ()
         self.unpacked, self.num_unpacked, self.digests = None, 0, None
         self.blocks, self.num_blocks = (), 0

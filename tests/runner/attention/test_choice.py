@@ -10,7 +10,7 @@ import torch
 
 from ostinato.core.config import NATIVE_BLOCK
 from ostinato.core.errors import ConfigError
-from ostinato.engine import engine as engine_file
+from ostinato.engine import setup as engine_file
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.runner.attention import choice
