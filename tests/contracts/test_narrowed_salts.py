@@ -1,6 +1,7 @@
 """A client narrows its tenant's salt: it finds less, and gets no more of anything."""
 
 from ostinato.core.tenancy import Allotment, narrow_salt, owner_of
+from ostinato.observe.introspection import cached_blocks
 from tests.support.tiny_cache import on_both_indexes, tiny_cache
 
 TEAM = narrow_salt("tenant", "team").encode()
@@ -30,7 +31,7 @@ def test_quota_floor_and_counts_are_the_tenant_s_whatever_it_is_narrowed_by(inde
     cache = tiny_cache(12, index=index, allotments={b"tenant": Allotment(quota=3)})
     for number in range(5):
         cache.serve("ABCDEFGH", tenant=narrow_salt("tenant", str(number)).encode())
-    cached = list(cache.manager.index.contents())
+    cached = list(cached_blocks(cache.manager.index))
     assert len(cached) == 3
     assert set(cache.prefix_cache.stats.tenants) == {b"tenant"}
 
