@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ostinato.core.config import Allotment, CacheConfig, WindowConfig, window_blocks
 from ostinato.core.errors import ConfigError
 from ostinato.core.identity import Identity
+from ostinato.observe.introspection import cached_blocks
 from ostinato.tenants.terms import PINNED
 from tests.support.tiny_cache import (
     TinyCache,
@@ -218,7 +219,7 @@ class Holdings:
 def holdings(cache: TinyCache) -> dict[bytes, Holdings]:
     """Recount every tenant's blocks from contents and tables; ``d`` has no account of its own."""
     found = {}
-    contents = list(cache.manager.index.contents())
+    contents = list(cached_blocks(cache.manager.index))
     live = [*(s.table for s in cache.sequences.values()), *cache.manager.pinned_tables]
     for tenant in TENANTS:
         mine = [c for c in contents if c.parent.startswith(Identity(tenant=tenant).encoded)]
@@ -243,7 +244,7 @@ def room_for(cache: TinyCache, tenant: bytes) -> int:
 def fits(cache: TinyCache, prompt: str, tenant: bytes) -> bool:
     """Whether a prompt can be admitted: hits that nobody holds are free no more."""
     match = cache.match(prompt, tenant=tenant)
-    refs = {cached.block: cached.ref_count for cached in cache.manager.index.contents()}
+    refs = {cached.block: cached.ref_count for cached in cached_blocks(cache.manager.index)}
     idle = sum(not refs[block] for block in match.blocks)
     return -(-len(prompt) // 2) - len(match.blocks) <= room_for(cache, tenant) - idle
 

@@ -4,12 +4,12 @@ from array import array
 
 import pytest
 
-from ostinato.cache.block_hash import BlockHasher, sha256
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.prefix_index import PublishResult
 from ostinato.core.config import WindowConfig
 from ostinato.core.identity import Identity, ImageSpan
 from ostinato.core.ids import BlockDigest
+from ostinato.indexes.block_hash import BlockHasher, sha256
 from ostinato.observe.event_recorder import EventRecorder
 from ostinato.observe.events import (
     AllCleared,

@@ -18,6 +18,7 @@ from ostinato.core.identity import Identity, PrefixKey
 from ostinato.eviction import lru_shadow
 from ostinato.eviction.lru_shadow import LruShadow
 from ostinato.eviction.reuse_hazard import ReuseHazard
+from ostinato.observe.introspection import cached_blocks
 from tests.support.adversary import PLANS, Adversary, Plan
 from tests.support.hard_traffic import HARD_TRAFFIC, Asked, Traffic, loop
 
@@ -38,7 +39,7 @@ class Cache:
     @property
     def blocks(self) -> set[int]:
         """Ids of what is cached."""
-        contents = self.manager.index.contents()
+        contents = cached_blocks(self.manager.index)
         return {int.from_bytes(cached.tokens, "little") for cached in contents}
 
     @property

@@ -6,10 +6,9 @@ import struct
 import numpy as np
 import pytest
 
-from ostinato.cache.block_hash import BlockHasher, sha256
 from ostinato.core.errors import TokenOutOfRange
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
-from ostinato.indexes.digests import make_digest, make_xxh3_128
+from ostinato.indexes.block_hash import BlockHasher, make_digest, make_xxh3_128, sha256
 from tests.support.tiny_cache import TinyCache, tiny_cache
 
 

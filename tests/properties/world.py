@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import get_args
 
-from ostinato.cache.block_hash import DigestFunction
 from ostinato.core.config import CacheConfig, FreeOrder, IndexName, PolicyName
 from ostinato.core.identity import Identity, ImageSpan
+from ostinato.indexes.block_hash import DigestFunction
 from tests.properties.sequences import Live, Prompt
 from tests.properties.side import Side
 from tests.properties.values import Values

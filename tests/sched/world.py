@@ -22,6 +22,7 @@ from ostinato.core.config import (
 from ostinato.core.errors import PromptTooLong
 from ostinato.core.identity import ImageSpan
 from ostinato.core.request import FinishReason, Request
+from ostinato.observe.introspection import cached_blocks
 from ostinato.sched.admission import max_sequence_tokens
 from tests.sched.alone import answer_alone
 from tests.support.fake_runner import toss_a_coin
@@ -206,7 +207,7 @@ class World:
     def reset(self) -> None:
         """Everybody has to come back, and nothing is cached any more."""
         self.tiny.reset()
-        assert list(self.tiny.cache.manager.index.contents()) == []
+        assert list(cached_blocks(self.tiny.cache.manager.index)) == []
 
     def finish(self) -> None:
         """Nobody comes any more, and everybody gets to the end (laws 7 and 9)."""

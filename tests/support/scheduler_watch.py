@@ -9,12 +9,13 @@ from array import array
 from collections import Counter
 
 from ostinato.assembly import PrefixCache
-from ostinato.cache.block_hash import BlockHasher, sha256
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.core.request import Request
 from ostinato.hybrid.window_content import WindowCopy
+from ostinato.indexes.block_hash import BlockHasher, sha256
+from ostinato.observe.introspection import cached_blocks
 from ostinato.sched.scheduler import Scheduler
 from ostinato.sched.sequence import Sequence
 from tests.support.fake_runner import FakeRunner, spell_identity
@@ -109,7 +110,7 @@ class Watch:
         self._cache.check()
         if not self._cache.admin.num_leases:
             assert self._cache.manager.pool.num_free == self._cache.config.num_blocks
-            assert not any(cached.ref_count for cached in self._cache.manager.index.contents())
+            assert not any(cached.ref_count for cached in cached_blocks(self._cache.manager.index))
 
     # --- what is checked ---
 
@@ -225,7 +226,7 @@ class Watch:
         """Law 5: whatever is findable between steps is written, and is what it is found by."""
         if self._with_images:
             return  # extras are not spelled; what is read is checked all the same
-        for cached in self._cache.manager.index.contents():
+        for cached in cached_blocks(self._cache.manager.index):
             encoded = next(e for e in self._identities if cached.parent.startswith(e))
             before = letters(cached.parent[len(encoded) :])
             text = spell_identity(self._identities[encoded]) + before
