@@ -1,7 +1,7 @@
-"""Who has what in a cache, and what should its slots hold? Counted anew, from contents and tables.
+"""References, owners and expected contents of a cache, recounted from its index and block tables.
 
-Every prefix that a sequence has computed is noted by the digest of its last block, full or only
-begun, with the text that its slots must hold. Digests are computed here, from tokens and parents.
+Every prefix that a sequence has computed is noted by the digest of its last block, full or
+partial, with the text that its slots must hold. Digests are computed here, from tokens and parents.
 """
 
 import hashlib
@@ -19,11 +19,10 @@ from tests.support.fake_runner import FakeRunner
 from tests.support.tiny_cache import held_windows, windows_of
 
 
-class Recount:
-    """Looks at one cache from outside."""
+class RefcountOracle:
+    """Recounts one cache from outside."""
 
     def __init__(self, cache: PrefixCache, runner: FakeRunner) -> None:
-        """Know of no identity and no text."""
         self._cache = cache
         self._runner = runner
         self._size = cache.block_size
