@@ -83,6 +83,22 @@ def run(
     tls_certificate: Annotated[
         str | None, typer.Option(help="File of its certificates.", rich_help_panel=_SERVER)
     ] = None,
+    tool_call_parser: Annotated[
+        str,
+        typer.Option(
+            help="Format of calls: hermes, llama3_json, mistral, deepseek_v3 or openai; else as "
+            "the chat template shows.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(
+            help="Format of reasoning, which then has a field of its own: qwen3, deepseek_r1, "
+            "mistral, granite or openai_gptoss.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
     metrics_tenant_names: Annotated[
         bool,
         typer.Option(
@@ -152,6 +168,8 @@ def run(
         allowed_origins=tuple(allowed_origin or ()),
         tls_key_file=tls_key,
         tls_certificate_file=tls_certificate,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
         header_timeout_s=header_timeout,
         body_timeout_s=body_timeout,
         drain_timeout_s=drain_timeout,

@@ -20,7 +20,9 @@ Source: Willard and Louf, arXiv 2307.09702, for masks from regular expressions; 
 2407.08103, for the walk over bytes.
 """
 
+import copy
 import json
+import re
 import threading
 from collections import OrderedDict
 from typing import Any
@@ -30,10 +32,11 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 from numpy.typing import NDArray
 
 from ostinato.core.errors import InvalidSamplingParams, MissingTokenizer
-from ostinato.core.structured_outputs import StructuredOutputs
+from ostinato.core.structured_outputs import OutputForm, StructuredOutputs
 from ostinato.core.tenancy import belongs_to
 from ostinato.engine.grammar_check import GrammarChecker
 from ostinato.engine.grammar_vocabulary import grammar_vocabulary
+from ostinato.engine.token_table import TokenTable
 from ostinato.runner.model_loader import LoadedModel
 
 JSON_WHITE_SPACE = r"[ ]?|\n[ ]{0,12}"
@@ -44,6 +47,9 @@ _MAX_COMPILED = 64
 
 _MAX_TENANTS = 256
 """Tenants whose grammars are remembered; the least recently served goes first."""
+
+_TOKEN_ID = re.compile(r"<\[\d+\]>")
+"""A token by its number: the process that tries grammars has another vocabulary."""
 
 _JSON_PARTS = '{}[]":,'
 
@@ -82,6 +88,60 @@ class GrammarForm:
         self._matcher.consume_token(token_id)
 
 
+class DelayedForm:
+    """A form that applies once the output has passed an expression: after the reasoning."""
+
+    _MOST_TEXT = 256
+    """Characters at the end of the text that the expression is looked for in."""
+
+    def __init__(self, form: OutputForm, wanted: StructuredOutputs, tokens: TokenTable) -> None:
+        """Stand at the beginning of an output."""
+        self._form, self._tokens = form, tokens
+        self._after = re.compile(wanted.after or "")
+        self._opening = wanted.opening
+        self._text = ""
+        self._is_free = wanted.opening is None
+        self._is_undecided = not self._is_free
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output has the form and nothing may follow."""
+        return not self._is_free and self._form.is_complete
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on; empty if it can."""
+        return "" if self._is_free else self._form.error
+
+    def copy(self) -> "DelayedForm":
+        """Return one that stands where this one stands, and goes its own way."""
+        other = copy.copy(self)
+        other._form = self._form.copy()
+        return other
+
+    def mask(self) -> NDArray[np.uint8]:
+        """Return which ids may come next, one bit each: all while the output is free."""
+        mask = self._form.mask()
+        if self._is_free:
+            return np.full_like(mask, 255)
+        opening = self._tokens.id_of(self._opening or "") if self._is_undecided else None
+        if opening is not None:
+            mask = mask.copy()
+            mask[opening // 8] |= 1 << opening % 8
+        return mask
+
+    def advance(self, token_id: int) -> None:
+        """Note that a token came, and whether what is free is over with it."""
+        if self._is_undecided:
+            self._is_undecided = False
+            self._is_free = token_id == self._tokens.id_of(self._opening or "")
+        if not self._is_free:
+            self._form.advance(token_id)
+            return
+        self._text = (self._text + self._tokens.text(token_id))[-self._MOST_TEXT :]
+        self._is_free = self._after.search(self._text) is None
+
+
 class FormCompiler:
     """Makes forms for one model's vocabulary, which is read when first needed. Thread-safe."""
 
@@ -94,7 +154,7 @@ class FormCompiler:
         self._compiled: OrderedDict[str, OrderedDict[tuple[str, str], GrammarForm | str]]
         self._compiled = OrderedDict()
 
-    def compile(self, wanted: StructuredOutputs, tenant: str) -> GrammarForm:
+    def compile(self, wanted: StructuredOutputs, tenant: str) -> OutputForm:
         """Return a form at its beginning.
 
         Args:
@@ -126,7 +186,9 @@ class FormCompiler:
                 known.popitem(last=False)
         if isinstance(form, str):
             raise InvalidSamplingParams(form)
-        return form.copy()
+        if wanted.after is None:
+            return form.copy()
+        return DelayedForm(form.copy(), wanted, TokenTable(self._loaded.require_tokenizer()))
 
     def forget(self, tenant: str) -> None:
         """Forget what was compiled for a tenant, by whichever salts it was narrowed."""
@@ -148,7 +210,7 @@ class FormCompiler:
             grammar = _grammar(wanted)
         except ValueError as error:
             raise _refusal(wanted, str(error)) from error
-        if reason := self._checker.check(grammar):
+        if reason := self._checker.check(_TOKEN_ID.sub(r"<[1]>", grammar)):
             raise _refusal(wanted, reason)
         limits = LLParserLimits(verbose_errors=False)
         matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
