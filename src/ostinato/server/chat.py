@@ -28,6 +28,7 @@ from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.models import check_model
 from ostinato.server.prompting import AnswerReader, read_with, render_prompt
+from ostinato.server.protocol.answers import ChatCompletion
 from ostinato.server.protocol.chat import ChatBody
 from ostinato.server.protocol.logprobs import chat_logprobs, prompt_logprobs
 from ostinato.server.protocol.usage import Usage
@@ -40,7 +41,7 @@ ENDPOINT = "/v1/chat/completions"
 router = APIRouter(tags=["chat"])
 
 
-@router.post(ENDPOINT)
+@router.post(ENDPOINT, response_model=ChatCompletion)
 async def chat(body: ChatBody, request: Request, caller: CallerOfRequest) -> Response:
     """Continue a conversation, all at once or as a stream of server-sent events."""
     state: ServerState = request.app.state.server

@@ -37,6 +37,7 @@ from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.models import check_model
 from ostinato.server.prompting import AnswerReader, read_with, render_prompt
+from ostinato.server.protocol.answers import Counted, MessageBody
 from ostinato.server.protocol.messages import CountBody, MessagesBody
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
@@ -48,7 +49,7 @@ ENDPOINT = "/v1/messages"
 router = APIRouter(tags=["messages"])
 
 
-@router.post(ENDPOINT)
+@router.post(ENDPOINT, response_model=MessageBody)
 async def create_message(body: MessagesBody, request: Request, caller: CallerOfRequest) -> Response:
     """Continue a conversation, all at once or as a stream of server-sent events."""
     state: ServerState = request.app.state.server
@@ -76,7 +77,7 @@ async def create_message(body: MessagesBody, request: Request, caller: CallerOfR
     return JSONResponse(await until_gone(request, answer.whole()))
 
 
-@router.post(f"{ENDPOINT}/count_tokens")
+@router.post(f"{ENDPOINT}/count_tokens", response_model=Counted)
 async def count_tokens(
     body: CountBody, request: Request, caller: CallerOfRequest
 ) -> dict[str, int]:

@@ -20,6 +20,7 @@ from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.errors import ApiError
 from ostinato.server.models import check_model
 from ostinato.server.prompting import AnswerReader, read_with, render_prompt
+from ostinato.server.protocol.answers import DeletedResponse, ItemList, ResponseBody
 from ostinato.server.protocol.logprobs import chat_logprobs
 from ostinato.server.protocol.responses import ResponsesBody
 from ostinato.server.protocol.usage import Usage
@@ -34,10 +35,8 @@ ENDPOINT = "/v1/responses"
 
 router = APIRouter(tags=["responses"])
 
-_MISSING: dict[int | str, dict[str, Any]] = {404: {"description": "No such response."}}
 
-
-@router.post(ENDPOINT)
+@router.post(ENDPOINT, response_model=ResponseBody)
 async def create_response(
     body: ResponsesBody, request: Request, caller: CallerOfRequest
 ) -> Response:
@@ -69,7 +68,7 @@ async def create_response(
     return JSONResponse(await until_gone(request, answer.whole()))
 
 
-@router.get(f"{ENDPOINT}/{{response_id}}", responses=_MISSING)
+@router.get(f"{ENDPOINT}/{{response_id}}")
 async def get_response(
     response_id: str, request: Request, caller: CallerOfRequest
 ) -> dict[str, Any]:
@@ -77,7 +76,7 @@ async def get_response(
     return _stored(request.app.state.server, caller, response_id, "response_id").body
 
 
-@router.delete(f"{ENDPOINT}/{{response_id}}", responses=_MISSING)
+@router.delete(f"{ENDPOINT}/{{response_id}}", response_model=DeletedResponse)
 async def delete_response(
     response_id: str, request: Request, caller: CallerOfRequest
 ) -> dict[str, Any]:
@@ -88,7 +87,7 @@ async def delete_response(
     return {"id": response_id, "object": "response.deleted", "deleted": True}
 
 
-@router.get(f"{ENDPOINT}/{{response_id}}/input_items", responses=_MISSING)
+@router.get(f"{ENDPOINT}/{{response_id}}/input_items", response_model=ItemList)
 async def list_input_items(
     response_id: str,
     request: Request,
@@ -112,7 +111,7 @@ async def list_input_items(
     }
 
 
-@router.post(f"{ENDPOINT}/{{response_id}}/cancel", responses=_MISSING)
+@router.post(f"{ENDPOINT}/{{response_id}}/cancel")
 async def cancel_response(
     response_id: str, request: Request, caller: CallerOfRequest
 ) -> dict[str, Any]:

@@ -67,8 +67,8 @@ DEEPSEEK = [
 ]
 HARMONY = [
     (f"{ANALYSIS}<|channel|>final<|message|>yes", ("a <b> c", "yes", [])),
-    (f"{ANALYSIS}<|channel|>commentary to=functions.look <|constrain|>json<|message|>{ARGS}<|call|>",
-     ("a <b> c", "", LOOK)),
+    (f"{ANALYSIS}<|channel|>commentary to=functions.look <|constrain|>json<|message|>{ARGS}"
+     "<|call|>", ("a <b> c", "", LOOK)),
     (f"<|channel|>commentary<|message|>Wait.<|end|><|start|>assistant to=functions.look"
      f"<|channel|>commentary json<|message|>{ARGS}", ("", "Wait.", LOOK)),
     ("plain", ("", "plain", [])),
@@ -135,9 +135,10 @@ def test_a_text_reads_the_same_wherever_it_is_cut(
 
 
 MARKS = [
-    "<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "x", "arguments": {', "}", "\n",
+    "<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "x", "arguments": {', "}",
     "[TOOL_CALLS]", "[ARGS]", "<|channel|>", "analysis", "final", " to=functions.x", "<|message|>",
-    "<|end|>", "<|start|>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", '"', "\\", "a", " ", "; ", "[",
+    "<|end|>", "<|start|>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", '"', "\\", "a", " ",
+    "; ", "[", "\n",
 ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from ostinato import AsyncLLM
 from ostinato.core.errors import ConfigError
+from ostinato.server.answer_formats import TOOL_FORMATS, AnswerFormats
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
 from tests.support.checkpoints import make_config, make_tokenizer, save_checkpoint
@@ -34,9 +35,7 @@ THINKING_TEMPLATE = (
     "{% endif %}"
 )
 MARKS = ["<think>", "</think>"]
-SPECIAL = ["[TOOL_CALLS]", "[ARGS]", "<|channel|>", "<|message|>", "<|start|>", "<|end|>",
-           "<|call|>", "<|constrain|>", "<|python_tag|>", "<｜tool▁calls▁begin｜>",
-           "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"]  # fmt: skip
+SPECIAL = sorted({mark for one in TOOL_FORMATS.values() for mark in one.marks} - {"<tool_call>"})
 
 
 def served(llm: AsyncLLM, **settings: Any) -> Any:
@@ -195,8 +194,6 @@ def test_a_strict_tool_leaves_text_free(marked: AsyncLLM, fmt: str) -> None:
 def test_the_chat_template_shows_the_format(template: str, found: str) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = template
-    from ostinato.server.answer_formats import AnswerFormats
-
     formats = AnswerFormats.of(tokenizer)
     assert formats.tools.closes == found
     assert formats.is_native == ("<function=" not in template)

@@ -2,7 +2,7 @@
 
 import inspect
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from transformers import PreTrainedTokenizerBase
@@ -90,7 +90,35 @@ TemplateValues = Annotated[
 ]
 
 
-class ChatBody(SamplingFields):
+class TemplateFields(Body):
+    """How the chat template is applied."""
+
+    add_generation_prompt: bool = Field(default=True, description="Open the assistant's turn.")
+    continue_final_message: bool = Field(
+        default=False, description="Continue the last message instead of opening a new one."
+    )
+    chat_template_kwargs: TemplateValues = Field(
+        default_factory=dict, description="Variables of the chat template, as enable_thinking."
+    )
+
+    @model_validator(mode="after")
+    def _opens_or_continues(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError(
+                "continue_final_message continues the last message: set "
+                "add_generation_prompt=false with it"
+            )
+        return self
+
+    def template(self) -> dict[str, Any]:
+        """Return what the chat template is told besides the messages."""
+        values: dict[str, Any] = dict(self.chat_template_kwargs)
+        if self.continue_final_message:
+            values["continue_final_message"] = True
+        return values
+
+
+class ChatBody(TemplateFields, SamplingFields):
     """Continue a conversation."""
 
     messages: Items[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
@@ -100,13 +128,6 @@ class ChatBody(SamplingFields):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0)
-    add_generation_prompt: bool = Field(default=True, description="Open the assistant's turn.")
-    continue_final_message: bool = Field(
-        default=False, description="Continue the last message instead of opening a new one."
-    )
-    chat_template_kwargs: TemplateValues = Field(
-        default_factory=dict, description="Variables of the chat template, as enable_thinking."
-    )
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = Field(
         default=None, description="A variable of the chat template, for models that read it."
     )
@@ -130,11 +151,6 @@ class ChatBody(SamplingFields):
             raise ValueError(
                 f"max_tokens={self.max_tokens} and "
                 f"max_completion_tokens={self.max_completion_tokens}: they mean the same, give one"
-            )
-        if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError(
-                "continue_final_message continues the last message: set "
-                "add_generation_prompt=false with it"
             )
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError(
@@ -164,11 +180,9 @@ class ChatBody(SamplingFields):
 
     def template(self) -> dict[str, Any]:
         """Return what the chat template is told besides the messages."""
-        values: dict[str, Any] = dict(self.chat_template_kwargs)
+        values = super().template()
         if self.reasoning_effort is not None:
             values.setdefault("reasoning_effort", self.reasoning_effort)
-        if self.continue_final_message:
-            values["continue_final_message"] = True
         return values
 
     def tool_use(self) -> ToolUse:
