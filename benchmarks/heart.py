@@ -238,7 +238,7 @@ def make_scheduler(index: str, num_blocks: int) -> object:
 def make_request(number: int, prompt: array, max_tokens: int) -> object:
     """Return a request for so many tokens."""
     from ostinato.core.request import Request
-    from ostinato.core.sampling_params import SamplingParams
+    from ostinato.engine.sampling_params import SamplingParams
 
     return Request(str(number), prompt, SamplingParams(max_tokens=max_tokens))
 
