@@ -1,5 +1,6 @@
 """The page in a real browser, against the real server: live, by keyboard, dark, with keys."""
 
+import json
 import re
 from array import array
 from collections.abc import Iterator, Mapping
@@ -173,6 +174,12 @@ def test_what_clients_write_stays_text(open_url, view) -> None:
 
 def test_a_chat_streams_and_each_turn_leads_to_its_explanation(open_url, view) -> None:
     """The second turn finds the first; Escape leads back to the plain address."""
+
+    def shorten(route) -> None:
+        body = {**json.loads(route.request.post_data), "max_tokens": 8}
+        route.continue_(post_data=json.dumps(body))
+
+    view.route("**/v1/chat/completions", shorten)
     view.goto(open_url)
     expect(view.locator("#status")).to_have_text("live")
     for number, text in enumerate(("Good morrow, cousin.", "And to thee?"), 1):
