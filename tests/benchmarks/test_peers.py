@@ -311,7 +311,7 @@ class Cells:
 
 
 def test_llama_cpp_s_slots_compute_what_none_of_them_holds():
-    """The first request is still busy when the second takes its cells; the third goes on with it."""
+    """The second takes cells of the first, which is still busy; the third goes on with them."""
     cells = Cells()
     slots = Slots(cells, 2)
     slots.add([9, 9, 9, 1], 2)
