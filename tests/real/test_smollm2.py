@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ostinato import RequestOutput
-from ostinato.core.structured_outputs import StructuredOutputs
+from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.server.state import ServerState
 from tests.support.real_model import NUM_NEW, answers, prompt_ids
 
@@ -15,7 +15,6 @@ pytestmark = pytest.mark.real
 
 NEAR_TIE = 1e-3
 """Two logits this close may change places by rounding; the next is a thousand times further."""
-
 QUESTIONS = (
     "Where does the river rise?",
     "What do the barges carry?",

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ostinato.core.tenancy import owner_of
+from ostinato.core.identity import tenant_of
 from ostinato.engine.outputs import RequestOutput
 from ostinato.server.accounts import Account, EndedRequest, FirstToken, PromptTokens
 from ostinato.server.call import GenerateCall
@@ -26,7 +26,7 @@ OTHERS = "(others)"
 """Whom all further tenants are booked under."""
 
 UNNAMED = "(unnamed)"
-"""Whose blocks are those of a salt that no request came with: a public head's, for one."""
+"""Whose blocks are those of a salt that no request came with: a public prefix's, for one."""
 
 
 @dataclass(slots=True)
@@ -67,12 +67,12 @@ class Ledger:
 
     def name_of(self, salt: bytes) -> str:
         """Say whose a salt is; salts themselves are secrets, and are never shown."""
-        return self._names.get(owner_of(salt), UNNAMED)
+        return self._names.get(tenant_of(salt), UNNAMED)
 
     def accepted(self, record: ServedRequest) -> None:
         """Learn which salt is whose."""
         if len(self._names) < MAX_TENANTS:
-            self._names[owner_of(record.salt.encode())] = _name_of(record)
+            self._names[tenant_of(record.salt.encode())] = _name_of(record)
 
     def first_token(self, record: ServedRequest) -> None:
         """Book where a prompt came from."""
