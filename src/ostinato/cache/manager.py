@@ -441,7 +441,7 @@ class CacheManager:
 
         Blocks that would be held, and an idle source of a copy, are free until they are.
         """
-        missing = self.blocks_for(len(key.tokens)) - len(match.blocks)
+        missing = -(-len(key.tokens) // self.block_size) - len(match.blocks)
         if not self.pool.has_unused(missing):
             free = self.pool.num_free_for(key.identity.owner) - match.num_idle_blocks
             if match.tail is not None and not match.tail.entry.ref_count:
@@ -459,14 +459,15 @@ class CacheManager:
         self, key: PrefixKey, blocks: "array[int]", shared: int = 0, copied: int = 0
     ) -> BlockTable:
         """Make a table; it is numbered when it becomes live."""
-        return BlockTable(key, blocks, shared, copied, needs_settling=copied > 0)
+        return BlockTable(key, blocks, key.identity.owner, shared, copied, copied > 0)
 
     def _hold(self, key: PrefixKey, match: PrefixMatch) -> BlockTable:
         """Hold a match, and the source of what will be copied."""
-        shared, copied = match.num_shared_tokens, match.num_copied_tokens
-        table = self._make_table(key, match.blocks[:], shared, copied)
+        num_blocks, tail = len(match.blocks), match.tail
+        copied = 0 if tail is None else tail.num_tokens
+        table = self._make_table(key, match.blocks[:], num_blocks * self.block_size, copied)
         table.path, table.copy_source = self.index.acquire(key, match, table.summary)
-        table.num_published = len(match.blocks)
+        table.num_published = num_blocks
         return table
 
     def _take(self, table: BlockTable, num_tokens: int, num_window_tokens: int) -> None:
@@ -528,8 +529,8 @@ class CacheManager:
     def _publish_partial(self, table: BlockTable, num_tokens: int) -> bool:
         """Make the partial last block of an ended sequence findable, if there is one."""
         full, rest = divmod(num_tokens, self.block_size)
-        may = self.config.seal_tails and table.writes and not table.duplicates
-        if not rest or not may or table.num_published != full:
+        is_next = table.num_published == full and not table.duplicates
+        if not (rest and is_next and table.writes and self.config.seal_tails):
             return False
         blocks = table.blocks[full : full + 1]
         table.path, result = self.index.publish(table.path, table.key, blocks, num_tokens)
@@ -583,7 +584,7 @@ class CacheManager:
 
     def _look_up(self, table: BlockTable) -> None:
         """Tell the eviction policy what a request asks for and did not find."""
-        num_asked = (len(table.key) - 1) // self.block_size
+        num_asked = (len(table.key.tokens) - 1) // self.block_size
         if num_asked:
             policy = self.pool.shares.policy_of(table.tenant)
             found = table.num_published
@@ -594,7 +595,8 @@ class CacheManager:
 
         Observers are told in between, while the published blocks are held.
         """
-        self.pool.free(table.private_blocks, table.tenant)
+        if table.duplicates or len(table.blocks) > table.num_published:
+            self.pool.free(table.private_blocks, table.tenant)
         findable = num_tokens if sealed else table.num_published * self.block_size
         for notify in self.observers.on_release:
             notify(table, num_tokens, findable, sealed)

@@ -29,11 +29,10 @@ from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResult
 from ostinato.core.request import FinishReason, Request
 from ostinato.sched.admission import check_prompt, finish_reason, max_sequence_tokens
-from ostinato.sched.request_table import RequestTable
 from ostinato.sched.sequence import ScheduledChunk, Sequence, SequenceUpdate, tables_of
 from ostinato.sched.stats import SchedulerStats
 from ostinato.sched.step_planner import StepPlanner
-from ostinato.sched.waiting_queue import FirstComeFirstServed, MakeOrder
+from ostinato.sched.waiting_queue import FirstComeFirstServed, MakeOrder, RequestTable
 
 
 class Scheduler:
@@ -83,7 +82,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any request is live."""
-        return bool(self.requests)
+        return bool(self.requests.live)
 
     def check(self, request: Request) -> None:
         """Refuse a request that could never be served; no effects.
@@ -94,7 +93,7 @@ class Scheduler:
             DuplicateRequest: Its id is in use.
         """
         check_prompt(len(request.prompt_token_ids), self.config, self.cache.config)
-        if request.request_id in self.requests:
+        if request.request_id in self.requests.live:
             raise DuplicateRequest(
                 f"request id {request.request_id!r} is in use: wait until that request has "
                 "ended, or choose another id"
@@ -108,9 +107,7 @@ class Scheduler:
             seeds: One per continuation, ``request.params.n`` of them.
 
         Raises:
-            EmptyPrompt: It has no tokens.
-            PromptTooLong: It can never fit the model's context or the pool.
-            DuplicateRequest: Its id is in use.
+            RequestError: What ``check`` raises.
         """
         self.check(request)
         assert len(seeds) == request.params.n, "one seed per continuation"
@@ -178,7 +175,7 @@ class Scheduler:
 
         Effects: their blocks are given back at once; what was computed stays findable.
         """
-        ended = self.requests.of(request_id)
+        ended = list(self.requests.live.get(request_id, ()))
         for sequence in ended:
             self.finish(sequence, FinishReason.ABORT)
         return ended
