@@ -167,7 +167,7 @@ class CacheManager:
             key: The sequence; every token so far gets a slot for full attention.
             match: What ``match`` just returned for it.
             writes: Whether its full blocks will be published.
-            preempted: Whether it ran before; counted apart.
+            preempted: Whether its prompt was admitted before; counted apart.
             most_new: New tokens that get slots in sliding windows now; None is all of them.
             context: What observers may want to know of its request.
 
@@ -195,7 +195,9 @@ class CacheManager:
             return None
         if self.config.enable_prefix_caching:
             table = self._hold(key, match)
-            table.writes = writes and (key.identity.head is None or self._may_publish(key, hit))
+            table.writes = writes and (
+                key.identity.public_prefix is None or self._may_publish(key, hit)
+            )
         else:
             table = self._make_table(key, array("i"))
             table.writes = False

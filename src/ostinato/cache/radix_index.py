@@ -287,7 +287,7 @@ class RadixIndex:
         if self._pool.learns:
             known = self._pool.recall(key, node.end, len(blocks), self.block_size, summary)
             blocks, uses = blocks[: known.num_blocks], known.uses + 1
-        is_public = key.identity.head is not None and node.identity != key.identity
+        is_public = key.identity.public_prefix is not None and node.identity != key.identity
         extends = node.ref_count == 1 and node.uses == uses and node.is_leaf and not is_public
         if not extends or node.parent is None:
             child = RadixNode(node, key.identity if is_public else node.identity)

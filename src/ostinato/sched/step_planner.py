@@ -180,11 +180,12 @@ class StepPlanner:
             is_mine = leader.key.identity.tenant == sequence.key.identity.tenant
             sequence.waits_for = leader.request.request_id if is_mine else ""
             return True
+        is_sibling = sequence.index > 0 and not sequence.num_preemptions
+        again = is_sibling or sequence.num_preemptions > 0
         context = RequestContext(
             request.request_id, reading_is_off, request.fields,
-            sequence.num_known_tokens, sequence.waits_for,
+            sequence.num_known_tokens, sequence.waits_for, is_sibling,
         )  # fmt: skip
-        again = sequence.num_preemptions > 0
         admitted = cache.admit(sequence.key, match, request.cache_write, again, self._most, context)
         if admitted is None:
             return False
