@@ -121,13 +121,7 @@ class RequestTable:
     """
 
     def __init__(self, cache: CacheManager, stats: SchedulerStats, order: WaitingOrder) -> None:
-        """Start without a request.
-
-        Args:
-            cache: Where blocks are released.
-            stats: Counts preemptions.
-            order: In which waiting sequences are tried.
-        """
+        """Start without a request; ``stats`` counts preemptions."""
         self.live: dict[RequestId, list[Sequence]] = {}
         self.waiting = WaitingQueue(order)
         self.running: list[Sequence] = []
