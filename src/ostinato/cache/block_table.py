@@ -29,10 +29,11 @@ class BlockTable:
     Attributes:
         key: The sequence: identity, tokens so far, images.
         blocks: Block ids, shape (num_blocks,).
+        tenant: Whose they are.
         num_shared_tokens: Tokens that hit in whole blocks at admission.
         num_copied_tokens: Tokens that were copied at admission.
-        writes: Whether full blocks are published.
         needs_settling: Whether the step that has run left something to do.
+        writes: Whether full blocks are published.
         table_id: Its number, unique for the life of a manager; -1 once it is released.
         num_planned: Tokens that are computed when the step that was planned last has run.
         path: The index's record of what is held; None with prefix caching off.
@@ -42,15 +43,15 @@ class BlockTable:
         summary: What the eviction policy will learn of it.
         duplicates: Positions whose content was published before, and the canonical block.
         num_slots: Leading tokens that have slots; -1 once it is released.
-        tenant: Whose blocks they are.
     """
 
     key: PrefixKey
     blocks: "array[int]"
+    tenant: bytes = b""
     num_shared_tokens: int = 0
     num_copied_tokens: int = 0
-    writes: bool = True
     needs_settling: bool = False
+    writes: bool = True
     table_id: int = -1
     num_planned: int = 0
     path: Any = None
@@ -60,11 +61,6 @@ class BlockTable:
     summary: RequestSummary = field(default_factory=RequestSummary)
     duplicates: list[tuple[int, BlockId]] = field(default_factory=list)
     num_slots: int = 0
-    tenant: bytes = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Note what never changes; each allocation asks for it."""
-        self.tenant = self.key.identity.owner
 
     @property
     def num_cached_tokens(self) -> int:
@@ -79,8 +75,11 @@ class BlockTable:
     @property
     def private_blocks(self) -> "array[int]":
         """Blocks that no index has, in token order."""
-        own = array("i", [self.blocks[place] for place, _ in sorted(self.duplicates)])
-        return own + self.blocks[self.num_published :]
+        private = self.blocks[self.num_published :]
+        if self.duplicates:
+            own = [self.blocks[place] for place, _ in sorted(self.duplicates)]
+            private = array("i", own) + private
+        return private
 
 
 class StepCopies:

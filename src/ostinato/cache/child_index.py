@@ -111,8 +111,10 @@ class ChildIndex(Generic[ChildT]):
         if not texts:
             return None
         if len(texts) == 1:  # the common case
-            most = num_common_tokens(texts[0], text)
-            return (self.by_text[texts[0]][0], most) if most else None
+            only = texts[0]
+            is_begun = only.startswith(text)
+            most = len(text) // TOKEN_BYTES if is_begun else num_common_tokens(only, text)
+            return (self.by_text[only][0], most) if most else None
         place = bisect_left(texts, text)
         most = num_common_tokens(texts[place], text) if place < len(texts) else 0
         if place:

@@ -55,6 +55,9 @@ MakeIndex = Callable[[BlockPool, int], PrefixIndex[Any]]
 class CacheManager:
     """Which request holds which blocks, and what is found where.
 
+    All that is given a table raises ``ReleasedTable`` if that is not a live table of this cache,
+    and ``TableOverrun`` if it has fewer slots, or its sequence fewer tokens, than are asked for.
+
     Attributes:
         config: As given.
         block_size: Tokens per block.
@@ -136,10 +139,7 @@ class CacheManager:
     # --- one sequence ---
 
     def match(self, key: PrefixKey) -> PrefixMatch:
-        """Find the longest cached prefix of a prompt, at most all but its last token.
-
-        Effects: none.
-        """
+        """Find the longest cached prefix of all but the last token of a prompt; no effects."""
         if not self.config.enable_prefix_caching:
             return self.no_match()
         return self.match_first(key, len(key.tokens) - 1)
@@ -217,11 +217,7 @@ class CacheManager:
         return self._room_to_grow(table, num_tokens)
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
-        """Give a table slots for its first tokens; False, with no effect, if they do not fit.
-
-        Raises:
-            ReleasedTable: It is not a live table of this cache.
-        """
+        """Give a table slots for its first tokens; False, with no effect, if they do not fit."""
         if num_tokens <= table.num_slots:
             return True
         fits = self.growable(table, num_tokens) == num_tokens
@@ -235,10 +231,6 @@ class CacheManager:
         Args:
             table: Whose blocks.
             num_tokens: Tokens that will have been computed after this step.
-
-        Raises:
-            TableOverrun: The table has fewer slots, or its sequence fewer tokens.
-            ReleasedTable: It is not a live table of this cache.
         """
         last = num_tokens // self.block_size
         if num_tokens > table.num_slots or (last > table.num_published and table.writes):
@@ -261,10 +253,9 @@ class CacheManager:
         """Take back what a failed step published, and release all its tables.
 
         Args:
-            tables: Every table of the step, in the order of the plan.
+            tables: Every table of the step, once, in the order of the plan.
 
         Raises:
-            ReleasedTable: One of them is not a live table of this cache, or is listed twice.
             StepInProgress: A table that published in this step is missing.
         """
         failed = list(tables)
@@ -286,9 +277,7 @@ class CacheManager:
             num_output_tokens: Tokens that were generated, for the eviction policy.
 
         Raises:
-            ReleasedTable: It is not a live table of this cache.
             StepInProgress: It has published in this step: ``commit`` or ``fail`` comes first.
-            TableOverrun: The table has fewer slots, or its sequence fewer tokens.
         """
         self._check_table(table)
         self._check_range(table, num_tokens, "release")
@@ -315,10 +304,6 @@ class CacheManager:
 
         Returns:
             The child's table and the slots to copy; None, with no effect, if it does not fit.
-
-        Raises:
-            ReleasedTable: It is not a live table of this cache.
-            TableOverrun: The table has fewer slots, or its sequence fewer tokens.
         """
         self._check_table(table)
         self._check_range(table, num_tokens, "fork")
@@ -349,7 +334,7 @@ class CacheManager:
         """Hold the cached whole blocks among a sequence's first tokens for no sequence.
 
         Raises:
-            StepInProgress: Blocks are published and not computed.
+            StepInProgress: A step is under way.
         """
         self.check_between_steps()
         num_tokens -= num_tokens % self.block_size
@@ -360,11 +345,7 @@ class CacheManager:
         return table
 
     def unpin(self, table: BlockTable) -> None:
-        """Release what ``pin`` returned.
-
-        Raises:
-            ReleasedTable: It is not pinned in this cache.
-        """
+        """Release what ``pin`` returned."""
         if self._pinned.pop(table.table_id, None) is not table:
             raise ReleasedTable("the table is not pinned in this cache, or not any more")
         self._release_path(table)
@@ -398,22 +379,14 @@ class CacheManager:
         return PrefixKey(identity, key.tokens, key.images)
 
     def check_between_steps(self) -> None:
-        """Refuse to go on while blocks are published and not computed.
-
-        Raises:
-            StepInProgress: A step is under way.
-        """
+        """Raise ``StepInProgress`` while blocks are published and not computed."""
         if self._publishing:
             raise StepInProgress("a step is under way: commit or fail it first")
 
     # --- for pictures and checks ---
 
     def check(self) -> None:
-        """Assert every invariant of pool and index; slow, for tests.
-
-        Raises:
-            AssertionError: With a picture of the whole state.
-        """
+        """Assert every invariant of pool and index, and show the whole state; slow, for tests."""
         tables = [*self._tables.values(), *self._pinned.values()]
         try:
             self._check_state(tables)
@@ -443,7 +416,7 @@ class CacheManager:
 
         Blocks that would be held, and an idle source of a copy, are free until they are.
         """
-        missing = self.blocks_for(len(key.tokens)) - len(match.blocks)
+        missing = -(-len(key.tokens) // self.block_size) - len(match.blocks)
         if not self.pool.has_unused(missing):
             free = self.pool.num_free_for(key.identity.owner) - match.num_idle_blocks
             if match.tail is not None and not match.tail.entry.ref_count:
@@ -461,14 +434,15 @@ class CacheManager:
         self, key: PrefixKey, blocks: "array[int]", shared: int = 0, copied: int = 0
     ) -> BlockTable:
         """Make a table; it is numbered when it becomes live."""
-        return BlockTable(key, blocks, shared, copied, needs_settling=copied > 0)
+        return BlockTable(key, blocks, key.identity.owner, shared, copied, copied > 0)
 
     def _hold(self, key: PrefixKey, match: PrefixMatch) -> BlockTable:
         """Hold a match, and the source of what will be copied."""
-        shared, copied = match.num_shared_tokens, match.num_copied_tokens
-        table = self._make_table(key, match.blocks[:], shared, copied)
+        num_blocks, tail = len(match.blocks), match.tail
+        copied = 0 if tail is None else tail.num_tokens
+        table = self._make_table(key, match.blocks[:], num_blocks * self.block_size, copied)
         table.path, table.copy_source = self.index.acquire(key, match, table.summary)
-        table.num_published = len(match.blocks)
+        table.num_published = num_blocks
         return table
 
     def _take(self, table: BlockTable, num_tokens: int, num_window_tokens: int) -> None:
@@ -530,8 +504,8 @@ class CacheManager:
     def _publish_partial(self, table: BlockTable, num_tokens: int) -> bool:
         """Make the partial last block of an ended sequence findable, if there is one."""
         full, rest = divmod(num_tokens, self.block_size)
-        may = self.config.seal_tails and table.writes and not table.duplicates
-        if not rest or not may or table.num_published != full:
+        is_next = table.num_published == full and not table.duplicates
+        if not (rest and is_next and table.writes and self.config.seal_tails):
             return False
         blocks = table.blocks[full : full + 1]
         table.path, result = self.index.publish(table.path, table.key, blocks, num_tokens)
@@ -585,7 +559,7 @@ class CacheManager:
 
     def _look_up(self, table: BlockTable) -> None:
         """Tell the eviction policy what a request asks for and did not find."""
-        num_asked = (len(table.key) - 1) // self.block_size
+        num_asked = (len(table.key.tokens) - 1) // self.block_size
         if num_asked:
             policy = self.pool.shares.policy_of(table.tenant)
             found = table.num_published
@@ -596,7 +570,8 @@ class CacheManager:
 
         Observers are told in between, while the published blocks are held.
         """
-        self.pool.free(table.private_blocks, table.tenant)
+        if table.duplicates or len(table.blocks) > table.num_published:
+            self.pool.free(table.private_blocks, table.tenant)
         findable = num_tokens if sealed else table.num_published * self.block_size
         for notify in self.observers.on_release:
             notify(table, num_tokens, findable, sealed)

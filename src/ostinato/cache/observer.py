@@ -43,7 +43,13 @@ class CacheObserver:
         """A step is about to be planned; what is pinned may be released by ``unpin``."""
 
     def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
-        """A request holds what it found, for the first time or again; it has no new blocks yet."""
+        """A request holds what it found; its new blocks are allocated next.
+
+        Args:
+            table: Its blocks.
+            context: What the scheduler knows of it.
+            preempted: Whether its prompt was admitted before: it comes back, or is a sibling.
+        """
 
     def on_fork(self, parent: BlockTable, child: BlockTable) -> None:
         """A second continuation of a sequence was made."""

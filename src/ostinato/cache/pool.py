@@ -173,7 +173,8 @@ class BlockPool:
             Ids, private to the caller.
         """
         unused, tenant, taken = self._unused, table.tenant, array("i")
-        only_unused = not self._classic and self.has_unused(num_blocks)
+        is_enough = num_blocks <= unused.num_blocks and not self.shares.are_limited
+        only_unused = is_enough and not self._classic
         while len(taken) < num_blocks:
             most = num_blocks - len(taken)
             victim, cause = (None, "space") if only_unused else self._next_victim(tenant, most)
@@ -324,8 +325,7 @@ class BlockPool:
 
     def note_gap(self, summary: RequestSummary, uses: int, idle_since_s: float) -> None:
         """Note the time since the content that a request found was released."""
-        if self.learns:
-            summary.gap_s = self.now() - idle_since_s if uses < MANY_USES else None
+        summary.gap_s = self.now() - idle_since_s if uses < MANY_USES else None
 
     def recall(
         self, key: PrefixKey, first: int, most: int, block_size: int,

@@ -75,7 +75,8 @@ class PrefixMatch:
     @property
     def num_tokens(self) -> int:
         """All tokens that need not be computed."""
-        return self.num_shared_tokens + self.num_copied_tokens
+        shared, tail = len(self.blocks) * self.block_size, self.tail
+        return shared if tail is None else shared + tail.num_tokens
 
     @property
     def num_idle_blocks(self) -> int:

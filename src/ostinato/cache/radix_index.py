@@ -131,7 +131,7 @@ class RadixIndex:
             source.ref_count += 1
         if idle:
             self._pool.mark_used(idle)
-        if summary is not None and path.idle_tick:
+        if self._pool.learns and summary is not None and path.idle_tick:
             self._pool.note_gap(summary, path.uses, path.idle_since_s)
         return path, source
 

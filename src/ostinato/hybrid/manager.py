@@ -144,7 +144,8 @@ class HybridCacheManager(CacheManager):
         self, key: PrefixKey, blocks: "array[int]", shared: int = 0, copied: int = 0
     ) -> BlockTable:
         nothing = [window.acquire(key, 0) for window in self.windows]
-        return HybridBlockTable(key, blocks, shared, copied, needs_settling=True, windows=nothing)
+        fixed = key, blocks, key.identity.owner, shared, copied
+        return HybridBlockTable(*fixed, needs_settling=True, windows=nothing)
 
     def _hold(self, key: PrefixKey, match: PrefixMatch) -> BlockTable:
         table = super()._hold(key, match)

@@ -163,7 +163,7 @@ class HashIndex:
         """Hold the matched copies, and apart from them a tail's."""
         path = self._hold(HashPath(self._root(key), list(match.entries)))
         last = path.copies[-1] if path.copies else None
-        if summary is not None and last is not None and last.idle_tick:
+        if self._pool.learns and summary is not None and last is not None and last.idle_tick:
             self._pool.note_gap(summary, last.uses, last.idle_since_s)
         source: BlockCopy | None = None if match.tail is None else match.tail.entry
         if source is not None:
