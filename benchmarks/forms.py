@@ -19,6 +19,7 @@ import random
 import time
 from array import array
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import fmean, quantiles
 from types import SimpleNamespace
@@ -118,7 +119,7 @@ def write(form: GrammarForm, num_ids: int, rng: random.Random) -> tuple[list[flo
         masks_s.append(seconds)
         allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[:num_ids])
         token = int(rng.choice(allowed))
-        steps_s.append(timed(lambda token=token: form.advance(token))[1])
+        steps_s.append(timed(partial(form.advance, token))[1])
     return masks_s, steps_s
 
 

@@ -203,7 +203,7 @@ def test_a_field_that_does_not_matter_can_be_ignored_at_any_depth():
 # --- what it is wrapped in -------------------------------------------------------------------
 
 ANSWER = {"id": "resp_7", "choices": [{"message": {"role": "assistant", "content": "A knight."}}]}
-WRAPPED = {
+WRAPPED: dict[str, dict] = {
     "bare": CHAT,
     "openai batch": {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": CHAT},
     "anthropic batch": {"custom_id": "1", "params": ANTHROPIC},

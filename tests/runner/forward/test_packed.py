@@ -35,7 +35,7 @@ class Tied(nn.Module):
         hidden: Tensor = self.between(self.embed(ids))
         for twin in self.twins:
             hidden = twin(hidden)
-        return self.head(hidden)  # type: ignore[no-any-return]
+        return self.head(hidden)
 
 
 def tied(dtype: torch.dtype = torch.float32) -> Tied:
