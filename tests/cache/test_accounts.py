@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.core.config import CacheConfig, WindowConfig, window_blocks
@@ -261,7 +261,6 @@ STEPS = st.lists(
 
 
 @on_both_indexes
-@settings(max_examples=100, deadline=None)
 @given(steps=STEPS, num_blocks=st.integers(7, 10))
 def test_floors_and_quotas_hold_whatever_happens(index, steps, num_blocks):
     """Blocks of two tokens, four tenants; every count is recounted after every step.

@@ -5,7 +5,7 @@ The store is NaN wherever the step may not look, so that a look shows.
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.core.config import ReadOnce
@@ -36,7 +36,6 @@ def backend(read_once: ReadOnce = "always", sizes: NativeLimits | None = None) -
     return NativeAttention(native, read_once, sizes)
 
 
-@settings(deadline=None)
 @given(st.data(), shapes(), limits, st.sampled_from(list(EXACT)), st.integers(0, 2**16))
 def test_every_query_gets_what_the_reference_gives_it(
     data: st.DataObject, shape: Shape, sizes: NativeLimits, dtype: torch.dtype, seed: int
