@@ -70,15 +70,15 @@ class KVEventBatch(EventBatch):
 
 DECODER = msgspec.msgpack.Decoder(KVEventBatch)
 
-Place = tuple[bytes, int]
-"""Digest and group."""
+Place = tuple[Any, int]
+"""Digest (bytes or an integer) and group."""
 
 
 @dataclass(frozen=True)
 class Block:
     """What a consumer knows of a block; the same of every group."""
 
-    parent: bytes | None
+    parent: Any
     tokens: tuple[int, ...]
     extra: bytes = b""
 

@@ -219,7 +219,7 @@ def test_a_whole_engine_is_known_from_outside(index: IndexName, make_llm: MakeLL
             raise RuntimeError("out of luck")
         return execute(plan)
 
-    engine.runner.execute = fail_at_times  # type: ignore[method-assign]
+    engine.runner.execute = fail_at_times
     common = [chance.randrange(3, 300) for _ in range(24)]
     prompts = [[*common[: 4 * i], *(chance.randrange(3, 300) for _ in range(9))] for i in range(6)]
     for prompt in prompts * 2:

@@ -41,19 +41,22 @@ Event = tuple[str, dict[str, Any]]
 """Name of a scenario's method, and its arguments."""
 
 
-class Scenario(Protocol):
-    """Something that events happen to, and that checks itself after each of them.
+class AnyScenario(Protocol):
+    """Something that events happen to, and that checks itself after each of them."""
 
-    Attributes:
-        settings: What it was made from.
-        counts: What has happened so far, and how often.
-    """
+    @property
+    def settings(self) -> object:
+        """What it was made from."""
 
-    settings: Any
-    counts: Counter[str]
+    @property
+    def counts(self) -> Counter[str]:
+        """What has happened so far, and how often."""
 
     def finish(self) -> None:
         """Let everything end, and check that nothing is left."""
+
+
+ScenarioT = TypeVar("ScenarioT", bound=AnyScenario)
 
 
 def weighted(weights: Mapping[str, int]) -> Sequence[str]:
@@ -78,8 +81,8 @@ def rarely(share: float) -> Sequence[bool]:
 
 
 def random_walk(
-    start: Callable[[Draw], Scenario],
-    next_event: Callable[[Scenario, Draw], Event],
+    start: Callable[[Draw], ScenarioT],
+    next_event: Callable[[ScenarioT, Draw], Event],
     seed: int,
     num_events: int,
     show_progress: bool = False,
@@ -92,7 +95,11 @@ def random_walk(
     Raises:
         AssertionError: With the seed, the event's number, the settings and the last events.
     """
-    draw, counts = random.Random(seed).choice, Counter[str]()
+    rng, counts = random.Random(seed), Counter[str]()
+
+    def draw(choices: Sequence[T]) -> T:
+        return rng.choice(choices)
+
     scenario, events = start(draw), list[Event]()
     for number in tqdm(range(num_events), disable=not show_progress, unit="events"):
         try:
@@ -110,8 +117,8 @@ def random_walk(
 
 
 def run_drawn_by_hypothesis(
-    start: Callable[[Draw], Scenario],
-    next_event: Callable[[Scenario, Draw], Event],
+    start: Callable[[Draw], ScenarioT],
+    next_event: Callable[[ScenarioT, Draw], Event],
     data: st.DataObject,
 ) -> None:
     """Run one scenario of up to 40 events; on failure its events are shown, ready to be pasted."""
@@ -130,7 +137,7 @@ def run_drawn_by_hypothesis(
         raise
 
 
-def _apply(scenario: Scenario, event: Event) -> None:
+def _apply(scenario: AnyScenario, event: Event) -> None:
     name, arguments = event
     getattr(scenario, name)(**arguments)
 

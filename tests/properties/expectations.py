@@ -69,7 +69,8 @@ class EventConsumer:
                 self.cached.clear()
 
     def _store(self, event: BlockStored) -> None:
-        size, parent = event.block_size, event.parent
+        size = event.block_size
+        parent: bytes | None = event.parent
         assert event.digests and len(event.tokens) == len(event.digests) * size
         if parent is None:
             parent = hashlib.sha256(event.identity.root.encoded).digest()

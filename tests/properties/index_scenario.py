@@ -64,6 +64,10 @@ class IndexSettings:
         return lambda data: bytes([sum(data) % 2**self.digest_bits])
 
 
+_LRU: PolicyName = "lru"
+_POLICIES = (*[_LRU] * 5, *get_args(PolicyName))
+
+
 def draw_index_settings(draw: Draw) -> IndexSettings:
     """Draw settings: mostly small, sometimes with caching off or digests that collide."""
     return IndexSettings(
@@ -73,7 +77,7 @@ def draw_index_settings(draw: Draw) -> IndexSettings:
         seal_tails=draw((True, True, False)),
         enable_prefix_caching=not draw(rarely(0.05)),
         digest_bits=draw((256, 256, 256, 2, 0)),
-        policy=draw(("lru",) * 6 + get_args(PolicyName)[1:]),
+        policy=draw(_POLICIES),
     )
 
 
@@ -108,7 +112,8 @@ _ARGUMENTS: Mapping[str, Mapping[str, Choices]] = {
     "come_back": {"choice": _NUMBER, "chunk": _CHUNKS},
     "go_on": {"choice": _NUMBER, "chunk": _CHUNKS},
     "commit": {"bits": range(2**16)},
-} | {name: {"choice": _NUMBER} for name in ("fork", "preempt", "cancel", "misuse")}
+    **{name: {"choice": _NUMBER} for name in ("fork", "preempt", "cancel", "misuse")},
+}
 
 
 def draw_index_event(draw: Draw) -> Event:

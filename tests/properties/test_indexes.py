@@ -31,12 +31,7 @@ def walk(seed: int, num_events: int, show_progress: bool = False) -> Counter[str
     return random_walk(start, next_event, seed, num_events, show_progress)
 
 
-@settings(
-    max_examples=80,
-    deadline=None,  # a busy machine is no bug
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    print_blob=True,
-)
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data())
 def test_hypothesis_finds_no_scenario_in_which_indexes_and_oracle_disagree(data: st.DataObject):
     run_drawn_by_hypothesis(start, next_event, data)

@@ -41,12 +41,7 @@ def walk(seed: int, num_events: int, show_progress: bool = False) -> Counter[str
     return random_walk(start, next_event, seed, num_events, show_progress)
 
 
-@settings(
-    max_examples=60,
-    deadline=None,  # a busy machine is no bug
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    print_blob=True,
-)
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data())
 def test_hypothesis_finds_no_scenario_that_breaks_a_law(data: st.DataObject):
     run_drawn_by_hypothesis(start, next_event, data)

@@ -71,7 +71,8 @@ class RefcountOracle:
         """Count the private blocks of a running sequence, group by group."""
         table = sequence.table
         assert table is not None
-        return [len(each.private_blocks) for each in (table, *held_windows(table))]
+        windows = [len(window.private_blocks) for window in held_windows(table)]
+        return [len(table.private_blocks), *windows]
 
     def residents(self, live: Iterable[Sequence]) -> list[Counter[bytes]]:
         """Count each tenant's blocks, group by group: published ones, and private ones."""

@@ -71,8 +71,8 @@ def held_windows(table: BlockTable) -> list[WindowTable]:
 
 def shares_of(pool: BlockPool) -> TenantShares:
     """Return the accounts of a pool; empty ones where all blocks are everyone's."""
-    is_shared = not isinstance(pool.shares, TenantShares)
-    return TenantShares({}, LeastRecentlyUsed) if is_shared else pool.shares
+    shares = pool.shares
+    return shares if isinstance(shares, TenantShares) else TenantShares({}, LeastRecentlyUsed)
 
 
 def letters(packed: "bytes | array[int]") -> str:
