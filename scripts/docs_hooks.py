@@ -31,7 +31,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: object) -> str:
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **unused: object) -> str:
     """Fill in a room's files, rules and reference."""
     if FILES not in markdown:
         return markdown
@@ -40,8 +40,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: objec
     files, rules = text.find("Files in reading order:"), text.find("Rules:")
     parts = [text[max(files, 0) : rules]] if files >= 0 else []
     parts += [text[rules:]] if rules >= 0 else []
-    for part in parts:
-        heading, _, body = part.partition(":\n")
+    for section in parts:
+        heading, _, body = section.partition(":\n")
         markdown = markdown.replace(FILES, f"## {heading}\n{body.rstrip()}\n\n{FILES}")
     elsewhere = _referenced(Path(config.docs_dir))
     reference = [f"::: {module}" for module in _modules(room) if module not in elsewhere]

@@ -4,12 +4,12 @@ from array import array
 
 import pytest
 
-from ostinato.cache.block_hash import BlockHasher, sha256
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.prefix_index import PublishResult
 from ostinato.core.config import WindowConfig
 from ostinato.core.identity import Identity, ImageSpan
 from ostinato.core.ids import BlockDigest
+from ostinato.indexes.block_hash import BlockHasher, sha256
 from ostinato.observe.event_recorder import EventRecorder
 from ostinato.observe.events import (
     AllCleared,
@@ -87,7 +87,7 @@ def told(cache: TinyCache, *prompts: str) -> list[str]:
 
 
 def watched(num_blocks: int, **settings: object) -> TinyCache:
-    return tiny_cache(num_blocks, **{"keep_event_batches": 100, **settings})  # type: ignore[arg-type]
+    return tiny_cache(num_blocks, **{"keep_event_batches": 100, **settings})
 
 
 # --- the log ---
@@ -219,7 +219,7 @@ def test_a_recorder_says_what_an_image_adds_to_each_block():
     table = BlockTable(key, array("i", [0, 1, 2]))
     recorder.on_publish(table, 1, 3, PublishResult())
     log.flush()
-    [batch] = log.replay(0) or ()
+    [batch] = log.replay(0)
     [event] = batch.events
     assert isinstance(event, BlockStored)
     extra = b"\3\0\0\0cat" + (-2).to_bytes(8, "little", signed=True) + (4).to_bytes(8, "little")
@@ -233,7 +233,7 @@ def test_a_recorder_says_what_an_image_adds_to_each_block():
     assert (event.block_size, event.group) == (4, 0)
 
 
-def _extra(key, block):  # type: ignore[no-untyped-def]
+def _extra(key, block):
     extra = key.extra(block * 4, block * 4 + 4)
     return b"" if extra is None else extra.encoded
 

@@ -1,6 +1,6 @@
 """Whatever happens, an explanation covers its prompt and agrees with what was counted."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.observe.explain import Viewer, explain
@@ -20,7 +20,6 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     EVENTS,
     st.sampled_from(["radix", "hash"]),

@@ -18,6 +18,7 @@ from ostinato.core.identity import Identity, PrefixKey
 from ostinato.eviction import lru_shadow
 from ostinato.eviction.lru_shadow import LruShadow
 from ostinato.eviction.reuse_hazard import ReuseHazard
+from ostinato.observe.introspection import cached_blocks
 from tests.support.adversary import PLANS, Adversary, Plan
 from tests.support.hard_traffic import HARD_TRAFFIC, Asked, Traffic, loop
 
@@ -38,7 +39,7 @@ class Cache:
     @property
     def blocks(self) -> set[int]:
         """Ids of what is cached."""
-        contents = self.manager.index.contents()
+        contents = cached_blocks(self.manager.index)
         return {int.from_bytes(cached.tokens, "little") for cached in contents}
 
     @property
@@ -100,7 +101,7 @@ requests = st.lists(
 """A document, how many blocks of it, and output tokens."""
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(requests=requests, num_blocks=st.integers(6, 16), share=st.sampled_from((0.02, 0.1, 0.3)))
 def test_the_account_is_right_on_any_traffic(requests, num_blocks, share):
     """With a share that lets tiny caches diverge from LRU, it says what a real LRU cache says."""
@@ -161,7 +162,7 @@ def least_spare(plan: Plan, limits: Limits) -> float:
     return least
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(plan=PLANS, limits=st.sampled_from([*SURE_LIMITS, *TRUSTING_LIMITS]))
 def test_an_adversary_takes_no_more_than_the_utmost_share(plan, limits):
     """Which is the share itself where nothing else is in the budget."""
@@ -170,7 +171,6 @@ def test_an_adversary_takes_no_more_than_the_utmost_share(plan, limits):
 
 
 @pytest.mark.nightly
-@settings(deadline=None, max_examples=300)
 @given(plan=PLANS, limits=st.sampled_from([*SURE_LIMITS, *TRUSTING_LIMITS]))
 def test_many_adversaries_take_no_more_than_the_utmost_share(plan, limits):
     with patched(limits):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.free_list import EntryQueue
+from ostinato.cache.eviction import EntryQueue
 from ostinato.core.identity import Identity
 
 

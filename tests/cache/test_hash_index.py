@@ -6,10 +6,10 @@ import struct
 import numpy as np
 import pytest
 
-from ostinato.cache.block_hash import BlockHasher, sha256
 from ostinato.core.errors import TokenOutOfRange
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
-from ostinato.indexes.digests import make_digest, make_xxh3_128
+from ostinato.core.ids import BlockDigest
+from ostinato.indexes.block_hash import BlockHasher, make_digest, make_xxh3_128, sha256
 from tests.support.tiny_cache import TinyCache, tiny_cache
 
 
@@ -18,7 +18,7 @@ def hash_cache(num_blocks: int, **settings) -> TinyCache:
     return tiny_cache(num_blocks, 4, index="hash", **settings)
 
 
-def digests(key: PrefixKey, num_blocks: int, block_size: int = 4) -> list[bytes]:
+def digests(key: PrefixKey, num_blocks: int, block_size: int = 4) -> list[BlockDigest]:
     """The SHA-256 chain of a key's first blocks."""
     return BlockHasher(block_size, sha256).digests(key, num_blocks)
 

@@ -3,7 +3,7 @@
 from array import array
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.cache.block_table import BlockTable
@@ -291,7 +291,6 @@ def test_who_does_not_read_the_cache_refreshes_nothing(index):
     assert wait(cache, 1) == 0
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("olhrc"), st.integers(1, 6)), max_size=40))
 def test_leases_live_exactly_as_long_as_a_list_of_times_says(steps):
     """Open with and without refresh, hit, close and wait, in any order."""

@@ -11,7 +11,7 @@ from ostinato.assembly import build_cache
 from ostinato.cache.manager import CacheManager
 from ostinato.core.config import CacheConfig, WindowConfig, window_blocks
 from ostinato.core.identity import Identity, PrefixKey
-from tests.support.tiny_cache import on_both_indexes, windows_of
+from tests.support.tiny_cache import held_windows, on_both_indexes, windows_of
 
 ROOM = 40
 """Blocks of each window pool: enough that nothing is evicted by accident."""
@@ -113,7 +113,9 @@ def test_whatever_hits_can_be_held_and_gone_on_from(index):
         key = PrefixKey(Identity(), range(num_blocks * size + 1))
         match = manager.match(key)
         table, copies = manager.admit(key, match)
-        held = [place for place, copy in enumerate(table.windows[0].copies) if copy is not None]
+        held = [
+            place for place, copy in enumerate(held_windows(table)[0].copies) if copy is not None
+        ]
         end = len(match.blocks)
         assert held == list(range(max(0, end - 2), end)) and not copies
         manager.publish(table, len(key))
@@ -125,7 +127,7 @@ def test_whatever_hits_can_be_held_and_gone_on_from(index):
 def test_the_first_block_that_is_still_needed():
     """A window of 9 in blocks of 4: token 14 sees 6 to 14, so it needs block 1 and later."""
     config = CacheConfig(9, 4, windows=(WindowConfig(9, 9),))
-    window = build_cache(config).manager.windows[0]
+    window = windows_of(build_cache(config).manager)[0]
     assert window.first_needed(14) == 1
     assert [window.first_needed(n) for n in (0, 8, 11, 12, 15, 16)] == [0, 0, 0, 1, 1, 2]
 
@@ -135,6 +137,6 @@ def test_the_first_block_that_is_still_needed():
 def test_what_one_sequence_needs_is_what_the_least_pool_has(window, size):
     """At any length, from the first block needed to the one of the next token."""
     config = CacheConfig(9, size, windows=(WindowConfig(window, 99),))
-    group = build_cache(config).manager.windows[0]
+    group = windows_of(build_cache(config).manager)[0]
     most = max(length // size - group.first_needed(length) + 1 for length in range(200))
     assert most == window_blocks(window, size)

@@ -3,6 +3,7 @@
 import json
 import re
 import xml.etree.ElementTree as ET
+from typing import Any
 
 import pytest
 
@@ -220,7 +221,7 @@ def test_a_plan_says_in_words_what_to_buy(terminal: Terminal, trace, tmp_path):
 def test_a_plan_prices_each_model_by_its_own_config(terminal: Terminal, trace, tmp_path):
     """The same traffic: 70B needs more of the same GPUs than 8B, and its weights must fit."""
 
-    def plan(name: str, *more: str) -> dict[str, object]:
+    def plan(name: str, *more: str) -> dict[str, Any]:
         path = tmp_path / "config.json"
         path.write_text(json.dumps(getattr(known_configs, name)))
         how = ("plan", trace, "-m", str(path), "--points", "2", "-p", "lru", *more, "--json")

@@ -22,7 +22,7 @@ from ostinato.core.errors import (
 )
 from ostinato.core.plan import StepPlan, StepResult
 from ostinato.engine import engine_thread
-from ostinato.engine.engine import PreparedRequest
+from ostinato.engine.request_validation import PreparedRequest
 from ostinato.engine.thread_bridge import CommandQueue
 from tests.engine.faults import Sabotage
 from tests.engine.stepping import StepByStep, async_llm, last
@@ -632,7 +632,7 @@ def test_requests_in_the_queue_during_the_shutdown_are_refused(checkpoints: Chec
         tasks = [asyncio.create_task(last(llm.generate(STEM, GREEDY)))]
         await steps.reached()
         tasks += [asyncio.create_task(last(llm.generate(p, GREEDY))) for p in PROMPTS]
-        tasks.append(asyncio.create_task(llm.reset_prefix_cache()))  # type: ignore[arg-type]
+        tasks.append(asyncio.create_task(llm.reset_prefix_cache()))
         await begin()
         closing = asyncio.create_task(asyncio.to_thread(llm.shutdown))
         while llm.is_running:

@@ -15,7 +15,6 @@ import zmq
 
 from ostinato import LLM, AsyncLLM, SamplingParams
 from ostinato.assembly import PrefixCache
-from ostinato.cache.block_hash import BlockHasher, sha256
 from ostinato.core.config import IndexName, WindowConfig
 from ostinato.core.errors import CacheInUse, ConfigError
 from ostinato.core.identity import ImageSpan
@@ -23,6 +22,7 @@ from ostinato.engine.config import KEPT_EVENT_BATCHES, EngineConfig
 from ostinato.engine.kv_events_publisher import KVEventsPublisher
 from ostinato.engine.kv_events_wire import BatchEncoder
 from ostinato.engine.prompts import Prompt
+from ostinato.indexes.block_hash import BlockHasher, sha256
 from ostinato.observe.events import EventBatch
 from ostinato.tenants.terms import PINNED
 from tests.engine.kv_events_consumer import PATIENCE_MS, Consumer, agree, truth
@@ -219,7 +219,7 @@ def test_a_whole_engine_is_known_from_outside(index: IndexName, make_llm: MakeLL
             raise RuntimeError("out of luck")
         return execute(plan)
 
-    engine.runner.execute = fail_at_times  # type: ignore[method-assign]
+    engine.runner.execute = fail_at_times
     common = [chance.randrange(3, 300) for _ in range(24)]
     prompts = [[*common[: 4 * i], *(chance.randrange(3, 300) for _ in range(9))] for i in range(6)]
     for prompt in prompts * 2:

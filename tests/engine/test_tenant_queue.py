@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from functools import partial
 
 import pytest
 
@@ -17,7 +18,7 @@ def test_a_tenant_waits_for_one_piece_of_each_other_tenant() -> None:
         queue = TenantQueue("test")
         first = asyncio.create_task(queue.run("ann", lambda: (gate.wait(), done.append("a1"))))
         rest = [
-            asyncio.create_task(queue.run(tenant, lambda name=name: done.append(name)))
+            asyncio.create_task(queue.run(tenant, partial(done.append, name)))
             for tenant, name in (("ann", "a2"), ("ann", "a3"), ("ann", "a4"), ("bob", "b1"))
         ]
         await asyncio.sleep(0)  # all of them are in the queue

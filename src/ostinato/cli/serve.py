@@ -43,6 +43,16 @@ class ServerOptions:
     )
     tls_key: str | None = _server(None, "File of a private key, for TLS.")
     tls_certificate: str | None = _server(None, "File of its certificates.")
+    tool_call_parser: str = _server(
+        "auto",
+        "Format of calls: hermes, llama3_json, mistral, deepseek_v3 or openai; else as the chat "
+        "template shows.",
+    )
+    reasoning_parser: str | None = _server(
+        None,
+        "Format of reasoning, which then has a field of its own: qwen3, deepseek_r1, mistral, "
+        "granite or openai_gptoss.",
+    )
     metrics_tenant_names: bool = _server(
         False,
         "Metrics and spans may name tenants; else metrics number them.",
@@ -98,6 +108,8 @@ def run(
         allowed_origins=tuple(server.allowed_origin or ()),
         tls_key_file=server.tls_key,
         tls_certificate_file=server.tls_certificate,
+        tool_call_parser=server.tool_call_parser,
+        reasoning_parser=server.reasoning_parser,
         header_timeout_s=server.header_timeout,
         body_timeout_s=server.body_timeout,
         drain_timeout_s=server.drain_timeout,

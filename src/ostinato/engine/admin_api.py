@@ -180,7 +180,7 @@ class AdminApi:
                 f"a recording to {str(recorder.path)!r} runs: stop it before you begin another one"
             )
         cache = engine.cache
-        is_cold = not engine.has_work and cache.manager.pool.num_scratch == cache.config.num_blocks
+        is_cold = not engine.has_work and cache.manager.pool.num_unused == cache.config.num_blocks
         shape, epoch = self._shape(), cache.manager.epoch
         settings = Settings(cache.config, engine.scheduler.config, shape, epoch, is_cold)
         recorder.start(Path(path), settings)

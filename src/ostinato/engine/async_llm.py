@@ -97,18 +97,22 @@ class AsyncLLM:
         """Most tokens of prompt and answer together."""
         return self._engine.max_model_len
 
-    async def encode(self, text: str, *, cache_salt: str = "") -> list[int]:
+    async def encode(
+        self, text: str, *, cache_salt: str = "", add_special_tokens: bool = True
+    ) -> list[int]:
         """Return a text's token ids, as ``generate`` tokenizes it.
 
         Args:
             text: What to tokenize.
             cache_salt: Of the tenant that asks: tenants take turns.
+            add_special_tokens: Whether the tokenizer adds what begins or ends a text.
 
         Raises:
             MissingTokenizer: The checkpoint has none.
             RequestError: It is no text.
         """
-        return await self._tokenizing.encode(replace(parse_prompt(text), cache_salt=cache_salt))
+        prompt = replace(parse_prompt(text), cache_salt=cache_salt)
+        return await self._tokenizing.encode(prompt, add_special_tokens)
 
     async def decode(self, token_ids: TokenIds) -> str:
         """Return the text of token ids, special ones included.

@@ -18,7 +18,9 @@ Source: Willard and Louf, arXiv 2307.09702, for masks from regular expressions; 
 2407.08103, for the walk over bytes.
 """
 
+import copy
 import json
+import re
 import threading
 from collections import OrderedDict
 from typing import Any
@@ -28,9 +30,11 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 from numpy.typing import NDArray
 
 from ostinato.core.errors import InvalidSamplingParams, MissingTokenizer
+from ostinato.core.plan import TokenConstraint
 from ostinato.engine.grammar_check import GrammarChecker
 from ostinato.engine.grammar_vocabulary import grammar_vocabulary
 from ostinato.engine.structured_outputs import StructuredOutputs
+from ostinato.engine.token_table import TokenTable
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.tenants.terms import is_salt_of
 
@@ -42,6 +46,9 @@ _MAX_COMPILED = 64
 
 _MAX_TENANTS = 256
 """Tenants whose grammars are remembered; the least recently served goes first."""
+
+_TOKEN_ID = re.compile(r"<\[\d+\]>")
+"""A token by its number: the process that tries grammars has another vocabulary."""
 
 _JSON_PARTS = '{}[]":,'
 
@@ -80,6 +87,62 @@ class GrammarConstraint:
         self._matcher.consume_token(token_id)
 
 
+class DelayedConstraint:
+    """A constraint that applies once the output has passed an expression: after the reasoning."""
+
+    _MOST_TEXT = 256
+    """Characters at the end of the text that the expression is looked for in."""
+
+    def __init__(
+        self, constraint: TokenConstraint, wanted: StructuredOutputs, tokens: TokenTable
+    ) -> None:
+        """Begin an output."""
+        self._constraint, self._tokens = constraint, tokens
+        self._after = re.compile(wanted.after or "")
+        self._opening = wanted.opening
+        self._text = ""
+        self._is_free = wanted.opening is None
+        self._is_undecided = not self._is_free
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output satisfies the constraint and nothing may follow."""
+        return not self._is_free and self._constraint.is_complete
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on; empty if it can."""
+        return "" if self._is_free else self._constraint.error
+
+    def copy(self) -> "DelayedConstraint":
+        """Return an independent constraint in the same state."""
+        other = copy.copy(self)
+        other._constraint = self._constraint.copy()
+        return other
+
+    def mask(self) -> NDArray[np.uint8]:
+        """Return which ids may come next, one bit each: all while the output is free."""
+        mask = self._constraint.mask()
+        if self._is_free:
+            return np.full_like(mask, 255)
+        opening = self._tokens.id_of(self._opening or "") if self._is_undecided else None
+        if opening is not None:
+            mask = mask.copy()
+            mask[opening // 8] |= 1 << opening % 8
+        return mask
+
+    def advance(self, token_id: int) -> None:
+        """Add a sampled token; see whether it ends what is free."""
+        if self._is_undecided:
+            self._is_undecided = False
+            self._is_free = token_id == self._tokens.id_of(self._opening or "")
+        if not self._is_free:
+            self._constraint.advance(token_id)
+            return
+        self._text = (self._text + self._tokens.text(token_id))[-self._MOST_TEXT :]
+        self._is_free = self._after.search(self._text) is None
+
+
 class GrammarCompiler:
     """Compiles grammars for one model's vocabulary, read when first needed. Thread-safe."""
 
@@ -92,7 +155,7 @@ class GrammarCompiler:
         self._compiled: OrderedDict[str, OrderedDict[tuple[str, str], GrammarConstraint | str]]
         self._compiled = OrderedDict()
 
-    def compile(self, wanted: StructuredOutputs, tenant: str) -> GrammarConstraint:
+    def compile(self, wanted: StructuredOutputs, tenant: str) -> TokenConstraint:
         """Return a constraint in its first state.
 
         Args:
@@ -124,7 +187,10 @@ class GrammarCompiler:
                 known.popitem(last=False)
         if isinstance(constraint, str):
             raise InvalidSamplingParams(constraint)
-        return constraint.copy()
+        if wanted.after is None:
+            return constraint.copy()
+        table = TokenTable(self._loaded.require_tokenizer())
+        return DelayedConstraint(constraint.copy(), wanted, table)
 
     def forget(self, tenant: str) -> None:
         """Remove everything compiled for a tenant, whatever its clients added to its salt."""
@@ -146,7 +212,7 @@ class GrammarCompiler:
             grammar = _grammar(wanted)
         except ValueError as error:
             raise _refusal(wanted, str(error)) from error
-        if reason := self._checker.check(grammar):
+        if reason := self._checker.check(_TOKEN_ID.sub(r"<[1]>", grammar)):
             raise _refusal(wanted, reason)
         limits = LLParserLimits(verbose_errors=False)
         matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)

@@ -57,6 +57,12 @@ class TokenTable:
         )
         return str(text)
 
+    def id_of(self, text: str) -> int | None:
+        """Return the id of a mark such as ``</think>``; None if it is no token by itself."""
+        ids = self._tokenizer.convert_tokens_to_ids([text])
+        found = None if not ids or ids[0] in (None, self._tokenizer.unk_token_id) else int(ids[0])
+        return found if found is None or self.text(found) == text else None
+
     def entry(self, token_id: int) -> TokenEntry:
         """Return the entry of an id."""
         entry = self._entries.get(token_id)

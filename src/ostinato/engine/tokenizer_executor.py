@@ -92,12 +92,17 @@ class TokenizerExecutor:
         self._engine.owner.check()
         return await self._texts.run(_tenant(cache_salt), work)
 
-    async def encode(self, prompt: Prompt) -> list[int]:
+    async def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Return a text's token ids."""
-        loaded, size = self._engine.loaded, len(prompt.text or "")
-        return await self._with_tokenizer(
-            prompt.cache_salt, size, lambda own: tokenize(prompt, loaded, None, own).tolist()
-        )
+        loaded, text = self._engine.loaded, prompt.text or ""
+
+        def work(own: PreTrainedTokenizerBase | None) -> list[int]:
+            if add_special_tokens:
+                return tokenize(prompt, loaded, None, own).tolist()
+            tokenizer = own or loaded.require_tokenizer()
+            return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+        return await self._with_tokenizer(prompt.cache_salt, len(text), work)
 
     async def decode(self, prompt: Prompt) -> str:
         """Return the text of token ids, special ones included."""

@@ -12,8 +12,7 @@ from itertools import count
 from typing import Generic, TypeVar
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.eviction import EvictionPolicy, RequestSummary
-from ostinato.cache.free_list import EntryQueue
+from ostinato.cache.eviction import EntryQueue, EvictionPolicy, RequestSummary
 
 Rank = tuple[float, ...]
 

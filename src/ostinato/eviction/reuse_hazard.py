@@ -28,8 +28,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.eviction import EvictionPolicy, Recall, RequestSummary
-from ostinato.cache.free_list import EntryQueue
+from ostinato.cache.eviction import EntryQueue, EvictionPolicy, Recall, RequestSummary
 from ostinato.core.identity import PrefixKey
 from ostinato.eviction.ghost_list import EvictedRun, GhostList
 from ostinato.eviction.hazard_table import EDGES_S, NUM_BINS, HazardTable

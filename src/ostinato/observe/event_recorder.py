@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from ostinato.cache.block_hash import BlockHasher
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.observer import CacheObserver, Eviction
 from ostinato.cache.prefix_index import PublishResult, Removal
 from ostinato.core.ids import BlockDigest
+from ostinato.indexes.block_hash import BlockHasher
 from ostinato.observe.events import AllCleared, BlockRemoved, BlockStored, EventLog
 
 

@@ -16,16 +16,18 @@ evicted since.
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from heapq import nlargest
+from typing import Any
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver, Eviction
-from ostinato.cache.prefix_index import Removal
+from ostinato.cache.prefix_index import PrefixIndex, Removal
 from ostinato.core.identity import Identity
+from ostinato.core.ids import BlockId
 from ostinato.core.request import RequestContext
 from ostinato.core.tokens import TOKEN_BYTES
 
@@ -129,11 +131,46 @@ class HitCounts(CacheObserver):
             self.by_block[removal.before] += count
 
 
+@dataclass(frozen=True, slots=True)
+class CachedBlock:
+    """One published block.
+
+    Attributes:
+        block: Its id.
+        tokens: Its packed tokens; shorter than a block for a partial one.
+        ref_count: Live requests that hold it.
+        parent: Digest-free name of its prefix: the packed blocks before it, extras included.
+        extra: What the images that touch it add to its tokens; empty without any.
+    """
+
+    block: BlockId
+    tokens: bytes
+    ref_count: int
+    parent: bytes
+    extra: bytes = b""
+
+
+def cached_blocks(index: PrefixIndex[Any]) -> Iterator[CachedBlock]:
+    """Walk every published block of an index, those that others continue first."""
+    size, ends = index.block_size * TOKEN_BYTES, list[bytes]()
+    for run in index.runs():
+        first = run.entries[0]
+        start = first.identity.root.encoded if run.parent is None else ends[run.parent]
+        for entry in run.entries:
+            before = start
+            for place, block in enumerate(entry.blocks):
+                name = entry.name_of(place, index.block_size)
+                extra = name[size:]
+                yield CachedBlock(BlockId(block), name[:size], entry.ref_count, before, extra)
+                before += name
+        ends.append(before)
+
+
 def count_states(manager: CacheManager) -> dict[BlockState, int]:
     """Count the full-attention group's blocks by state, in O(live sequences)."""
     pool = manager.pool
     private = sum(len(table.private_blocks) for table in manager.live_tables)
-    idle, scratch = pool.num_evictable, pool.num_scratch
+    idle, scratch = pool.num_evictable, pool.num_unused
     return {
         BlockState.SCRATCH: scratch,
         BlockState.PRIVATE: private,
@@ -151,7 +188,7 @@ def map_blocks(manager: CacheManager) -> BlockMap:
     found = BlockMap(bytearray(num_blocks), array("i", [-1]) * num_blocks, [])
     places: dict[bytes, int] = {}
 
-    def note(blocks: "array[int]", state: BlockState, tenant: bytes) -> None:
+    def note(blocks: Sequence[int], state: BlockState, tenant: bytes) -> None:
         if not blocks:
             return
         owner = places.setdefault(tenant, len(places))
@@ -159,8 +196,9 @@ def map_blocks(manager: CacheManager) -> BlockMap:
             found.states[block], found.owners[block] = state, owner
 
     for run in manager.index.runs():
-        note(run.held, BlockState.HELD, run.identity.owner)
-        note(run.idle, BlockState.EVICTABLE, run.identity.owner)
+        for entry in run.entries:
+            state = BlockState.HELD if entry.ref_count else BlockState.EVICTABLE
+            note(entry.blocks, state, entry.identity.owner)
     for table in manager.live_tables:
         note(table.private_blocks, BlockState.PRIVATE, table.tenant)
     found.tenants.extend(places)
@@ -257,15 +295,15 @@ class _Branch:
 
 @dataclass(slots=True)
 class _Piece:
-    """A part of a run in which no hit ended but at its end; as ``CachedRun``."""
+    """A part of a run in which no hit ended but at its end."""
 
     number: int
     parent: int | None
     identity: Identity
     tokens: bytes
     num_blocks: int
-    num_holders: int
     num_hits: int
+    num_holders: int
     born_s: float
 
 
@@ -274,19 +312,22 @@ def _cut(manager: CacheManager, hits: Counter[int]) -> list[_Piece]:
     pieces: list[_Piece] = []
     last_of: dict[int, int] = {}
     size = manager.block_size * TOKEN_BYTES
-    for run in manager.index.runs():
+    for number, run in enumerate(manager.index.runs()):
         parent = None if run.parent is None else last_of[run.parent]
-        blocks = run.held + run.idle
-        is_one = len(run.tokens) <= size  # more blocks are copies of it
+        entries, first = run.entries, run.entries[0]
+        blocks = [block for entry in entries for block in entry.blocks]
+        tokens = first.run_from(0)[1]
+        is_one = len(entries) > 1 or len(blocks) == 1  # more blocks are copies of it
         ends = [len(blocks)] if is_one else [i for i, b in enumerate(blocks, 1) if b in hits]
+        known = sum(entry.ref_count for entry in entries), first.born_s
         start = 0
         for end in ends if ends and ends[-1] == len(blocks) else [*ends, len(blocks)]:
             count = sum(hits.get(block, 0) for block in blocks[start:end])
-            text = run.tokens if is_one else run.tokens[start * size : end * size]
-            known = run.num_holders, count, run.born_s
-            pieces.append(_Piece(len(pieces), parent, run.identity, text, end - start, *known))
+            text = tokens[:size] if is_one else tokens[start * size : end * size]
+            piece = _Piece(len(pieces), parent, first.identity, text, end - start, count, *known)
+            pieces.append(piece)
             start, parent = end, len(pieces) - 1
-        last_of[run.number] = len(pieces) - 1
+        last_of[number] = len(pieces) - 1
     return pieces
 
 

@@ -15,6 +15,7 @@ from ostinato.server import (
     messages,
     metrics_page,
     models,
+    openapi,
     page,
     page_state,
     playground,
@@ -58,6 +59,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.state.server = state
     for router in ROUTERS:
         app.include_router(router)
+    openapi.install(app, ROUTERS, has_keys=state.config.keys_file is not None)
     install_error_handlers(app)
     app.add_middleware(BodyGuard, state=state)
     page_state.install(app, state)

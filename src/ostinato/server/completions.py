@@ -17,6 +17,7 @@ from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.echo import Echo
 from ostinato.server.merging import merge
 from ostinato.server.models import check_model
+from ostinato.server.protocol.answers import Completion
 from ostinato.server.protocol.completions import CompletionBody
 from ostinato.server.protocol.logprobs import prompt_logprobs
 from ostinato.server.protocol.usage import Usage
@@ -29,7 +30,7 @@ ENDPOINT = "/v1/completions"
 router = APIRouter(tags=["completions"])
 
 
-@router.post(ENDPOINT)
+@router.post(ENDPOINT, response_model=Completion)
 async def complete(body: CompletionBody, request: Request, caller: CallerOfRequest) -> Response:
     """Continue prompts, all at once or as a stream of server-sent events."""
     state: ServerState = request.app.state.server

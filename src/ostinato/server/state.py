@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from ostinato.engine.async_llm import AsyncLLM
+from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.callers import AnyCaller, Callers
 from ostinato.server.config import ServerConfig
 from ostinato.server.errors import ApiError, stopping
@@ -28,6 +29,7 @@ class ServerState:
         meter: Keeps tenants to their limits.
         responses: What can be continued by its name.
         started_s: When it was made, in seconds since 1970.
+        formats: How answers of the model are written.
         num_live: Continuations under way, running and waiting.
         is_draining: Whether it takes no more requests, and ends when the last has ended.
     """
@@ -41,6 +43,7 @@ class ServerState:
     responses: ResponseStore = field(default_factory=ResponseStore)
     started_s: int = field(default_factory=lambda: int(time.time()))
     held_prefixes: HeldPrefixes = field(init=False)
+    formats: AnswerFormats = field(init=False)
     num_live: int = 0
     is_draining: bool = False
 
@@ -50,7 +53,13 @@ class ServerState:
         return f"fp_{self.llm.engine.loaded.fingerprint.hex()[:16]}"
 
     def __post_init__(self) -> None:
-        """Let the ledger watch."""
+        """Let the ledger watch, and settle how answers are read.
+
+        Raises:
+            ConfigError: The model does not fit the parsers that were chosen.
+        """
+        config, tokenizer = self.config, self.llm.engine.loaded.tokenizer
+        self.formats = AnswerFormats.of(tokenizer, config.tool_call_parser, config.reasoning_parser)
         self.held_prefixes = HeldPrefixes(self.llm)
         self.observers.append(self.ledger)
 

@@ -7,8 +7,9 @@ _CODES = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
     "json_invalid": "invalid_json",
+    "unsupported_content": "unsupported_content",
 }
-_TYPES = ("str", "int", "float", "bool", "dict")
+_TYPES = ("str", "int", "float", "bool", "dict", "message")
 """Members of unions, which pydantic names where a field would stand."""
 
 _MOST_SHOWN = 3
@@ -23,6 +24,8 @@ def describe(errors: Sequence[Any]) -> tuple[str, str | None, str]:
     Returns:
         A message, the field that it is about (None for the whole body), and a code.
     """
+    media = [error for error in errors if error["type"] == "unsupported_content"]
+    errors = media or errors
     first = errors[0]
     param = _place(first["loc"])
     code = _CODES.get(first["type"])

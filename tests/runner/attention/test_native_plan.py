@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.runner.attention.native_plan import (
@@ -92,7 +92,6 @@ def expected_looks(tables: Tables, shape: Shape, window: int | None) -> Counter[
     return counted
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     shapes(),
     limits,

@@ -164,6 +164,9 @@ class SamplingFields(CacheFields):
     prompt_logprobs: int | None = Field(
         default=None, description="Of each prompt token and so many alternatives; not streamed."
     )
+    truncate_prompt_tokens: int | None = Field(
+        default=None, ge=-1, description="Keep the prompt's last so many tokens; -1 all that fit."
+    )
     return_token_ids: bool = Field(
         default=False, description="Add the ids of prompt and answer, under vLLM's names."
     )
@@ -246,6 +249,7 @@ class SamplingFields(CacheFields):
             ignore_eos=self.ignore_eos,
             logprobs=logprobs,
             prompt_logprobs=self.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
             include_stop_str_in_output=self.include_stop_str_in_output,
             skip_special_tokens=self.skip_special_tokens,
             structured_outputs=self.form(),

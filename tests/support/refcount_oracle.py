@@ -1,7 +1,7 @@
-"""Who has what in a cache, and what should its slots hold? Counted anew, from contents and tables.
+"""References, owners and expected contents of a cache, recounted from its index and block tables.
 
-Every prefix that a sequence has computed is noted by the digest of its last block, full or only
-begun, with the text that its slots must hold. Digests are computed here, from tokens and parents.
+Every prefix that a sequence has computed is noted by the digest of its last block, full or
+partial, with the text that its slots must hold. Digests are computed here, from tokens and parents.
 """
 
 import hashlib
@@ -10,20 +10,19 @@ from collections.abc import Iterable, Iterator
 
 from ostinato.assembly import PrefixCache
 from ostinato.cache.pool import BlockPool
-from ostinato.cache.prefix_index import CachedBlock
 from ostinato.core.identity import Identity
 from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.hybrid.window_content import WindowCopy
+from ostinato.observe.introspection import CachedBlock, cached_blocks
 from ostinato.sched.sequence import Sequence
 from tests.support.fake_runner import FakeRunner
 from tests.support.tiny_cache import held_windows, windows_of
 
 
-class Recount:
-    """Looks at one cache from outside."""
+class RefcountOracle:
+    """Recounts one cache from outside."""
 
     def __init__(self, cache: PrefixCache, runner: FakeRunner) -> None:
-        """Know of no identity and no text."""
         self._cache = cache
         self._runner = runner
         self._size = cache.block_size
@@ -57,7 +56,9 @@ class Recount:
 
     def contents(self) -> list[tuple[Identity, CachedBlock]]:
         """Return the full-attention group's contents with their identities, parents first."""
-        found = sorted(self._cache.manager.index.contents(), key=lambda cached: len(cached.parent))
+        found = sorted(
+            cached_blocks(self._cache.manager.index), key=lambda cached: len(cached.parent)
+        )
         return [(self._identity_of(cached), cached) for cached in found]
 
     def copies(self) -> Iterator[tuple[int, WindowCopy]]:
@@ -70,7 +71,8 @@ class Recount:
         """Count the private blocks of a running sequence, group by group."""
         table = sequence.table
         assert table is not None
-        return [len(each.private_blocks) for each in (table, *held_windows(table))]
+        windows = [len(window.private_blocks) for window in held_windows(table)]
+        return [len(table.private_blocks), *windows]
 
     def residents(self, live: Iterable[Sequence]) -> list[Counter[bytes]]:
         """Count each tenant's blocks, group by group: published ones, and private ones."""

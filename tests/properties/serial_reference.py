@@ -1,4 +1,4 @@
-"""What does a request answer when nobody else is there? A loop without scheduler or cache."""
+"""What a request answers when it is alone: a serial loop without scheduler or cache."""
 
 from array import array
 

@@ -1,62 +1,73 @@
 """What must be true of every step, whatever was asked of the scheduler.
 
-The watch compares the state before a plan with the plan and the state after it. It knows
-nothing of how the scheduler decides: who could have waited for whom it finds by comparing texts,
-letter by letter.
+``StepChecks`` compares the state before a plan with the plan and the state after it. It knows
+nothing of how the scheduler decides: which sequence could have waited for which it finds by
+comparing texts, letter by letter.
 """
 
-from array import array
 from collections import Counter
+from collections.abc import Callable
 
 from ostinato.assembly import PrefixCache
-from ostinato.cache.block_hash import BlockHasher, sha256
-from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.core.request import Request
-from ostinato.hybrid.window_content import WindowCopy
+from ostinato.observe.introspection import cached_blocks
 from ostinato.sched.scheduler import Scheduler
 from ostinato.sched.sequence import Sequence
-from tests.support.fake_runner import FakeRunner, spell_identity
-from tests.support.tiny_cache import letters, windows_of
+from tests.support.fake_runner import FakeRunner
+from tests.support.refcount_oracle import RefcountOracle
 
 
-class Watch:
-    """Looks at every step of one scheduler.
+class StepChecks:
+    """Checks every step of one scheduler.
 
     Attributes:
         admitted: Who was admitted in the last plan, in its order.
         preempted: Whose blocks were taken back in it.
-        met: What has happened so far, and how often.
+        counts: What has happened so far, and how often.
+        oracle: Recounts owners and contents.
     """
 
-    def __init__(self, scheduler: Scheduler, cache: PrefixCache, runner: FakeRunner) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        cache: PrefixCache,
+        runner: FakeRunner,
+        clock: Callable[[], float],
+    ) -> None:
         """Begin before the first request."""
         self.admitted: list[Sequence] = []
         self.preempted: list[Sequence] = []
-        self.met: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self._scheduler = scheduler
         self._config = scheduler.config
         self._cache = cache
         self._size = scheduler.cache.block_size
         self._runner = runner
-        self._identities: dict[bytes, Identity] = {}
-        self._with_images = False
+        self._clock = clock
+        self.oracle = RefcountOracle(cache, runner)
         self._tables: dict[Sequence, object] = {}
         self._uncomputed: dict[Sequence, int] = {}
         self._overtaken: Counter[Sequence] = Counter()
         self._num_computed = 0
-        self._hasher = BlockHasher(self._size, sha256)
 
     def know(self, request: Request) -> None:
         """Learn of a request that was added."""
-        self._identities[request.identity.encoded] = request.identity
-        self._with_images |= bool(request.images)
+        self.oracle.know(request.identity)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Learn that a sequence has ended."""
+        self.oracle.forget(sequence)
 
     def live(self) -> list[Sequence]:
         """Return every live sequence, by rank."""
         members = self._scheduler.requests.live.values()
         return sorted((s for family in members for s in family), key=lambda s: s.rank)
+
+    def running(self) -> list[Sequence]:
+        """Return every sequence that holds blocks, by rank."""
+        return [sequence for sequence in self.live() if sequence.table is not None]
 
     # --- one step ---
 
@@ -83,15 +94,20 @@ class Watch:
         for late, sequence in enumerate(self.admitted):
             for leader in [*stayed, *self.admitted[:late]]:
                 self._check_computed_once(leader, sequence, shares[sequence.sequence_id].start)
+        self.oracle.learn(self.running())
 
     def count(self, plan: StepPlan) -> None:
         """Note what a step computed that did not fail."""
         self._num_computed += plan.num_tokens
 
+    def after_step(self) -> None:
+        """Check what a step left behind."""
+        self.between_steps()
+
     def between_steps(self) -> None:
         """Check pool, indexes, live tables, contents and counters."""
         self._cache.check()
-        running = [s for s in self.live() if s.table is not None]
+        running = self.running()
         assert self._cache.manager.num_live_tables == self._scheduler.num_running == len(running)
         assert self._scheduler.num_waiting == len(self.live()) - len(running)
         assert self._scheduler.has_work == bool(self.live())
@@ -99,7 +115,7 @@ class Watch:
         assert not any(s.num_computed for s in self.live() if s.table is None), "holds nothing"
         for sequence in running:
             self._check_written(sequence)
-        self._check_findable()
+        self.oracle.check_slots()
         self._check_counters()
 
     def nothing_runs(self) -> None:
@@ -109,7 +125,7 @@ class Watch:
         self._cache.check()
         if not self._cache.admin.num_leases:
             assert self._cache.manager.pool.num_free == self._cache.config.num_blocks
-            assert not any(cached.ref_count for cached in self._cache.manager.index.contents())
+            assert not any(cached.ref_count for cached in cached_blocks(self._cache.manager.index))
 
     # --- what is checked ---
 
@@ -129,7 +145,7 @@ class Watch:
         if prefills:
             first = min(prefills, key=lambda s: s.rank)
             assert first not in starved, "the first prefill starves"
-        self.met["prefill got nothing"] += len(starved)
+        self.counts["prefill got nothing"] += len(starved)
         assert not (starved and self.admitted), "somebody was admitted while others starve"
 
     def _check_victims(self, stayed: list[Sequence]) -> None:
@@ -144,7 +160,7 @@ class Watch:
         waited = queue[:]
         for sequence in [s for s in waited if s.table is None]:
             if self._waits_for_prefill(sequence, shares):
-                self.met["waited for a prefill"] += 1
+                self.counts["waited for a prefill"] += 1
                 waited.remove(sequence)
         for parent in self._tables.keys() - self.admitted:
             waited += self._siblings_without_room(parent)
@@ -180,7 +196,7 @@ class Watch:
             mine, theirs = (s.request.identity.tenant for s in (other, sequence))
             assert mine != theirs, "overtaken by its own tenant"
         self._overtaken[other] += is_bound
-        self.met["overtook"] += 1
+        self.counts["overtook"] += 1
         assert self._overtaken[other] <= self._config.max_overtakes, "overtaken too often"
 
     def _waits_for_prefill(
@@ -201,8 +217,8 @@ class Watch:
         needs it.
         """
         most = 0 if self._cache.config.windows else self._num_shareable(leader, sequence)
-        # Where the pool is full to the last block, the copy of a tail may have been given up.
-        if not self._cache.manager.pool.num_free:
+        # The copy of a partial block is given up where its tenant can take no other block.
+        if not self._cache.manager.pool.num_free or self._cache.config.allotments:
             most = most // self._size * self._size
         assert start >= most, (
             f"{sequence.rank} computes from {start} on what {leader.rank} has up to {most}"
@@ -214,78 +230,51 @@ class Watch:
         assert table is not None
         current = sequence.key.identity.epoch == self._cache.manager.epoch
         caching = self._cache.config.enable_prefix_caching
-        assert table.writes == (sequence.request.cache_write and caching and current)
+        may_write = sequence.request.cache_write and caching and current
+        has_lost_prefix = sequence.key.identity.public_prefix is not None and not table.writes
+        assert table.writes == may_write or has_lost_prefix
         for group, kv in enumerate(self._runner.stores):
             first = self._runner.first_read(group, sequence.num_computed)
             for position in range(first, sequence.num_computed):
                 block, offset = divmod(position, self._size)
                 assert kv[table.groups[group][block] * self._size + offset] == texts[position]
 
-    def _check_findable(self) -> None:
-        """Law 5: whatever is findable between steps is written, and is what it is found by."""
-        if self._with_images:
-            return  # extras are not spelled; what is read is checked all the same
-        for cached in self._cache.manager.index.contents():
-            encoded = next(e for e in self._identities if cached.parent.startswith(e))
-            before = letters(cached.parent[len(encoded) :])
-            text = spell_identity(self._identities[encoded]) + before
-            for offset, letter in enumerate(letters(cached.tokens)):
-                text += letter
-                found = self._runner.stores[0][cached.block * self._size + offset]
-                assert found == text, f"block {cached.block} holds {found!r}, not {text!r}"
-        for group, window in enumerate(windows_of(self._cache.manager), 1):
-            for copy in window.copies():
-                self._check_window_copy(copy, self._runner.stores[group])
-
-    def _check_window_copy(self, copy: WindowCopy, kv: list[str]) -> None:
-        """A window's block knows its prefix by digest alone: take the text's own and compare."""
-        content, first = copy.content, copy.block * self._size
-        text = kv[first + content.num_tokens - 1]
-        whose, _, prefix = text.partition(":")
-        assert whose + ":" == spell_identity(content.identity), f"{text!r} is another's"
-        start = len(prefix) - content.num_tokens
-        for offset in range(content.num_tokens):
-            assert kv[first + offset] == f"{whose}:{prefix[: start + offset + 1]}"
-        key = PrefixKey(content.identity, map(ord, prefix[:start]))
-        name = array("I", map(ord, prefix[start:])).tobytes()
-        assert self._hasher.child(key, start // self._size, name) == content.digest
-
     def _check_counters(self) -> None:
         stats, cache = self._scheduler.stats, self._cache.stats
         computed = stats.computed_prompt_tokens + stats.computed_output_tokens
         assert computed == self._num_computed, "computed tokens are miscounted"
-        assert cache.first.num_requests == self.met["admitted"], "admissions are miscounted"
-        assert cache.preempted.num_requests == self.met["came back"], "returns are miscounted"
+        assert cache.first.num_requests == self.counts["admitted"], "admissions are miscounted"
+        assert cache.preempted.num_requests == self.counts["came back"], "returns are miscounted"
 
     # --- small print ---
 
     def _renew(self) -> None:
-        """Take note of whose weights the admitted are computed under: those of now."""
+        """Note under which weights sequences are computed: the admitted under those of now."""
         for sequence in self.admitted:
             identity = sequence.key.identity
             assert identity.epoch == self._cache.manager.epoch, "admitted under old weights"
-            self._identities[identity.encoded] = identity
-            truth = self._runner.truth(sequence.sequence_id)
-            if truth.identity != identity:
-                truth.renew(identity.epoch)
+            self.oracle.know(identity)
+        for sequence in self.live():
+            if sequence in self.admitted or sequence.table is None:
+                self._runner.renew(sequence.sequence_id, sequence.key.identity.epoch)
 
     def _count_events(self) -> None:
-        self.met["preempted"] += len(self.preempted)
+        self.counts["preempted"] += len(self.preempted)
         for sibling in [s for s in self.live() if s not in self._tables]:
-            self.met["forked" if sibling.table is not None else "sibling without room"] += 1
+            self.counts["forked" if sibling.table is not None else "sibling without room"] += 1
         for sequence in self.admitted:
             if sequence.num_preemptions:
-                self.met["came back"] += 1
+                self.counts["came back"] += 1
             else:
-                self.met["sibling admitted" if sequence.index else "admitted"] += 1
+                self.counts["sibling admitted" if sequence.index else "admitted"] += 1
             assert sequence.table is not None
-            self.met["shared"] += bool(sequence.table.num_shared_tokens)
-            self.met["copied"] += bool(sequence.table.num_copied_tokens)
+            self.counts["shared"] += bool(sequence.table.num_shared_tokens)
+            self.counts["copied"] += bool(sequence.table.num_copied_tokens)
 
     def _num_shareable(self, leader: Sequence, sequence: Sequence) -> int:
         """Tokens of a sequence that a running one has published, or will publish.
 
-        Whole blocks, and of the block in which they part the text before the first image.
+        Whole blocks, and of the block in which they differ the text before the first image.
         """
         assert leader.table is not None
         if not leader.table.writes or not sequence.reads_cache:
@@ -297,6 +286,9 @@ class Watch:
             common += 1
         common = min(common, leader.num_tokens // self._size * self._size, sequence.num_tokens - 1)
         start = common // self._size * self._size
+        head = sequence.key.identity.public_prefix
+        if head is not None and start == head.num_tokens:
+            return start  # the first private block is shared whole
         images = [i.start for i in sequence.request.images if i.start < common and i.end > start]
         return min([common, *(max(start, image) for image in images)])
 

@@ -1,32 +1,64 @@
-"""What does a consumer of events know who has nothing but the stream?
-
-It keeps the set of cached contents, by digest and group, and computes every digest that it is
-told from the parent, the tokens and the extras that come with it.
-"""
+"""What outsiders may expect of a cache: the holder of a lease, and a consumer of its events."""
 
 import hashlib
+from dataclasses import dataclass
 
+from ostinato.core.identity import PrefixKey
 from ostinato.core.tokens import pack_tokens
 from ostinato.observe.events import BlockRemoved, BlockStored, EventBatch
+from ostinato.tenants.terms import LeaseTerms
 
 
-class Listener:
-    """Rebuilds from the stream which full blocks are cached.
+@dataclass
+class LeaseExpectation:
+    """A lease as its holder sees it.
+
+    Attributes:
+        key: The prefix that was asked for.
+        num_tokens: How much of it stays.
+        terms: For how long.
+        expires_s: When it ends; None if it is pinned.
+    """
+
+    key: PrefixKey
+    num_tokens: int
+    terms: LeaseTerms
+    expires_s: float | None
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether its time is up."""
+        return self.expires_s is not None and self.expires_s <= now_s
+
+    def use(self, key: PrefixKey, num_tokens: int, now_s: float) -> bool:
+        """Let a request use so many tokens; using all of the prefix may start the time anew.
+
+        That others use the public prefix that it begins with does not: it would tell of them.
+        """
+        if key.identity != self.key.identity:
+            return False
+        ttl_s = self.terms.ttl_s if self.terms.refresh_on_hit else None
+        if ttl_s is None or min(num_tokens, self.key.num_common_tokens(key)) < self.num_tokens:
+            return False
+        self.expires_s = now_s + ttl_s
+        return True
+
+
+class EventConsumer:
+    """Rebuilds from the events alone which full blocks are cached, and recomputes their digests.
 
     Attributes:
         cached: Digest and group of each.
-        num_batches: Heard so far.
+        num_batches: Received so far.
     """
 
     def __init__(self) -> None:
-        """Know of nothing."""
         self.cached: set[tuple[bytes, int]] = set()
         self.num_batches = 0
 
     def take(self, batch: EventBatch) -> None:
-        """Hear a batch; none is missing."""
+        """Receive a batch; none is missing."""
         assert batch.sequence == self.num_batches, "a batch was lost"
-        assert batch.events, "a batch that says nothing"
+        assert batch.events, "a batch without events"
         self.num_batches += 1
         for event in batch.events:
             if isinstance(event, BlockStored):
@@ -37,7 +69,8 @@ class Listener:
                 self.cached.clear()
 
     def _store(self, event: BlockStored) -> None:
-        size, parent = event.block_size, event.parent
+        size = event.block_size
+        parent: bytes | None = event.parent
         assert event.digests and len(event.tokens) == len(event.digests) * size
         if parent is None:
             parent = hashlib.sha256(event.identity.root.encoded).digest()

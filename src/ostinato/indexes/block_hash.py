@@ -1,6 +1,6 @@
-"""Digests of blocks: chained, so that each covers everything before it.
+"""Digests of blocks: chained, so that each covers everything before it, as in git.
 
-The digest of a full block covers everything before it, as a git commit covers its history::
+::
 
     root    = H(identity, or that of the public prefix)
     block 0 = H(root    + tokens 0 .. B-1     + extras)
@@ -13,8 +13,10 @@ give the same digest.
 """
 
 import hashlib
+import secrets
 from collections.abc import Callable
 
+from ostinato.core.config import DigestName
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockDigest
 
@@ -25,6 +27,23 @@ DigestFunction = Callable[[bytes], bytes]
 def sha256(data: bytes) -> bytes:
     """Digest that cannot be forged; 32 bytes."""
     return hashlib.sha256(data).digest()
+
+
+def make_xxh3_128() -> DigestFunction:
+    """Return a fast digest, 16 bytes, with a random seed of this process.
+
+    It is no match for an attacker, so digests differ between processes; the hash index
+    compares tokens anyway.
+    """
+    import xxhash  # imported here: an embedded cache needs NumPy alone
+
+    seed = secrets.randbits(64)
+    return lambda data: xxhash.xxh3_128_digest(data, seed)
+
+
+def make_digest(name: DigestName) -> DigestFunction:
+    """Return the digest function of that name."""
+    return sha256 if name == "sha256" else make_xxh3_128()
 
 
 class BlockHasher:
@@ -63,16 +82,6 @@ class BlockHasher:
         return memo
 
     def child(self, key: PrefixKey, num_blocks: int, name: bytes) -> BlockDigest:
-        """Return the digest of a block that follows a sequence's first full blocks.
-
-        Args:
-            key: The sequence before it.
-            num_blocks: How many of its blocks.
-            name: The block's own packed tokens and extras.
-        """
+        """Return the digest of a block, by its tokens and extras, after a sequence's first ones."""
         parent = self.digests(key, num_blocks)[num_blocks - 1] if num_blocks else self.root(key)
         return BlockDigest(self._digest(parent + name))
-
-    def block(self, key: PrefixKey, index: int) -> bytes:
-        """Return a full block's packed tokens and extras: what tells it from its siblings."""
-        return key.block_name(index, self.block_size)

@@ -1,18 +1,55 @@
-"""What must a cache do? Said as plainly as possible, without a thought for speed.
+"""A slow, obvious cache that predicts the real one.
 
-The oracle is told what is asked of a cache and predicts everything: what hits, what fits, which
-blocks are given, evicted and freed in which order, who holds what. It knows no digests, trees,
-links or counters: contents lie in a dict, references are recounted from block tables, a look-up
+The oracle gets the same calls as a cache and predicts everything: what hits, what fits, which
+blocks are allocated, evicted and freed in which order, and who holds what. It has no digests,
+trees or counters: contents are in a dict, references are recounted from block tables, a look-up
 compares with everything there is.
 
-A *value* stands for the KV of one token, see ``values``.
+A *value* stands for the KV of one token: it is the same if and only if the token, the image that
+it stands for, everything before it and the identity are.
 """
 
 from dataclasses import dataclass, field
 
 from ostinato.core.config import CacheConfig
 from ostinato.core.identity import PrefixKey
-from tests.properties.values import Values, num_text_tokens
+
+
+class KvValues:
+    """Numbers that stand for KV."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[object, int] = {}
+
+    def root(self, key: PrefixKey) -> int:
+        """Return the value before a sequence's first token: its identity."""
+        return self._number(key.identity)
+
+    def of(self, key: PrefixKey, known: list[int] | None = None) -> list[int]:
+        """Return one value per token; ``known`` are those of its first tokens."""
+        values = list(known or ())
+        before = values[-1] if values else self.root(key)
+        for position in range(len(values), len(key)):
+            before = self._number((before, key.tokens[position], _image_at(key, position)))
+            values.append(before)
+        return values
+
+    def _number(self, thing: object) -> int:
+        return self._numbers.setdefault(thing, len(self._numbers))
+
+
+def _image_at(key: PrefixKey, position: int) -> tuple[bytes, int, int] | None:
+    """Return which part of which image a position stands for."""
+    for image in key.images:
+        if image.start <= position < image.end:
+            return image.digest, position - image.start, image.length
+    return None
+
+
+def num_text_tokens(key: PrefixKey, start: int, stop: int) -> int:
+    """Count the tokens from ``start`` on before the first image token or ``stop``."""
+    positions = range(start, stop)
+    return next((p for p in positions if _image_at(key, p) is not None), stop) - start
 
 
 @dataclass
@@ -62,27 +99,26 @@ class Table:
 
     @property
     def private(self) -> list[int]:
-        """Blocks that nobody else knows."""
+        """Blocks that are not published."""
         return [self.blocks[i] for i in sorted(self.duplicates)] + self.blocks[self.num_published :]
 
 
-class Oracle:
-    """A slow cache that cannot be wrong in a subtle way.
+class CacheOracle:
+    """Predicts a cache of one configuration.
 
-    Under LRU it predicts who is evicted. Under other policies it is told in ``given`` which blocks
-    were given, and holds them to what every policy promises.
+    Under LRU it predicts what is evicted. Under other policies it is told in ``given`` which blocks
+    were allocated, and holds them to what every policy promises.
     """
 
-    def __init__(self, config: CacheConfig, values: Values) -> None:
-        """Predict a cache of that configuration."""
+    def __init__(self, config: CacheConfig, values: KvValues) -> None:
         self.config = config
         self.size = config.block_size
         self.values = values
         self.cached: dict[int, Cached] = {}  # in order of publication
         self.tables: list[Table] = []
-        self.scratch = list(range(config.num_blocks))
-        self.idle: list[int] = []
-        self._freed_at = {block: -1 for block in self.scratch}
+        self.free = list(range(config.num_blocks))
+        self.evictable: list[int] = []
+        self._freed_at = {block: -1 for block in self.free}
         self._time = 0
         self.given: list[int] = []
 
@@ -132,8 +168,8 @@ class Oracle:
     ) -> Table | None:
         """Predict an admission; ``source`` is the block to copy from."""
         needed = -(-len(key) // self.size) - len(hits)
-        free = len(self.free_order()) - sum(block in self.idle for block in hits)
-        if source is not None and needed > free - (source in self.idle):
+        free = len(self.free_order()) - sum(block in self.evictable for block in hits)
+        if source is not None and needed > free - (source in self.evictable):
             source = None
         if needed > free:
             return None
@@ -175,7 +211,7 @@ class Oracle:
             table.fresh = None
             for position, known in sorted(table.duplicates.items()):
                 own, table.blocks[position] = table.blocks[position], known
-                self._give_scratch([own])
+                self._free_blocks([own])
             table.duplicates.clear()
 
     def fail(self, tables: list[Table]) -> None:
@@ -187,7 +223,7 @@ class Oracle:
                 for block in table.blocks[table.fresh : table.num_published]:
                     del self.cached[block]
                 table.num_published = table.fresh
-            self._drop(table)
+            self._release_blocks(table)
 
     def release(self, table: Table, num_tokens: int) -> None:
         """Predict what an ended sequence leaves behind."""
@@ -200,7 +236,7 @@ class Oracle:
             if not any(c.values[: c.num_text][:rest] == content.values for c in siblings):
                 sealed = table.blocks.pop(full)
                 self.cached[sealed] = content
-        self._drop(table, sealed)
+        self._release_blocks(table, sealed)
 
     def fork(self, table: Table, num_tokens: int) -> Table | None:
         """Predict a second continuation."""
@@ -213,21 +249,21 @@ class Oracle:
         child.blocks += self._allocate(needed)
         return child
 
-    def reset(self, scratch: list[int]) -> None:
+    def reset(self, free: list[int]) -> None:
         """Forget everything; the order of the free blocks is the cache's own choice."""
-        assert not self.tables and sorted(scratch) == list(range(self.config.num_blocks))
+        assert not self.tables and sorted(free) == list(range(self.config.num_blocks))
         self.cached.clear()
-        self.idle.clear()
-        self.scratch = []
-        self._give_scratch(scratch[::-1])
+        self.evictable.clear()
+        self.free = []
+        self._free_blocks(free[::-1])
 
     # --- what can be seen ---
 
     def free_order(self) -> list[int]:
         """Return all free blocks in the order in which they are given away."""
         if self.config.free_order == "scratch_first":
-            return self.scratch + self.idle
-        return sorted(self.scratch + self.idle, key=self._freed_at.__getitem__)
+            return self.free + self.evictable
+        return sorted(self.free + self.evictable, key=self._freed_at.__getitem__)
 
     def references(self) -> dict[int, int]:
         """Recount who holds which published block."""
@@ -237,7 +273,7 @@ class Oracle:
                 counts[block] += 1
         return counts
 
-    # --- small print ---
+    # --- helpers ---
 
     def _content(self, table: Table, position: int, num_tokens: int) -> Cached:
         start = position * self.size
@@ -251,8 +287,8 @@ class Oracle:
             self._hold(block)
 
     def _hold(self, block: int) -> None:
-        if block in self.idle:
-            self.idle.remove(block)
+        if block in self.evictable:
+            self.evictable.remove(block)
 
     def _allocate(self, num_blocks: int) -> list[int]:
         if self.config.policy == "lru":
@@ -264,61 +300,58 @@ class Oracle:
             self._check_promise(block)
             if block in self.cached:
                 del self.cached[block]
-                self.idle.remove(block)
+                self.evictable.remove(block)
             else:
-                self.scratch.remove(block)
+                self.free.remove(block)
         return given
 
     def _check_promise(self, block: int) -> None:
-        """Whatever the policy: scratch blocks in order, then leaves that nobody holds (law 8)."""
+        """Whatever the policy: free blocks in order, then leaves without references (law 8)."""
         if block not in self.cached:
-            assert block == self.scratch[0], "another scratch block comes first"
+            assert block == self.free[0], "another free block comes first"
             return
-        assert not (self.scratch and self.config.free_order == "scratch_first"), "scratch is left"
-        assert block in self.idle, "somebody holds it"
+        assert not (self.free and self.config.free_order == "scratch_first"), "free blocks are left"
+        assert block in self.evictable, "a sequence holds it"
         values = self.cached[block].values
         is_copied = len(self._with_content(values)) > 1
         assert is_copied or not self._children(values[-1]), "cached content builds on it"
 
-    def _drop(self, table: Table, sealed: int | None = None) -> None:
-        self._give_scratch(table.private)  # all of it lies behind what is sealed
+    def _release_blocks(self, table: Table, sealed: int | None = None) -> None:
+        self._free_blocks(table.private)  # they come after what is sealed
         self.tables.remove(table)
         if sealed is not None:
-            self._idle(sealed)
-        self._idle_unless_held(table.held)
+            self._make_evictable(sealed)
+        self._make_evictable_unless_held(table.held)
 
     def _release_tail(self, table: Table) -> None:
         tail, table.tail = table.tail, []
-        self._idle_unless_held(tail)
+        self._make_evictable_unless_held(tail)
 
-    def _idle_unless_held(self, blocks: list[int]) -> None:
+    def _make_evictable_unless_held(self, blocks: list[int]) -> None:
         counts = self.references()
         for block in reversed(blocks):
-            if not counts[block] and block not in self.idle:
-                self._idle(block)
+            if not counts[block] and block not in self.evictable:
+                self._make_evictable(block)
 
-    def _idle(self, block: int) -> None:
-        self._free(block)
-        self.idle.append(block)
+    def _make_evictable(self, block: int) -> None:
+        self._note_freed(block)
+        self.evictable.append(block)
 
-    def _give_scratch(self, blocks: list[int]) -> None:
+    def _free_blocks(self, blocks: list[int]) -> None:
         for block in reversed(blocks):
-            self._free(block)
+            self._note_freed(block)
         if self.config.free_order == "scratch_first":
-            self.scratch = blocks[::-1] + self.scratch
+            self.free = blocks[::-1] + self.free
         else:
-            self.scratch += blocks[::-1]
+            self.free += blocks[::-1]
 
-    def _free(self, block: int) -> None:
+    def _note_freed(self, block: int) -> None:
         self._time += 1
         self._freed_at[block] = self._time
 
 
 def _num_common(left: list[int], right: tuple[int, ...]) -> int:
     """Count the values that two runs begin with alike."""
-    count = 0
-    for mine, theirs in zip(left, right, strict=False):
-        if mine != theirs:
-            break
-        count += 1
-    return count
+    pairs = enumerate(zip(left, right, strict=False))
+    parts = (place for place, (mine, theirs) in pairs if mine != theirs)
+    return next(parts, min(len(left), len(right)))
