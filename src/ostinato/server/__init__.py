@@ -23,7 +23,7 @@ Files in reading order:
 * ``deltas``: what is new since the last look?
 * ``merging``: how are several requests read as one stream?
 * ``streaming``: how does an answer reach a client that may go away at any moment?
-* ``tool_parser``: where in a text are calls of tools?
+* ``answer_formats``, ``answer_parser``: reasoning, text and tool calls within an answer
 * ``tools``: which tools may the model call, and what must its answer look like?
 * ``prompting``: how does a conversation with tools become a prompt?
 * ``echo``: how does an answer begin with its prompt?
@@ -46,6 +46,7 @@ Files in reading order:
 * ``playground``: where did each token come from, and what would such prompts save?
 * ``page_figures``: which figures of the last minutes does the page show?
 * ``page_state``, ``page``: what does the page show, to whom, and where is it? (``static``)
+* ``openapi``: the schema of the routes
 * ``app``: which parts make up the application?
 * ``opening``: how is a server put together from settings?
 * ``running``: how does a server begin, and how does it end?

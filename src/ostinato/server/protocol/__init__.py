@@ -10,6 +10,7 @@ Files in reading order:
 * ``responses``: what may be asked of ``/v1/responses``?
 * ``messages``: what may be asked of Anthropic's ``/v1/messages``?
 * ``logprobs``: how are log-probabilities written?
+* ``answers``: the bodies of answers
 * ``usage``: how many tokens was it, and how many of them were cached?
 
 Rules:
