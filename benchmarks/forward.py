@@ -34,7 +34,6 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from ostinato.core.config import ForwardName
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import SampleTask, ScheduledSequence, StepPlan
 from ostinato.core.sampling_params import SamplingParams
@@ -42,6 +41,7 @@ from ostinato.runner.attention.choice import AttentionCase, choose_attention
 from ostinato.runner.heap import keep_large_blocks
 from ostinato.runner.model_loader import load_model
 from ostinato.runner.model_runner import ModelRunner
+from ostinato.runner.settings import ForwardName
 
 BLOCK_SIZE = 16
 GREEDY = SampleTask(SamplingParams(temperature=0.0), (0,), array("I"), array("I"))

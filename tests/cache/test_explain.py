@@ -1,6 +1,6 @@
 """Every reason of a miss is named, without a tensor: law 10 on the scheduler alone.
 
-The public faces are asked in ``tests/engine/test_explain.py``; adapters and images, which the
+The public interfaces are tested in ``tests/engine/test_explain.py``; adapters and images, which the
 engine does not take yet, are asked here.
 """
 

@@ -61,13 +61,13 @@ def test_explanations_cover_prompts_and_agree_with_what_was_counted(
 
 
 def agree(tiny) -> None:
-    chronicle = tiny.cache.history
-    for visit in list(chronicle.records()):
-        if not visit.is_first:
+    history = tiny.cache.history
+    for record in list(history.records()):
+        if not record.is_first:
             continue
-        sequence = tiny.sequences[visit.name]
+        sequence = tiny.sequences[record.name]
         for administrator in (False, True):
-            explanation = explain(chronicle, visit.name, Viewer(administrator, str))
+            explanation = explain(history, record.name, Viewer(administrator, str))
             edges = [0, *(s.stop for s in explanation.spans)]
             assert [s.start for s in explanation.spans] == edges[:-1]
             assert edges == sorted(set(edges)) and edges[-1] == sequence.num_prompt_tokens
@@ -76,5 +76,5 @@ def agree(tiny) -> None:
             assert explanation.num_copied_tokens == sequence.num_copied_tokens
             for span in explanation.spans:
                 assert (span.reason is None) == (span.outcome is not SpanOutcome.COMPUTED)
-            others = {v.name for v in chronicle.records() if v.identity != visit.identity}
+            others = {v.name for v in history.records() if v.identity != record.identity}
             assert not others & {s.request for s in explanation.spans}

@@ -165,7 +165,7 @@ def test_a_follower_takes_over_when_its_leader_fails(
 def test_an_error_behind_the_forward_pass_leaves_nothing_either(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, expected: list[list[int]]
 ) -> None:
-    """A mistake of ours reaches the caller as it is, and the engine goes on."""
+    """A mistake of ours reaches the caller as it is, and the engine continues."""
 
     def give_up(*_: Any) -> None:
         raise Sabotage("no text today")

@@ -1,4 +1,4 @@
-"""Options that several commands take: groups, each a dataclass.
+"""Options of commands, and groups of them that several commands share.
 
 A parameter that is annotated with a dataclass is replaced by an option for each of its fields::
 
@@ -8,14 +8,15 @@ A parameter that is annotated with a dataclass is replaced by an option for each
         temperature: Temperature = 0.8          # or an annotated type, as in Typer
 
     @grouped
-    def run(prompt: str, sampling: Sampling) -> None: ...      # --max-tokens, --temperature
+    def run(prompt: str, n: int = option(1, "Continuations.", "-n"), *, sampling: Sampling) -> None:
+        ...                                     # -n, --max-tokens, --temperature
 
 So an option has one name, one default and one help text in all commands.
 """
 
 import inspect
 from collections.abc import Callable
-from dataclasses import field, fields, is_dataclass
+from dataclasses import Field, field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter
 from typing import Annotated, Any, get_type_hints
@@ -23,16 +24,17 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 
-def option(default: Any, help: str, *names: str, panel: str | None = None) -> Any:
-    """Return a field of a group of options.
+def option(default: Any, help: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+    """Return the default of an option: a parameter of a command, or a field of a group.
 
     Args:
         default: Of the option.
         help: Of the option.
-        *names: Such as ``--cache/--no-cache``; without any, the field's name.
+        *names: Such as ``--cache/--no-cache``; without any, the parameter's name.
         panel: Heading in the command's help.
+        **more: Of ``typer.Option``.
     """
-    info = typer.Option(*names, help=help, rich_help_panel=panel)
+    info = typer.Option(*names, help=help, rich_help_panel=panel, **more)
     return field(default=default, metadata={"option": info})
 
 
@@ -46,7 +48,7 @@ def grouped(run: Callable[..., None]) -> Callable[..., None]:
             groups[parameter.name] = kind
             spread = _options(kind)
         else:
-            spread = [parameter.replace(kind=Parameter.KEYWORD_ONLY)]
+            spread = [_parameter(parameter.name, kind, parameter.default)]
         for each in spread:
             assert each.name not in parameters, f"{each.name} stands in two groups"
             parameters[each.name] = each
@@ -65,12 +67,13 @@ def grouped(run: Callable[..., None]) -> Callable[..., None]:
 def _options(kind: type) -> list[Parameter]:
     """Return a group's options, in the order of its fields; each has a default."""
     hints = get_type_hints(kind, include_extras=True)
-    found = []
-    for each in fields(kind):
-        hint = hints[each.name]
-        if "option" in each.metadata:
-            hint = Annotated[hint, each.metadata["option"]]
-        found.append(
-            Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=hint)
-        )
-    return found
+    return [_parameter(each.name, hints[each.name], each) for each in fields(kind)]
+
+
+def _parameter(name: str, hint: Any, default: Any) -> Parameter:
+    """Return a parameter as Typer wants it; its default may be a field of ``option``."""
+    if isinstance(default, Field):
+        if "option" in default.metadata:
+            hint = Annotated[hint, default.metadata["option"]]
+        default = default.default
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)

@@ -17,6 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from ostinato.cli._option_groups import option
 from ostinato.cli._quantities import count, write_span
 from ostinato.core.config import at_least, one_of
 from ostinato.lab.block_trace import BlockTrace
@@ -34,30 +35,11 @@ TracePath = Annotated[
         "JSONL of requests; JSONL may be packed as .gz."
     ),
 ]
-BlockTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--block-size",
-        "-b",
-        help="Tokens per block, for recorded traces and logs; derived where a trace has hash_ids.",
-    ),
-]
 SkipBroken = Annotated[
     bool,
     typer.Option(
         "--skip-broken/--refuse-broken",
         help="Leave out lines that cannot be read, and name them; or stop at the first.",
-    ),
-]
-TokenizerName = Annotated[
-    str | None,
-    typer.Option(help="For logs of requests: the model whose tokenizer and chat template to use."),
-]
-
-TimestampUnit = Annotated[
-    str,
-    typer.Option(
-        help="Of a trace with hash_ids: s, ms, us or ns; auto derives it from the rate of requests."
     ),
 ]
 
@@ -66,17 +48,27 @@ TimestampUnit = Annotated[
 class TraceOptions:
     """Options for reading a trace."""
 
-    block_size: BlockTokens = None
+    block_size: int | None = option(
+        None,
+        "Tokens per block, for recorded traces and logs; derived where a trace has hash_ids.",
+        "--block-size",
+        "-b",
+    )
     skip_broken: SkipBroken = False
-    tokenizer: TokenizerName = None
-    timestamp_unit: TimestampUnit = "auto"
+    tokenizer: str | None = option(
+        None, "For logs of requests: the model whose tokenizer and chat template to use."
+    )
+    timestamp_unit: str = option(
+        "auto",
+        "Of a trace with hash_ids: s, ms, us or ns; auto derives it from the rate of requests.",
+    )
 
     def open(self, path: Path, model: str | None) -> BlockTrace:
         """Read a trace, and name the lines that were left out on stderr.
 
         Args:
             path: The file.
-            model: Whose tokenizer reads a log, unless another one is named.
+            model: The model whose tokenizer reads a log, unless another one is named.
 
         Raises:
             BrokenTrace: It cannot be read.

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ostinato.cli import _cache_tables as tables
 from ostinato.cli._admin_client import AdminClient
-from ostinato.cli._option_groups import grouped
+from ostinato.cli._option_groups import grouped, option
 from ostinato.core.errors import ConfigError
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -59,8 +59,8 @@ def stats(server: Server, as_json: AsJson = False) -> None:
 @app.command("heaviest")
 @grouped
 def heaviest(
-    most: Annotated[int, typer.Option(help="How many at most.")] = 20,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
+    most: int = option(20, "How many at most."),
+    tenant: str | None = option(None, "Only this tenant's."),
     as_json: AsJson = False,
     *,
     server: Server,
@@ -107,8 +107,8 @@ def pin(
 @grouped
 def lease(
     prompt: PromptText,
-    ttl: Annotated[str, typer.Option(help="For how long, such as 300, 5m or 24h.")] = "5m",
-    refresh: Annotated[bool, typer.Option(help="Each use starts the time anew.")] = False,
+    ttl: str = option("5m", "For how long, such as 300, 5m or 24h."),
+    refresh: bool = option(False, "Each use starts the time anew."),
     tenant: Tenant = "",
     salt: Salt = "",
     as_json: AsJson = False,
@@ -167,7 +167,7 @@ def public(server: Server, as_json: AsJson = False) -> None:
 @grouped
 def unpublish(
     name: Annotated[str, typer.Argument(help="Name of the public prefix.")],
-    cancel: Annotated[bool, typer.Option(help="Cancel requests that begin with it.")] = False,
+    cancel: bool = option(False, "Cancel requests that begin with it."),
     *,
     server: Server,
 ) -> None:
@@ -182,9 +182,7 @@ def unpublish(
 @app.command("reset")
 @grouped
 def reset(
-    preempt: Annotated[
-        bool, typer.Option(help="Running requests give their blocks back and start again.")
-    ] = False,
+    preempt: bool = option(False, "Running requests give their blocks back and start again."),
     *,
     server: Server,
 ) -> None:
@@ -197,8 +195,8 @@ def reset(
 @grouped
 def erase(
     tenant: Annotated[str, typer.Argument(help="Whose; '' where the server has no keys.")],
-    salt: Annotated[str, typer.Option(help="Only what its client sent with this salt.")] = "",
-    cancel: Annotated[bool, typer.Option(help="Cancel its requests; else wait for them.")] = False,
+    salt: str = option("", "Only what its client sent with this salt."),
+    cancel: bool = option(False, "Cancel its requests; else wait for them."),
     as_json: AsJson = False,
     *,
     server: Server,

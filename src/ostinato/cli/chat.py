@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ostinato.cli import _engine_options as options
 from ostinato.cli._conversation import Conversation
-from ostinato.cli._option_groups import grouped
+from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._quantities import count
 from ostinato.cli._streaming import loaded, note
 from ostinato.core.errors import ConfigError, RequestError
@@ -37,13 +37,10 @@ def run(
         str | None, typer.Argument(metavar="[MODEL]", help="The model, as with --model.")
     ] = None,
     model: options.Model = DEFAULT_MODEL,
-    system: Annotated[
-        str | None, typer.Option("--system", "-s", help="System prompt of the conversation.")
-    ] = None,
-    chat_template: Annotated[
-        Path | None,
-        typer.Option(help="A file with a Jinja chat template, for models that have none."),
-    ] = None,
+    system: str | None = option(None, "System prompt of the conversation.", "--system", "-s"),
+    chat_template: Path | None = option(
+        None, "A file with a Jinja chat template, for models that have none."
+    ),
     *,
     sampling: options.SamplingOptions,
     engine: options.EngineOptions,

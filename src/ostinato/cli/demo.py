@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -21,6 +21,7 @@ from ostinato.cli._demo_calls import MOST_CALLS, Calls, calls, calls_in_words
 from ostinato.cli._demo_examples import Outcome, draw_examples, run_examples
 from ostinato.cli._demo_tables import Figures, as_json, calls_table, first_token_table, notes
 from ostinato.cli._demo_waves import OUTPUT_TOKENS, Wave, first_tokens, run_wave
+from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._quantities import count, write_seconds
 from ostinato.core.errors import ConfigError
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
@@ -47,28 +48,22 @@ _NEXT = {
 }
 
 
+@grouped
 def run(
-    num_calls: Annotated[
-        int, typer.Option("--calls", "-n", help="Calls with one system prompt.")
-    ] = 1000,
+    num_calls: int = option(1000, "Calls with one system prompt.", "--calls", "-n"),
     model: options.Model = DEFAULT_MODEL,
     block_size: options.BlockSize = 16,
     index: options.Index = "radix",
-    patience: Annotated[
-        float,
-        typer.Option(help="Seconds until the run without a cache is stopped and its time scaled."),
-    ] = 20.0,
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            dir_okay=False,
-            help="A new file to record the calls with a cache to, for 'ostinato simulate': times, "
-            "lengths and pseudonyms, no content.",
-        ),
-    ] = None,
-    as_json_: Annotated[
-        bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")
-    ] = False,
+    patience: float = option(
+        20.0, "Seconds until the run without a cache is stopped and its time scaled."
+    ),
+    record: Path | None = option(
+        None,
+        "A new file to record the calls with a cache to, for 'ostinato simulate': times, "
+        "lengths and pseudonyms, no content.",
+        dir_okay=False,
+    ),
+    as_json_: bool = option(False, "Print the figures as JSON and nothing else.", "--json"),
 ) -> None:
     """Show in a minute what prefix caching does: start here.
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ostinato.cli import _engine_options as options
 from ostinato.cli._admin_client import AdminClient, AdministrationFailed
+from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._quantities import count
 from ostinato.cli._tokenizer import IgnoredFields, ModelOfTokens, load_tokenizer
 from ostinato.cli._trace_source import SkipBroken, name_broken
@@ -48,6 +49,7 @@ _PSEUDONYMS = (
 )
 
 
+@grouped
 def run(
     files: Annotated[
         list[Path] | None,
@@ -57,41 +59,29 @@ def run(
             show_default=False,
         ),
     ] = None,
-    prompt: Annotated[
-        list[str] | None, typer.Option("--prompt", "-p", help="A prompt; may be repeated.")
-    ] = None,
-    request: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--request",
-            "-r",
-            help="Explain this request: in a log its line or number, otherwise the id of a "
-            "running server's answer; may be repeated.",
-        ),
-    ] = None,
-    every: Annotated[
-        bool, typer.Option("--all", "-a", help="Explain every prompt, not only the last.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print explanations as JSON, one per line.")
-    ] = False,
+    prompt: list[str] | None = option(None, "A prompt; may be repeated.", "--prompt", "-p"),
+    request: list[str] | None = option(
+        None,
+        "Explain this request: in a log its line or number, otherwise the id of a running "
+        "server's answer; may be repeated.",
+        "--request",
+        "-r",
+    ),
+    every: bool = option(False, "Explain every prompt, not only the last.", "--all", "-a"),
+    as_json: bool = option(False, "Print explanations as JSON, one per line.", "--json"),
     model: ModelOfTokens = None,
     index: options.Index = "radix",
     block_size: options.BlockSize = 16,
     num_blocks: options.NumBlocks = None,
     skip_broken: SkipBroken = False,
     ignore: IgnoredFields = None,
-    url: Annotated[
-        str, typer.Option(envvar="OSTINATO_URL", help="Of the server.", rich_help_panel=_SERVER)
-    ] = URL,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            envvar=["OSTINATO_KEY", "OSTINATO_ADMIN_KEY"],
-            help="API key with which the request was sent.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
+    url: str = option(URL, "Of the server.", panel=_SERVER, envvar="OSTINATO_URL"),
+    key: str | None = option(
+        None,
+        "API key with which the request was sent.",
+        panel=_SERVER,
+        envvar=["OSTINATO_KEY", "OSTINATO_ADMIN_KEY"],
+    ),
 ) -> None:
     """Explain why each part of a prompt hit or missed the cache.
 

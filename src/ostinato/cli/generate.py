@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from ostinato.cli import _engine_options as options
-from ostinato.cli._option_groups import grouped
+from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._streaming import (
     account,
     follow,
@@ -37,45 +37,24 @@ def run(
         str | None, typer.Argument(help="Text to continue; - or nothing reads standard input.")
     ] = None,
     model: options.Model = DEFAULT_MODEL,
-    ignore_eos: Annotated[
-        bool,
-        typer.Option(
-            "--ignore-eos",
-            help="Continue after the model ends the text.",
-            rich_help_panel="Sampling",
-        ),
-    ] = False,
-    n: Annotated[
-        int,
-        typer.Option("-n", help="Continuations of the one prompt.", rich_help_panel=_OUTPUT),
-    ] = 1,
-    echo: Annotated[
-        bool,
-        typer.Option(
-            "--echo/--no-echo",
-            help="Print the prompt before its continuation.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = True,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print token ids, cached tokens, reasons and times as JSON.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = False,
-    logprobs: Annotated[
-        int | None,
-        typer.Option(
-            help="With --json: log-probabilities of each token and this many alternatives.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
-    prompt_logprobs: Annotated[
-        int | None,
-        typer.Option(help="With --json: the same of the prompt.", rich_help_panel=_OUTPUT),
-    ] = None,
+    ignore_eos: bool = option(
+        False, "Continue after the model ends the text.", "--ignore-eos", panel="Sampling"
+    ),
+    n: int = option(1, "Continuations of the one prompt.", "-n", panel=_OUTPUT),
+    echo: bool = option(
+        True, "Print the prompt before its continuation.", "--echo/--no-echo", panel=_OUTPUT
+    ),
+    as_json: bool = option(
+        False, "Print token ids, cached tokens, reasons and times as JSON.", "--json", panel=_OUTPUT
+    ),
+    logprobs: int | None = option(
+        None,
+        "With --json: log-probabilities of each token and this many alternatives.",
+        panel=_OUTPUT,
+    ),
+    prompt_logprobs: int | None = option(
+        None, "With --json: the same of the prompt.", panel=_OUTPUT
+    ),
     *,
     sampling: options.SamplingOptions,
     engine: options.EngineOptions,

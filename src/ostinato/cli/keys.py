@@ -7,6 +7,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ostinato.cli._option_groups import grouped, option
+
 _FILE = Annotated[str, typer.Option("--file", "-f", help="The keys file.")]
 
 app = typer.Typer(
@@ -15,26 +17,21 @@ app = typer.Typer(
 
 
 @app.command("new")
+@grouped
 def new(
     tenant: Annotated[str, typer.Argument(help="Name of the tenant.")],
     file: _FILE = "keys.json",
-    quota: Annotated[int | None, typer.Option(help="Blocks that it may keep.")] = None,
-    floor: Annotated[int | None, typer.Option(help="Blocks that others cannot evict.")] = None,
-    priority: Annotated[int | None, typer.Option(help="Lower goes first.")] = None,
-    max_requests: Annotated[
-        int | None, typer.Option(help="Continuations that it may run at once.")
-    ] = None,
-    tokens_per_minute: Annotated[
-        int | None, typer.Option(help="Prompt and generated tokens that it may use.")
-    ] = None,
-    public: Annotated[
-        list[str] | None,
-        typer.Option(help="Public prefix that it may begin with; may be repeated, '*' is all."),
-    ] = None,
-    administers: Annotated[
-        bool | None,
-        typer.Option("--administers/--no-administers", help="Whether it may administer."),
-    ] = None,
+    quota: int | None = option(None, "Blocks that it may keep."),
+    floor: int | None = option(None, "Blocks that others cannot evict."),
+    priority: int | None = option(None, "Lower goes first."),
+    max_requests: int | None = option(None, "Continuations that it may run at once."),
+    tokens_per_minute: int | None = option(None, "Prompt and generated tokens that it may use."),
+    public: list[str] | None = option(
+        None, "Public prefix that it may begin with; may be repeated, '*' is all."
+    ),
+    administers: bool | None = option(
+        None, "Whether it may administer.", "--administers/--no-administers"
+    ),
 ) -> None:
     """Make a key, print it once, and keep its hash.
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from typing import Annotated
 
 import typer
 from rich import box
@@ -10,22 +9,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._quantities import count
 from ostinato.lab.savings import Reuse, Workload, by_token, by_whole_blocks, without_cache
 
 
+@grouped
 def run(
-    shared: Annotated[
-        int, typer.Option("--shared", "-s", help="Tokens that all prompts begin with.")
-    ] = 512,
-    suffix: Annotated[
-        int, typer.Option("--suffix", "-x", help="Tokens that only this prompt has.")
-    ] = 16,
-    requests: Annotated[int, typer.Option("--requests", "-n", help="Number of requests.")] = 1000,
-    block_size: Annotated[
-        int, typer.Option("--block-size", "-b", help="Tokens per block of the cache.")
-    ] = 16,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    shared: int = option(512, "Tokens that all prompts begin with.", "--shared", "-s"),
+    suffix: int = option(16, "Tokens that only this prompt has.", "--suffix", "-x"),
+    requests: int = option(1000, "Number of requests.", "--requests", "-n"),
+    block_size: int = option(16, "Tokens per block of the cache.", "--block-size", "-b"),
+    as_json: bool = option(False, "Print the figures as JSON.", "--json"),
 ) -> None:
     """Count the tokens that a shared prefix keeps out of the model.
 

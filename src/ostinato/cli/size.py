@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli._config_source import load_config
+from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._quantities import count
 from ostinato.core.config import at_least
 from ostinato.lab.kv_bytes import DTYPE_BITS, Footprint, KVBytes, LayerGroup, kv_bytes
@@ -43,18 +44,17 @@ class Question:
         return read_bytes("memory", self.memory)
 
 
+@grouped
 def run(
     model: Annotated[
         str,
         typer.Argument(help="A config.json, a directory, an embedded model, or a name on the hub."),
     ],
-    dtype: Annotated[
-        str, typer.Option(help=f"Format of the KV: {_DTYPES}. auto takes the model's own.")
-    ] = "auto",
-    tokens: Annotated[int, typer.Option(help="Length of a sequence.")] = 1000,
-    requests: Annotated[int, typer.Option(help="Sequences at once, sharing nothing.")] = 100,
-    memory: Annotated[str, typer.Option(help="Memory for KV, such as 24GiB or 80GB.")] = "24GiB",
-    as_json: Annotated[bool, typer.Option("--json", help="Print exact bytes as JSON.")] = False,
+    dtype: str = option("auto", f"Format of the KV: {_DTYPES}. auto takes the model's own."),
+    tokens: int = option(1000, "Length of a sequence."),
+    requests: int = option(100, "Sequences at once, sharing nothing."),
+    memory: str = option("24GiB", "Memory for KV, such as 24GiB or 80GB."),
+    as_json: bool = option(False, "Print exact bytes as JSON.", "--json"),
 ) -> None:
     """Size a model's KV cache from its config: no weights, no GPU.
 

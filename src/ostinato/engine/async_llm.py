@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ostinato.engine.admin_api import AdminApi, AsyncAdminApi
@@ -308,12 +307,7 @@ class AsyncLLM:
         """Return itself."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Shut down without blocking the event loop."""
         await asyncio.to_thread(self.shutdown)
 

@@ -7,7 +7,6 @@ Generating: 25%|██▌    | 250/1000 [prefill 9103 tok/s, decode 318 tok/s, c
 
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -45,7 +44,7 @@ def run_batch(
             outputs = _drain(engine, made, use_tqdm, gate)
         finally:
             for request in made:  # after an interruption, nothing stays behind
-                engine.cancel(request.request.request_id)
+                engine.discard(request.request.request_id)
     return _raise_failures([outputs[request.request.request_id] for request in made])
 
 
@@ -101,12 +100,7 @@ class GenerationProgress:
         """Show the bar."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the bar."""
         self._bar.close()
 

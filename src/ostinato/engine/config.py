@@ -9,17 +9,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ostinato.core.config import (
-    NATIVE_BLOCK,
     Allotment,
-    AttentionName,
     CacheConfig,
     DigestName,
-    ForwardName,
     FreeOrder,
     IndexName,
     PolicyName,
-    QuantizationName,
-    ReadOnce,
     SchedulerConfig,
     WaitingOrder,
     WindowConfig,
@@ -28,6 +23,13 @@ from ostinato.core.config import (
 )
 from ostinato.core.errors import ConfigError
 from ostinato.engine.vllm_keywords import translate_settings
+from ostinato.runner.settings import (
+    NATIVE_BLOCK,
+    AttentionName,
+    ForwardName,
+    QuantizationName,
+    ReadOnce,
+)
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 

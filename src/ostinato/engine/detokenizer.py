@@ -36,8 +36,8 @@ _CONTEXT_TOKENS = 4
 unfinished character at the end of a prompt are at most three."""
 
 _PATIENCE_TOKENS = 16
-"""Tokens without final text before they are taken as they are: a character has four bytes, so
-this is garbage, and waiting on would cost more with each token."""
+"""Tokens without final text before they are accepted: a character has four bytes, so longer runs
+are invalid, and waiting would cost more with each token."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -54,10 +54,10 @@ class Detokenizer:
         """Start after a prompt.
 
         Args:
-            tokenizer: Of ``transformers``, fast or slow; or a ``TokenTable`` of it, which saves
-                looking up the same tokens for each request.
+            tokenizer: Of ``transformers``, fast or slow; or its ``TokenTable``, which requests can
+                share.
             skip_special_tokens: Leave special tokens out of the text.
-            prompt: Ids that come before, of which the last few are read. A character that begins
+            prompt: Ids before the output, of which the last few are read. A character that begins
                 in the prompt and ends in the output belongs to the output.
         """
         self._table = tokenizer if isinstance(tokenizer, TokenTable) else TokenTable(tokenizer)
@@ -65,11 +65,11 @@ class Detokenizer:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._context: list[int] = []
         self._pending: list[int] = []
-        self._num_shown = 0  # characters of the pending tokens that are out already
+        self._num_shown = 0  # characters of the pending tokens that were emitted
         self.append(self._tail(prompt))
 
     def append(self, token_ids: Iterable[int]) -> str:
-        """Take tokens and return the text that is final with them.
+        """Add tokens and return the text that is final with them.
 
         Ids that the tokenizer does not know have no text. Cost: O(1) decoded ids per token.
         """
@@ -95,7 +95,7 @@ class Detokenizer:
         return tail[::-1]
 
     def _take(self, token: int) -> str:
-        """Take one token."""
+        """Add one token."""
         data = self._table.entry(token).data
         # At the start of a text a decoder may strip a space, even one spelled as a byte.
         starts = not self._context and data is not None and data.isascii()

@@ -9,13 +9,13 @@ Requests are added, ``step`` is called while there is work, and returns what cha
 A step that raises ends the requests that took part in it and no others.
 """
 
+import itertools
 import logging
 import random
 import time
 import weakref
 from array import array
 from collections.abc import Callable
-from dataclasses import replace
 
 from ostinato.assembly import build_cache, build_scheduler
 from ostinato.core.errors import RequestError
@@ -46,7 +46,7 @@ from ostinato.engine.setup import set_up
 from ostinato.engine.token_table import TokenTable
 from ostinato.observe.counters import CacheStats
 from ostinato.runner.model_loader import LoadedModel
-from ostinato.sched.sequence import SequenceUpdate
+from ostinato.sched.sequence import Sequence, SequenceUpdate
 from ostinato.sched.stats import SchedulerStats
 
 logger = logging.getLogger("ostinato")
@@ -65,8 +65,7 @@ class Engine:
         public_prefixes: The prefixes that several tenants share.
         scheduler: Plans steps.
         grammars: Compiles structured outputs; safe in any thread.
-        is_computing: Whether a forward pass is running, so that an exception raised now only
-            ends the step.
+        is_computing: Whether a forward pass is running: an exception now only ends the step.
         recorder: Records traces, where one was started.
         kv_events: Publishes KV events; None unless ``kv_events_endpoint`` is set.
     """
@@ -98,7 +97,7 @@ class Engine:
         self.grammars = GrammarCompiler(self.loaded)
         self._states: dict[RequestId, RequestState] = {}
         self._random = random.Random(config.seed)
-        self._next_request = 0
+        self._numbers = itertools.count()
         self.kv_events = publish_kv_events(config, self.cache, self.loaded.device.type, clock)
         if self.kv_events is not None:  # also without a call of close()
             weakref.finalize(self, self.owner.only_here(self.kv_events.close))
@@ -114,10 +113,6 @@ class Engine:
     def cache_stats(self) -> CacheStats:
         """Counters of the cache."""
         return self.cache.stats
-
-    def run_idle_work(self) -> bool:
-        """Do a little of the work that waits for idle moments; returns whether there is more."""
-        return self.cache.ghost is not None and self.cache.ghost.rest()
 
     @property
     def max_model_len(self) -> int:
@@ -172,7 +167,7 @@ class Engine:
             cache_write=prompt.cache_write,
             eos_token_ids=self.loaded.eos_token_ids,
             constraint=constraint,
-            fields=prompt.fields,
+            prompt_sections=prompt.fields,
         )
         self.scheduler.check(request)
         seeds = draw_seeds(params, self._random)
@@ -234,17 +229,19 @@ class Engine:
         Returns:
             Its output; None if no such request is live.
         """
-        name, now_s = RequestId(request_id), self._clock()
-        self.recorder.tick()
-        ended = self.scheduler.cancel(name)
-        self.recorder.on_cancelled(name, ended)
-        state = self._states.pop(name, None)
+        now_s, ended = self._clock(), self._cancel(RequestId(request_id))
+        state = self._states.pop(RequestId(request_id), None)
         if state is None:
             return None
         for sequence in ended:
             state.take(sequence, None, now_s)
         state.fail(FinishReason.ABORT, None, now_s)
         return state.output()
+
+    def discard(self, request_id: str) -> None:
+        """End a request without an output; unknown ids are ignored."""
+        self._cancel(RequestId(request_id))
+        self._states.pop(RequestId(request_id), None)
 
     def reset_cache(self, preempt_running: bool = False) -> None:
         """Remove every cached prefix, between steps.
@@ -271,24 +268,18 @@ class Engine:
         """Accept a tenant's requests again."""
         self._blocked.remove(_packed(salt))
 
-    def identity(self, cache_salt: str) -> Identity:
-        """Return the identity of a tenant's requests now."""
+    def identity_of(self, prompt: Prompt, tokens: "array[int]", reads: bool = True) -> Identity:
+        """Return the identity of a prompt now; unless it reads, it uses no public prefix."""
+        name, prefix = prompt.publishes, None
+        if reads and name is None:
+            prefix = self.public_prefixes.longest_of(tokens, prompt.public_prefixes)
         return Identity(
             weights=self.loaded.fingerprint,
             epoch=self.cache.manager.epoch,
             kv_dtype=str(self.runner.kv_stores[0].dtype),
-            tenant=cache_salt.encode(),
+            tenant=prompt.cache_salt.encode() if name is None else salt_of_public(name),
+            public_prefix=prefix,
         )
-
-    def identity_of(self, prompt: Prompt, tokens: "array[int]", reads: bool = True) -> Identity:
-        """Return the identity of a prompt now; unless it reads, it uses no public prefix."""
-        own = self.identity(prompt.cache_salt)
-        if prompt.publishes is not None:
-            return replace(own, tenant=salt_of_public(prompt.publishes))
-        if not reads:
-            return own
-        prefix = self.public_prefixes.longest_of(tokens, prompt.public_prefixes)
-        return replace(own, public_prefix=prefix)
 
     def close(self) -> None:
         """Stop recording and publishing; a second call does nothing, nor does one in a fork."""
@@ -303,9 +294,8 @@ class Engine:
         now_s = self._clock()
         touched: dict[RequestId, RequestState] = {}
         for update in updates:
-            sequence = update.sequence
-            state = self._states[sequence.request.request_id]
-            touched[sequence.request.request_id] = state
+            sequence, request_id = update.sequence, update.sequence.request.request_id
+            state = touched[request_id] = self._states[request_id]
             stop = state.take(sequence, update.token, now_s)
             if stop is not None:
                 self.scheduler.finish(sequence, FinishReason.STOP, stop)
@@ -338,12 +328,17 @@ class Engine:
                 self.recorder.on_ended(request_id)
         return list(touched.values())
 
+    def _cancel(self, request_id: RequestId) -> list[Sequence]:
+        """End all sequences of a request; an unknown id has none."""
+        self.recorder.tick()
+        ended = self.scheduler.cancel(request_id)
+        self.recorder.on_cancelled(request_id, ended)
+        return ended
+
     def _new_id(self) -> str:
         """Return a name that no live request has."""
-        while (name := f"request-{self._next_request}") in self._states:
-            self._next_request += 1
-        self._next_request += 1
-        return name
+        names = map("request-{}".format, self._numbers)
+        return next(name for name in names if name not in self._states)
 
 
 def _packed(salt: str | bytes) -> bytes:

@@ -123,12 +123,17 @@ class EngineThread:
         self.engine.close()
 
     def _go_round(self) -> None:
-        """Run the commands that have come, or wait for one if there is no work; then step."""
-        self.commands.run_pending(wait=not self.engine.has_work and not self.engine.run_idle_work())
+        """Run the queued commands, or wait for one if there is no work; then step."""
+        self.commands.run_pending(wait=not self.engine.has_work and not self._run_idle_work())
         begun_s = time.monotonic()
         num_ended = self._post(self.engine.step())
         if num_ended and self.engine.has_work:
             self._wait_for_turns(num_ended, time.monotonic() - begun_s)
+
+    def _run_idle_work(self) -> bool:
+        """Do a little of the work that waits for idle moments; returns whether there is more."""
+        ghost = self.engine.cache.ghost
+        return ghost is not None and ghost.rest()
 
     def _wait_for_turns(self, num_ended: int, step_s: float) -> None:
         """Give callers that were answered a moment to ask again, unless they never do."""

@@ -58,7 +58,7 @@ class KVEventsPublisher:
     Attributes:
         endpoint: Where batches are published, with the actual port if 0 was configured.
         replay_endpoint: Where replays are answered; None if nowhere.
-        num_dropped: Batches that the queue had no room for.
+        num_dropped: Batches that did not fit the queue.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class KVEventsPublisher:
         """Bind the sockets, start the thread and subscribe to the log.
 
         Args:
-            log: Whose batches.
-            encoder: Writes them.
+            log: The event log.
+            encoder: Of its batches.
             endpoint: As ZeroMQ names it, such as ``tcp://127.0.0.1:5557``.
             replay_endpoint: Another one for replays; None answers none.
             topic: First frame of every message.
@@ -124,7 +124,7 @@ class KVEventsPublisher:
             self._closed = True
             self._changed.notify_all()
             self._wake()
-        if threading.current_thread() is not self._thread:  # as when memory is collected there
+        if threading.current_thread() is not self._thread:  # garbage collection may run there
             self._thread.join()
 
     # --- the engine's thread ---
@@ -141,14 +141,14 @@ class KVEventsPublisher:
             self._wake()
 
     def _wake(self) -> None:
-        """Ring the bell, with the lock held; if the pipe is full it is ringing already."""
+        """Wake the publisher's thread, with the lock held; a full pipe wakes it already."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._ring, b"!")
 
     # --- the publisher's thread ---
 
     def _serve(self) -> None:
-        """Send and answer until closed. A fault of ours ends the events and nothing else."""
+        """Send and answer until closed. A bug ends the events and nothing else."""
         try:
             self._run()
         except Exception:
@@ -204,7 +204,7 @@ class KVEventsPublisher:
             for batch in self._log.replay(start) or ():
                 router.send_multipart([client, b"", *self._frames(batch)], zmq.NOBLOCK)
             router.send_multipart([client, b"", END_OF_REPLAY, b""], zmq.NOBLOCK)
-        except zmq.ZMQError as error:  # it left, or does not read: it may ask again
+        except zmq.ZMQError as error:  # it left, or does not read: it may retry
             logger.warning("a replay of KV events from %d was given up: %s", start, error)
 
     def _frames(self, batch: EventBatch) -> tuple[bytes, bytes]:
@@ -215,7 +215,7 @@ class KVEventsPublisher:
     def _open_router(self) -> "zmq.Socket[bytes]":
         """Open a socket with room for two replays of all that is kept, per consumer."""
         router = self._context.socket(zmq.ROUTER)
-        router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # says so, instead of losing batches
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # raises instead of losing batches
         router.set_hwm(2 * (self._log.num_kept_at_most + 1))
         return router
 
@@ -239,11 +239,11 @@ class KVEventsPublisher:
 def publish_kv_events(
     config: EngineConfig, cache: PrefixCache, device: str, clock: Callable[[], float]
 ) -> KVEventsPublisher | None:
-    """Publish a cache's events as its engine is set to; None if it publishes none.
+    """Publish a cache's events as configured; None if that is off.
 
     Args:
         config: Endpoints and topic.
-        cache: Whose events.
+        cache: Of the engine.
         device: Type of the device that holds the blocks, as torch names it.
         clock: The cache's.
 
@@ -252,7 +252,7 @@ def publish_kv_events(
     """
     if config.kv_events_endpoint is None:
         return None
-    assert cache.events is not None, "the settings see to it that events are kept"
+    assert cache.events is not None, "the settings keep events"
     encoder = BatchEncoder(
         "CPU" if device == "cpu" else "GPU",
         tuple(window.window for window in cache.config.windows),

@@ -1,7 +1,7 @@
 """The outputs that a caller gets, with vLLM's names.
 
-One ``RequestOutput`` is the
-state of a request at one moment; a stream is a sequence of them, each with all of the text so far.
+One ``RequestOutput`` is the state of a request at one moment; a stream is a sequence of them, each
+with all of the text so far.
 """
 
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """How likely the model held one token.
+    """The log-probability of one token.
 
     Attributes:
         logprob: Natural logarithm of its probability, before temperature and truncation.
@@ -26,14 +26,14 @@ class Logprob:
 class RequestTimings:
     """When things happened to a request, in seconds of the engine's clock.
 
-    The clock only runs forward (``time.monotonic`` unless another is passed to the engine), so
-    differences mean something and the numbers themselves do not. What has not happened is None.
+    The clock only runs forward (``time.monotonic`` by default), so only differences are meaningful.
+    Moments that have not happened are None.
 
     Attributes:
-        arrival: The engine took the request in.
+        arrival: The engine received the request.
         first_scheduled: The first step with a token of it began.
-        first_token: Its first generated token was there.
-        last_token: Its newest generated token was there.
+        first_token: Its first token was generated.
+        last_token: Its newest token was generated.
         finished: Its last continuation ended.
     """
 
@@ -74,7 +74,7 @@ class RequestMetrics:
     """``RequestTimings`` in the names of vLLM's ``RequestStateStats``, for programs that read them.
 
     Attributes:
-        arrival_time: The engine took the request in, in seconds of the engine's clock, as are all
+        arrival_time: The engine received the request, in seconds of the engine's clock, as are all
             moments here; moments that have not happened are 0.0, as in vLLM.
         queued_ts: The same moment.
         scheduled_ts: Its first step began.

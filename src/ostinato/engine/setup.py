@@ -97,8 +97,8 @@ def set_up(config: EngineConfig) -> Setup:
     attention = choose_attention(config.attention, case, config.read_once)
     runner = ModelRunner(loaded, sizes.all, config.block_size, kv_dtype, attention, groups)
     compute_path = ComputePath.of(loaded, config.attention, case)
-    gigabytes = weight_bytes(loaded.model) / 2**30
-    logger.info("%s computes in %s; weights take %.2f GiB", loaded.name, compute_path, gigabytes)
+    gib = weight_bytes(loaded.model) / 2**30
+    logger.info("%s computes in %s; weights take %.2f GiB", loaded.name, compute_path, gib)
     return Setup(loaded, runner, compute_path, sizes, scheduling)
 
 

@@ -1,4 +1,4 @@
-"""Turns what a cache does into events: blocks by digest, each announced and removed once."""
+"""Logs events of a cache: blocks by digest, each stored and removed once."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from ostinato.observe.events import AllCleared, BlockRemoved, BlockStored, Event
 
 
 class EventRecorder(CacheObserver):
-    """Fills an event log. Partial blocks have no digest and are not announced."""
+    """Fills an event log. Partial blocks have no digest and no events."""
 
     def __init__(self, log: EventLog, hasher: BlockHasher) -> None:
         """Start with an empty cache; the hasher names blocks."""
@@ -53,16 +53,16 @@ class EventRecorder(CacheObserver):
             self._log.add(BlockRemoved(gone, eviction.entry.identity, eviction.group))
 
     def on_retract(self, table: BlockTable, removal: Removal, group: int = 0) -> None:
-        """Take back what a failed step stored."""
+        """Retract what a failed step stored."""
         gone = self._remove(removal.blocks, group)
         self._log.retract(table.key.identity, gone, group)
 
     def on_settle(self) -> None:
-        """Send what happened."""
+        """Flush the step's events."""
         self._log.flush()
 
     def on_clear(self, everything: bool) -> None:
-        """Announce that nothing is cached any more."""
+        """Log that nothing is cached any more."""
         if everything:
             self._log.add(AllCleared())
             self._log.flush()

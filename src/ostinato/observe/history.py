@@ -119,10 +119,10 @@ class RequestHistory(CacheObserver):
         """Add a record; evictions from now on are for its sequence."""
         blocks = table.blocks
         record = self._begin(table, blocks, not preempted)
-        record.name, record.fields = context.name, context.fields
+        record.name, record.prompt_sections = context.name, context.prompt_sections
         record.off = context.off if self._is_on else "enable_prefix_caching=False"
-        if context.fields:
-            letters = sum(len(text) for _, text in context.fields)
+        if context.prompt_sections:
+            letters = sum(len(text) for _, text in context.prompt_sections)
             self._charge(record, record.charge + letters // TOKEN_BYTES)
         if context.num_known_tokens is not None:
             num_awaited = max(0, record.num_shared - context.num_known_tokens)

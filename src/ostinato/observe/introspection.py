@@ -32,11 +32,11 @@ from ostinato.core.request import RequestContext
 from ostinato.core.tokens import TOKEN_BYTES
 
 HEAD_TOKENS = 64
-"""Tokens that are shown of a prefix: enough for people to know it again."""
+"""Tokens that are shown of a prefix, enough to recognise it."""
 
 
 class BlockState(IntEnum):
-    """What a block is; see ``cache.block``."""
+    """The state of a block; see ``cache.block``."""
 
     SCRATCH = 0
     PRIVATE = 1
@@ -50,7 +50,7 @@ class BlockMap:
 
     Attributes:
         states: A ``BlockState`` per block, shape (num_blocks,).
-        owners: Place of the owner in ``tenants``, -1 for scratch blocks, shape (num_blocks,).
+        owners: Index of the owner in ``tenants``, -1 for scratch blocks, shape (num_blocks,).
         tenants: Salts of all who own a block, in the order of their first block in the walk.
     """
 
@@ -68,7 +68,7 @@ class CachedPrefix:
     """A cached prefix, and what it saves.
 
     Attributes:
-        identity: Whose it is.
+        identity: Its identity.
         head: Its first tokens, at most ``HEAD_TOKENS``.
         branch: The first tokens after its parent's end, at most ``HEAD_TOKENS``.
         num_tokens: Tokens from position 0 to its end.
@@ -93,7 +93,7 @@ class CachedPrefix:
 
     @property
     def saved_tokens(self) -> int:
-        """Tokens that did not go through the model for it, those of its parents not counted."""
+        """Tokens that it saved, without those of its parents."""
         return self.num_hits * self.own_tokens
 
 
@@ -116,12 +116,12 @@ class HitCounts(CacheObserver):
             self.by_block[table.blocks[-1]] += 1
 
     def on_evict(self, eviction: Eviction) -> None:
-        """Leave the hits of evicted blocks to the block before them."""
+        """Count the hits of evicted blocks for the block before them."""
         if not eviction.group:
             self._move(eviction.removal)
 
     def on_retract(self, table: BlockTable, removal: Removal, group: int = 0) -> None:
-        """Leave the hits of retracted blocks to the block before them."""
+        """Count the hits of retracted blocks for the block before them."""
         if not group:
             self._move(removal)
 
@@ -211,14 +211,14 @@ def top_prefixes(
     most: int,
     belongs: Callable[[Identity], bool] = lambda identity: True,
 ) -> list[CachedPrefix]:
-    """List the prefixes that saved most, then those that most blocks continue.
+    """List the prefixes that saved most, then those with most blocks below.
 
     Args:
-        manager: Whose cache.
+        manager: Of the cache.
         hits: Its observer.
         most: How many at most.
-        belongs: Whose prefixes; all by default. A public prefix that they stand behind is not
-            listed with them, but they begin with it.
+        belongs: Which identities to list; all by default. A public prefix that they continue is
+            not listed with them, but they begin with it.
 
     Cost: O(runs) steps in Python and O(cached tokens) copied bytes.
     """
@@ -230,10 +230,10 @@ def top_prefixes(
 
 
 class _Branch:
-    """Runs that nothing tells apart: each but continues the other, and no hit ended in between.
+    """Runs without a branch, a hit's end or another holder between them.
 
     Attributes:
-        parent: What it continues.
+        parent: The branch that it continues.
         parts: Packed tokens of its runs.
         holders: Holds on its end.
         num_blocks: Its own blocks.
@@ -264,7 +264,7 @@ class _Branch:
         return sum(map(len, self.parts)) // TOKEN_BYTES
 
     def line(self) -> "list[_Branch]":
-        """List what a prompt goes through to its end, this branch last."""
+        """List the branches from the root to this one."""
         line, branch = [self], self.parent
         while branch is not None:
             line.append(branch)

@@ -18,18 +18,18 @@ from ostinato.observe.request_record import RequestRecord
 Decode = Callable[[list[int]], str]
 """From token ids to their text, special tokens included."""
 
-TOKENS_BEFORE, TOKENS_BEHIND = 32, 24
+TOKENS_BEFORE, TOKENS_AFTER = 32, 24
 """Tokens that are decoded around a difference."""
 
-LETTERS_BEFORE, LETTERS_BEHIND = 26, 30
-"""Letters that are shown of them: a line of 80 columns with its label."""
+LETTERS_BEFORE, LETTERS_AFTER = 26, 30
+"""Letters that are shown of these: a line of 80 columns with its label."""
 
 LETTERS_OF_A_NAME = 16
 """Letters by which a field is found if its tokens do not decode to all of it."""
 
-LEAST_SIMILARITY = 0.5
-"""Share of tokens that agree, before a difference and behind it, from which on two prompts without
-a common block are versions of one."""
+MIN_SIMILARITY = 0.5
+"""Share of matching tokens, before and after a difference, above which two prompts without a common
+block are versions of one."""
 
 _DRAWN = {"\n": "↵", "\t": "⇥", "\r": "␍"}
 
@@ -40,7 +40,7 @@ class Shown:
 
     Attributes:
         difference: Both sides.
-        is_same_text: Whether the texts agree where the tokens part.
+        is_same_text: Whether the texts agree where the tokens differ.
     """
 
     difference: Difference
@@ -81,7 +81,7 @@ def similarity(mine: bytes, theirs: bytes, start: int) -> float:
 
 def is_alike(mine: bytes, theirs: bytes, start: int, block_size: int) -> bool:
     """Whether two prompts are versions of one: they share a block, or most of their tokens."""
-    return start >= block_size or similarity(mine, theirs, start) >= LEAST_SIMILARITY
+    return start >= block_size or similarity(mine, theirs, start) >= MIN_SIMILARITY
 
 
 def show_difference(nearest: RequestRecord, record: RequestRecord, prompt: bytes, start: int,
@@ -98,7 +98,7 @@ def show_difference(nearest: RequestRecord, record: RequestRecord, prompt: bytes
     if decode is None:
         return None
     mine, theirs = _ids(prompt), _ids(nearest.tokens)
-    stop = start + TOKENS_BEHIND
+    stop = start + TOKENS_AFTER
     texts = decode(mine[start:stop]), decode(theirs[start:stop])
     pieces = decode(mine[start : start + 1]), decode(theirs[start : start + 1])
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
@@ -115,8 +115,8 @@ def show_difference(nearest: RequestRecord, record: RequestRecord, prompt: bytes
         mine=shown_before + _cut_right(texts[0][first:]),
         theirs=shown_before + _cut_right(texts[1][first:]),
         caret=_columns(shown_before),
-        width=max(1, _columns(_draw(pieces[0][first:][:LETTERS_BEHIND]))),
-        place=_place(decode(mine), len(decode(mine[:start])) + first, record.fields),
+        width=max(1, _columns(_draw(pieces[0][first:][:LETTERS_AFTER]))),
+        place=_place(decode(mine), len(decode(mine[:start])) + first, record.prompt_sections),
         num_alike_after=matching,
     )
     return Shown(difference, is_same)
@@ -168,7 +168,7 @@ def _cut_left(text: str) -> str:
 
 def _cut_right(text: str) -> str:
     drawn = _draw(text)
-    return drawn if len(drawn) <= LETTERS_BEHIND else drawn[:LETTERS_BEHIND] + "…"
+    return drawn if len(drawn) <= LETTERS_AFTER else drawn[:LETTERS_AFTER] + "…"
 
 
 def _columns(text: str) -> int:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ostinato.core.config import QuantizationName
 from ostinato.runner.forward.codes import CodeFormat, Codes, encode, joined
 from ostinato.runner.forward.packed import PackedWeight, padded_width
 from ostinato.runner.forward.packed_linear import PackedLinear
@@ -19,6 +18,7 @@ from ostinato.runner.forward.records import Product
 from ostinato.runner.huge_pages import into_huge_pages
 from ostinato.runner.native.face import DTYPES
 from ostinato.runner.native.library import library
+from ostinato.runner.settings import QuantizationName
 
 _TILE_OUTPUTS = 32
 _FORMATS = {8: 1, 4: 2}
