@@ -68,7 +68,7 @@ class EvictionPolicy(Protocol):
 
     remembers: bool = False
 
-    def add(self, entries: Sequence[CacheEntry], turn: RequestSummary | None) -> None:
+    def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
         """Take all entries that a request releases, tail first; None if it was no request."""
 
     def remove(self, entries: Sequence[CacheEntry]) -> None:
@@ -100,7 +100,7 @@ class EvictionPolicy(Protocol):
     # --- for policies that remember ---
 
     def look_up(
-        self, key: PrefixKey, first: int, last: int, block_size: int, turn: RequestSummary
+        self, key: PrefixKey, first: int, last: int, block_size: int, summary: RequestSummary
     ) -> None:
         """Note that a request asks for ``last`` blocks, and those from ``first`` on are missing.
 
@@ -109,7 +109,7 @@ class EvictionPolicy(Protocol):
         return None
 
     def recall(
-        self, key: PrefixKey, first: int, most: int, block_size: int, turn: RequestSummary | None
+        self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
     ) -> Recall:
         """Return what is remembered of blocks ``first ..`` of a sequence, now published anew."""
         return Recall(most)
@@ -206,7 +206,7 @@ class LeastRecentlyUsed(EvictionPolicy):
         """Make an empty policy."""
         self._queue = EntryQueue()
 
-    def add(self, entries: Sequence[CacheEntry], turn: RequestSummary | None) -> None:
+    def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
         """Append them."""
         self._queue.extend(entries)
 

@@ -13,7 +13,7 @@ class LearnedPolicy(Protocol):
     def lru_lead(self) -> int:
         """Blocks that hit and would have missed under LRU, less the opposite."""
 
-    def request_class(self, turn: RequestSummary) -> int:
+    def request_class(self, summary: RequestSummary) -> int:
         """Return the class of what a request releases, uses left out."""
 
     def row_of(self, request_class: int, uses: int) -> int:

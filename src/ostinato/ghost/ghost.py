@@ -142,11 +142,13 @@ class Ghost(CacheObserver):
         chosen = window.sampler.choose(table.key, num_tokens)
         if chosen:
             names = window.sampler.names(table.key, chosen)
-            size, turn = self._config.block_size, table.summary
+            size, summary = self._config.block_size, table.summary
             last = (num_asked - 1) // size * size  # where the block begins that can not hit whole
             asked = sum(start < last for start, _ in chosen)
-            kinds = self._learned[0].request_class(turn) if self._learned else 0
-            request = SampledRequest(names, asked, self._clock(), turn.num_output_tokens, kinds)
+            request_class = self._learned[0].request_class(summary) if self._learned else 0
+            request = SampledRequest(
+                names, asked, self._clock(), summary.num_output_tokens, request_class
+            )
             window.add(request, Coverage.of(self._counts))
             self._blocks_left -= len(names)
             if self._blocks_left <= 0:
