@@ -63,7 +63,7 @@ class EvictionPolicy(Protocol):
     builds on it (law 8).
 
     Attributes:
-        remembers: Whether it is told what is looked up and published.
+        remembers: Whether it is asked what it remembers of what is published.
     """
 
     remembers: bool = False
@@ -98,15 +98,6 @@ class EvictionPolicy(Protocol):
         """Assert the policy's invariants."""
 
     # --- for policies that remember ---
-
-    def look_up(
-        self, key: PrefixKey, first: int, last: int, block_size: int, summary: RequestSummary
-    ) -> None:
-        """Note that a request asks for ``last`` blocks, and those from ``first`` on are missing.
-
-        Called once per request, when it holds what it found and before anything is evicted.
-        """
-        return None
 
     def recall(
         self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None

@@ -204,8 +204,6 @@ class CacheManager:
         self._enter(table, hit)
         for notify in self.observers.on_admit:
             notify(table, context, preempted)
-        if self.pool.learns and table.writes and not preempted:
-            self._look_up(table)
         self._take(table, num_tokens, room)
         return table, self._copies_of_tail(table, match) if match.tail is not None else ()
 
@@ -556,14 +554,6 @@ class CacheManager:
         table.table_id = self._num_tables = self._num_tables + 1
         table.num_planned = num_planned
         self._tables[table.table_id] = table
-
-    def _look_up(self, table: BlockTable) -> None:
-        """Tell the eviction policy what a request asks for and did not find."""
-        num_asked = (len(table.key.tokens) - 1) // self.block_size
-        if num_asked:
-            policy = self.pool.shares.policy_of(table.tenant)
-            found = table.num_published
-            policy.look_up(table.key, found, num_asked, self.block_size, table.summary)
 
     def _leave(self, table: BlockTable, num_tokens: int, sealed: bool) -> None:
         """Release all that a table holds: private blocks first, then what it shares.

@@ -22,7 +22,7 @@ from ostinato.core.config import PolicyName
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.eviction import make_policy
-from ostinato.eviction.learned_policy import LearnedPolicy
+from ostinato.eviction.learned_policy import LearnedPolicy, LearnsFromMisses
 from ostinato.eviction.reuse_hazard import ReuseHazard
 from ostinato.ghost.sampler import SampledRequest
 
@@ -124,7 +124,8 @@ class PolicySimulation:
         if policy.remembers:
             # Names stand in the place of tokens, for what is remembered of evicted blocks.
             key = PrefixKey(_SHARED, request.names)
-            policy.look_up(key, num_found, request.num_asked, 1, summary)
+            if isinstance(policy, LearnsFromMisses):
+                policy.look_up(key, num_found, request.num_asked, 1, summary)
         if path and path[-1].uses < MANY_USES:
             summary.gap_s = request.at_s - path[-1].idle_since_s
         self._insert(request, key if policy.remembers else None, path, summary)
