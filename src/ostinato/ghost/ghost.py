@@ -60,10 +60,10 @@ _FIRST = 16
 """Requests by whose length the sampling rate is set."""
 
 _BACKLOG, _SPREAD = 64, 16
-"""Sampled requests that wait for idle time; beyond, one is replayed in as many requests.
+"""Sampled requests that wait for idle time; where more do, one request in sixteen replays one.
 
-At a share of 1 %, a period has time for all of a window so. Replayed with every request, a window
-would add three quarters to the time that the cache takes of each.
+The spread is for a share of 1 %, whose periods are long enough for it. Replayed with every request,
+the first window would add three quarters to the time that the cache takes for each.
 """
 
 _IDLE_REFUND = 0.75
