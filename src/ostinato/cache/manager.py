@@ -93,7 +93,7 @@ class CacheManager:
         self.block_size = config.block_size
         self.epoch = epoch
         self.observers = Observers(observers)
-        shares = shares or BlockShares(LeastRecentlyUsed())
+        shares = BlockShares(LeastRecentlyUsed()) if shares is None else shares
         order = config.free_order
         self.pool = BlockPool(config.num_blocks, shares, order, clock, self.observers)
         self.index = make_index(self.pool, config.block_size)
@@ -344,8 +344,9 @@ class CacheManager:
 
     def unpin(self, table: BlockTable) -> None:
         """Release what ``pin`` returned."""
-        if self._pinned.pop(table.table_id, None) is not table:
+        if self._pinned.get(table.table_id) is not table:
             raise ReleasedTable("the table is not pinned in this cache, or not any more")
+        del self._pinned[table.table_id]
         self._release_path(table)
         table.table_id = table.num_slots = -1
 
