@@ -8,8 +8,8 @@ block, the last one of a sequence that ended, is found the second way only.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
 from ostinato.core.identity import PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
@@ -136,6 +136,26 @@ class ChildIndex(Generic[ChildT]):
             return max(texts[first:last], key=lambda text: self.by_text[text].number)
         # Many: one of them is found soon, searching back from the newest of all.
         return next(text for text in reversed(self.by_text) if text.startswith(beginning))
+
+
+class _Node(Protocol):
+    """What has children: a radix node, or a content of the hash index."""
+
+    children: Any
+
+
+NodeT = TypeVar("NodeT", bound=_Node)
+
+
+def walk(roots: Iterable[NodeT]) -> Iterator[tuple[int | None, NodeT]]:
+    """Walk all that continues some roots, each with the number of its parent in the walk."""
+    stack: list[tuple[int | None, NodeT]] = [(None, child) for r in roots for child in r.children]
+    number = 0
+    while stack:
+        parent, node = stack.pop()
+        yield parent, node
+        stack += [(number, child) for child in node.children]
+        number += 1
 
 
 def tail_text(key: PrefixKey, start: int, num_tokens: int, block_size: int) -> bytes:

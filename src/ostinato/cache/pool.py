@@ -156,11 +156,7 @@ class BlockPool:
     # --- blocks of tables ---
 
     def take(self, table: BlockTable, num_blocks: int, contents: Contents) -> "array[int]":
-        """Take blocks for a table; the caller knows that enough are free for its tenant.
-
-        Returns:
-            Ids, private to the caller.
-        """
+        """Take private blocks for a table; the caller knows that enough are free for its tenant."""
         unused, tenant, taken = self._unused, table.tenant, array("i")
         is_enough = num_blocks <= unused.num_blocks and not self.shares.are_limited
         only_unused = is_enough and not self._classic
