@@ -25,8 +25,8 @@ from ostinato.observe.introspection import (
 )
 from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.engine_watch import EngineWatch
-from ostinato.server.ledger import HISTORY_S, Account, FirstToken, PromptTokens, merge
 from ostinato.server.state import ServerState
+from ostinato.server.tenant_usage import HISTORY_S, Account, FirstToken, PromptTokens, merge
 
 router = APIRouter(include_in_schema=False)
 
@@ -66,9 +66,9 @@ class Seen:
 
 
 def install(app: FastAPI, state: ServerState) -> None:
-    """Give an application a memory of what was seen, which forgets tenants with the ledger."""
+    """Give an application a memory of what was seen, which forgets tenants with their usage."""
     app.state.sights = sights = dict[str, EngineWatch[Seen]]()
-    state.ledger.when_forgetting(sights.clear)
+    state.usage.when_forgetting(sights.clear)
 
 
 @router.get("/ui/state")
@@ -82,10 +82,10 @@ async def page_state(
     snapshots: EngineWatch[Snapshot] = request.app.state.snapshots
     seen = await _watch_of(watches, state, caller).look()
     snapshot = await snapshots.look()
-    accounts = state.ledger.accounts
+    accounts = state.usage.accounts
     if not caller.may_administer:
         accounts = {name: of for name, of in accounts.items() if name == caller.tenant}
-    account, now_s = merge(accounts.values()), state.ledger.now_s()
+    account, now_s = merge(accounts.values()), state.usage.now_s()
     return {
         "model": state.config.model_names[0],
         "version": ostinato.__version__,
@@ -231,7 +231,7 @@ def _name(state: ServerState, salt: bytes) -> str:
     """Say whose a salt is: a tenant's, or that of a published prefix."""
     if salt.startswith(PUBLIC):
         return f"public: {salt[len(PUBLIC) :].decode()}"
-    return state.ledger.name_of(salt)
+    return state.usage.name_of(salt)
 
 
 async def _prefixes(state: ServerState, prefixes: list[CachedPrefix]) -> list[dict[str, Any]]:

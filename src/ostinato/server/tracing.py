@@ -22,8 +22,8 @@ from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
 from ostinato.server.config import ServerConfig
 from ostinato.server.errors import ApiError
-from ostinato.server.ledger import PromptTokens
 from ostinato.server.observer import ServedRequest
+from ostinato.server.tenant_usage import PromptTokens
 
 NANOSECONDS = 1_000_000_000
 

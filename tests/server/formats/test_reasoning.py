@@ -165,7 +165,7 @@ def test_a_call_is_made_in_the_format_of_the_family(
         for call in first.message.tool_calls:
             assert call.function.name == "weather"
             assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
-        assert first.finish_reason in ("tool_calls", "length") and not first.message.content
+        assert first.finish_reason == "length" or not first.message.content
         calls = [call for chunk in chat(url, **asked, stream=True)
                  for call in chunk.choices[0].delta.tool_calls or ()]  # fmt: skip
         parts = [call.function.arguments for call in calls if call.index == 0]

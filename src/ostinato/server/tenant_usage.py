@@ -87,7 +87,7 @@ class FirstToken:
     """How long one request's first token took.
 
     Attributes:
-        at_s: When it was there, by the ledger's clock.
+        at_s: When it was there, by its clock.
         took_s: Seconds from the request's arrival.
         hit_share: Share of its prompt that hit.
     """
@@ -102,7 +102,7 @@ class Second:
     """What one second brought.
 
     Attributes:
-        number: Seconds of the ledger's clock, rounded down.
+        number: Seconds of its clock, rounded down.
         prompt: Prompt tokens of requests whose first token came in it.
     """
 
@@ -138,7 +138,7 @@ class Account:
         self.seconds[-1].prompt.add(prompt)
 
 
-class Ledger:
+class TenantUsage:
     """An observer that keeps the accounts.
 
     Attributes:
