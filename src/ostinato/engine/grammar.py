@@ -32,12 +32,13 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 from numpy.typing import NDArray
 
 from ostinato.core.errors import InvalidSamplingParams, MissingTokenizer
-from ostinato.core.structured_outputs import OutputForm, StructuredOutputs
-from ostinato.core.tenancy import belongs_to
+from ostinato.core.plan import TokenConstraint
 from ostinato.engine.grammar_check import GrammarChecker
 from ostinato.engine.grammar_vocabulary import grammar_vocabulary
+from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.engine.token_table import TokenTable
 from ostinato.runner.model_loader import LoadedModel
+from ostinato.tenants.terms import is_salt_of
 
 JSON_WHITE_SPACE = r"[ ]?|\n[ ]{0,12}"
 """Between the parts of a JSON text."""
@@ -54,8 +55,8 @@ _TOKEN_ID = re.compile(r"<\[\d+\]>")
 _JSON_PARTS = '{}[]":,'
 
 
-class GrammarForm:
-    """A matcher of ``llguidance`` as an ``OutputForm``."""
+class GrammarConstraint:
+    """A matcher of ``llguidance`` as a ``TokenConstraint``."""
 
     def __init__(self, matcher: LLMatcher, num_bytes: int) -> None:
         """Wrap a matcher; ``num_bytes`` is the length of its masks."""
@@ -64,7 +65,7 @@ class GrammarForm:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output has the form and nothing may follow."""
+        """Whether the output is complete and nothing may follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     @property
@@ -72,9 +73,9 @@ class GrammarForm:
         """Why it cannot go on; empty if it can."""
         return _brief(self._matcher.get_error()) if self._matcher.is_error() else ""
 
-    def copy(self) -> "GrammarForm":
+    def copy(self) -> "GrammarConstraint":
         """Return one that stands where this one stands, and goes its own way."""
-        return GrammarForm(self._matcher.deep_copy(), self._num_bytes)
+        return GrammarConstraint(self._matcher.deep_copy(), self._num_bytes)
 
     def mask(self) -> NDArray[np.uint8]:
         """Return which ids may come next, one bit each; none after a failure."""
@@ -84,19 +85,21 @@ class GrammarForm:
         return np.frombuffer(bits, dtype=np.uint8)
 
     def advance(self, token_id: int) -> None:
-        """Note that a token came; one that was not allowed puts the form into error."""
+        """Add a sampled token; one that is not allowed puts the matcher into error."""
         self._matcher.consume_token(token_id)
 
 
-class DelayedForm:
-    """A form that applies once the output has passed an expression: after the reasoning."""
+class DelayedConstraint:
+    """A constraint that applies once the output has passed an expression: after reasoning."""
 
     _MOST_TEXT = 256
     """Characters at the end of the text that the expression is looked for in."""
 
-    def __init__(self, form: OutputForm, wanted: StructuredOutputs, tokens: TokenTable) -> None:
+    def __init__(
+        self, inner: TokenConstraint, wanted: StructuredOutputs, tokens: TokenTable
+    ) -> None:
         """Stand at the beginning of an output."""
-        self._form, self._tokens = form, tokens
+        self._inner, self._tokens = inner, tokens
         self._after = re.compile(wanted.after or "")
         self._opening = wanted.opening
         self._text = ""
@@ -105,23 +108,23 @@ class DelayedForm:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output has the form and nothing may follow."""
-        return not self._is_free and self._form.is_complete
+        """Whether the output is complete and nothing may follow."""
+        return not self._is_free and self._inner.is_complete
 
     @property
     def error(self) -> str:
         """Why it cannot go on; empty if it can."""
-        return "" if self._is_free else self._form.error
+        return "" if self._is_free else self._inner.error
 
-    def copy(self) -> "DelayedForm":
+    def copy(self) -> "DelayedConstraint":
         """Return one that stands where this one stands, and goes its own way."""
         other = copy.copy(self)
-        other._form = self._form.copy()
+        other._inner = self._inner.copy()
         return other
 
     def mask(self) -> NDArray[np.uint8]:
         """Return which ids may come next, one bit each: all while the output is free."""
-        mask = self._form.mask()
+        mask = self._inner.mask()
         if self._is_free:
             return np.full_like(mask, 255)
         opening = self._tokens.id_of(self._opening or "") if self._is_undecided else None
@@ -136,14 +139,14 @@ class DelayedForm:
             self._is_undecided = False
             self._is_free = token_id == self._tokens.id_of(self._opening or "")
         if not self._is_free:
-            self._form.advance(token_id)
+            self._inner.advance(token_id)
             return
         self._text = (self._text + self._tokens.text(token_id))[-self._MOST_TEXT :]
         self._is_free = self._after.search(self._text) is None
 
 
-class FormCompiler:
-    """Makes forms for one model's vocabulary, which is read when first needed. Thread-safe."""
+class GrammarCompiler:
+    """Compiles grammars for one model's vocabulary, read when first needed. Thread-safe."""
 
     def __init__(self, loaded: LoadedModel, checker: GrammarChecker | None = None) -> None:
         """Read nothing yet; None makes a checker with worker processes of its own."""
@@ -151,11 +154,11 @@ class FormCompiler:
         self._checker = checker or GrammarChecker()
         self._guard = threading.RLock()
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, OrderedDict[tuple[str, str], GrammarForm | str]]
+        self._compiled: OrderedDict[str, OrderedDict[tuple[str, str], GrammarConstraint | str]]
         self._compiled = OrderedDict()
 
-    def compile(self, wanted: StructuredOutputs, tenant: str) -> OutputForm:
-        """Return a form at its beginning.
+    def compile(self, wanted: StructuredOutputs, tenant: str) -> TokenConstraint:
+        """Return a constraint in its first state.
 
         Args:
             wanted: What to compile.
@@ -166,44 +169,45 @@ class FormCompiler:
             InvalidSamplingParams: The schema, regex or grammar is broken, asks for what is not
                 supported, takes too long to compile, or cannot be written with this vocabulary.
 
-        Cost: the first form of an engine starts a process (0.1 s) and reads the vocabulary, about
+        Cost: an engine's first grammar starts a process (0.1 s) and reads the vocabulary, about
         10 microseconds per id; a new grammar takes a millisecond or so, a known one microseconds,
         one that was refused before likewise.
         """
         key = wanted.kind, wanted.source
         with self._guard:
             known = self._known_to(tenant)
-            form = known.get(key)
-        if form is None:
+            constraint = known.get(key)
+        if constraint is None:
             try:
-                form = self._compile(wanted)
+                constraint = self._compile(wanted)
             except InvalidSamplingParams as error:
-                form = str(error)
+                constraint = str(error)
         with self._guard:
-            known[key] = form
+            known[key] = constraint
             known.move_to_end(key)
             if len(known) > _MAX_COMPILED:
                 known.popitem(last=False)
-        if isinstance(form, str):
-            raise InvalidSamplingParams(form)
+        if isinstance(constraint, str):
+            raise InvalidSamplingParams(constraint)
         if wanted.after is None:
-            return form.copy()
-        return DelayedForm(form.copy(), wanted, TokenTable(self._loaded.require_tokenizer()))
+            return constraint.copy()
+        tokens = TokenTable(self._loaded.require_tokenizer())
+        return DelayedConstraint(constraint.copy(), wanted, tokens)
 
     def forget(self, tenant: str) -> None:
         """Forget what was compiled for a tenant, by whichever salts it was narrowed."""
         with self._guard:
-            for salt in [salt for salt in self._compiled if belongs_to(salt, tenant)]:
+            for salt in [salt for salt in self._compiled if is_salt_of(salt, tenant)]:
                 del self._compiled[salt]
 
-    def _known_to(self, tenant: str) -> "OrderedDict[tuple[str, str], GrammarForm | str]":
+    def _known_to(self, tenant: str) -> "OrderedDict[tuple[str, str], GrammarConstraint | str]":
         known = self._compiled.setdefault(tenant, OrderedDict())
         self._compiled.move_to_end(tenant)
         if len(self._compiled) > _MAX_TENANTS:
             self._compiled.popitem(last=False)
         return known
 
-    def _compile(self, wanted: StructuredOutputs) -> GrammarForm:
+    def _compile(self, wanted: StructuredOutputs) -> GrammarConstraint:
         with self._guard:
             vocabulary = self._read_vocabulary(wanted.kind)
         try:
@@ -217,11 +221,11 @@ class FormCompiler:
         if matcher.is_error():
             raise _refusal(wanted, matcher.get_error())
         self._check_vocabulary(wanted, vocabulary)
-        form = GrammarForm(matcher, 4 * -(-vocabulary.vocab_size // 32))
-        first = np.unpackbits(form.copy().mask(), bitorder="little")
+        constraint = GrammarConstraint(matcher, 4 * -(-vocabulary.vocab_size // 32))
+        first = np.unpackbits(constraint.copy().mask(), bitorder="little")
         if not first[: self._loaded.vocab_size].any():
             raise _refusal(wanted, "no token of this model's vocabulary can begin it")
-        return form
+        return constraint
 
     def _read_vocabulary(self, kind: str) -> LLTokenizer:
         if self._vocabulary is None:

@@ -23,7 +23,7 @@ from ostinato.core.errors import PromptTooLong
 from ostinato.core.ids import RequestId
 from ostinato.core.plan import SampledToken, ScheduledSequence, SequenceResult, StepPlan, StepResult
 from ostinato.core.request import Request
-from ostinato.core.sampling_params import SamplingParams
+from ostinato.engine.sampling_params import SamplingParams
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import StepCost
 from ostinato.sched.sequence import SequenceUpdate
@@ -174,9 +174,7 @@ class _TimedReplay:
         trace, name = self._trace, RequestId(str(number))
         path = trace.path(number)
         prompt = _spell(path, trace.block_tokens, int(trace.input_tokens[number]), number)
-        params = SamplingParams(
-            max_tokens=max(1, int(trace.output_tokens[number])), detokenize=False
-        )
+        params = SamplingParams(max_tokens=max(1, int(trace.output_tokens[number])))
         try:
             self._scheduler.add(Request(name, prompt, params), (0,))
         except PromptTooLong:

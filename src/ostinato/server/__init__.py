@@ -9,6 +9,7 @@ Files in reading order:
 * ``call``: what is asked of the engine, whichever API it came through?
 * ``errors``: how does an error look to a client, and what is wrong with a body?
 * ``observer``: what may onlookers learn of each request?
+* ``accounts``: what is booked for one tenant?
 * ``tenant_usage``: what did the cache do for whom?
 * ``rate_limit``: has a tenant used up what it may ask for?
 * ``state``: what does one server know while it runs?
@@ -40,6 +41,7 @@ Files in reading order:
 * ``admin``: what may an operator do over HTTP?
 * ``tracing``: where did a request's time go?
 * ``playground``: where did each token come from, and what would such prompts save?
+* ``page_figures``: which figures of the last minutes does the page show?
 * ``page_state``, ``page``: what does the page show, to whom, and where is it? (``static``)
 * ``openapi``: what does the server say of itself?
 * ``app``: which parts make up the application?

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ostinato.core.sampling_params import SamplingParams
+from ostinato.engine.sampling_params import SamplingParams
 from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.answer_parser import AnswerParser, ParsedAnswer
 from ostinato.server.callers import Caller

@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ostinato.core.structured_outputs import StructuredOutputs
 from ostinato.engine.grammar import JSON_WHITE_SPACE
+from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.errors import ApiError
 

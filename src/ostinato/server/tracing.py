@@ -18,12 +18,12 @@ from typing import Any
 
 from ostinato.core.errors import ConfigError
 from ostinato.engine.outputs import RequestTimings
+from ostinato.server.accounts import PromptTokens
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
 from ostinato.server.config import ServerConfig
 from ostinato.server.errors import ApiError
 from ostinato.server.observer import ServedRequest
-from ostinato.server.tenant_usage import PromptTokens
 
 NANOSECONDS = 1_000_000_000
 
