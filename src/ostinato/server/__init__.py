@@ -22,7 +22,8 @@ Files in reading order:
 * ``deltas``: what is new since the last look?
 * ``streaming``: how does an answer reach a client that may go away at any moment?
 * ``answer_parser``: where in an answer are reasoning, text and calls of tools?
-* ``tools``: which tools may the model call, and what must its answer look like?
+* ``tools``: which tools may the model call, and how is it told of them?
+* ``call_grammar``: which grammar holds an answer to its form, and its calls to a tool format?
 * ``prompting``: how does a conversation with tools become a prompt, and how is its answer read?
 * ``completions``: how is a text continued?
 * ``chat``: how is a conversation continued?

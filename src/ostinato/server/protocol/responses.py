@@ -10,6 +10,7 @@ from ostinato.core.errors import InvalidSamplingParams
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.server.answer_formats import AnswerFormats
+from ostinato.server.call_grammar import form_of
 from ostinato.server.protocol.body import Body, Items, TextOnly
 from ostinato.server.protocol.sampling import CacheFields, FormBody, SamplerFields, ShortText
 from ostinato.server.protocol.tools import (
@@ -21,7 +22,7 @@ from ostinato.server.protocol.tools import (
     TextFormat,
     ToolName,
 )
-from ostinato.server.tools import Message, ToolUse, add_call, add_reasoning, form_of, use_tools
+from ostinato.server.tools import Message, ToolUse, add_call, add_reasoning, use_tools
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
