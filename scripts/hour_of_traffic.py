@@ -172,7 +172,8 @@ def take_pictures(url: str, folder: Path) -> None:
             for number, text in enumerate(("Good morrow, cousin.", "And whither goest thou?"), 1):
                 view.fill("#chat-text", text)
                 view.click("#chat-send")
-                view.locator(".assistant .note a").nth(number - 1).wait_for(timeout=120_000)
+                answered = view.locator(".assistant .note a").nth(number - 1)
+                answered.wait_for(timeout=120_000)
             for end in ("ROMEO:\nO, speak again\n", f"ROMEO:\nO, it is my {theme}!\n"):
                 view.fill("#prompt", SCENE + end)
                 view.click("#run")
