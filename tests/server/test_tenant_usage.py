@@ -52,7 +52,7 @@ def test_prompt_tokens_are_told_apart_and_add_up() -> None:
 
 def test_generated_tokens_and_waits_are_booked_in_their_seconds() -> None:
     """Five tokens: one at once, three half a second apart, and the last when it has ended."""
-    ledger = Ledger(lambda: 100.0)
+    ledger = TenantUsage(lambda: 100.0)
     record = served("ann", 0)
     tokens = [1]
     record.output.outputs.append(CompletionOutput(0, "", tokens))
