@@ -13,7 +13,7 @@ from ostinato.core.config import CacheConfig, SchedulerConfig
 from ostinato.core.ids import RequestId
 from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResult
 from ostinato.core.request import Request
-from ostinato.engine.sampling_params import SamplingParams
+from ostinato.core.sampling_params import SamplingParams
 from ostinato.sched.scheduler import Scheduler
 
 SOURCE = Path(__file__).parents[1] / "src/ostinato"
