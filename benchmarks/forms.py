@@ -32,8 +32,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ostinato.core.plan import SampleTask, TokenConstraint
+from ostinato.core.sampling_params import SamplingParams
 from ostinato.engine.grammar import GrammarCompiler
-from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.runner.logit_edits import edit_logits
 

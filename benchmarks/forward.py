@@ -36,7 +36,7 @@ from tqdm import tqdm
 
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import SampleTask, ScheduledSequence, StepPlan
-from ostinato.engine.sampling_params import SamplingParams
+from ostinato.core.sampling_params import SamplingParams
 from ostinato.runner.attention.choice import AttentionCase, choose_attention
 from ostinato.runner.heap import keep_large_blocks
 from ostinato.runner.model_loader import load_model

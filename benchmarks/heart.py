@@ -241,7 +241,7 @@ def make_request(number: int, prompt: array, max_tokens: int) -> Any:
     """Return a request for so many tokens."""
     from ostinato.core.ids import RequestId
     from ostinato.core.request import Request
-    from ostinato.engine.sampling_params import SamplingParams
+    from ostinato.core.sampling_params import SamplingParams
 
     return Request(RequestId(str(number)), prompt, SamplingParams(max_tokens=max_tokens))
 

@@ -44,7 +44,7 @@ from ostinato.core.identity import Identity
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResult
 from ostinato.core.request import Request
-from ostinato.engine.sampling_params import SamplingParams
+from ostinato.core.sampling_params import SamplingParams
 
 STEP_S, TOKEN_S = 0.008, 0.0001
 NUM_BLOCKS, SEATS, BUDGET, CHUNK = 2_500, 16, 1_024, 512

@@ -19,6 +19,7 @@ from ostinato.core.config import (
     window_blocks,
 )
 from ostinato.eviction import make_policy
+from ostinato.eviction.learned_policy import LearnsFromMisses, MissObserver
 from ostinato.ghost.ghost import Ghost
 from ostinato.hybrid.manager import HybridCacheManager
 from ostinato.hybrid.window_group import WindowGroup
@@ -118,6 +119,8 @@ def build_cache(
     if config.num_ghost_blocks and config.enable_prefix_caching:
         ghost = Ghost(config, clock, counters.stats.first, list(shares.policies()))
         observers.append(ghost)
+    if all(isinstance(policy, LearnsFromMisses) for policy in shares.policies()):
+        observers.append(MissObserver(shares, config.block_size))
     manager = make_manager(config, clock, digest, shares, observers, public, epoch)
     erasables: list[Erasable] = [counters, history]
     if recorder is not None:

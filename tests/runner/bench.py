@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ostinato.core.ids import SequenceId, SlotId
 from ostinato.core.plan import CopyRun, SampleTask, ScheduledSequence, StepPlan
-from ostinato.engine.sampling_params import SamplingParams
+from ostinato.core.sampling_params import SamplingParams
 from ostinato.runner.attention.backend import AttentionBackend
 from ostinato.runner.inputs import build_inputs
 from ostinato.runner.model_loader import LoadedModel

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Sequence
 
 from ostinato.core.plan import SampleTask
-from ostinato.engine.sampling_params import SamplingParams
+from ostinato.core.sampling_params import SamplingParams
 
 NARROW = 1e-9
 """Two numbers this close are a coin that rounding may toss."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ostinato.core.errors import ConfigError
 from ostinato.core.plan import ScheduledSequence, StepPlan
-from ostinato.engine.sampling_params import SamplingParams
+from ostinato.core.sampling_params import SamplingParams
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.torch_backend import TorchAttention, TorchStep
 from ostinato.runner.model_call import ModelCall

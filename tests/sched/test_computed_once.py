@@ -9,7 +9,7 @@ from ostinato.core.config import CacheConfig, IndexName, SchedulerConfig
 from ostinato.core.ids import RequestId
 from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResult
 from ostinato.core.request import Request
-from ostinato.engine.sampling_params import SamplingParams
+from ostinato.core.sampling_params import SamplingParams
 from ostinato.sched.scheduler import Scheduler
 from tests.support.tiny_cache import on_both_indexes
 

@@ -3,8 +3,10 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -20,6 +22,7 @@ from schemathesis.specs.openapi.checks import (
 from ostinato import AsyncLLM
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
+from tests.server.keyed import keyed_server
 from tests.support.servers import await_idle, serving
 
 MODEL = "tiny-shakespeare"
@@ -85,6 +88,21 @@ def test_nothing_that_is_sent_is_a_mistake_of_the_server(state: ServerState) -> 
     statuses = fuzz(state, max_examples=4)
 
     assert statuses[200] > 0 and statuses[400] > 0
+
+
+def test_whoever_may_not_gets_an_answer_that_is_described(tmp_path: Path) -> None:
+    """Without a key, and with a tenant's: each status is listed, and security says who may."""
+    with keyed_server(tmp_path) as server:
+        description = server.ask("ops", "/openapi.json", method="GET").json()
+        for path, operations in description["paths"].items():
+            for method, operation in operations.items():
+                url = f"{server.url}{path}".replace("{", "").replace("}", "")
+                for headers in ({}, {"Authorization": f"Bearer {server.keys['ann']}"}):
+                    answer = httpx.request(method, url, headers=headers, json={})
+                    assert str(answer.status_code) in operation["responses"], (method, path)
+                    if operation["security"] and not headers:
+                        assert answer.status_code == 401
+        assert set(description["components"]["securitySchemes"]) == {"bearer", "x-api-key"}
 
 
 @pytest.mark.nightly

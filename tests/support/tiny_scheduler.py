@@ -23,7 +23,7 @@ from ostinato.core.identity import Identity, ImageSpan
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.core.request import FinishReason, Request
-from ostinato.engine.sampling_params import SamplingParams
+from ostinato.core.sampling_params import SamplingParams
 from ostinato.sched.sequence import Sequence, SequenceUpdate
 from tests.support.fake_runner import FakeRunner, ForwardPassFailed, Sampler, count_letters
 from tests.support.step_checks import StepChecks

@@ -102,14 +102,7 @@ class StepCopies:
     def of_fork(
         self, parent: BlockTable, child: BlockTable, firsts: Sequence[int], num_tokens: int
     ) -> tuple[CopyRun, ...]:
-        """Plan the copies of what a fork does not share.
-
-        Args:
-            parent: Whose blocks are copied.
-            child: Whose blocks are written.
-            firsts: The first block that is not shared, group by group.
-            num_tokens: Tokens that both continue.
-        """
+        """Plan the copies of what a fork does not share: from ``firsts`` on, group by group."""
         runs: tuple[CopyRun, ...] = ()
         pairs = zip(child.groups, parent.groups, firsts, strict=True)
         for group, (mine, theirs, first) in enumerate(pairs):

@@ -8,8 +8,8 @@ block, the last one of a sequence that ended, is found the second way only.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
 from ostinato.core.identity import PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
@@ -58,14 +58,12 @@ class ChildIndex(Generic[ChildT]):
             yield from children
 
     def add(self, block: bytes | None, text: bytes, child: ChildT) -> None:
-        """Add a child.
+        """Add a child, in O(log n) comparisons and a memmove of n pointers.
 
         Args:
             block: Packed tokens and extras of its first block; None for a partial block.
             text: The packed tokens of that block before its first image token.
             child: The child.
-
-        Cost: O(log n) comparisons and a memmove of n pointers.
         """
         if block is not None:
             assert block not in self._by_block, "a block has one place among its siblings"
@@ -102,8 +100,7 @@ class ChildIndex(Generic[ChildT]):
         """Find the child with the longest common prefix with a packed run.
 
         Returns:
-            The child and the number of shared tokens, at least 1; None if no child begins
-            with the run's first token.
+            The child and the shared tokens, at least 1; None if no child begins with the first.
 
         Cost: O(log n) comparisons, and as a rule O(sqrt(n)) where many share that beginning.
         """
@@ -141,14 +138,30 @@ class ChildIndex(Generic[ChildT]):
         return next(text for text in reversed(self.by_text) if text.startswith(beginning))
 
 
+class _Node(Protocol):
+    """What has children: a radix node, or a content of the hash index."""
+
+    children: Any
+
+
+NodeT = TypeVar("NodeT", bound=_Node)
+
+
+def walk(roots: Iterable[NodeT]) -> Iterator[tuple[int | None, NodeT]]:
+    """Walk all that continues some roots, each with the number of its parent in the walk."""
+    stack: list[tuple[int | None, NodeT]] = [(None, child) for r in roots for child in r.children]
+    number = 0
+    while stack:
+        parent, node = stack.pop()
+        yield parent, node
+        stack += [(number, child) for child in node.children]
+        number += 1
+
+
 def tail_text(key: PrefixKey, start: int, num_tokens: int, block_size: int) -> bytes:
     """Return the packed tokens after a match that may be copied out of the next block.
 
-    Args:
-        key: The sequence.
-        start: Tokens that hit in whole blocks.
-        num_tokens: Tokens that may hit at all.
-        block_size: Tokens per block; of a block of one token there is nothing to copy.
+    Of ``num_tokens`` that may hit, ``start`` hit in whole blocks.
     """
     stop = min(num_tokens, start + block_size)
     if key.has_extras:

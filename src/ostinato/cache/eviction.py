@@ -63,12 +63,12 @@ class EvictionPolicy(Protocol):
     builds on it (law 8).
 
     Attributes:
-        remembers: Whether it is told what is looked up and published.
+        remembers: Whether it is asked what it remembers of what is published.
     """
 
     remembers: bool = False
 
-    def add(self, entries: Sequence[CacheEntry], turn: RequestSummary | None) -> None:
+    def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
         """Take all entries that a request releases, tail first; None if it was no request."""
 
     def remove(self, entries: Sequence[CacheEntry]) -> None:
@@ -99,17 +99,8 @@ class EvictionPolicy(Protocol):
 
     # --- for policies that remember ---
 
-    def look_up(
-        self, key: PrefixKey, first: int, last: int, block_size: int, turn: RequestSummary
-    ) -> None:
-        """Note that a request asks for ``last`` blocks, and those from ``first`` on are missing.
-
-        Called once per request, when it holds what it found and before anything is evicted.
-        """
-        return None
-
     def recall(
-        self, key: PrefixKey, first: int, most: int, block_size: int, turn: RequestSummary | None
+        self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
     ) -> Recall:
         """Return what is remembered of blocks ``first ..`` of a sequence, now published anew."""
         return Recall(most)
@@ -206,7 +197,7 @@ class LeastRecentlyUsed(EvictionPolicy):
         """Make an empty policy."""
         self._queue = EntryQueue()
 
-    def add(self, entries: Sequence[CacheEntry], turn: RequestSummary | None) -> None:
+    def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
         """Append them."""
         self._queue.extend(entries)
 

@@ -93,7 +93,7 @@ class CacheManager:
         self.block_size = config.block_size
         self.epoch = epoch
         self.observers = Observers(observers)
-        shares = shares or BlockShares(LeastRecentlyUsed())
+        shares = BlockShares(LeastRecentlyUsed()) if shares is None else shares
         order = config.free_order
         self.pool = BlockPool(config.num_blocks, shares, order, clock, self.observers)
         self.index = make_index(self.pool, config.block_size)
@@ -204,8 +204,6 @@ class CacheManager:
         self._enter(table, hit)
         for notify in self.observers.on_admit:
             notify(table, context, preempted)
-        if self.pool.learns and table.writes and not preempted:
-            self._look_up(table)
         self._take(table, num_tokens, room)
         return table, self._copies_of_tail(table, match) if match.tail is not None else ()
 
@@ -346,8 +344,9 @@ class CacheManager:
 
     def unpin(self, table: BlockTable) -> None:
         """Release what ``pin`` returned."""
-        if self._pinned.pop(table.table_id, None) is not table:
+        if self._pinned.get(table.table_id) is not table:
             raise ReleasedTable("the table is not pinned in this cache, or not any more")
+        del self._pinned[table.table_id]
         self._release_path(table)
         table.table_id = table.num_slots = -1
 
@@ -556,14 +555,6 @@ class CacheManager:
         table.table_id = self._num_tables = self._num_tables + 1
         table.num_planned = num_planned
         self._tables[table.table_id] = table
-
-    def _look_up(self, table: BlockTable) -> None:
-        """Tell the eviction policy what a request asks for and did not find."""
-        num_asked = (len(table.key.tokens) - 1) // self.block_size
-        if num_asked:
-            policy = self.pool.shares.policy_of(table.tenant)
-            found = table.num_published
-            policy.look_up(table.key, found, num_asked, self.block_size, table.summary)
 
     def _leave(self, table: BlockTable, num_tokens: int, sealed: bool) -> None:
         """Release all that a table holds: private blocks first, then what it shares.

@@ -85,12 +85,7 @@ class FreeBlocks:
         return taken
 
     def give(self, blocks: "array[int]", tick: int) -> None:
-        """Take blocks back, in token order; they are given away tail first.
-
-        Args:
-            blocks: Ids.
-            tick: When, later than all that came back before.
-        """
+        """Take blocks back, in token order, later than all before; the tail is given away first."""
         run = (tick, blocks[:])
         if self._is_fifo:
             self._runs.append(run)
@@ -105,7 +100,7 @@ class BlockPool:
     Attributes:
         num_blocks: All blocks.
         shares: Keeps the evictable ones.
-        learns: Whether the eviction policy is told what is looked up and published.
+        learns: Whether the eviction policy is asked what it remembers of what is published.
         num_allocated: Blocks given away so far.
         now: The clock.
     """
@@ -121,13 +116,7 @@ class BlockPool:
     ) -> None:
         """Make a pool in which every block is unused; block 0 is given away first.
 
-        Args:
-            num_blocks: At least 1.
-            shares: Who may take whose evictable blocks.
-            free_order: Whether unused blocks are given away before all others.
-            clock: Seconds that never fall.
-            observers: Are told of evictions, and of reuse in group 0.
-            group: Of layers.
+        Observers are told of evictions, and in group 0 of reuse. The clock's seconds never fall.
         """
         self.num_blocks = num_blocks
         self.shares = shares
@@ -167,11 +156,7 @@ class BlockPool:
     # --- blocks of tables ---
 
     def take(self, table: BlockTable, num_blocks: int, contents: Contents) -> "array[int]":
-        """Take blocks for a table; the caller knows that enough are free for its tenant.
-
-        Returns:
-            Ids, private to the caller.
-        """
+        """Take private blocks for a table; the caller knows that enough are free for its tenant."""
         unused, tenant, taken = self._unused, table.tenant, array("i")
         is_enough = num_blocks <= unused.num_blocks and not self.shares.are_limited
         only_unused = is_enough and not self._classic
@@ -189,11 +174,9 @@ class BlockPool:
         return taken
 
     def free(self, blocks: "array[int]", tenant: bytes | None) -> None:
-        """Free private blocks, in token order; their content is lost.
+        """Free private blocks, in token order; they are given away tail first.
 
-        Args:
-            blocks: Ids; they are given away tail first.
-            tenant: To whom they were charged; None if they are charged no more.
+        The tenant is the one they were charged to; None if they are charged no more.
         """
         if blocks:
             self._tick += 1
@@ -285,9 +268,7 @@ class BlockPool:
     ) -> None:
         """Note that no request holds entries of one sequence any more, tail first.
 
-        Args:
-            entries: Of one sequence.
-            summary: Of the request that held them; None if it was no request.
+        The summary is of the request that held them; None if it was no request.
         """
         now_s, moment, tick = self.now(), self.num_allocated, self._tick
         for entry in entries:
@@ -358,11 +339,7 @@ class BlockPool:
         yield from (block for _, block in unused)
 
     def check(self, owned: Sequence[int]) -> None:
-        """Assert that counts and lists agree, and that each block has one owner.
-
-        Args:
-            owned: The blocks of the index and the private ones of tables.
-        """
+        """Assert that counts and lists agree, and that each block is unused or owned, once."""
         self.shares.check(self.num_blocks - self.num_unused)
         unused, free = [block for _, block in self._unused], list(self.free_order())
         everything = sorted([*owned, *unused])

@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.child_index import partial_text, tail_text
+from ostinato.cache.child_index import partial_text, tail_text, walk
 from ostinato.cache.eviction import RequestSummary
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import (
@@ -225,14 +225,14 @@ class RadixIndex:
 
     def runs(self) -> Iterator[CachedRun]:
         """Walk all nodes but the roots; each is one run."""
-        return (CachedRun(parent, (node,)) for parent, node in self._walk())
+        return (CachedRun(parent, (node,)) for parent, node in walk(self._roots.values()))
 
     def check(self, paths: "list[RadixNode]", sources: Sequence[CacheEntry] = ()) -> None:
         """Assert rules 1 to 5 and that the tree's links agree."""
         idle = {id(entry) for entry in self._pool.entries()}
         counted = Counter(id(node) for path in paths for node in path.up())
         counted.update(map(id, sources))
-        nodes = [node for _, node in self._walk()]
+        nodes = [node for _, node in walk(self._roots.values())]
         for node in nodes:
             parent, partial = node.parent, node.is_partial(self.block_size)
             assert node.ref_count == counted.pop(id(node), 0), "a node's references are miscounted"
@@ -249,18 +249,6 @@ class RadixIndex:
             assert root.ref_count or root.children, "an empty root was left behind"
         assert not counted, "a path leads to a node outside the tree"
 
-    def _walk(self) -> Iterator[tuple[int | None, RadixNode]]:
-        """Walk all nodes but the roots, each with the number of its parent in the walk."""
-        stack: list[tuple[int | None, RadixNode]] = [
-            (None, child) for root in self._roots.values() for child in root.children
-        ]
-        number = 0
-        while stack:
-            parent, node = stack.pop()
-            yield parent, node
-            stack += [(number, child) for child in node.children]
-            number += 1
-
     def _root(self, identity: Identity) -> RadixNode:
         root = self._roots.get(identity)
         if root is None:
@@ -275,13 +263,10 @@ class RadixIndex:
         name: bytes,
         summary: RequestSummary | None,
     ) -> tuple[RadixNode, int]:
-        """Add new content after a held node, in it or in a child.
+        """Add new content after a held node, in it or in a child; return that, and how many blocks.
 
         Blocks that were used differently often, as far as the policy remembers, are different
         nodes: some are worth more than others.
-
-        Returns:
-            The node that has the blocks now, and how many it took.
         """
         uses = 1
         if self._pool.learns:

@@ -114,14 +114,7 @@ class RadixNode(CacheEntry):
     def num_common_blocks(
         self, key: PrefixKey, packed: memoryview, most: int, block_size: int
     ) -> int:
-        """Count the leading blocks of this node that a sequence agrees with.
-
-        Args:
-            key: The sequence.
-            packed: Its tokens, byte by byte.
-            most: Compare at most so many blocks.
-            block_size: Tokens per block.
-        """
+        """Count the leading blocks, up to ``most``, that a sequence, packed, agrees with."""
         offset, whole = self.start * block_size * TOKEN_BYTES, self.tokens
         theirs = packed[offset : offset + len(whole)]
         if most >= len(self.blocks) and len(theirs) == len(whole) and whole.startswith(theirs):

@@ -120,8 +120,7 @@ def run(
     )
     settings = engine.settings(model)
     from ostinato.server.admin.prewarming import read_prewarm_file
-    from ostinato.server.opening import open_state, warm_up
-    from ostinato.server.running import listen, run_server
+    from ostinato.server.lifecycle import listen, open_state, run_server, warm_up
 
     prompts = [] if server.prewarm is None else read_prewarm_file(server.prewarm)
     with listen(config) as listener:

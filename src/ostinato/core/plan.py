@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostinato.core.ids import SequenceId, SlotId
-from ostinato.engine.sampling_params import SamplingParams
+from ostinato.core.sampling_params import SamplingParams
 
 
 class TokenConstraint(Protocol):

@@ -7,7 +7,7 @@ from enum import StrEnum
 from ostinato.core.identity import Identity, ImageSpan
 from ostinato.core.ids import RequestId
 from ostinato.core.plan import TokenConstraint
-from ostinato.engine.sampling_params import SamplingParams
+from ostinato.core.sampling_params import SamplingParams
 
 
 class FinishReason(StrEnum):

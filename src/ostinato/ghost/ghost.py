@@ -60,10 +60,10 @@ _FIRST = 16
 """Requests by whose length the sampling rate is set."""
 
 _BACKLOG, _SPREAD = 64, 16
-"""Sampled requests that wait for idle time; beyond, one is replayed in as many requests.
+"""Sampled requests that wait for idle time; where more do, one request in sixteen replays one.
 
-At a share of 1 %, a period has time for all of a window so. Replayed with every request, a window
-would add three quarters to the time that the cache takes of each.
+The spread is for a share of 1 %, whose periods are long enough for it. Replayed with every request,
+the first window would add three quarters to the time that the cache takes for each.
 """
 
 _IDLE_REFUND = 0.75
@@ -142,11 +142,13 @@ class Ghost(CacheObserver):
         chosen = window.sampler.choose(table.key, num_tokens)
         if chosen:
             names = window.sampler.names(table.key, chosen)
-            size, turn = self._config.block_size, table.summary
+            size, summary = self._config.block_size, table.summary
             last = (num_asked - 1) // size * size  # where the block begins that can not hit whole
             asked = sum(start < last for start, _ in chosen)
-            kinds = self._learned[0].request_class(turn) if self._learned else 0
-            request = SampledRequest(names, asked, self._clock(), turn.num_output_tokens, kinds)
+            request_class = self._learned[0].request_class(summary) if self._learned else 0
+            request = SampledRequest(
+                names, asked, self._clock(), summary.num_output_tokens, request_class
+            )
             window.add(request, Coverage.of(self._counts))
             self._blocks_left -= len(names)
             if self._blocks_left <= 0:

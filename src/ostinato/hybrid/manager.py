@@ -15,7 +15,7 @@ the prefix, which another window may then not accept::
     window of 6               IJKL          12: MNOP is gone, and what it looks back to is there
     window of 12    ABCD EFGH IJKL          12 again: that is the hit
 
-A model whose layers all have windows keeps group 0 as well, without bytes behind its blocks: as
+A model whose layers all have windows keeps group 0 as well, without memory for its blocks: as
 the list of prefixes.
 """
 

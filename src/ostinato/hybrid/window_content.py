@@ -30,8 +30,8 @@ class WindowContent:
             identity: What sequences must agree on to find it.
             digest: Of it and everything before it.
             name: Its packed tokens and extras.
-            num_tokens: Tokens that a copy holds: all of its block, but for a sealed tail.
-            full: False for a sealed tail.
+            num_tokens: Tokens that a copy holds: all of its block, but for a partial one.
+            full: False for a partial block.
         """
         self.identity = identity
         self.digest = digest

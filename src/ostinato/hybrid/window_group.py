@@ -7,7 +7,7 @@ sequence of p tokens needs the blocks of tokens ``p - window + 1 .. p - 1`` and 
 
     block   0     1     2     3
     tokens  0-3   4-7   8-11  12-15
-    table   null  b7    b2    b5        block 0 has left the window and was given back
+    table   null  b7    b2    b5        block 0 has left the window and was released
 
 Blocks that leave the window become evictable while the request runs. A hit that ends at a
 block boundary needs the last ``ceil((window - 1) / block_size)`` blocks before it, and not
@@ -108,7 +108,7 @@ class WindowGroup:
         table.tail = copy
 
     def release_tail(self, table: WindowTable) -> None:
-        """Let go of the source of a copy, if there is one."""
+        """Release the source of a copy, if there is one."""
         if table.tail is not None:
             self.pool.release(table.tail)
             table.tail = None
@@ -154,15 +154,15 @@ class WindowGroup:
         return Removal(removed)
 
     def slide(self, table: WindowTable, num_tokens: int) -> None:
-        """Give back the blocks that left the window, deepest first."""
+        """Release the blocks that left the window, deepest first."""
         keep = min(self.first_needed(num_tokens), len(table.blocks))
-        self._give_back(table, table.first, keep)
+        self._release_places(table, table.first, keep)
         table.first = max(table.first, keep)
 
     def release(self, table: WindowTable) -> None:
-        """Give back all that a table holds, deepest first."""
+        """Release all that a table holds, deepest first."""
         self.release_tail(table)
-        self._give_back(table, table.first, len(table.blocks))
+        self._release_places(table, table.first, len(table.blocks))
         table.first = len(table.blocks)
 
     def publish_partial(self, table: WindowTable, key: PrefixKey, place: int, text: bytes) -> None:
@@ -227,8 +227,8 @@ class WindowGroup:
         assert content.name == name, "two blocks of one SHA-256 digest"
         return content
 
-    def _give_back(self, table: WindowTable, first: int, last: int) -> None:
-        """Give back the places ``first .. last``, deepest first."""
+    def _release_places(self, table: WindowTable, first: int, last: int) -> None:
+        """Release the places ``first .. last``, deepest first."""
         private = array("i")
         for place in range(last - 1, first - 1, -1):
             copy = table.copies[place]

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.child_index import ChildIndex, partial_text, tail_text
+from ostinato.cache.child_index import ChildIndex, partial_text, tail_text, walk
 from ostinato.cache.eviction import Recall, RequestSummary
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import CachedRun, PrefixMatch, PublishResult, Removal, TailMatch
@@ -248,14 +248,14 @@ class HashIndex:
 
     def runs(self) -> Iterator[CachedRun]:
         """Walk all contents but the roots; the copies of one are one run."""
-        return (CachedRun(parent, content.copies) for parent, content in self._walk())
+        return (CachedRun(parent, content.copies) for parent, content in walk(self._roots.values()))
 
     def check(self, paths: "list[HashPath]", sources: Sequence[CacheEntry] = ()) -> None:
         """Assert rules 1 to 4 and that digests and links agree."""
         idle = {id(entry) for entry in self._pool.entries()}
         counted = Counter(id(copy) for path in paths for copy in path.copies)
         counted.update(map(id, sources))
-        contents = [content for _, content in self._walk()]
+        contents = [content for _, content in walk(self._roots.values())]
         copies = [copy for content in contents for copy in content.copies]
         for copy in copies:
             assert copy.ref_count == counted.pop(id(copy), 0), "references are miscounted"
@@ -366,15 +366,3 @@ class HashIndex:
         identity = content.identity
         if content.parent is None and not content.children and not self._root_uses[identity]:
             del self._roots[identity], self._root_uses[identity]
-
-    def _walk(self) -> Iterator[tuple[int | None, CachedContent]]:
-        """Walk all contents but the roots, each with the number of its parent in the walk."""
-        stack: list[tuple[int | None, CachedContent]] = [
-            (None, child) for root in self._roots.values() for child in root.children
-        ]
-        number = 0
-        while stack:
-            parent, content = stack.pop()
-            yield parent, content
-            stack += [(number, child) for child in content.children]
-            number += 1

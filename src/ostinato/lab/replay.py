@@ -25,7 +25,7 @@ from ostinato.core.plan import (
     StepResult,
 )
 from ostinato.core.request import FinishReason, Request
-from ostinato.engine.sampling_params import SamplingParams
+from ostinato.core.sampling_params import SamplingParams
 from ostinato.lab.recording import Recording
 from ostinato.sched.sequence import Sequence, SequenceUpdate
 from ostinato.tenants.terms import LeaseId, LeaseTerms

@@ -104,7 +104,7 @@ class Scheduler:
         assert len(seeds) == request.params.n, "one seed per continuation"
         key = PrefixKey(request.identity, request.prompt_token_ids, request.images)
         number = SequenceId(self._next_id)
-        self._next_id += len(seeds)  # forks get the numbers behind it
+        self._next_id += len(seeds)  # forks get the numbers after it
         constraint = None if request.constraint is None else request.constraint.copy()
         sequence = Sequence(number, request, 0, key, seeds[0], seeds[1:], constraint=constraint)
         if sequence.reads_cache:
@@ -139,7 +139,7 @@ class Scheduler:
         self.stats.num_failed_steps += 1
         chunks = self._end_step()
         self.cache.fail(tables_of(chunks))
-        ended = [member for chunk in chunks for member in chunk.family]
+        ended = [member for chunk in chunks for member in chunk.members]
         for sequence in ended:
             self.requests.fail(sequence, FinishReason.ERROR)
         return [SequenceUpdate(sequence) for sequence in ended]
@@ -173,11 +173,11 @@ class Scheduler:
         self.stats.count_computed(start, end, sequence.num_prompt_tokens)
         if outcome.prompt_logprobs:
             sequence.take_prompt_logprobs(start, outcome.prompt_logprobs)
-        for member in chunk.family:
+        for member in chunk.members:
             member.num_computed = end if member.table is not None else 0
         if not samples:
             return []
-        tokens = zip(chunk.family, outcome.samples, strict=True)
+        tokens = zip(chunk.members, outcome.samples, strict=True)
         return [self._append(member, token) for member, token in tokens]
 
     def _append(self, sequence: Sequence, token: SampledToken) -> SequenceUpdate:

@@ -44,7 +44,7 @@ class SingleFlight:
         Cost: O(prefills in flight) comparisons of packed tokens.
         """
         for leader, published in self._leaders:
-            # What the leader has behind it may be evicted from a window: no use in waiting.
+            # What the leader computed before may be evicted from a window: no use in waiting.
             if self._num_to_hit(leader, sequence) > max(match.num_tokens, published):
                 return leader
         return None

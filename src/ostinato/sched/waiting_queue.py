@@ -30,7 +30,7 @@ NumCachedTokens = Callable[[Sequence], int]
 class WaitingOrder(Protocol):
     """In which order are waiting sequences tried?"""
 
-    def walk(self, waiting: list[Sequence]) -> Iterator[Sequence]:
+    def candidates(self, waiting: list[Sequence]) -> Iterator[Sequence]:
         """Walk the sequences to try now, best first; the caller admits some of them on the way.
 
         Called once per step, also if none can be admitted; what ranking costs is spent when
@@ -56,7 +56,7 @@ MakeOrder = Callable[[NumCachedTokens], WaitingOrder]
 class FirstComeFirstServed(WaitingOrder):
     """Serve by priority, then by arrival; a preempted sequence keeps its place."""
 
-    def walk(self, waiting: list[Sequence]) -> Iterator[Sequence]:
+    def candidates(self, waiting: list[Sequence]) -> Iterator[Sequence]:
         """Walk all as they stand."""
         return iter(waiting[:])
 
@@ -105,7 +105,7 @@ class WaitingQueue:
 
     def in_order(self) -> Iterator[Sequence]:
         """Walk those to try in this step, best first; the caller admits some on the way."""
-        return self._order.walk(self._waiting)
+        return self._order.candidates(self._waiting)
 
     def _place_of(self, sequence: Sequence) -> int:
         return bisect_left(self._waiting, sequence.rank, key=by_arrival)

@@ -16,7 +16,7 @@ is text.
 
 import json
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -68,7 +68,7 @@ class ArgumentsPiece:
 Piece = TextPiece | ReasoningPiece | CallStart | ArgumentsPiece
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ToolCall:
     """A whole call.
 
@@ -80,34 +80,49 @@ class ToolCall:
 
     call_id: str
     name: str
-    arguments: str = ""
+    arguments: str
 
 
-@dataclass(slots=True)
 class ParsedAnswer:
-    """A whole answer, taken apart.
+    """A whole answer, put together from its pieces at the cost of its length."""
 
-    Attributes:
-        reasoning: What was thought before it.
-        text: Around the calls.
-        calls: In order.
-    """
-
-    reasoning: str = ""
-    text: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
+    def __init__(self) -> None:
+        """Begin without a piece."""
+        self._reasoning: list[str] = []
+        self._text: list[str] = []
+        self._calls: list[tuple[CallStart, list[str]]] = []
 
     def add(self, piece: Piece) -> None:
         """Add the next piece."""
         match piece:
             case TextPiece():
-                self.text += piece.text
+                self._text.append(piece.text)
             case ReasoningPiece():
-                self.reasoning += piece.text
+                self._reasoning.append(piece.text)
             case CallStart():
-                self.calls.append(ToolCall(piece.call_id, piece.name))
+                self._calls.append((piece, []))
             case ArgumentsPiece():
-                self.calls[-1].arguments += piece.text
+                self._calls[-1][1].append(piece.text)
+
+    @property
+    def reasoning(self) -> str:
+        """What was thought before it."""
+        return "".join(self._reasoning)
+
+    @property
+    def text(self) -> str:
+        """What stands around the calls."""
+        return "".join(self._text)
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls, in order."""
+        return [ToolCall(c.call_id, c.name, "".join(parts)) for c, parts in self._calls]
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether there is any call."""
+        return bool(self._calls)
 
 
 def parse_answer(text: str, parser: "AnswerParser") -> ParsedAnswer:

@@ -22,10 +22,9 @@ from ostinato.server import (
     responses,
     tokens,
 )
-from ostinato.server.admin import forgetting, keeping, publishing, recording, statistics
-from ostinato.server.body_guard import BodyGuard
+from ostinato.server.admin import erase, leases, public_prefixes, recording, statistics
 from ostinato.server.errors import install_error_handlers
-from ostinato.server.host_guard import HostGuard
+from ostinato.server.guards import BodyGuard, HostGuard
 from ostinato.server.state import ServerState
 
 ROUTERS = (
@@ -39,9 +38,9 @@ ROUTERS = (
     explaining.router,
     metrics_page.router,
     statistics.router,
-    keeping.router,
-    publishing.router,
-    forgetting.router,
+    leases.router,
+    public_prefixes.router,
+    erase.router,
     recording.router,
     playground.router,
     page_state.router,

@@ -111,7 +111,7 @@ class Answer:
                     if not delta.is_later:
                         opening = {"role": "assistant", "content": ""}
                         yield event(self._chunk(delta.index, opening) | usage)
-                    for chunk in self._chunks(delta, pieces, bool(answers[delta.index].calls)):
+                    for chunk in self._chunks(delta, pieces, answers[delta.index].has_calls):
                         yield event(chunk | usage)
         if self.body.include_usage and last is not None:
             head = self._head("chat.completion.chunk", [])

@@ -61,7 +61,7 @@ class AnswerReader:
         """Return how many tokens of an answer were reasoning, its marks among them."""
         if not answer.reasoning:
             return 0
-        if not answer.text and not answer.calls:
+        if not answer.text and not answer.has_calls:
             return len(token_ids)
         closing, ids = list(self.formats.closing_ids), list(token_ids)
         for end in range(len(closing), len(ids) + 1 if closing else 0):

@@ -30,13 +30,14 @@ class ItemWriter:
     """Writes the pieces of one answer down as items.
 
     Attributes:
-        items: So far; the last one may still grow.
+        items: So far; the last one has its text when it ends.
     """
 
     def __init__(self) -> None:
         """Start without an item."""
         self.items: list[dict[str, Any]] = []
         self._is_open = False
+        self._written: list[str] = []  # of the last item, put together when it ends
 
     def take(self, piece: Piece, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
         """Take a piece and its log-probabilities, and yield the events that tell of it."""
@@ -44,19 +45,18 @@ class ItemWriter:
             case TextPiece():
                 if not self._is_open or self.items[-1]["type"] != "message":
                     yield from self._begin_text("message")
-                part = self.items[-1]["content"][0]
-                part["text"] += piece.text
-                part["logprobs"] += logprobs
+                self._written.append(piece.text)
+                self.items[-1]["content"][0]["logprobs"] += logprobs
                 yield self._said("output_text.delta", delta=piece.text, logprobs=list(logprobs))
             case ReasoningPiece():
                 if not self._is_open or self.items[-1]["type"] != "reasoning":
                     yield from self._begin_text("reasoning")
-                self.items[-1]["content"][0]["text"] += piece.text
+                self._written.append(piece.text)
                 yield self._said("reasoning_text.delta", delta=piece.text)
             case CallStart():
                 yield from self._begin_call(piece)
             case ArgumentsPiece():
-                self.items[-1]["arguments"] += piece.text
+                self._written.append(piece.text)
                 yield self._told("function_call_arguments.delta", delta=piece.text)
 
     def finish(self, is_cut: bool) -> Iterator[Event]:
@@ -112,6 +112,7 @@ class ItemWriter:
             return
         item, self._is_open = self.items[-1], False
         item["status"] = status
+        (item["content"][0] if "content" in item else item).update(self._text())
         if "content" in item:
             part = item["content"][0]
             more = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
@@ -121,6 +122,12 @@ class ItemWriter:
             given = {"name": item["name"], "arguments": item["arguments"]}
             yield self._told("function_call_arguments.done", **given)
         yield self._whole("output_item.done")
+
+    def _text(self) -> dict[str, str]:
+        """Return what was written in the last item, under its name."""
+        name = "text" if "content" in self.items[-1] else "arguments"
+        text, self._written = "".join(self._written), []
+        return {name: text}
 
     def _whole(self, kind: str) -> Event:
         item = dict(self.items[-1])

@@ -9,10 +9,10 @@ from ostinato.server.callers import AnyCaller, Callers
 from ostinato.server.config import ServerConfig
 from ostinato.server.errors import ApiError, stopping
 from ostinato.server.held_prefixes import HeldPrefixes
-from ostinato.server.ledger import Ledger
-from ostinato.server.meter import Meter
 from ostinato.server.observer import Observer
+from ostinato.server.rate_limit import RateLimit
 from ostinato.server.response_store import ResponseStore
+from ostinato.server.tenant_usage import TenantUsage
 
 
 @dataclass(eq=False)
@@ -23,10 +23,10 @@ class ServerState:
         llm: The engine, in a thread of its own.
         config: As given.
         callers: Tells callers apart.
-        observers: Who watches the requests; the ledger is one of them.
-        ledger: What the cache did for whom.
+        observers: Who watches the requests; ``usage`` is one of them.
+        usage: What the cache did for whom.
         held_prefixes: What clients asked to keep with breakpoints.
-        meter: Keeps tenants to their limits.
+        rate_limit: Keeps tenants to their limits.
         responses: What can be continued by its name.
         started_s: When it was made, in seconds since 1970.
         formats: How answers of the model are written.
@@ -38,8 +38,8 @@ class ServerState:
     config: ServerConfig = field(default_factory=ServerConfig)
     callers: Callers = field(default_factory=AnyCaller)
     observers: list[Observer] = field(default_factory=list)
-    ledger: Ledger = field(default_factory=Ledger)
-    meter: Meter = field(default_factory=Meter)
+    usage: TenantUsage = field(default_factory=TenantUsage)
+    rate_limit: RateLimit = field(default_factory=RateLimit)
     responses: ResponseStore = field(default_factory=ResponseStore)
     started_s: int = field(default_factory=lambda: int(time.time()))
     held_prefixes: HeldPrefixes = field(init=False)
@@ -53,7 +53,7 @@ class ServerState:
         return f"fp_{self.llm.engine.loaded.fingerprint.hex()[:16]}"
 
     def __post_init__(self) -> None:
-        """Let the ledger watch, and settle how answers are read.
+        """Count usage, and settle how answers are read.
 
         Raises:
             ConfigError: The model does not fit the parsers that were chosen.
@@ -61,7 +61,7 @@ class ServerState:
         config, tokenizer = self.config, self.llm.engine.loaded.tokenizer
         self.formats = AnswerFormats.of(tokenizer, config.tool_call_parser, config.reasoning_parser)
         self.held_prefixes = HeldPrefixes(self.llm)
-        self.observers.append(self.ledger)
+        self.observers.append(self.usage)
 
     def enter(self, num_sequences: int) -> None:
         """Let the continuations of one prompt in; ``leave`` lets them out again.

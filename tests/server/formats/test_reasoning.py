@@ -151,34 +151,26 @@ def test_a_form_begins_after_the_thoughts_that_the_template_began(marked: AsyncL
         assert chat(url, messages=history, max_tokens=1).usage.prompt_tokens > 1
 
 
-@pytest.mark.parametrize("fmt", ["hermes", "llama3_json", "mistral", "deepseek_v3", "openai"])
-@pytest.mark.parametrize("choice", ["required", "named"])
-def test_a_call_is_made_in_the_format_of_the_family(
-    marked: AsyncLLM, fmt: str, choice: str
-) -> None:
+@pytest.mark.parametrize("fmt", TOOL_FORMATS)
+def test_a_call_is_made_in_the_format_of_the_family(marked: AsyncLLM, fmt: str) -> None:
     """By a model that knows nothing: the grammar writes the marks, and the parser reads them."""
     named: Any = {"type": "function", "function": {"name": "weather"}}
-    with served(marked, tool_call_parser=fmt) as url:
-        asked = {"tools": [WEATHER], "parallel_tool_calls": choice == "required"}
-        asked["tool_choice"] = "required" if choice == "required" else named
-        [first] = chat(url, **asked, n=1).choices
-        for call in first.message.tool_calls:
-            assert call.function.name == "weather"
-            assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
-        assert first.finish_reason in ("tool_calls", "length") and not first.message.content
-        calls = [call for chunk in chat(url, **asked, stream=True)
-                 for call in chunk.choices[0].delta.tool_calls or ()]  # fmt: skip
-        parts = [call.function.arguments for call in calls if call.index == 0]
-        assert json.loads("".join(parts))["city"] in ("Oslo", "Rome")
-
-
-@pytest.mark.parametrize("fmt", ["hermes", "llama3_json", "mistral", "deepseek_v3"])
-def test_a_strict_tool_leaves_text_free(marked: AsyncLLM, fmt: str) -> None:
-    """Whatever the model says, it has been masked by a grammar that compiles."""
     strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
     with served(marked, tool_call_parser=fmt) as url:
-        [choice] = chat(url, tools=[strict], max_tokens=8).choices
-        assert choice.finish_reason in ("length", "stop", "tool_calls")
+        [several] = chat(url, tools=[WEATHER], tool_choice="required").choices
+        assert several.finish_reason == "length" or not several.message.content
+        asked = {"tools": [WEATHER], "parallel_tool_calls": False, "tool_choice": named}
+        [one] = chat(url, **asked).choices
+        assert len(one.message.tool_calls) == 1 and one.finish_reason == "tool_calls"
+        for call in [*several.message.tool_calls, *one.message.tool_calls]:
+            assert call.function.name == "weather"
+            assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
+        calls = [call for chunk in chat(url, **asked, stream=True)
+                 for call in chunk.choices[0].delta.tool_calls or ()]  # fmt: skip
+        written = "".join(call.function.arguments for call in calls)
+        assert json.loads(written)["city"] in ("Oslo", "Rome")
+        [free] = chat(url, tools=[strict], max_tokens=8).choices  # its grammar compiles
+        assert free.finish_reason in ("length", "stop", "tool_calls")
 
 
 @pytest.mark.parametrize(

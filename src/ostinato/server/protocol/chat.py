@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from ostinato.core.errors import InvalidSamplingParams
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.server.answer_formats import AnswerFormats
+from ostinato.server.call_grammar import form_of
 from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items, TextOnly
 from ostinato.server.protocol.sampling import SamplingFields, ShortText
 from ostinato.server.protocol.tools import (
@@ -22,7 +23,7 @@ from ostinato.server.protocol.tools import (
     form_of_format,
     tool_use,
 )
-from ostinato.server.tools import ToolUse, add_reasoning, form_of, text_of
+from ostinato.server.tools import ToolUse, add_reasoning, text_of
 
 
 class TextPart(Body):

@@ -13,6 +13,7 @@ from ostinato.core.errors import InvalidSamplingParams
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.server.answer_formats import AnswerFormats
+from ostinato.server.call_grammar import form_of
 from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items, TextOnly
 from ostinato.server.protocol.sampling import CacheUse, FormBody, ShortText
 from ostinato.server.protocol.tools import MOST_TOOLS, CallId, ToolName
@@ -21,7 +22,6 @@ from ostinato.server.tools import (
     Tool,
     ToolUse,
     add_reasoning,
-    form_of,
     text_of,
     use_tools,
 )

@@ -10,8 +10,9 @@ from ostinato.core.errors import InvalidSamplingParams
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.server.answer_formats import AnswerFormats
+from ostinato.server.call_grammar import form_of
 from ostinato.server.protocol.body import Body, Items, TextOnly
-from ostinato.server.protocol.sampling import CacheFields, FormBody, ShortText
+from ostinato.server.protocol.sampling import CacheFields, FormBody, SamplerFields, ShortText
 from ostinato.server.protocol.tools import (
     MOST_TOOLS,
     CallId,
@@ -21,7 +22,7 @@ from ostinato.server.protocol.tools import (
     TextFormat,
     ToolName,
 )
-from ostinato.server.tools import Message, ToolUse, add_call, add_reasoning, form_of, use_tools
+from ostinato.server.tools import Message, ToolUse, add_call, add_reasoning, use_tools
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -157,7 +158,7 @@ Included = Literal[
 ]
 
 
-class ResponsesBody(CacheFields):
+class ResponsesBody(SamplerFields, CacheFields):
     """Continue a conversation that the server may remember."""
 
     model: str
@@ -168,8 +169,6 @@ class ResponsesBody(CacheFields):
         default=None, description="Remember it, so that it can be continued; not without cache."
     )
     max_output_tokens: int | None = Field(default=None, ge=1)
-    temperature: float = 1.0
-    top_p: float = 1.0
     stream: bool = False
     stream_options: ObfuscationOptions | None = None
     tools: Items[FunctionTool] = Field(default_factory=list, max_length=MOST_TOOLS)
@@ -190,7 +189,6 @@ class ResponsesBody(CacheFields):
     service_tier: Literal["auto", "default"] = "auto"
     user: ShortText | None = None
     safety_identifier: ShortText | None = None
-    seed: int | None = Field(default=None, description="Ours: the same seed gives the same text.")
     structured_outputs: FormBody | None = Field(default=None, description="Ours, from vLLM.")
 
     @model_validator(mode="after")
@@ -273,13 +271,11 @@ class ResponsesBody(CacheFields):
         """
         use = self.tool_use()
         params = SamplingParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            seed=self.seed,
-            stop=use.stops(formats),
-            logprobs=(self.top_logprobs or 0) if self.includes_logprobs else None,
+            **self.sampler(),
             max_tokens=self.max_output_tokens,
+            logprobs=(self.top_logprobs or 0) if self.includes_logprobs else None,
         )
+        params = replace(params, stop=(*params.stop, *use.stops(formats)))
         return replace(params, structured_outputs=self._form(use, formats))
 
     def _form(self, use: ToolUse, formats: AnswerFormats) -> StructuredOutputs | None:

@@ -1,11 +1,12 @@
 // A conversation over the server's own API, as it streams.
 
 import { $, count, duration, element } from "/ui/format.js";
-import { events } from "/ui/server.js";
+import { ask, events } from "/ui/server.js";
 
 const MAX_TOKENS = 256;
 const turns = [];
 let stopping = null;
+let model = null;
 
 function bubble(role, text) {
   const said = element("p", { class: "said" }, text);
@@ -40,14 +41,16 @@ async function talk(text) {
   turns.push({ role: "user", content: text });
   bubble("user", text);
   const { said, note } = bubble("assistant", "");
-  const [begin, body] = [performance.now(), {
-    model: $("chat").dataset.model, messages: conversation(), max_tokens: MAX_TOKENS, temperature: 0.5,
-    stream: true, stream_options: { include_usage: true },
-  }];
   let [id, usage, firstMs] = ["", null, null];
   stopping = new AbortController();
   $("chat-send").textContent = "Stop";
   try {
+    model ??= (await ask("/v1/models")).data[0].id;
+    const begin = performance.now();
+    const body = {
+      model, messages: conversation(), max_tokens: MAX_TOKENS, temperature: 0.5,
+      stream: true, stream_options: { include_usage: true },
+    };
     for await (const event of events("/v1/chat/completions", body, stopping.signal)) {
       if (event.error) throw new Error(event.error.message);
       id = event.id ?? id;
@@ -61,7 +64,10 @@ async function talk(text) {
   } catch (error) {
     note.textContent = error.name === "AbortError" ? "stopped" : error.message;
   }
-  turns.push({ role: "assistant", content: said.textContent });
+  if (said.isConnected) { // else a new chat has begun meanwhile
+    if (said.textContent) turns.push({ role: "assistant", content: said.textContent });
+    else turns.pop();
+  }
   stopping = null;
   $("chat-send").textContent = "Send";
   scroll();

@@ -23,14 +23,14 @@ async function show() {
 function draw(found) {
   $("explanation-title").textContent =
     `${count(found.num_cached_tokens)} of ${count(found.num_tokens)} prompt tokens were cached`;
-  legend($("explanation-legend"), [...new Set(found.stretches.map((part) => part.fate))]
+  legend($("explanation-legend"), [...new Set(found.spans.map((part) => part.fate))]
     .map((fate) => [FATES[fate], fate]));
-  $("explanation-bar").replaceChildren(...found.stretches.map((part) => {
+  $("explanation-bar").replaceChildren(...found.spans.map((part) => {
     const piece = element("i", { class: `swatch ${FATES[part.fate]}`, title: part.sentence });
     piece.style.flexGrow = part.stop - part.start;
     return piece;
   }));
-  $("explanation-list").replaceChildren(...found.stretches.map((part) => element(
+  $("explanation-list").replaceChildren(...found.spans.map((part) => element(
     "li", {}, element("i", { class: `swatch ${FATES[part.fate]}` }),
     element("b", {}, part.stop - part.start > 1 ? `Tokens ${count(part.start)}–${count(part.stop - 1)} ` : `Token ${count(part.start)} `),
     part.sentence,

@@ -53,7 +53,6 @@ function draw(state) {
     ? `${count(load.running)} running, ${count(load.waiting)} waiting · ${compact(load.evicted_blocks)} blocks evicted`
     : "that got a first token";
   $("compute-path").textContent = load ? ` · computing in ${load.compute_path}` : "";
-  $("chat").dataset.model = state.model;
   drawOverTime(state);
   drawRequests(state.requests, state.administrator);
   drawBlocks(state.blocks);

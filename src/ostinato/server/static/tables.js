@@ -46,7 +46,7 @@ export function drawRequests(requests, administrator) {
     ...requests.map((request) => {
       const rest = request.took_s - request.first_token_s;
       const row = element(
-        "tr", {}, cell(`${duration(request.ago_s)} ago`, ""), cell(count(request.prompt)),
+        "tr", {}, cell(duration(request.ago_s)), cell(count(request.prompt)),
         cell(percent(request.prompt ? request.hit / request.prompt : 0)),
         cell(duration(request.first_token_s)), cell(count(request.output)),
         cell(rest > 0 ? (Math.max(0, request.output - 1) / rest).toFixed(0) : "–"), cell(request.ended, ""),

@@ -28,7 +28,7 @@ async def publish(
     state: ServerState = request.app.state.server
     if body.tenant or body.cache_salt:
         raise ApiError(
-            400, "a public prefix is nobody's: leave out tenant and cache_salt", param="tenant"
+            400, "a public prefix has no owner: leave out tenant and cache_salt", param="tenant"
         )
     prompt = PromptDict(prompt_token_ids=await body.token_ids(state))
     receipt = await state.llm.publish(name, prompt)

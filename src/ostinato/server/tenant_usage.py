@@ -46,7 +46,7 @@ class Progress:
     num_tokens: int = 0
 
 
-class Ledger:
+class TenantUsage:
     """An observer that keeps the accounts.
 
     Attributes:

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request
 from ostinato.server.admin.bodies import EraseBody, ResetBody
 from ostinato.server.callers import Administrator, KeyedCallers
 from ostinato.server.errors import ApiError
-from ostinato.server.ledger import salt_label
 from ostinato.server.observer import ForgetsTenants
 from ostinato.server.state import ServerState
+from ostinato.server.tenant_usage import salt_label
 
 router = APIRouter(prefix="/admin", tags=["administration"])
 
@@ -40,9 +40,9 @@ async def erase(body: EraseBody, request: Request, administrator: Administrator)
     if not body.cache_salt or not caller.salt:
         # Where there are no keys, observers know tenants by a label of the salt that they chose.
         name = caller.tenant or salt_label(body.cache_salt)
-        state.meter.forget(caller.tenant)
+        state.rate_limit.forget(caller.tenant)
         noted = [
-            type(observer).__name__.lower()
+            type(observer).__module__.rpartition(".")[2]
             for observer in state.observers
             if isinstance(observer, ForgetsTenants) and observer.forget(name)
         ]

@@ -33,7 +33,7 @@ class _Use:
     filled_s: float
 
 
-class Meter:
+class RateLimit:
     """Keeps every tenant to its limits."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -14,10 +14,10 @@ from ostinato.server.accounts import GAPS_PER_SECOND, HISTORY_S, Second, merge
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
 from ostinato.server.engine_watch import EngineWatch
-from ostinato.server.ledger import MAX_TENANTS, OTHERS, UNNAMED, Ledger, salt_label
 from ostinato.server.observer import ServedRequest
 from ostinato.server.page_figures import percentiles
 from ostinato.server.state import ServerState
+from ostinato.server.tenant_usage import MAX_TENANTS, OTHERS, UNNAMED, TenantUsage, salt_label
 from tests.support.servers import serving
 
 
@@ -34,25 +34,25 @@ def served(tenant: str, hit: int, copied: int = 0, waited: int = 0, took_s: floa
     return record
 
 
-def book(ledger: Ledger, *records: ServedRequest) -> None:
+def book(usage: TenantUsage, *records: ServedRequest) -> None:
     for record in records:
-        ledger.accepted(record)
-        ledger.first_token(record)
-        ledger.finished(record)
+        usage.accepted(record)
+        usage.first_token(record)
+        usage.finished(record)
 
 
 def test_prompt_tokens_are_told_apart_and_add_up() -> None:
-    ledger = Ledger(lambda: 7.5)
-    book(ledger, served("ann", 0), served("ann", 9, copied=2, waited=4))
-    prompt = ledger.accounts["ann"].prompt
+    usage = TenantUsage(lambda: 7.5)
+    book(usage, served("ann", 0), served("ann", 9, copied=2, waited=4))
+    prompt = usage.accounts["ann"].prompt
     assert (prompt.computed, prompt.cached, prompt.copied, prompt.waited) == (11, 3, 2, 4)
     assert (prompt.total, prompt.hit, prompt.hit_share) == (20, 9, 0.45)
-    assert [first.hit_share for first in ledger.accounts["ann"].first_tokens] == [0, 0.9]
+    assert [first.hit_share for first in usage.accounts["ann"].first_tokens] == [0, 0.9]
 
 
 def test_generated_tokens_and_waits_are_booked_in_their_seconds() -> None:
     """Five tokens: one at once, three half a second apart, and the last when it has ended."""
-    ledger = Ledger(lambda: 100.0)
+    ledger = TenantUsage(lambda: 100.0)
     record = served("ann", 0)
     tokens = [1]
     record.output.outputs.append(CompletionOutput(0, "", tokens))
@@ -88,32 +88,32 @@ def test_of_many_waits_in_one_second_a_sample_is_kept() -> None:
 
 def test_old_seconds_make_room_for_new_ones() -> None:
     now = 0.0
-    ledger = Ledger(lambda: now)
+    usage = TenantUsage(lambda: now)
     for now in range(HISTORY_S + 50):  # noqa: B007 - the clock reads it
-        book(ledger, served("ann", 5), served("ann", 5))
-    seconds = ledger.accounts["ann"].seconds
+        book(usage, served("ann", 5), served("ann", 5))
+    seconds = usage.accounts["ann"].seconds
     assert len(seconds) == HISTORY_S
     assert {second.prompt.total for second in seconds.values()} == {20}
-    assert ledger.accounts["ann"].prompt.total == 20 * (HISTORY_S + 50)
+    assert usage.accounts["ann"].prompt.total == 20 * (HISTORY_S + 50)
 
 
 def test_tenants_beyond_the_bound_are_booked_together() -> None:
-    ledger = Ledger()
+    usage = TenantUsage()
     for number in range(MAX_TENANTS + 9):
-        book(ledger, served(f"tenant {number}", 5))
-    assert len(ledger.accounts) == MAX_TENANTS + 1
-    assert ledger.accounts[OTHERS].num_requests == 9
-    assert merge(ledger.accounts.values()).prompt.total == 10 * (MAX_TENANTS + 9)
+        book(usage, served(f"tenant {number}", 5))
+    assert len(usage.accounts) == MAX_TENANTS + 1
+    assert usage.accounts[OTHERS].num_requests == 9
+    assert merge(usage.accounts.values()).prompt.total == 10 * (MAX_TENANTS + 9)
 
 
 def test_names_are_known_and_salts_never_shown() -> None:
-    ledger = Ledger()
-    book(ledger, served("ann", 5))
-    assert ledger.name_of(b"salt of ann") == "ann"
-    assert ledger.name_of(b"salt of ann\x1fnarrowed") == "ann"
-    assert ledger.name_of(b"salt of bob") == UNNAMED
-    assert ledger.forget("ann") and not ledger.forget("ann")
-    assert ledger.name_of(b"salt of ann") == UNNAMED
+    usage = TenantUsage()
+    book(usage, served("ann", 5))
+    assert usage.name_of(b"salt of ann") == "ann"
+    assert usage.name_of(b"salt of ann\x1fnarrowed") == "ann"
+    assert usage.name_of(b"salt of bob") == UNNAMED
+    assert usage.forget("ann") and not usage.forget("ann")
+    assert usage.name_of(b"salt of ann") == UNNAMED
 
 
 def test_an_erased_tenant_leaves_page_and_metrics(state: ServerState) -> None:
@@ -128,9 +128,9 @@ def test_an_erased_tenant_leaves_page_and_metrics(state: ServerState) -> None:
         assert "Remember me" in httpx.get(f"{url}/ui/state").text
         receipt = httpx.post(f"{url}/admin/erase", json={"cache_salt": "lethe"}).json()
         after = httpx.get(f"{url}/ui/state").text
-    assert "ledger" in receipt["noted_by"]
+    assert "tenant_usage" in receipt["noted_by"]
     assert salt_label("lethe") not in after and "Remember me" not in after
-    assert salt_label("lethe") not in state.ledger.accounts
+    assert salt_label("lethe") not in state.usage.accounts
 
 
 def test_a_watch_shows_what_it_saw_last_while_a_step_is_under_way(state: ServerState) -> None:

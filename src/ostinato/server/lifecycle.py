@@ -20,14 +20,58 @@ from typing import Any
 import uvicorn
 
 from ostinato.core.errors import ConfigError
+from ostinato.engine.async_llm import AsyncLLM
 from ostinato.engine.engine import logger
+from ostinato.server.admin.bodies import PrewarmLine
+from ostinato.server.admin.prewarming import prewarm_all
 from ostinato.server.app import create_app
+from ostinato.server.callers import KeyedCallers
 from ostinato.server.config import ServerConfig
 from ostinato.server.connections import Connections, LogLimit, raise_file_limit
 from ostinato.server.state import ServerState
+from ostinato.server.tracing import make_tracer
 
 _LAST_WORDS_S = 5
 """For readers to take what there is, once the engine has ended."""
+
+
+def open_state(model: str, settings: dict[str, Any], config: ServerConfig) -> ServerState:
+    """Load a model and return the state of a server that serves it.
+
+    Args:
+        model: Embedded model, checkpoint directory or hub name.
+        settings: Of the engine, see ``EngineConfig``.
+        config: Of the server.
+
+    Raises:
+        ConfigError: A setting is out of range, or the keys file is none.
+        ModelError: The model cannot be served.
+    """
+    tracer = make_tracer(config)  # before the model: what it lacks should be said at once
+    if config.keys_file is None:
+        state = ServerState(AsyncLLM(model, **settings), config)
+    else:
+        callers = KeyedCallers(config.keys_file)
+        llm = AsyncLLM(model, **settings, allotments=callers.keys.allotments())
+        state = ServerState(llm, config, callers)
+    if tracer is not None:
+        state.observers.append(tracer)
+    return state
+
+
+def warm_up(state: ServerState, prompts: list[PrewarmLine]) -> None:
+    """Compute prompts before the first request.
+
+    Raises:
+        ConfigError: One of them cannot be served or kept; the engine has ended then.
+    """
+    if not prompts:
+        return
+    try:
+        asyncio.run(prewarm_all(state, prompts))
+    except BaseException:
+        state.llm.shutdown()
+        raise
 
 
 def listen(config: ServerConfig) -> socket.socket:
