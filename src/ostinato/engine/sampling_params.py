@@ -11,7 +11,7 @@ from ostinato.core.errors import InvalidSamplingParams
 from ostinato.engine.keywords import Unsupported, accepts_vllm_keywords
 from ostinato.engine.structured_outputs import StructuredOutputs
 
-_ONE_FORM = "use structured_outputs=StructuredOutputs(...)"
+_STRUCTURED = "use structured_outputs=StructuredOutputs(...)"
 
 UNSUPPORTED_SAMPLING = {
     "best_of": Unsupported(
@@ -44,8 +44,8 @@ UNSUPPORTED_SAMPLING = {
     "trace_decode_token_ids": Unsupported(
         "put the tokens into the prompt and ask for prompt_logprobs"
     ),
-    "guided_decoding": Unsupported(_ONE_FORM),
-    "response_format": Unsupported(_ONE_FORM),
+    "guided_decoding": Unsupported(_STRUCTURED),
+    "response_format": Unsupported(_STRUCTURED),
     "use_beam_search": Unsupported("beam search is not served; set n and logprobs", (False,)),
     "length_penalty": Unsupported("beam search is not served", (1.0, 1)),
     "early_stopping": Unsupported("beam search is not served", (False,)),
@@ -59,7 +59,7 @@ class RequestOutputKind(Enum):
     CUMULATIVE = 0
     """All of the text so far."""
     DELTA = 1
-    """What is new since the output before."""
+    """The part after the previous output."""
     FINAL_ONLY = 2
     """All of it, once, when the request has ended."""
 
@@ -67,7 +67,7 @@ class RequestOutputKind(Enum):
 @accepts_vllm_keywords(UNSUPPORTED_SAMPLING, InvalidSamplingParams)
 @dataclass(frozen=True, slots=True)
 class SamplingParams(core.SamplingParams):
-    """How one request is sampled, in the field's familiar names.
+    """How one request is sampled, with vLLM's names.
 
     Attributes, besides those of ``core.sampling_params.SamplingParams``:
         bad_words: Texts that are not generated: the token that would complete one is not sampled.
@@ -95,7 +95,7 @@ class SamplingParams(core.SamplingParams):
     skip_reading_prefix_cache: bool | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be done, and make the collections immutable.
+        """Check the values, and make the collections immutable.
 
         Raises:
             InvalidSamplingParams: A value is out of range or of the wrong type.
@@ -125,10 +125,10 @@ class SamplingParams(core.SamplingParams):
                 f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}: "
                 "lower the one or raise the other"
             )
-        form = self.structured_outputs
-        if form is not None and not isinstance(form, StructuredOutputs):
+        wanted = self.structured_outputs
+        if wanted is not None and not isinstance(wanted, StructuredOutputs):
             raise InvalidSamplingParams(
-                f"structured_outputs={form!r:.80}: must be a StructuredOutputs"
+                f"structured_outputs={wanted!r:.80}: must be a StructuredOutputs"
             )
         if self.stop and not self.detokenize:
             raise InvalidSamplingParams(
@@ -146,7 +146,7 @@ class SamplingParams(core.SamplingParams):
             )
 
     def _normalise(self) -> None:
-        """Make collections immutable, and spell values that mean the same alike."""
+        """Make collections immutable, and replace -1 by the value that it means."""
         object.__setattr__(self, "stop", _strings("stop", self.stop))
         object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
