@@ -1,15 +1,16 @@
 """Which codes does a checkpoint of compressed-tensors have for a model's linear layers?
 
-Weights alone in 8 or 4 bits (W8A16, W4A16), by output or in groups of a multiple of 32 inputs, are
-codes of ours. Their layers become plain ones, whose weights are the numbers that compressed-tensors
-makes of the codes, and which are packed as codes again. Where one layer is of another kind (activations
-are quantized, groups are in another order), all stay as they are, and compute themselves.
+Weights alone in 8 or 4 bits (W8A16, W4A16), symmetric, by output or in groups of a multiple of 32
+inputs, are codes of ours. Their layers become plain ones, whose weights are the numbers that
+compressed-tensors makes of the codes, and which are packed as codes again. Where one layer is of
+another kind (activations are quantized, groups are in another order), all stay as they are, and
+compute themselves.
 """
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from ostinato.runner.forward.codes import GROUP_STEP, CodeFormat, Codes, codes_of
@@ -17,7 +18,7 @@ from ostinato.runner.forward.quantized import Quantization
 
 
 def codes_of_layers(model: PreTrainedModel) -> Quantization | None:
-    """Return how to pack a model's linear layers as its checkpoint has them; None if that is not so.
+    """Return how to pack linear layers as their checkpoint has them; None if it has no such codes.
 
     Effects: replaces the layers by plain ones, and lets the model be called as a plain one.
     """
@@ -57,6 +58,7 @@ def _fits(layer: nn.Module) -> bool:
         and scheme.output_activations is None
         and weights.type == "int"
         and weights.num_bits in (4, 8)
+        and weights.symmetric
         and weights.actorder in (None, "static", "weight")
         and (
             weights.strategy == "channel"
@@ -78,14 +80,6 @@ def _decoded(layer: nn.Module) -> tuple[Codes | None, nn.Linear]:
     linear.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
     linear.register_parameter("bias", layer.bias if isinstance(layer.bias, nn.Parameter) else None)
     size = args.group_size or -(-weight.shape[1] // GROUP_STEP) * GROUP_STEP
-    format = CodeFormat(args.num_bits, size, not args.symmetric)
-    minima = None if args.symmetric else _minima(format, scales, state["weight_zero_point"])
-    scales = scales if minima is None else scales.float()
-    codes = Codes(format, codes_of(weight, format, scales, minima), scales, minima)
+    format = CodeFormat(args.num_bits, size)
+    codes = Codes(format, codes_of(weight, format, scales), scales)
     return codes if torch.equal(codes.plain(weight.dtype), weight) else None, linear
-
-
-def _minima(format: CodeFormat, scales: Tensor, zero_points: Tensor) -> Tensor:
-    """Return what a code of 0 stands for; theirs have a sign, ours of 4 bits have none."""
-    least = 8 if format.bits == 4 else 0
-    return -(zero_points.float() + least) * scales.float()

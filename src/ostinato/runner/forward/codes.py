@@ -119,7 +119,9 @@ def codes_of(
     if minima is not None:
         numbers = numbers - minima.float()[..., None]
     codes = _divided(numbers, scales).round_().add_(format.zero)
-    codes = codes.clamp_(format.most - (15 if format.bits == 4 else 255), format.most).to(torch.uint8 if format.bits == 4 else torch.int8)
+    codes = codes.clamp_(format.most - (15 if format.bits == 4 else 255), format.most).to(
+        torch.uint8 if format.bits == 4 else torch.int8
+    )
     return codes.view(num_outputs, -1)[:, :num_inputs]
 
 
