@@ -200,6 +200,14 @@ constexpr int kStepInputs = 8;
 constexpr int64_t kMostBlockInputs = 256;  // 32767 * 128 * 256 is within 32 bits
 constexpr int kAheadBytes = 2048;
 
+// Asks for what comes some steps later: codes stream by once.
+template <class Codes>
+inline void ask_ahead(const char *step) {
+#pragma GCC unroll 4
+  for (int line = 0; line < Codes::kStepBytes; line += 64)
+    __builtin_prefetch(step + kAheadBytes + line, 0, 3);
+}
+
 // Inputs from begin on that have one scale, of the weight's and of a row's.
 inline int64_t end_of_block(const ost_product &p, int64_t begin) {
   const int64_t group_end = (begin / p.group_size + 1) * p.group_size;
@@ -328,9 +336,7 @@ inline void sum(const ost_product &p, const Rows &rows, int64_t first_row, int64
       for (int side = 0; side < kSides; ++side) block.sums[row][side] = all_of(zero);
     }
     for (int64_t i = begin; i < end; i += kStepInputs, step += Codes::kStepBytes) {
-#pragma GCC unroll 4
-      for (int line = 0; line < Codes::kStepBytes; line += 64)
-        __builtin_prefetch(step + kAheadBytes + line, 0, 3);
+      ask_ahead<Codes>(step);
       block.template add_pair<0>(step, i);
       block.template add_pair<1>(step, i);
       block.template add_pair<2>(step, i);
@@ -452,7 +458,8 @@ template <class Codes>
 void expand(const ost_product &p, int64_t tile, void *out) {
   const char *step = static_cast<const char *>(p.tiles) +
                      tile * (p.num_inputs / kStepInputs) * Codes::kStepBytes;
-  for (int64_t i = 0; i < p.num_inputs; i += kStepInputs, step += Codes::kStepBytes)
+  for (int64_t i = 0; i < p.num_inputs; i += kStepInputs, step += Codes::kStepBytes) {
+    ask_ahead<Codes>(step);
     for (int side = 0; side < 2; ++side) {
       const int64_t place =
           (tile * num_groups(p) + i / p.group_size) * kTileOutputs + side * 16;
@@ -464,6 +471,7 @@ void expand(const ost_product &p, int64_t tile, void *out) {
       expand_pair<Codes, 2>(p, step, i, side, scale, minimum, out);
       expand_pair<Codes, 3>(p, step, i, side, scale, minimum, out);
     }
+  }
 }
 
 }  // namespace

@@ -292,7 +292,7 @@ class ServedEngineOptions(EngineOptions):
     max_num_batched_tokens: MaxNumBatchedTokens = 2048
     max_chunk_tokens: MaxChunkTokens = None
     max_num_seqs: MaxNumSeqs = 256
-    max_logprobs: MaxLogprobs = 1024
+    max_logprobs: MaxLogprobs = 20
     order: Order = "fcfs"
     max_overtakes: MaxOvertakes = 64
     free_order: FreeOrder = "scratch_first"

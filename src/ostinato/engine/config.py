@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from ostinato.core.config import (
     NATIVE_BLOCK,
+    Allotment,
     AttentionName,
     CacheConfig,
     DigestName,
@@ -27,7 +28,6 @@ from ostinato.core.config import (
     one_of,
 )
 from ostinato.core.errors import ConfigError
-from ostinato.core.tenancy import Allotment
 from ostinato.engine.vllm_keywords import translate_settings
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "float64"]
@@ -117,7 +117,7 @@ class EngineConfig:
     max_chunk_tokens: int | None = None
     max_num_seqs: int = 256
     max_model_len: int | None = None
-    max_logprobs: int = 1024
+    max_logprobs: int = 20
     enable_prefix_caching: bool = True
     order: WaitingOrder = "fcfs"
     max_overtakes: int = 64

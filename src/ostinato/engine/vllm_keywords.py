@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from ostinato.core.errors import ConfigError, RequestError, UnsupportedCall
-from ostinato.core.keywords import Unsupported, known_keywords
+from ostinato.engine.keywords import Unsupported, known_keywords
 
 ALIASES = {
     "num_gpu_blocks_override": "num_blocks",
