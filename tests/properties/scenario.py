@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ostinato.core.errors import CacheInUse, PromptTooLong
-from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicHead
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicPrefix
 from ostinato.core.ids import RequestId
 from ostinato.core.request import FinishReason, Request
 from ostinato.sched.admission import max_sequence_tokens
@@ -293,8 +293,8 @@ class Scenario:
         head, text = None, self._public_texts[-1] if self._public_texts else ""
         is_public = text and self.cache.admin.is_public(PUBLIC)
         if is_public and len(prompt) > len(text) and prompt.startswith(text):
-            head = PublicHead(PUBLIC, len(text))
-        return Identity(tenant=tenant.encode(), epoch=self.cache.manager.epoch, head=head)
+            head = PublicPrefix(PUBLIC, len(text))
+        return Identity(tenant=tenant.encode(), epoch=self.cache.manager.epoch, public_prefix=head)
 
     def _know_identities(self) -> None:
         """Waiting requests may be admitted under these weights, with any earlier public prefix."""
@@ -302,7 +302,7 @@ class Scenario:
             own = self._identity(tenant)
             self.checks.oracle.know(own)
             for text in self._public_texts:
-                self.checks.oracle.know(replace(own, head=PublicHead(PUBLIC, len(text))))
+                self.checks.oracle.know(replace(own, public_prefix=PublicPrefix(PUBLIC, len(text))))
 
     def _publish(self, request: Request) -> None:
         """Publish the prefix that a request has computed; none of it if that failed."""

@@ -11,10 +11,9 @@ from ostinato.assembly import PrefixCache
 from ostinato.core.config import window_blocks
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.plan import StepPlan
-from ostinato.core.tenancy import EraseReceipt
 from ostinato.sched.scheduler import Scheduler
 from ostinato.sched.sequence import Sequence
-from ostinato.tenants.terms import LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
+from ostinato.tenants.terms import EraseReceipt, LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
 from tests.properties.expectations import EventConsumer, LeaseExpectation
 from tests.support.fake_runner import FakeRunner
 from tests.support.step_checks import StepChecks
@@ -172,7 +171,7 @@ class ScenarioChecks(StepChecks):
 
     def _check_public_prefix(self) -> None:
         """Content continues a public prefix only while that is public."""
-        behind = [identity for identity, _ in self.oracle.contents() if identity.head]
+        behind = [identity for identity, _ in self.oracle.contents() if identity.public_prefix]
         assert not behind or self._cache.admin.is_public(PUBLIC) or self._stale, "a lost tail"
         self.counts["continues a public prefix"] += bool(behind)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from ostinato.core.config import (
+    Allotment,
     CacheConfig,
     FreeOrder,
     IndexName,
@@ -14,7 +15,6 @@ from ostinato.core.config import (
     WindowConfig,
     window_blocks,
 )
-from ostinato.core.tenancy import Allotment
 from ostinato.tenants.terms import PINNED, LeaseTerms
 from tests.properties.draw import Choices, Draw, Event, draw_event, rarely, weighted
 

@@ -46,7 +46,6 @@ class StepChecks:
         self._runner = runner
         self._clock = clock
         self.oracle = RefcountOracle(cache, runner)
-        self._seen: set[Sequence] = set()
         self._tables: dict[Sequence, object] = {}
         self._uncomputed: dict[Sequence, int] = {}
         self._overtaken: Counter[Sequence] = Counter()
@@ -231,7 +230,7 @@ class StepChecks:
         current = sequence.key.identity.epoch == self._cache.manager.epoch
         caching = self._cache.config.enable_prefix_caching
         may_write = sequence.request.cache_write and caching and current
-        has_lost_prefix = sequence.key.identity.head is not None and not table.writes
+        has_lost_prefix = sequence.key.identity.public_prefix is not None and not table.writes
         assert table.writes == may_write or has_lost_prefix
         for group, kv in enumerate(self._runner.stores):
             first = self._runner.first_read(group, sequence.num_computed)
@@ -263,12 +262,13 @@ class StepChecks:
         for sibling in [s for s in self.live() if s not in self._tables]:
             self.counts["forked" if sibling.table is not None else "sibling without room"] += 1
         for sequence in self.admitted:
-            first = sequence.index == 0 and sequence not in self._seen
-            self.counts["admitted" if first else "came back"] += 1
+            if sequence.num_preemptions:
+                self.counts["came back"] += 1
+            else:
+                self.counts["sibling admitted" if sequence.index else "admitted"] += 1
             assert sequence.table is not None
             self.counts["shared"] += bool(sequence.table.num_shared_tokens)
             self.counts["copied"] += bool(sequence.table.num_copied_tokens)
-            self._seen.add(sequence)
 
     def _num_shareable(self, leader: Sequence, sequence: Sequence) -> int:
         """Tokens of a sequence that a running one has published, or will publish.
@@ -285,7 +285,7 @@ class StepChecks:
             common += 1
         common = min(common, leader.num_tokens // self._size * self._size, sequence.num_tokens - 1)
         start = common // self._size * self._size
-        head = sequence.key.identity.head
+        head = sequence.key.identity.public_prefix
         if head is not None and start == head.num_tokens:
             return start  # the first private block is shared whole
         images = [i.start for i in sequence.request.images if i.start < common and i.end > start]
