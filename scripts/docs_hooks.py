@@ -41,7 +41,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: objec
     parts = [text[max(files, 0) : rules]] if files >= 0 else []
     parts += [text[rules:]] if rules >= 0 else []
     for part in parts:
-        heading, _, text = part.partition(":\n")
+        heading, text = part.split(":\n", 1)
         markdown = markdown.replace(FILES, f"## {heading}\n{text.rstrip()}\n\n{FILES}")
     elsewhere = _referenced(Path(config.docs_dir))
     reference = [f"::: {module}" for module in _modules(room) if module not in elsewhere]
