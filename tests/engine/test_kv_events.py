@@ -537,7 +537,7 @@ def test_shutting_an_async_engine_down_closes_its_sockets(checkpoints: Any):
         kv_events_endpoint=ANY_PORT,
         kv_events_replay_endpoint=ANY_PORT,
     )
-    publisher = llm._engine.kv_events
+    publisher = llm.engine.kv_events
     assert publisher is not None
 
     async def one() -> None:

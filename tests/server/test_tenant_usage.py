@@ -19,6 +19,7 @@ from ostinato.server.page_figures import percentiles
 from ostinato.server.state import ServerState
 from ostinato.server.tenant_usage import MAX_TENANTS, OTHERS, UNNAMED, TenantUsage, salt_label
 from tests.support.servers import serving
+from tests.support.waiting import other_tasks_have_started
 
 
 def served(tenant: str, hit: int, copied: int = 0, waited: int = 0, took_s: float = 0.5):
@@ -143,7 +144,7 @@ async def watch_while_held_up(llm: AsyncLLM) -> None:
     assert await watch.look() == 0
     goes_on = threading.Event()
     holding = asyncio.create_task(llm.look(lambda engine: goes_on.wait(20)))
-    await asyncio.sleep(0)
+    await other_tasks_have_started()
     assert await watch.look() == 0
     goes_on.set()
     await holding

@@ -86,7 +86,9 @@ def read_weights(source: WeightSource, loaded: LoadedModel) -> WeightUpdate:
     _check_checkpoint(tensors, loaded, fresh.path)
     quantization = str(loaded.quantization or "")
     digest = quantized_fingerprint(fresh.fingerprint, quantization)
-    return WeightUpdate(tensors, digest, is_complete=True)
+    # What was quantized by another is quantized anew here, by its format alone.
+    is_complete = loaded.quantization is None or loaded.quantization.stored is None
+    return WeightUpdate(tensors, digest, is_complete)
 
 
 def _check_tensors(given: Mapping[str, Tensor], loaded: LoadedModel) -> None:

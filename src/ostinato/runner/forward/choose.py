@@ -124,7 +124,7 @@ def _check_quantizable(model: PreTrainedModel, quantization: Quantization) -> No
     if (unpacked := why_unpacked(model.dtype, model.device)) is not None:
         raise ConfigError(f"{setting} needs packed weights, but {unpacked}: set quantization=None")
     share = share_in_linears(model)
-    if share < _LEAST_SHARE:
+    if quantization.stored is None and share < _LEAST_SHARE:
         raise UnsupportedModel(
             f"{setting}: of the weights of {type(model).__name__} beside its embeddings, only "
             f"{share:.0%} are in plain linear layers (at least {_LEAST_SHARE:.0%} is needed); "
