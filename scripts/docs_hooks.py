@@ -44,7 +44,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **unused: 
         heading, body = section.split(":\n", 1)
         markdown = markdown.replace(FILES, f"## {heading}\n{body.rstrip()}\n\n{FILES}")
     elsewhere = _referenced(Path(config.docs_dir))
-    reference = [f"::: {module}" for module in _modules(room) if module not in elsewhere]
+    modules = () if room.name == "cli" else _modules(room)  # its commands have a page
+    reference = [f"::: {module}" for module in modules if module not in elsewhere]
     if reference:
         markdown += "\n\n".join(["\n## Reference", *reference]) + "\n"
     return markdown.replace(FILES, "")
