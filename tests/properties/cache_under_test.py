@@ -13,13 +13,14 @@ from functools import partial
 import pytest
 
 from ostinato.assembly import build_cache
-from ostinato.cache.block_hash import DigestFunction
 from ostinato.cache.block_table import BlockTable
-from ostinato.cache.prefix_index import CachedBlock, PrefixMatch
+from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.core.config import CacheConfig
 from ostinato.core.errors import CacheInUse, CacheMisuse, PromptTooLong
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.core.plan import CopyRun
+from ostinato.indexes.block_hash import DigestFunction
+from ostinato.observe.introspection import CachedBlock, cached_blocks
 from tests.properties.cache_oracle import CacheOracle, KvValues, Table
 
 Content = tuple[bytes, bytes, bytes]
@@ -276,7 +277,9 @@ class CacheUnderTest:
         """Compare everything that can be seen with the oracle, and KV with the truth."""
         self.manager.check()
         assert list(self.manager.pool.free_order()) == self.oracle.free_order(), self._describe()
-        seen = {c.block: (c.ref_count, len(c.tokens) // 4) for c in self.manager.index.contents()}
+        seen = {
+            c.block: (c.ref_count, len(c.tokens) // 4) for c in cached_blocks(self.manager.index)
+        }
         references = self.oracle.references()
         assert seen == {
             block: (references[block], len(cached.values))
@@ -308,16 +311,16 @@ class CacheUnderTest:
 
     def contents(self) -> Counter[Content]:
         """Return all published contents with the number of their copies."""
-        return Counter(_content(cached) for cached in self.manager.index.contents())
+        return Counter(_content(cached) for cached in cached_blocks(self.manager.index))
 
     def queue(self) -> list[Content | None]:
         """Return the free queue by content; None for a block without."""
-        contents = {c.block: _content(c) for c in self.manager.index.contents()}
+        contents = {c.block: _content(c) for c in cached_blocks(self.manager.index)}
         return [contents.get(block) for block in self.manager.pool.free_order()]
 
     def held(self) -> Counter[tuple[Content, int]]:
         """Return all published contents with their reference counts."""
-        return Counter((_content(c), c.ref_count) for c in self.manager.index.contents())
+        return Counter((_content(c), c.ref_count) for c in cached_blocks(self.manager.index))
 
     # --- helpers ---
 

@@ -290,11 +290,13 @@ class Scenario:
 
     def _identity(self, tenant: str, prompt: str = "") -> Identity:
         """Return whose a prompt is, and whether it begins with the public prefix."""
-        head, text = None, self._public_texts[-1] if self._public_texts else ""
+        public_prefix, text = None, self._public_texts[-1] if self._public_texts else ""
         is_public = text and self.cache.admin.is_public(PUBLIC)
         if is_public and len(prompt) > len(text) and prompt.startswith(text):
-            head = PublicPrefix(PUBLIC, len(text))
-        return Identity(tenant=tenant.encode(), epoch=self.cache.manager.epoch, public_prefix=head)
+            public_prefix = PublicPrefix(PUBLIC, len(text))
+        return Identity(
+            tenant=tenant.encode(), epoch=self.cache.manager.epoch, public_prefix=public_prefix
+        )
 
     def _know_identities(self) -> None:
         """Waiting requests may be admitted under these weights, with any earlier public prefix."""

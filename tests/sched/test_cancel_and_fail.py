@@ -2,6 +2,7 @@
 
 import pytest
 
+from ostinato.observe.introspection import cached_blocks
 from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import tiny_scheduler
 
@@ -100,7 +101,7 @@ def test_followers_that_found_blocks_of_the_failed_step_end_with_it(index):
     assert tiny.failing_step() == "one:ABCDEFGH two:....,,xy three:........z"
     assert set(tiny.reasons.values()) == {"error"}
     tiny.checks.nothing_runs()
-    assert list(tiny.cache.manager.index.contents()) == []
+    assert list(cached_blocks(tiny.cache.manager.index)) == []
 
 
 @pytest.mark.parametrize("step", range(4))

@@ -392,9 +392,9 @@ def test_counters_of_tenants_that_are_gone_are_forgotten(monkeypatch):
     order.planned(make_sequence(1, "A", tenant="debtor"), 10**6)
     for number in range(2, 200):
         passing = make_sequence(number, "A", tenant=f"tenant {number}")
-        assert len(list(order.walk([patient, passing]))) == 2
+        assert len(list(order.candidates([patient, passing]))) == 2
         order.planned(passing, number)
     assert len(order._served) <= 13
     assert order.num_served_tokens(b"debtor") == 10**6, "the lowest are forgotten first"
-    assert not list(order.walk([]))
+    assert not list(order.candidates([]))
     assert not order._served

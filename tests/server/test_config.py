@@ -6,7 +6,7 @@ import pytest
 
 from ostinato.core.errors import ConfigError
 from ostinato.server.config import ServerConfig
-from ostinato.server.running import listen
+from ostinato.server.lifecycle import listen
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])

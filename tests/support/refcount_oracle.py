@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 
 from ostinato.assembly import PrefixCache
 from ostinato.cache.pool import BlockPool
-from ostinato.cache.prefix_index import CachedBlock
 from ostinato.core.identity import Identity
 from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.hybrid.window_content import WindowCopy
+from ostinato.observe.introspection import CachedBlock, cached_blocks
 from ostinato.sched.sequence import Sequence
 from tests.support.fake_runner import FakeRunner
 from tests.support.tiny_cache import held_windows, windows_of
@@ -56,7 +56,9 @@ class RefcountOracle:
 
     def contents(self) -> list[tuple[Identity, CachedBlock]]:
         """Return the full-attention group's contents with their identities, parents first."""
-        found = sorted(self._cache.manager.index.contents(), key=lambda cached: len(cached.parent))
+        found = sorted(
+            cached_blocks(self._cache.manager.index), key=lambda cached: len(cached.parent)
+        )
         return [(self._identity_of(cached), cached) for cached in found]
 
     def copies(self) -> Iterator[tuple[int, WindowCopy]]:

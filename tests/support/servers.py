@@ -14,7 +14,7 @@ import httpx
 
 from ostinato import AsyncLLM
 from ostinato.server.config import ServerConfig
-from ostinato.server.running import DrainingServer, listen
+from ostinato.server.lifecycle import DrainingServer, listen
 from ostinato.server.state import ServerState
 from tests.support.engines import assert_idle
 from tests.support.waiting import wait_until

@@ -12,6 +12,7 @@ from ostinato.assembly import PrefixCache
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.core.request import Request
+from ostinato.observe.introspection import cached_blocks
 from ostinato.sched.scheduler import Scheduler
 from ostinato.sched.sequence import Sequence
 from tests.support.fake_runner import FakeRunner
@@ -124,7 +125,7 @@ class StepChecks:
         self._cache.check()
         if not self._cache.admin.num_leases:
             assert self._cache.manager.pool.num_free == self._cache.config.num_blocks
-            assert not any(cached.ref_count for cached in self._cache.manager.index.contents())
+            assert not any(cached.ref_count for cached in cached_blocks(self._cache.manager.index))
 
     # --- what is checked ---
 

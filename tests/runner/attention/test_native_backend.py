@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.core.config import ReadOnce
 from ostinato.core.ids import SlotId
 from ostinato.core.plan import CopyRun
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.native_plan import NativeLimits
 from ostinato.runner.native.library import Isa, library
+from ostinato.runner.settings import ReadOnce
 from tests.runner.attention.native_scenes import limits, shapes
 from tests.runner.attention.scene import Scene, Shape, styles
 from tests.support.instruction_sets import ISAS, isa_in_use, needs_library, threads_in_use
