@@ -79,8 +79,7 @@ class ReasoningFormat:
         closing: The text of ``ends``; a template may end a prompt with it, and then nothing is
             reasoned.
         is_assumed: Whether answers begin with reasoning although nothing says so.
-        before_text: Expression after which a form of the answer's text applies.
-        before_call: Expression after which a form of calls applies.
+        before_text: Expression after which a form of the answer applies; empty for none.
     """
 
     begins: str = ""
@@ -90,14 +89,13 @@ class ReasoningFormat:
     closing: str = ""
     is_assumed: bool = False
     before_text: str = ""
-    before_call: str = ""
 
 
 def _tags(opening: str, closing: str, **more: Any) -> ReasoningFormat:
     begins, ends = (text.replace("[", r"\[") for text in (opening, closing))
     return ReasoningFormat(
         begins=begins, ends=ends, opening=opening, closing=closing,
-        before_text=ends, before_call=ends, **more,
+        before_text=ends, **more,
     )  # fmt: skip
 
 
@@ -116,7 +114,6 @@ REASONING_FORMATS = {
         ),
         closing="<|end|>",
         before_text=r"<\|channel\|>final[^<]{0,40}(?:<\|constrain\|>[^<]{0,40})?<\|message\|>",
-        before_call=r"<\|end\|>",
     ),
 }
 """By the names of ``--reasoning-parser``."""

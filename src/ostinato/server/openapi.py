@@ -33,7 +33,13 @@ _REASONS = {
 }
 _OF_ENGINE = ("/v1/", "/tokenize", "/detokenize", "/admin", "/metrics", "/reset_prefix_cache")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
-_EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
+_EVENT = {
+    "type": "object",
+    "description": "One server-sent event.",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+_EVENTS = {"text/event-stream": {"schema": _EVENT}}
 _STREAMED = ("CompletionBody", "ChatBody", "ResponsesBody", "MessagesBody")
 _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "As OpenAI's clients send it."},
