@@ -13,11 +13,11 @@ from ostinato.core.config import CacheConfig, SchedulerConfig
 from ostinato.core.ids import RequestId
 from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResult
 from ostinato.core.request import Request
-from ostinato.engine.sampling_params import SamplingParams
+from ostinato.core.sampling_params import SamplingParams
 from ostinato.sched.scheduler import Scheduler
 
 SOURCE = Path(__file__).parents[1] / "src/ostinato"
-BUDGETS = {"core": 1_210, "cache": 2_980, "sched": 1_070}
+BUDGETS = {"core": 1_210, "cache": 2_552, "sched": 955}
 """Lines, docstrings included; a room that needs more gives something to a satellite first."""
 
 
@@ -69,4 +69,4 @@ def test_a_warm_admission_goes_through_few_files_and_calls():
     assert sum(calls.values()) <= MOST_CALLS, calls
 
 
-MOST_FILES, MOST_CALLS = 19, 57
+MOST_FILES, MOST_CALLS = 14, 45

@@ -268,7 +268,7 @@ def test_what_is_no_form_is_refused(form: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidSamplingParams, match=message):
         StructuredOutputs(**form)
     with pytest.raises(InvalidSamplingParams, match="must be a StructuredOutputs"):
-        SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
+        SamplingParams(structured_outputs={"regex": "a"})
 
 
 def test_what_the_letters_cannot_write_is_refused(bard: LLM) -> None:

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Sequence
 
 from ostinato.core.plan import SampleTask
-from ostinato.engine.sampling_params import SamplingParams
+from ostinato.core.sampling_params import SamplingParams
 
 NARROW = 1e-9
 """Two numbers this close are a coin that rounding may toss."""
@@ -24,7 +24,7 @@ def task(
 ) -> SampleTask:
     """A sample task from plain lists."""
     return SampleTask(
-        SamplingParams(**params),  # type: ignore[arg-type]
+        SamplingParams(**params),
         tuple(seeds),
         array("I", prompt),
         array("I", output),

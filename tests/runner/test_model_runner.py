@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ostinato.core.errors import ConfigError
 from ostinato.core.plan import ScheduledSequence, StepPlan
-from ostinato.engine.sampling_params import SamplingParams
+from ostinato.core.sampling_params import SamplingParams
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.torch_backend import TorchAttention, TorchStep
 from ostinato.runner.model_call import ModelCall
@@ -75,7 +75,9 @@ def test_a_step_that_fails_leaves_the_next_one_right(served: Served):
         bench.step(step)
 
     assert bench.runner.num_tokens_computed == 0
-    assert bench.finish(sequence, *bench.step(step), 6) == generated_alone(bench.loaded, PROMPT, 6)
+    assert bench.finish(sequence, bench.step(step)[0], 6) == generated_alone(
+        bench.loaded, PROMPT, 6
+    )
 
 
 def test_a_fork_samples_one_token_per_seed_from_one_row(served: Served):

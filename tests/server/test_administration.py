@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from ostinato.core.tokens import pack_tokens
+from ostinato.observe.introspection import cached_blocks
 from ostinato.server.tenant_usage import salt_label
 from tests.server.keyed import MODEL, Keyed, keyed_server
 from tests.support.memory_search import reachable, search
@@ -172,7 +173,7 @@ def test_what_must_not_be_written_leaves_nothing(keyed: Keyed):
     secret = random.Random(6).choices(range(68), k=48)  # nobody sent it before
     keyed.complete("ann", secret, max_tokens=3, cache={"write": False})
     heart = keyed.state.llm.engine.cache
-    assert list(heart.manager.index.contents()) == []
+    assert list(cached_blocks(heart.manager.index)) == []
     assert num_traces(keyed.state.llm, secret[:16]) == 0
     assert keyed.num_cached("ann", secret) == 0, "this one writes"
     assert num_traces(heart, secret[:16]) > 0, "the search can find it"

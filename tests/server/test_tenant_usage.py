@@ -9,15 +9,17 @@ import pytest
 
 from ostinato import AsyncLLM, SamplingParams
 from ostinato.engine.engine import Engine
-from ostinato.engine.outputs import RequestOutput, RequestTimings
-from ostinato.server.accounts import HISTORY_S, merge
+from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimings
+from ostinato.server.accounts import GAPS_PER_SECOND, HISTORY_S, Second, merge
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
 from ostinato.server.engine_watch import EngineWatch
 from ostinato.server.observer import ServedRequest
+from ostinato.server.page_figures import percentiles
 from ostinato.server.state import ServerState
 from ostinato.server.tenant_usage import MAX_TENANTS, OTHERS, UNNAMED, TenantUsage, salt_label
 from tests.support.servers import serving
+from tests.support.waiting import other_tasks_have_started
 
 
 def served(tenant: str, hit: int, copied: int = 0, waited: int = 0, took_s: float = 0.5):
@@ -47,6 +49,42 @@ def test_prompt_tokens_are_told_apart_and_add_up() -> None:
     assert (prompt.computed, prompt.cached, prompt.copied, prompt.waited) == (11, 3, 2, 4)
     assert (prompt.total, prompt.hit, prompt.hit_share) == (20, 9, 0.45)
     assert [first.hit_share for first in usage.accounts["ann"].first_tokens] == [0, 0.9]
+
+
+def test_generated_tokens_and_waits_are_booked_in_their_seconds() -> None:
+    """Five tokens: one at once, three half a second apart, and the last when it has ended."""
+    ledger = TenantUsage(lambda: 100.0)
+    record = served("ann", 0)
+    tokens = [1]
+    record.output.outputs.append(CompletionOutput(0, "", tokens))
+    ledger.accepted(record)
+    ledger.first_token(record)
+    tokens += [2, 3, 4]
+    record.gaps_s += [0.5, 0.5, 0.5]
+    for _ in range(2):  # the second time there is nothing new
+        ledger.catch_up()
+    tokens.append(5)
+    record.gaps_s.append(2.0)
+    ledger.finished(record)
+
+    account = ledger.accounts["ann"]
+    assert {n: second.generated for n, second in account.seconds.items()} == {
+        100: 2,
+        101: 2,
+        103: 1,
+    }
+    assert [second.gaps_s for second in account.seconds.values()] == [[0.5], [0.5, 0.5], [2.0]]
+    [ended] = account.ended
+    assert (ended.output_tokens, ended.took_s, ended.request_id) == (5, 4.0, "name")
+    assert percentiles([4.0, 1.0, 2.0, 3.0]) == [3.0, 4.0, 4.0]
+
+
+def test_of_many_waits_in_one_second_a_sample_is_kept() -> None:
+    second = Second(0)
+    for number in range(10_000):
+        second.add_gap(number)
+    assert second.num_gaps == 10_000 and len(second.gaps_s) == GAPS_PER_SECOND
+    assert max(second.gaps_s) > 5_000 > min(second.gaps_s)
 
 
 def test_old_seconds_make_room_for_new_ones() -> None:
@@ -106,7 +144,7 @@ async def watch_while_held_up(llm: AsyncLLM) -> None:
     assert await watch.look() == 0
     goes_on = threading.Event()
     holding = asyncio.create_task(llm.look(lambda engine: goes_on.wait(20)))
-    await asyncio.sleep(0)
+    await other_tasks_have_started()
     assert await watch.look() == 0
     goes_on.set()
     await holding

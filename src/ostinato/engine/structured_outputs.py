@@ -16,7 +16,7 @@ MAX_SOURCE_CHARACTERS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
-    """The form of an output; exactly one of these, in vLLM's names.
+    """A constraint on the output: exactly one of these, with vLLM's names.
 
     Attributes:
         json: A JSON schema, as a mapping or as its text.
@@ -40,11 +40,11 @@ class StructuredOutputs:
     opening: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no form, and settle a schema as text.
+        """Check the constraint, and turn a schema into text.
 
         Raises:
-            InvalidSamplingParams: Not exactly one form is given, or it is of the wrong type, or
-                too long.
+            InvalidSamplingParams: Not exactly one constraint is given, or it is of the wrong type,
+                or too long.
         """
         names = [name for name in _KINDS if getattr(self, name) not in (None, False)]
         if len(names) != 1:
@@ -81,7 +81,7 @@ class StructuredOutputs:
 
     @property
     def source(self) -> str:
-        """What is given, as text: with ``kind`` it says what the form is."""
+        """The constraint as text; with ``kind`` it identifies it."""
         if self.choice is not None:
             return json.dumps(list(self.choice), ensure_ascii=False)
         return str(self.json or self.regex or self.grammar or "")

@@ -23,7 +23,7 @@ from ostinato.core.errors import PromptTooLong
 from ostinato.core.ids import RequestId
 from ostinato.core.plan import SampledToken, ScheduledSequence, SequenceResult, StepPlan, StepResult
 from ostinato.core.request import Request
-from ostinato.engine.sampling_params import SamplingParams
+from ostinato.core.sampling_params import SamplingParams
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import StepCost
 from ostinato.sched.sequence import SequenceUpdate

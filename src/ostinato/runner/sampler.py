@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core.plan import SampledToken, SampleTask, TokenConstraint, TokenLogprob
-from ostinato.engine.sampling_params import SamplingParams
+from ostinato.core.sampling_params import SamplingParams
 from ostinato.runner.logit_edits import asks_for_edits, edit_logits
 from ostinato.runner.logprobs import prompt_logprobs, rows_at_once, token_logprobs
 from ostinato.runner.native.best import best_places, takes

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ostinato.engine.sampling_params import SamplingParams
+from ostinato.core.sampling_params import SamplingParams
 
 _HEAD_TOKENS = 1024
 """Tokens put in order for ``top_p`` at first; trained models seldom spread 0.95 over more."""

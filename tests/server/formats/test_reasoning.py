@@ -196,7 +196,7 @@ def test_formats_that_do_not_fit_are_refused(scribe: tuple[str, ServerState]) ->
         ServerState(scribe[1].llm, ServerConfig(tool_call_parser="mistral"))
     for wrong in ({"tool_call_parser": "x"}, {"reasoning_parser": "x"}):
         with pytest.raises(ConfigError, match="choose one of"):
-            ServerConfig(**wrong)  # type: ignore[arg-type]
+            ServerConfig(**wrong)
 
 
 @pytest.mark.parametrize(
