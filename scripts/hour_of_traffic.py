@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -192,7 +193,8 @@ def make_small(picture: Path) -> None:
 
     with Image.open(picture) as image:
         flat = image.convert("RGB")
-    used = sorted(flat.getcolors(flat.width * flat.height), reverse=True)[:256]
+    colours: Any = flat.getcolors(flat.width * flat.height)
+    used = sorted(colours, reverse=True)[:256]
     palette = Image.new("P", (1, 1))
     palette.putpalette([part for _, colour in used for part in colour])
     flat.quantize(palette=palette, dither=Image.Dither.NONE).save(picture, optimize=True)

@@ -3,7 +3,6 @@
 import io
 import json
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from benchmarks.peers.processes import NotSupported, WorkerFailed, WorkerProcess
 from benchmarks.peers.protocol import Served, common, serve_by_steps
 from benchmarks.peers.workers import gguf_file
 from benchmarks.peers.workers.llamacpp import Slots
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -149,11 +149,7 @@ def worker(tmp_path):
 
 def wait_until_stopped(stat):
     """The signal is sent at once; the kernel takes a moment."""
-    for _ in range(500):
-        if stat.read_text().rpartition(")")[2].split()[0] == "T":
-            return
-        time.sleep(0.01)
-    pytest.fail(f"still awake: {stat.read_text()}")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
 
 
 def test_a_worker_is_asleep_unless_it_is_asked(worker):

@@ -15,9 +15,9 @@ from ostinato.observe.introspection import BlockMap, BlockState
 from ostinato.server.callers import Caller
 from ostinato.server.config import ServerConfig
 from ostinato.server.errors import ApiError
-from ostinato.server.ledger import salt_label
 from ostinato.server.page_state import lay_out_blocks
 from ostinato.server.state import ServerState
+from ostinato.server.tenant_usage import salt_label
 from tests.support.browsers import chromium
 from tests.support.servers import await_idle, serving
 

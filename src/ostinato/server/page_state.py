@@ -79,7 +79,7 @@ def install(app: FastAPI, state: ServerState) -> None:
     app.state.sights = sights = dict[str, EngineWatch[Seen]]()
     app.state.load_history = LoadHistory(lambda: app.state.snapshots.look())
     state.observers.append(app.state.load_history)
-    state.ledger.when_forgetting(sights.clear)
+    state.usage.when_forgetting(sights.clear)
 
 
 @router.get("/ui/state")
@@ -93,8 +93,8 @@ async def page_state(
     snapshots: EngineWatch[Snapshot] = request.app.state.snapshots
     seen = await _watch_of(watches, state, caller).look()
     snapshot = await snapshots.look()
-    state.ledger.catch_up()
-    accounts, now_s = state.ledger.accounts, state.ledger.now_s()
+    state.usage.catch_up()
+    accounts, now_s = state.usage.accounts, state.usage.now_s()
     load_history: LoadHistory = request.app.state.load_history
     load_history.note(snapshot)
     if not caller.may_administer:
@@ -205,7 +205,7 @@ def _name(state: ServerState, salt: bytes) -> str:
     """Say whose a salt is: a tenant's, or that of a published prefix."""
     if salt.startswith(PUBLIC):
         return f"public: {salt[len(PUBLIC) :].decode()}"
-    return state.ledger.name_of(salt)
+    return state.usage.name_of(salt)
 
 
 async def _prefixes(state: ServerState, prefixes: list[CachedPrefix]) -> list[dict[str, Any]]:
