@@ -11,7 +11,8 @@
 
 The forwards ``plain``, ``packed`` and ``auto`` (fused, where the model is known), or ``auto`` with
 weights in ``int8`` and ``int4``, take turns, round by round; medians over rounds are compared, and
-the smallest and largest ratio to the first way within a round stand beside. ``benchmarks/peers/checkpoint.py`` makes a checkpoint to measure with.
+the smallest and largest ratio to the first way within a round stand beside.
+``benchmarks/peers/checkpoint.py`` makes a checkpoint to measure with.
 
 Attention is what the engine would use here. A scene's cached tokens were never computed, only
 allocated: what they hold does not change how long a step takes.
