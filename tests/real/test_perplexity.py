@@ -56,7 +56,14 @@ def test_perplexity_in_float32_is_that_of_transformers(
     assert perplexity(output) == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize(("settings", "loss"), [({"dtype": "bfloat16"}, 0.01)])
+@pytest.mark.parametrize(
+    ("settings", "loss"),
+    [
+        ({"dtype": "bfloat16"}, 0.01),
+        ({"dtype": "bfloat16", "quantization": "int8"}, 0.01),
+        ({"dtype": "bfloat16", "quantization": "int4"}, 0.03),
+    ],
+)
 def test_perplexity_hardly_grows_in_fewer_bits(
     settings: dict[str, Any], loss: float, folder: Path, corpus: tuple[list[int], float]
 ):
