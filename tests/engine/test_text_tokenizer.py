@@ -1,6 +1,6 @@
 """A text that is put together of known parts has the tokens of the whole."""
 
-import json
+from array import array
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from ostinato.engine.detokenizer import Detokenizer
 from ostinato.engine.text_boundaries import TextBoundaries
 from ostinato.engine.text_tokenizer import TextTokenizer
 from tests.engine.small_tokenizers import ALL
@@ -28,7 +29,7 @@ _ODD = (
     AddedToken("<think>", special=False, normalized=True),
     AddedToken("two words", special=False, normalized=True),
 )
-"""Tokens that take white space, stand alone, begin like another, cross another, or are no markup."""
+"""Tokens that take white space, stand alone, begin like others, cross others, or are no markup."""
 
 
 def _changed(name: str, **parts: Any) -> PreTrainedTokenizerFast:
@@ -98,10 +99,9 @@ def test_tokens_are_those_of_the_whole_text_whatever_is_known(
     before = ""
     for new, num_kept in rows:
         text = before[:num_kept] + new
-        known = once.encode(text, OURS)
+        known = once.finish(once.begin(text, OURS))
         assert known.tokens.tolist() == plainly(tokenizer, text), text
-        whole = once.with_special_tokens(known)
-        assert whole is not None and whole.tolist() == tokenizer(text)["input_ids"]
+        assert once.with_special_tokens(known).tolist() == tokenizer(text)["input_ids"]
         once.known.note(OURS[0], known)
         once.known.check()
         before = text
@@ -112,4 +112,28 @@ def test_only_tokens_whose_letters_are_always_theirs_are_boundaries(name: str) -
     """Not those that take white space behind them, stand alone, overlap, or come after changes."""
     letters = set(TextBoundaries.of(TOKENIZERS[name]()).ids)
     own = {b"<|end|>", b"<|left|>"}
-    assert own <= letters and not letters & {t.content.encode() for t in _ODD if t.content.encode() not in own}
+    assert own <= letters and not letters & {
+        t.content.encode() for t in _ODD if t.content.encode() not in own
+    }
+
+
+@pytest.mark.parametrize("name", ["byte-level", "prefix space, first piece", "unigram"])
+@given(answer=st.lists(st.integers(3, 60), min_size=1, max_size=8), cut=st.integers(0, 30))
+@settings(max_examples=60, deadline=None)
+def test_what_was_generated_keeps_its_tokens_as_far_as_its_text_is_repeated(
+    name: str, answer: list[int], cut: int
+) -> None:
+    """Other letters than the generated ones have the tokens of tokenizing them plainly."""
+    tokenizer = TOKENIZERS[name]()
+    once = TextTokenizer(tokenizer, max_bytes=1 << 20)
+    prompt = once.finish(once.begin("<s>hello<|end|>", OURS))
+    once.known.note_answer(OURS[0], prompt, array("I", answer))
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=False, prompt=prompt.tokens)
+    shown = prompt.text.decode() + detokenizer.append(answer) + detokenizer.finish()
+    known = once.finish(once.begin(shown + "<|end|>hello", OURS))
+    assert known.tokens.tolist() == [*prompt, *answer, *plainly(tokenizer, "<|end|>hello")]
+    assert known.num_generated_tokens == len(answer)
+    other = shown[: len(prompt.text) + cut] + "Q<|end|>"
+    plain = once.finish(once.begin(other, OURS))
+    assert plain.tokens.tolist() == plainly(tokenizer, other)
+    once.known.check()

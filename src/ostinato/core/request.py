@@ -41,6 +41,7 @@ class Request:
         form: What each continuation must look like, at its beginning; each works on a copy.
         fields: Names and texts of the messages and fields that the prompt was made of, in
             order; for explanations alone.
+        num_kept_tokens: Prompt tokens that stand as they were generated; for explanations alone.
     """
 
     request_id: RequestId
@@ -54,6 +55,7 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()
     form: OutputForm | None = None
     fields: tuple[tuple[str, str], ...] = ()
+    num_kept_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@
 All of it happens between steps; the faces see to that, each in its way.
 """
 
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ class Administration:
         Raises:
             RequestError: It is no prompt of this model.
         """
-        tokens = tokenize(prompt, self._engine.loaded)
+        tokens = self._tokens(prompt)
         if not tokens:
             raise EmptyPrompt("a lease needs at least one token: the prompt is empty")
         identity = self._engine.identity_of(prompt, tokens)
@@ -69,9 +70,12 @@ class Administration:
         Raises:
             RequestError: It is no prompt of this model, fills no block, or the name is taken.
         """
-        tokens = tokenize(prompt, self._engine.loaded)
+        prompt = self._engine.tokenized(prompt)
+        tokens = self._tokens(prompt)
         whole = self._engine.public_prefixes.whole_blocks(name, tokens)
-        return Prompt(token_ids=whole, publishes=name)
+        known, num_left = prompt.known, len(tokens) - len(whole)
+        head = None if known is None else known.head(len(known) - num_left)
+        return Prompt(token_ids=whole, publishes=name, known=head)
 
     def publish(self, prompt: Prompt) -> LeaseReceipt:
         """Hold a prefix for all tenants that may read it.
@@ -87,13 +91,15 @@ class Administration:
         """
         name, engine = prompt.publishes, self._engine
         assert name is not None, "a prompt to be published says under which name"
-        tokens = engine.public_prefixes.whole_blocks(name, tokenize(prompt, engine.loaded))
+        tokens = engine.public_prefixes.whole_blocks(name, self._tokens(prompt))
         key = PrefixKey(engine.identity_of(prompt, tokens), tokens)
         engine.recorder.tick()
         receipt = engine.cache.admin.publish(key)
         engine.recorder.published(key)
         if receipt.status is LeaseStatus.ACCEPTED:
             engine.public_prefixes.add(name, tokens)
+            if prompt.known is not None and engine.texts is not None:
+                engine.texts.known.note(salt_of_public(name), prompt.known)
         return receipt
 
     def unpublish(self, name: str, num_cancelled: int = 0) -> EraseReceipt:
@@ -134,6 +140,7 @@ class Administration:
         self._engine.recorder.tick()
         receipt = self._engine.cache.admin.erase(salt)
         self._engine.forget_forms(salt)
+        num_texts = self._engine.forget_texts(salt)
         self._engine.recorder.erased(salt)
         return EraseReceipt(
             num_cancelled,
@@ -141,6 +148,7 @@ class Administration:
             receipt.num_leases,
             receipt.num_events,
             self._zero_unused_slots(),
+            num_texts,
         )
 
     def update_weights(self, update: WeightUpdate) -> int:
@@ -187,6 +195,14 @@ class Administration:
     def stop_recording(self) -> Path | None:
         """End the recording and return where it is; None if none runs."""
         return self._engine.recorder.stop()
+
+    def _tokens(self, prompt: Prompt) -> "array[int]":
+        """Return a prompt's packed ids.
+
+        Raises:
+            RequestError: It is no prompt of this model.
+        """
+        return tokenize(self._engine.tokenized(prompt), self._engine.loaded)
 
     def _shape(self) -> dict[str, Any]:
         """Say what the model's tokens weigh, for the header of a trace."""

@@ -12,7 +12,7 @@ and delays no one. The reader's side takes what is new out of it, if ``output_ki
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.tenancy import EraseReceipt
 from ostinato.engine.administration import Administration
 from ostinato.engine.async_administration import AsyncAdministration
-from ostinato.engine.chat import Message, fields_of, render_chat
+from ostinato.engine.chat import Message, fields_of
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.engine_thread import EngineThread
@@ -31,12 +31,15 @@ from ostinato.engine.explaining import explain_request
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt, PromptInput, TokenIds, parse_prompt
 from ostinato.engine.thread_bridge import AnswerT
+from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.engine.tokenizer_executor import TokenizerExecutor
 from ostinato.engine.vllm_keywords import refuse_arguments, refuse_call
 from ostinato.engine.weights import WeightSource
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.explanation import Explanation
 from ostinato.tenants.terms import PINNED, LeaseId, LeaseReceipt, LeaseTerms
+
+_ANYONE = Prompt()
 
 
 class AsyncLLM:
@@ -100,18 +103,18 @@ class AsyncLLM:
         """Most tokens of prompt and answer together."""
         return self._engine.max_model_len
 
-    async def encode(self, text: str, *, cache_salt: str = "") -> list[int]:
+    async def encode(self, text: str, *, whose: Prompt = _ANYONE) -> list[int]:
         """Return a text's token ids, as ``generate`` would compute them.
 
         Args:
             text: What to tokenize.
-            cache_salt: Of the tenant that asks: tenants take turns.
+            whose: A prompt of the one who asks, as of ``render``.
 
         Raises:
             MissingTokenizer: The checkpoint has none.
             RequestError: It is no text.
         """
-        return await self._tokenizing.encode(replace(parse_prompt(text), cache_salt=cache_salt))
+        return await self._tokenizing.encode(replace(whose, text=parse_prompt(text).text))
 
     async def decode(self, token_ids: TokenIds) -> str:
         """Return the text of token ids, special ones included.
@@ -142,19 +145,26 @@ class AsyncLLM:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
-        cache_salt: str = "",
+        whose: Prompt = _ANYONE,
         **options: Any,
-    ) -> list[int]:
+    ) -> TokenizedText:
         """Write a conversation as token ids, as ``chat`` does, beside the event loop.
 
-        Tenants, by ``cache_salt``, take turns; ``options`` are those of ``render_chat``.
+        ``whose`` says by its salt, its public prefixes and ``keep_tokens`` which texts are known
+        already; tenants take turns. ``options`` are those of ``render_text``. What is returned is a
+        row of ids that may be passed to ``generate`` as ``prompt_token_ids``.
 
         Raises:
             MissingTokenizer: The checkpoint has none.
             RequestError: There is no message or no template, or the template refuses.
         """
         return await self._tokenizing.render(
-            messages, chat_template, add_generation_prompt, tools, options, cache_salt
+            whose,
+            messages,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            **options,
         )
 
     def generate(
@@ -182,7 +192,12 @@ class AsyncLLM:
         Effects: leaving the iteration early cancels the request and frees its blocks.
         """
         refuse_arguments(unsupported)
-        return self._stream(parse_prompt(prompt), sampling_params, request_id, priority)
+        parsed = parse_prompt(prompt)
+
+        async def as_it_is() -> Prompt:
+            return parsed
+
+        return self._stream(as_it_is, sampling_params, request_id, priority)
 
     def chat(
         self,
@@ -193,16 +208,27 @@ class AsyncLLM:
         add_generation_prompt: bool = True,
         request_id: str | None = None,
         priority: int = 0,
+        keep_tokens: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue a conversation; as ``generate``.
+        """Continue a conversation; as ``generate``, and ``keep_tokens`` as in ``LLM.chat``.
 
         Raises:
             MissingTokenizer: The checkpoint has none.
             RequestError: As in ``generate``, or the chat template refuses.
         """
-        tokenizer = self._engine.loaded.require_tokenizer()
-        token_ids = render_chat(tokenizer, messages, chat_template, add_generation_prompt)
-        prompt = Prompt(token_ids=token_ids, fields=fields_of(messages))
+        self._engine.loaded.require_tokenizer()
+
+        async def prompt() -> Prompt:
+            ids = await self.render(
+                messages,
+                chat_template,
+                add_generation_prompt,
+                whose=Prompt(keep_tokens=keep_tokens),
+            )
+            return Prompt(
+                token_ids=ids, known=ids, keep_tokens=keep_tokens, fields=fields_of(messages)
+            )
+
         return self._stream(prompt, sampling_params, request_id, priority)
 
     async def explain(
@@ -316,14 +342,14 @@ class AsyncLLM:
 
     async def _stream(
         self,
-        prompt: Prompt,
+        prompt: Callable[[], Awaitable[Prompt]],
         params: SamplingParams | None,
         request_id: str | None,
         priority: int,
     ) -> AsyncGenerator[RequestOutput, None]:
         self._thread.commands.check()
         wanted = SamplingParams() if params is None else params
-        made = await self._tokenizing.request(prompt, wanted, request_id, priority)
+        made = await self._tokenizing.request(await prompt(), wanted, request_id, priority)
         async with aclosing(self._thread.stream(made)) as outputs:
             async for output in outputs:
                 yield output

@@ -46,7 +46,9 @@ from ostinato.engine.requests import (
     tokenize,
 )
 from ostinato.engine.sizing import size_pools
+from ostinato.engine.text_tokenizer import PartlyTokenized, TextTokenizer
 from ostinato.engine.token_table import TokenTable
+from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.engine.weights import WeightUpdate
 from ostinato.observe.counters import CacheStats
 from ostinato.runner.attention.choice import AttentionCase, check_asked_for, choose_attention
@@ -78,6 +80,7 @@ class Engine:
             the step and does no other harm.
         recorder: Writes down what happens, for replays; nothing unless it was asked to.
         kv_events: Tells outsiders what is cached; None unless ``kv_events_endpoint`` is set.
+        texts: Tokenizes texts, and remembers them; None if the checkpoint has no tokenizer.
     """
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -130,6 +133,8 @@ class Engine:
         self._clock = clock
         tokenizer = self.loaded.tokenizer
         self._tokens = None if tokenizer is None else TokenTable(tokenizer)
+        room = config.keep_texts_bytes if config.keep_tokens else 0
+        self.texts = None if tokenizer is None else TextTokenizer(tokenizer, room)
         self._forms = FormCompiler(self.loaded)
         self._states: dict[RequestId, RequestState] = {}
         self._random = random.Random(config.seed)
@@ -193,7 +198,10 @@ class Engine:
         name = self._new_id() if request_id is None else check_request_id(request_id)
         wanted = params.structured_outputs
         keep = kept_prompt_tokens(params, self.max_model_len)
+        if keep is None:
+            prompt = self.tokenized(prompt, self.max_model_len)
         tokens = tokenize(prompt, self.loaded, self.max_model_len, keep=keep)
+        known = prompt.known if keep is None else None
         if wanted is not None and form is None:
             form = self.compile_form(wanted, prompt.cache_salt)
         cache_read = prompt.cache_read and not params.skip_reading_prefix_cache
@@ -209,9 +217,46 @@ class Engine:
             eos_token_ids=self.loaded.eos_token_ids,
             form=form,
             fields=prompt.fields,
+            num_kept_tokens=0 if known is None else known.num_generated_tokens,
         )
         self.scheduler.check(request)
-        return EngineRequest(request, prompt.text, draw_seeds(params, self._random), arrival_s)
+        seeds = draw_seeds(params, self._random)
+        is_noted = prompt.cache_write and prompt.keep_tokens and prompt.publishes is None
+        if known is not None and not (is_noted and known.boundaries.ends):
+            known = None
+        return EngineRequest(request, prompt.text, seeds, arrival_s, known)
+
+    def tokenized(self, prompt: Prompt, most: int | None = None) -> Prompt:
+        """Return a prompt with its ids: those of its text as far as that is known.
+
+        Raises:
+            MissingTokenizer: It is a text, and the checkpoint has no tokenizer.
+            PromptTooLong: A text is certainly longer than ``most`` tokens.
+        """
+        if prompt.token_ids is not None:
+            return prompt
+        if self.texts is None or not self.texts.takes_prompts:
+            return replace(prompt, token_ids=tokenize(prompt, self.loaded, most))
+        partly = self.begin_text(prompt.text or "", prompt)
+        return self.with_ids(prompt, self.texts.finish(partly, most=most))
+
+    def tokenized_chat(self, prompt: Prompt, text: str) -> Prompt:
+        """Return a prompt that is a conversation, written as a text, with its ids."""
+        assert self.texts is not None, "conversations need a tokenizer"
+        known = self.texts.finish(self.begin_text(text, prompt))
+        return replace(prompt, token_ids=known, known=known)
+
+    def begin_text(self, text: str, prompt: Prompt) -> PartlyTokenized:
+        """Find what is known of a text for the sender of a prompt; safe in any thread."""
+        assert self.texts is not None, "there is a tokenizer"
+        names = self.public_prefixes.salts_of(prompt.public_prefixes)
+        is_kept = self.config.keep_tokens and prompt.keep_tokens
+        return self.texts.begin(text, (prompt.cache_salt.encode(), *names), is_kept)
+
+    def with_ids(self, prompt: Prompt, known: TokenizedText) -> Prompt:
+        """Return a prompt that is a text with its ids."""
+        assert self.texts is not None, "there is a tokenizer"
+        return replace(prompt, token_ids=self.texts.with_special_tokens(known), known=known)
 
     def compile_form(self, wanted: StructuredOutputs, cache_salt: str) -> OutputForm:
         """Compile the form of an output; safe in any thread.
@@ -243,6 +288,9 @@ class Engine:
         self.recorder.added(made.request, made.arrival_s)
         state = RequestState(made.request, made.prompt, self._tokens, made.arrival_s)
         self._states[made.request.request_id] = state
+        if made.known is not None and self.texts is not None:
+            state.known = made.known
+            self.texts.known.note(made.request.identity.tenant, made.known)
 
     def step(self) -> list[RequestState]:
         """Run one step.
@@ -290,6 +338,7 @@ class Engine:
         for sequence in ended:
             state.take(sequence, None, now_s)
         state.fail(FinishReason.ABORT, None, now_s)
+        self._note_answers(state)
         return state.output()
 
     def discard(self, request_id: str) -> None:
@@ -307,6 +356,7 @@ class Engine:
         if preempt_running:
             self.scheduler.preempt_all()
         self.cache.admin.reset()
+        self.forget_texts()
         self.recorder.reset(preempt_running)
 
     def requests_of(self, salt: str | bytes) -> list[RequestId]:
@@ -328,7 +378,14 @@ class Engine:
         self.recorder.tick()
         epoch = self.cache.admin.new_epoch(self.loaded.fingerprint)
         self.recorder.new_epoch()
+        self.forget_texts()
         return epoch
+
+    def forget_texts(self, tenant: bytes | None = None) -> int:
+        """Forget the texts of a tenant, or all; returns how many."""
+        if self.texts is None:
+            return 0
+        return self.texts.known.clear() if tenant is None else self.texts.known.forget(tenant)
 
     def identity(self, cache_salt: str) -> Identity:
         """Return what a tenant's requests must agree on now."""
@@ -399,8 +456,15 @@ class Engine:
         for request_id, state in touched.items():
             if state.finished:
                 del self._states[request_id]
+                self._note_answers(state)
                 self.recorder.ended(request_id)
         return list(touched.values())
+
+    def _note_answers(self, state: RequestState) -> None:
+        """Remember which tokens a prompt's continuations are made of."""
+        if state.known is not None and self.texts is not None:
+            for answer in state.answers():
+                self.texts.known.note_answer(state.request.identity.tenant, state.known, answer)
 
     def _cancel(self, request_id: RequestId) -> list[Sequence]:
         """End all sequences of a request; an unknown id has none."""

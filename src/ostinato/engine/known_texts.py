@@ -107,10 +107,12 @@ class KnownTexts:
             self.num_bytes -= sum(map(self._recent.pop, dropped))
             return len(dropped)
 
-    def clear(self) -> None:
-        """Drop everything."""
+    def clear(self) -> int:
+        """Drop everything; returns how many texts that was."""
         with self._guard:
+            num_dropped = len(self._recent)
             self._entries, self._recent, self.num_bytes = {}, {}, 0
+            return num_dropped
 
     def num_bytes_by_tenant(self) -> dict[bytes, int]:
         """Return what each tenant's texts take."""

@@ -4,6 +4,7 @@ Tokens come in from the scheduler; text, log-probabilities and outputs in the ca
 go out.
 """
 
+from array import array
 from collections.abc import Sequence
 
 from ostinato.core.plan import SampledToken, TokenLogprob
@@ -12,6 +13,7 @@ from ostinato.engine.detokenizer import Detokenizer
 from ostinato.engine.outputs import CompletionOutput, Logprob, RequestOutput, RequestTimings
 from ostinato.engine.stop_strings import StopChecker
 from ostinato.engine.token_table import TokenTable
+from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.sched.sequence import Sequence as SchedSequence
 
 
@@ -75,7 +77,13 @@ class CompletionState:
 
 
 class RequestState:
-    """One request: its continuations and when things happened."""
+    """One request: its continuations and when things happened.
+
+    Attributes:
+        request: As it was added.
+        error: Why it failed.
+        known: The text of its prompt with its tokens, if its answers are to be remembered.
+    """
 
     def __init__(
         self, request: Request, prompt: str | None, tokens: TokenTable | None, arrival_s: float
@@ -83,6 +91,7 @@ class RequestState:
         """Start a request that has just arrived."""
         self.request = request
         self.error: str | None = None
+        self.known: TokenizedText | None = None
         self._prompt = prompt
         self._prompt_token_ids = request.prompt_token_ids.tolist()  # one list for all outputs
         self._tokens = tokens
@@ -132,6 +141,10 @@ class RequestState:
             if completion.finish_reason is None:
                 self._end(completion, reason, None, now_s)
 
+    def answers(self) -> "list[array[int]]":
+        """Return the tokens of each continuation, packed, but for those without any."""
+        return [array("I", c.token_ids) for c in self._completions if c.token_ids]
+
     def output(self) -> RequestOutput:
         """Return what there is so far, in the caller's shape."""
         leader = self._leader
@@ -145,6 +158,7 @@ class RequestState:
             num_cached_tokens=leader.num_shared_tokens + leader.num_copied_tokens if leader else 0,
             num_copied_tokens=leader.num_copied_tokens if leader else 0,
             num_waited_tokens=leader.num_waited_tokens if leader else 0,
+            num_kept_tokens=self.request.num_kept_tokens,
             timings=RequestTimings(
                 arrival=self._arrival_s,
                 first_scheduled=leader.first_planned_s if leader else None,

@@ -1,9 +1,9 @@
-"""Where can a text be cut so that its parts have the tokens of the whole?
+r"""Where can a text be cut so that its parts have the tokens of the whole?
 
 Right behind a special token, such as the end of a turn. A tokenizer first cuts its added tokens out
 of a text, leftmost and longest first, and treats what is left between them piece by piece::
 
-    <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>...
+    <|im_start|>user\nHi<|im_end|>\n<|im_start|>...
     └─ token ──┘└ piece ┘└ token ─┘└┘└─ token ──┘
 
 So a piece has the same tokens wherever it stands behind such a token. Two things could spoil this
@@ -106,7 +106,7 @@ def _kinds(part: Any) -> set[str]:
     return {str(known.get("type")) for known in parts}
 
 
-def _usable_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[int, Any]:
+def _usable_tokens(tokenizer: Any) -> dict[int, Any]:
     """Return the added tokens that stand for their letters wherever these occur."""
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
     raw = {n: token for n, token in added.items() if not token.normalized and token.content}

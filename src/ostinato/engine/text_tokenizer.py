@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ostinato.engine.detokenizer import Detokenizer
 from ostinato.engine.known_texts import KnownTexts
+from ostinato.engine.requests import refuse_long_text
 from ostinato.engine.text_boundaries import TextBoundaries
 from ostinato.engine.token_table import TokenTable
 from ostinato.engine.tokenized_text import Places, TokenizedText
@@ -36,6 +37,7 @@ class PartlyTokenized:
         end: Bytes that they have in common and that end at a boundary.
         count: Tokens of the known text that stand for those.
         width: Bytes of the special token that ends there; 0 if one begins there.
+        tokens_between: Further tokens, before the rest.
         is_cut: Whether the rest may be cut at boundaries; else it is tokenized at once.
     """
 
@@ -44,6 +46,7 @@ class PartlyTokenized:
     end: int = 0
     count: int = 0
     width: int = 0
+    tokens_between: tuple[int, ...] = ()
     is_cut: bool = True
 
     @property
@@ -72,15 +75,10 @@ class TextTokenizer:
         self._table = TokenTable(tokenizer)
         self.boundaries = TextBoundaries.of(tokenizer)
         self._letters = {token_id: text for text, token_id in self.boundaries.ids.items()}
+        self._widest = max(map(len, self._letters.values()), default=0)
         self.known = KnownTexts(max_bytes if self._letters else 0, self._add_answer)
         self.num_tokenized_bytes = 0
-        self._around = _special_tokens(tokenizer) if self._letters else None
-
-    def encode(
-        self, text: str, namespaces: Iterable[bytes], keep_tokens: bool = True
-    ) -> TokenizedText:
-        """Tokenize a text without the special tokens that stand around a prompt."""
-        return self.finish(self.begin(text, namespaces, keep_tokens))
+        self._before = _special_tokens(tokenizer) if self._letters else None
 
     def begin(
         self, text: str, namespaces: Iterable[bytes], keep_tokens: bool = True
@@ -101,39 +99,47 @@ class TextTokenizer:
         return best
 
     def finish(
-        self, partly: PartlyTokenized, tokenizer: PreTrainedTokenizerBase | None = None
+        self,
+        partly: PartlyTokenized,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        most: int | None = None,
     ) -> TokenizedText:
         """Tokenize the rest of a text.
 
         Args:
             partly: As ``begin`` returned it.
             tokenizer: A copy of the model's, for use in another thread; None is the model's own.
+            most: Tokens that could be served; None is no bound.
+
+        Raises:
+            PromptTooLong: The rest is certainly longer than ``most``.
         """
         tokenizer, text = tokenizer or self._tokenizer, partly.text
+        if most is not None:
+            refuse_long_text(text[partly.end :].decode(), most, tokenizer)
         self.num_tokenized_bytes += partly.num_left
         if not partly.is_cut:
-            [tokens] = _encode(tokenizer, [text])
-            return TokenizedText(text, array("I", tokens))
+            [whole] = _encode(tokenizer, [text])
+            return TokenizedText(text, array("I", whole))
         tokens, boundaries = array("I"), Places()
         generated: tuple[tuple[int, int], ...] = ()
         if partly.known is not None:
             tokens = partly.known.tokens[: partly.count]
+            tokens.extend(partly.tokens_between)
             boundaries = partly.known.boundaries.up_to(partly.end)
             generated = partly.known.generated_before(partly.count)
         self._append_rest(tokenizer, partly, tokens, boundaries)
         return TokenizedText(text, tokens, boundaries, generated=generated)
 
-    def with_special_tokens(self, known: TokenizedText) -> "array[int] | None":
-        """Return a text's ids as a prompt of its own; None if that takes the tokenizer."""
-        if self._around is None:
-            return None
-        before, after = self._around
-        return array("I", before) + known.tokens + array("I", after)
-
     @property
-    def takes_answers(self) -> bool:
-        """Whether an answer stands right behind a prompt that is a text."""
-        return self._around is not None and not self._around[1]
+    def takes_prompts(self) -> bool:
+        """Whether prompts that are no conversations can be put together of parts."""
+        return self._before is not None
+
+    def with_special_tokens(self, known: TokenizedText) -> "array[int]":
+        """Return a text's ids as a prompt of its own."""
+        assert self._before is not None, "see takes_prompts"
+        return array("I", self._before) + known.tokens
 
     def _cut(self, text: bytes, known: TokenizedText, num_alike: int) -> PartlyTokenized:
         """Return how much of a text can be had from one that begins like it."""
@@ -141,14 +147,30 @@ class TextTokenizer:
         end, count, width = 0, 0, 0
         if len(places.ends):
             end, count, width = places.ends[-1], places.counts[-1], places.widths[-1]
-        within = known.answer.up_to(num_alike)
-        for place in range(len(within.ends) - 1, -1, -1):
-            if within.ends[place] <= end:
-                break
-            if self.boundaries.before.match(text, within.ends[place]):
-                end, count, width = within.ends[place], within.counts[place], 0
-                break
-        return PartlyTokenized(text, known, end, count, width)
+        at_boundary = PartlyTokenized(text, known, end, count, width)
+        if not known.answer.ends or known.answer.ends[-1] <= end:
+            return at_boundary
+        ahead = self.boundaries.before.finditer(text, end, num_alike + self._widest)
+        ends = [match.start() for match in ahead if match.start() <= num_alike]
+        return self._cut_answer(text, known, ends[-1]) or at_boundary if ends else at_boundary
+
+    def _cut_answer(self, text: bytes, known: TokenizedText, end: int) -> PartlyTokenized | None:
+        """Cut an answer where a special token ends it in another text; None if not all is its own.
+
+        Where that is within a token, as before a stop string, what is left of it is tokenized anew.
+        """
+        places = known.answer.up_to(end)
+        if not places.ends:
+            return None
+        count, part = places.counts[-1], text[places.ends[-1] : end]
+        if not part:
+            return PartlyTokenized(text, known, end, count)
+        [tokens] = _encode(self._tokenizer, [part])
+        before = known.tokens[max(0, count - 8) : count]
+        detokenizer = Detokenizer(self._table, skip_special_tokens=False, prompt=before)
+        if (detokenizer.append(tokens) + detokenizer.finish()).encode() != part:
+            return None  # such as one that puts a space before each text
+        return PartlyTokenized(text, known, end, count, tokens_between=tuple(tokens))
 
     def _append_rest(
         self,
@@ -183,20 +205,19 @@ class TextTokenizer:
             piece = detokenizer.append([token]).encode()
             pieces.append(piece)
             end += len(piece)
+            letters = self._letters.get(token)
+            if letters and piece.endswith(letters):
+                if len(piece) > len(letters):  # half a character before it ends with it
+                    within.add(end - len(letters), count - 1)
+                boundaries.add(end, count, len(letters))
             if piece and detokenizer.is_settled:
                 within.add(end, count)
-                if piece == self._letters.get(token):
-                    boundaries.add(end, count, len(piece))
-        if not within.ends:
-            return prompt
-        stop = within.counts[-1]
-        return TokenizedText(
-            b"".join(pieces)[: within.ends[-1]],
-            prompt.tokens + answer[: stop - len(prompt)],
-            boundaries,
-            within,
-            (*prompt.generated, (len(prompt), stop)),
-        )
+        rest = detokenizer.finish().encode()
+        if rest:  # half a character, which nothing completes any more
+            within.add(end + len(rest), len(prompt) + len(answer))
+        text, tokens = b"".join([*pieces, rest]), prompt.tokens + answer
+        generated = (*prompt.generated, (len(prompt), len(tokens)))
+        return TokenizedText(text, tokens, boundaries, within, generated)
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[bytes]) -> list[list[int]]:
@@ -217,8 +238,8 @@ _POST_PROCESSORS = {
 }
 
 
-def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]] | None:
-    """Return what a tokenizer puts before and behind each text; None if that is not known."""
+def _special_tokens(tokenizer: Any) -> list[int] | None:
+    """Return what a tokenizer puts before each text; None if not known, or if it ends it too."""
     processor = tokenizer.backend_tokenizer.post_processor
     state = {} if processor is None else json.loads(processor.__getstate__())
     kinds = {part.get("type") for part in (state, *state.get("processors", ())) if part}
@@ -226,5 +247,5 @@ def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]] | None:
         return None
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]
-    places = [n for n in range(len(whole)) if bare and whole[n : n + len(bare)] == bare]
-    return (whole[: places[0]], whole[places[0] + len(bare) :]) if len(places) == 1 else None
+    num_before = len(whole) - len(bare)
+    return whole[:num_before] if bare and whole[num_before:] == bare else None

@@ -104,6 +104,14 @@ class TokenizedText(Sequence[int]):
         places = self.boundaries.num_bytes + self.answer.num_bytes
         return len(self.text) + TOKEN_BYTES * len(self.tokens) + places + _OVERHEAD_BYTES
 
+    def head(self, most: int) -> "TokenizedText":
+        """Return it up to the last boundary that is no more than ``most`` tokens in."""
+        num = bisect_right(self.boundaries.counts, most)
+        end = self.boundaries.ends[num - 1] if num else 0
+        count = self.boundaries.counts[num - 1] if num else 0
+        places, generated = self.boundaries.up_to(end), self.generated_before(count)
+        return TokenizedText(self.text[:end], self.tokens[:count], places, generated=generated)
+
     def generated_before(self, count: int) -> tuple[tuple[int, int], ...]:
         """Return the ranges of generated tokens among the first ``count``."""
         return tuple((a, min(b, count)) for a, b in self.generated if a < count)

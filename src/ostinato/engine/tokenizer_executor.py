@@ -1,14 +1,14 @@
 """How are requests and texts made without holding up the event loop?
 
 Tokenizers, templates and grammars take a while: they run in threads beside the event loop, and
-tenants take turns. Long texts have a thread and a copy of the tokenizer of their own, so that short
-ones do not wait for them; new grammars have theirs. A short row of ids is checked on the event loop
-itself: going to another thread and back costs more than the work.
+tenants take turns. Texts of which much is new have a thread and a copy of the tokenizer of their
+own, so that others do not wait for them; new grammars have theirs. A short row of ids is checked on
+the event loop itself: going to another thread and back costs more than the work.
 """
 
 import copy
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -19,20 +19,21 @@ from transformers import PreTrainedTokenizerBase
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.structured_outputs import OutputForm, StructuredOutputs
 from ostinato.core.tenancy import owner_of
-from ostinato.engine.chat import Message, render_chat
+from ostinato.engine.chat import Message, render_text
 from ostinato.engine.engine import Engine
 from ostinato.engine.grammar_check import NUM_WORKERS
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.requests import (
     EngineRequest,
     kept_prompt_tokens,
-    refuse_long_text,
     spell_bad_words,
     tokenize,
 )
 from ostinato.engine.tenant_queue import TenantQueue
+from ostinato.engine.text_tokenizer import PartlyTokenized
 from ostinato.engine.thread_bridge import AnswerT
 from ostinato.engine.token_table import TokenTable
+from ostinato.engine.tokenized_text import TokenizedText
 
 SHORT_TOKENS = 8192
 """Ids that are checked on the event loop: within half a millisecond."""
@@ -75,13 +76,10 @@ class TokenizerExecutor:
                 return make(prompt)
             return await self._texts.run(_tenant(prompt.cache_salt), lambda: make(prompt))
 
-        def tokenize_and_make(tokenizer: PreTrainedTokenizerBase | None) -> EngineRequest:
-            most = self._engine.max_model_len
-            keep = kept_prompt_tokens(params, most) if isinstance(params, SamplingParams) else None
-            ids = tokenize(prompt, self._engine.loaded, most, tokenizer, keep)
-            return make(replace(prompt, token_ids=ids))
-
-        return await self._with_tokenizer(prompt.cache_salt, len(prompt.text), tokenize_and_make)
+        most, keep = self._engine.max_model_len, None
+        if isinstance(params, SamplingParams):
+            keep = kept_prompt_tokens(params, most)
+        return await self._with_ids(prompt, most, keep, make)
 
     async def do(self, work: Callable[[], AnswerT], cache_salt: str = "") -> AnswerT:
         """Do something short with the tokenizer, beside the event loop.
@@ -94,10 +92,7 @@ class TokenizerExecutor:
 
     async def encode(self, prompt: Prompt) -> list[int]:
         """Return a text's token ids."""
-        loaded, size = self._engine.loaded, len(prompt.text or "")
-        return await self._with_tokenizer(
-            prompt.cache_salt, size, lambda own: tokenize(prompt, loaded, None, own).tolist()
-        )
+        return await self._with_ids(prompt, None, None, lambda p: list(p.token_ids or ()))
 
     async def decode(self, prompt: Prompt) -> str:
         """Return the text of token ids, special ones included."""
@@ -119,30 +114,74 @@ class TokenizerExecutor:
 
     async def render(
         self,
+        whose: Prompt,
         messages: Sequence[Message],
-        chat_template: str | None,
-        add_generation_prompt: bool,
-        tools: Sequence[Mapping[str, Any]] | None,
-        options: Mapping[str, Any],
-        cache_salt: str,
-    ) -> list[int]:
-        """Write a conversation as token ids."""
-        self._engine.loaded.require_tokenizer()
-        contents = [m.get("content") for m in messages if isinstance(m, Mapping)]
-        text = "".join(content for content in contents if isinstance(content, str))
+        **settings: Any,
+    ) -> TokenizedText:
+        """Write a conversation as token ids.
 
-        def work(tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
-            if tokenizer is not None:
-                refuse_long_text(text, self._engine.max_model_len, tokenizer)
-            return render_chat(
-                tokenizer, messages, chat_template, add_generation_prompt, tools, **options
-            )
+        Args:
+            whose: A prompt of its sender: whose texts are known, and whether they are used.
+            messages: In order.
+            **settings: As of ``render_text``.
+        """
+        tokenizer = self._engine.loaded.require_tokenizer()
 
-        return await self._with_tokenizer(cache_salt, len(text), work)
+        def write() -> str:
+            return render_text(tokenizer, messages, **settings)
+
+        return await self._tokenized(whose, write, self._engine.max_model_len, lambda known: known)
 
     async def _form(self, wanted: StructuredOutputs, cache_salt: str) -> OutputForm:
         return await self._grammars.run(
             _tenant(cache_salt), lambda: self._engine.compile_form(wanted, cache_salt)
+        )
+
+    async def _with_ids(
+        self,
+        prompt: Prompt,
+        most: int | None,
+        keep: int | None,
+        use: Callable[[Prompt], AnswerT],
+    ) -> AnswerT:
+        """Tokenize a prompt that is a text, and use it in the same thread."""
+        engine, text = self._engine, prompt.text or ""
+        if keep is None and engine.texts is not None and engine.texts.takes_prompts:
+            return await self._tokenized(
+                prompt, lambda: text, most, lambda known: use(engine.with_ids(prompt, known))
+            )
+
+        def whole(tokenizer: PreTrainedTokenizerBase | None) -> AnswerT:
+            return use(
+                replace(prompt, token_ids=tokenize(prompt, engine.loaded, most, tokenizer, keep))
+            )
+
+        return await self._with_tokenizer(prompt.cache_salt, len(text), whole)
+
+    async def _tokenized(
+        self,
+        whose: Prompt,
+        write: Callable[[], str],
+        most: int | None,
+        use: Callable[[TokenizedText], AnswerT],
+    ) -> AnswerT:
+        """Tokenize what is not known of a text; among the long texts only if that is much."""
+        engine, texts, tenant = self._engine, self._engine.texts, _tenant(whose.cache_salt)
+        assert texts is not None, "there is a tokenizer"
+        engine.owner.check()
+
+        def begin() -> tuple[PartlyTokenized, AnswerT | None]:
+            partly = engine.begin_text(write(), whose)
+            is_long = (
+                partly.num_left >= LONG_CHARACTERS and engine.loaded.require_tokenizer().is_fast
+            )
+            return partly, None if is_long else use(texts.finish(partly, most=most))
+
+        partly, answer = await self._texts.run(tenant, begin)
+        if answer is not None:
+            return answer
+        return await self._long_texts.run(
+            tenant, lambda: use(texts.finish(partly, self._tokenizer_of_long_texts, most))
         )
 
     async def _with_tokenizer(

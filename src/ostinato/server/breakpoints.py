@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.core.errors import RequestError
+from ostinato.core.tokens import num_common_tokens
 from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.prompts import PromptDict
-from ostinato.server.callers import Caller
+from ostinato.engine.prompts import Prompt, PromptDict
+from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.server.held_prefixes import HeldPrefixes
 from ostinato.server.prompting import render_prompt
 from ostinato.server.protocol.messages import CountBody
@@ -55,7 +56,7 @@ class Kept:
 
 
 async def measure(
-    state: ServerState, caller: Caller, body: CountBody, tokens: Sequence[int]
+    state: ServerState, whose: Prompt, body: CountBody, tokens: TokenizedText
 ) -> list[tuple[int, LeaseTerms]]:
     """Return how many tokens of the prompt each breakpoint covers, and for how long, in order."""
     places = []
@@ -65,10 +66,11 @@ async def measure(
             messages = [*messages, _STAND_IN]
         try:
             use = body.tool_use()
-            head = await render_prompt(state, caller, messages, use, opens_turn=False)
+            head = await render_prompt(state, messages, use, whose, opens_turn=False)
         except RequestError as error:
             raise RequestError(f"cache_control cannot be placed there: {error}") from error
-        places.append((_num_common(head, tokens), mark.terms))
+        num_common = num_common_tokens(head.tokens.tobytes(), tokens.tokens.tobytes())
+        places.append((num_common, mark.terms))
     return places
 
 
@@ -95,9 +97,3 @@ async def keep(
         written[terms == ANTHROPIC_1H] += max(0, receipt.num_tokens - done)
         done = max(done, receipt.num_tokens)
     return Kept(len(tokens), num_cached, num_5m=written[False], num_1h=written[True])
-
-
-def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many leading ids agree."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -27,7 +27,7 @@ from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.models import check_model
-from ostinato.server.prompting import render_prompt
+from ostinato.server.prompting import render_prompt, sender
 from ostinato.server.protocol.messages import CountBody, MessagesBody
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
@@ -55,7 +55,8 @@ async def create_message(body: MessagesBody, request: Request, caller: CallerOfR
     params, use = body.params(), body.tool_use()
     state.check_room(1, 1)
     conversation = body.conversation()
-    tokens = await render_prompt(state, caller, conversation, use)
+    whose = sender(caller, body.cache_salt, body.keep_tokens)
+    tokens = await render_prompt(state, conversation, use, whose)
     call = GenerateCall(
         endpoint=ENDPOINT,
         params=params,
@@ -63,11 +64,12 @@ async def create_message(body: MessagesBody, request: Request, caller: CallerOfR
         cache_salt=body.cache_salt,
         cache_read=body.cache.read,
         cache_write=body.cache.write,
+        keep_tokens=body.keep_tokens,
         user=body.metadata.user_id,
         fields=fields_of(conversation),
         request_id=f"msg_{uuid.uuid4().hex}",
     )
-    places = await measure(state, caller, body, tokens)
+    places = await measure(state, whose, body, tokens)
     answer = MessageAnswer(state, body, caller, call, bool(use.tools), places)
     if body.stream:
         return await begin(request, answer.events())
@@ -81,7 +83,8 @@ async def count_tokens(
     """Count the tokens of a prompt, without running it."""
     state: ServerState = request.app.state.server
     check_model(state, body.model)
-    tokens = await render_prompt(state, caller, body.conversation(), body.tool_use())
+    whose = sender(caller, body.cache_salt, body.keep_tokens)
+    tokens = await render_prompt(state, body.conversation(), body.tool_use(), whose)
     return {"input_tokens": len(tokens)}
 
 

@@ -17,7 +17,7 @@ from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.errors import ApiError
 from ostinato.server.models import check_model
-from ostinato.server.prompting import render_prompt
+from ostinato.server.prompting import render_prompt, sender
 from ostinato.server.protocol.responses import ResponsesBody
 from ostinato.server.protocol.usage import Usage
 from ostinato.server.response_items import Event, ItemWriter
@@ -50,10 +50,11 @@ async def create_response(
         old = list(stored.messages)
     new = body.conversation()
     head = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    whose = sender(caller, body.cache_salt, body.keep_tokens)
     call = GenerateCall(
         endpoint=ENDPOINT,
         params=params,
-        token_ids=await render_prompt(state, caller, [*head, *old, *new], use),
+        token_ids=await render_prompt(state, [*head, *old, *new], use, whose),
         user=body.user,
         fields=fields_of([*head, *old, *new]),
         request_id=f"resp_{uuid.uuid4().hex}",

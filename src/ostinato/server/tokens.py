@@ -7,8 +7,10 @@ from pydantic import Field, model_validator
 
 from ostinato.server.callers import CallerOfRequest
 from ostinato.server.models import check_model
+from ostinato.server.prompting import sender
 from ostinato.server.protocol.body import Body, Items
 from ostinato.server.protocol.chat import ChatMessage
+from ostinato.server.protocol.sampling import KEEP_TOKENS, ShortText
 from ostinato.server.state import ServerState
 
 router = APIRouter(tags=["tokens"])
@@ -21,6 +23,8 @@ class TokenizeBody(Body):
     prompt: str | None = None
     messages: Items[ChatMessage] | None = Field(default=None, min_length=1)
     add_generation_prompt: bool = True
+    cache_salt: ShortText = ""
+    keep_tokens: bool = KEEP_TOKENS
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "TokenizeBody":
@@ -41,13 +45,13 @@ async def tokenize(body: TokenizeBody, request: Request, caller: CallerOfRequest
     """Return the ids that a completion or a chat would compute."""
     state: ServerState = request.app.state.server
     check_model(state, body.model or state.config.model_names[0])
+    whose = sender(caller, body.cache_salt, body.keep_tokens)
     if body.messages is not None:
         messages = [message.rendered() for message in body.messages]
-        tokens = await state.llm.render(
-            messages, None, body.add_generation_prompt, cache_salt=caller.salt
-        )
+        rendered = await state.llm.render(messages, None, body.add_generation_prompt, whose=whose)
+        tokens = rendered.tokens.tolist()
     else:
-        tokens = await state.llm.encode(body.prompt or "", cache_salt=caller.salt)
+        tokens = await state.llm.encode(body.prompt or "", whose=whose)
     return {"tokens": tokens, "count": len(tokens), "max_model_len": state.llm.max_model_len}
 
 

@@ -13,7 +13,7 @@ from ostinato.core.errors import InvalidSamplingParams
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.core.structured_outputs import StructuredOutputs
 from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
-from ostinato.server.protocol.sampling import CacheUse, FormBody, ShortText
+from ostinato.server.protocol.sampling import KEEP_TOKENS, CacheUse, FormBody, ShortText
 from ostinato.server.protocol.tools import MOST_TOOLS, CallId, ToolName
 from ostinato.server.tools import Message, Tool, ToolUse, form_of, text_of, use_tools
 from ostinato.tenants.terms import ANTHROPIC_1H, ANTHROPIC_5M, LeaseTerms
@@ -167,6 +167,8 @@ class CountBody(Body):
     cache_control: CacheControl | None = Field(
         default=None, description="Keep the prompt up to its last block."
     )
+    cache_salt: ShortText = Field(default="", description="Ours: as in chat completions.")
+    keep_tokens: bool = KEEP_TOKENS
 
     @model_validator(mode="after")
     def _answerable(self) -> "CountBody":
@@ -239,7 +241,6 @@ class MessagesBody(CountBody):
     )
     seed: int | None = Field(default=None, description="Ours: the same seed gives the same text.")
     structured_outputs: FormBody | None = Field(default=None, description="Ours, from vLLM.")
-    cache_salt: ShortText = Field(default="", description="Ours: as in chat completions.")
     cache: CacheUse = Field(default=CacheUse(), description="Ours: as in chat completions.")
 
     @model_validator(mode="after")
