@@ -13,24 +13,13 @@ import pytest
 
 from ostinato import LLM, AsyncLLM, RequestOutput, SamplingParams
 from ostinato.engine.prompts import Prompt
-from tests.support.checkpoints import Checkpoints, make_tokenizer
-
-TEMPLATE = (
-    "{% for m in messages %}<bos>{{ m.role }}\n{{ m.content }}<eos>\n{% endfor %}"
-    "{% if add_generation_prompt %}<bos>assistant\n{% endif %}"
-)
-WORDS = range(3, 320)
-"""Every id but those of special tokens."""
+from tests.support.checkpoints import Checkpoints
+from tests.support.conversations import WORDS, num_shown, talking_checkpoint
 
 
 @pytest.fixture(scope="module")
 def path(checkpoints: Checkpoints) -> Path:
-    """A random Llama that takes 2,048 tokens, and knows a template for conversations."""
-    path = checkpoints.path("llama", max_position_embeddings=2048)
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(path)
-    return path
+    return talking_checkpoint(checkpoints)
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +49,6 @@ def num_missed(ask: Ask, num_turns: int = 20, **changes: Any) -> int:
         messages.append({"role": "assistant", "content": answer.text})
         known = len(output.prompt_token_ids) + num_shown(answer.text, answer.token_ids)
     return num_missed
-
-
-def num_shown(text: str, token_ids: list[int]) -> int:
-    """Count the tokens of an answer that its text shows: not those of a stop string."""
-    decode = make_tokenizer().decode
-    heads = (token_ids[:count] for count in range(len(token_ids), 0, -1))
-    return next(
-        (len(ids) for ids in heads if text.startswith(decode(ids, skip_special_tokens=True))), 0
-    )
 
 
 def offline(llm: LLM, **settings: Any) -> Ask:
