@@ -66,6 +66,7 @@ class RequestContext:
         name: The request's id.
         off: The setting that keeps it from reading the cache; empty if it reads.
         fields: As of the request.
+        num_kept_tokens: As of the request.
         num_known_tokens: Tokens that would have hit in whole blocks when it came; None if nobody
             looked.
         waits_for: Name of the request that it waited for; empty if for none.
@@ -74,5 +75,6 @@ class RequestContext:
     name: str = ""
     off: str = ""
     fields: tuple[tuple[str, str], ...] = ()
+    num_kept_tokens: int = 0
     num_known_tokens: int | None = None
     waits_for: str = ""

@@ -154,7 +154,7 @@ class StepPlanner:
         again = sequence.num_preemptions > 0
         writes, request = sequence.request.cache_write, sequence.request
         context = RequestContext(
-            request.request_id, sequence.reading_is_off, request.fields,
+            request.request_id, sequence.reading_is_off, request.fields, request.num_kept_tokens,
             sequence.num_known_tokens, sequence.waits_for,
         )  # fmt: skip
         most_new = self._budget.most

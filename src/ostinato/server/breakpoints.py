@@ -33,17 +33,21 @@ class Kept:
         num_read: Found in the cache.
         num_5m: Kept for five minutes by this request and not found.
         num_1h: Kept for an hour by this request and not found.
+        num_as_generated: Of earlier answers, with the tokens that were generated.
     """
 
     num_tokens: int
     num_read: int
     num_5m: int = 0
     num_1h: int = 0
+    num_as_generated: int = 0
 
     def usage(self, num_output_tokens: int) -> dict[str, Any]:
         """Lay the counts out as Anthropic's API does; the three of the input add up to it."""
         written = self.num_5m + self.num_1h
+        more = {"kept_tokens": self.num_as_generated} if self.num_as_generated else {}
         return {
+            **more,
             "input_tokens": self.num_tokens - self.num_read - written,
             "cache_read_input_tokens": self.num_read,
             "cache_creation_input_tokens": written,
@@ -96,4 +100,6 @@ async def keep(
         receipt = await held.hold(whose, tokens[:num_tokens], terms, num_cached)
         written[terms == ANTHROPIC_1H] += max(0, receipt.num_tokens - done)
         done = max(done, receipt.num_tokens)
-    return Kept(len(tokens), num_cached, num_5m=written[False], num_1h=written[True])
+    return Kept(
+        len(tokens), num_cached, written[False], written[True], output.num_kept_tokens
+    )
