@@ -186,6 +186,23 @@ ReadOnceWhen = Annotated[
         rich_help_panel=_COMPUTING,
     ),
 ]
+KeepTokens = Annotated[
+    bool,
+    typer.Option(
+        "--keep-tokens/--no-keep-tokens",
+        help="Whether earlier answers keep the tokens that were generated; off, every prompt is "
+        "tokenized as a whole.",
+        rich_help_panel=_CACHE,
+    ),
+]
+KeepTextsBytes = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Memory for texts with their tokens, of all tenants together.",
+        rich_help_panel=_KEEPING,
+    ),
+]
 KeepExplanations = Annotated[
     int,
     typer.Option(
@@ -262,6 +279,7 @@ class EngineOptions:
     kv_cache_memory: KVCacheMemory = None
     max_model_len: MaxModelLen = None
     enable_prefix_caching: Caching = True
+    keep_tokens: KeepTokens = True
 
     def settings(self, model: str) -> dict[str, Any]:
         """Return the keywords of ``AsyncLLM``, checked as far as that goes without the model.
@@ -291,6 +309,7 @@ class ServedEngineOptions(EngineOptions):
     digest: Digest = "sha256"
     seal_tails: SealTails = True
     keep_explanations: KeepExplanations = 1000
+    keep_texts_bytes: KeepTextsBytes = 64 * 2**20
     ghost_blocks: GhostBlocks = None
     ghost_share: GhostShare = 0.01
     keep_event_batches: KeepEventBatches = None

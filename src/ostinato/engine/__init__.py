@@ -7,6 +7,10 @@ Files in reading order:
 * ``caller``: may this thread and this process call the engine now?
 * ``prompts``: what may a prompt be?
 * ``chat``: how does a conversation become a prompt?
+* ``tokenized_text``: a text with the tokens that stand for it.
+* ``text_boundaries``: where can a text be cut so that its parts have the tokens of the whole?
+* ``known_texts``: which texts are known with their tokens, and which does a new text begin with?
+* ``text_tokenizer``: how does a text become tokens without tokenizing again what is known?
 * ``outputs``: what does the caller get?
 * ``detokenizer``: how do tokens become text, never half a character?
 * ``stop_strings``: has the text reached a stop string?

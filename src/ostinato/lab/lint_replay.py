@@ -99,6 +99,12 @@ def replay(
     return _serve(keys, block_size)
 
 
+def replay_ids(requests: Sequence[LoggedRequest], block_size: int) -> Replayed:
+    """Serve requests one after the other, with the token ids that were logged."""
+    rows = [(array("I", r.prompt_ids), array("I", r.reply_ids).tolist(), r) for r in requests]
+    return _serve([(PrefixKey(identity_of(r), ids), answer) for ids, answer, r in rows], block_size)
+
+
 def _serve(keys: list[tuple[PrefixKey, list[int]]], block_size: int) -> Replayed:
     num_blocks = 1 + sum((len(k) + len(answer)) // block_size + 2 for k, answer in keys)
     config = CacheConfig(num_blocks, block_size, keep_explanations=0)

@@ -100,6 +100,4 @@ async def keep(
         receipt = await held.hold(whose, tokens[:num_tokens], terms, num_cached)
         written[terms == ANTHROPIC_1H] += max(0, receipt.num_tokens - done)
         done = max(done, receipt.num_tokens)
-    return Kept(
-        len(tokens), num_cached, written[False], written[True], output.num_kept_tokens
-    )
+    return Kept(len(tokens), num_cached, written[False], written[True], output.num_kept_tokens)
