@@ -11,7 +11,7 @@ behind the same prompt: most answers are never continued.
 
 import threading
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -89,9 +89,9 @@ class KnownTexts:
 
         Cost: O(log(texts)) comparisons at the speed of ``memcmp``.
         """
-        prompt = self._longest_begun(namespace, text)
-        if prompt is not None and prompt.answers:
-            self._work_out_answers(prompt)
+        for prompt in list(self._begun(namespace, text)):
+            if prompt.answers:
+                self._work_out_answers(prompt)
         entries = self._entries.get(namespace, ())
         place = _place(entries, text)
         for entry in entries[max(0, place - 1) : place + 1]:
@@ -135,22 +135,19 @@ class KnownTexts:
                 assert texts and texts == sorted(set(texts)), "sorted, and each once"
                 assert all(entry.namespace == name for entry in entries)
 
-    def _longest_begun(self, namespace: bytes, text: bytes) -> _Entry | None:
-        """Find the longest known text that another one goes on with."""
-        entries = self._entries.get(namespace, ())
-        query = text
-        while entries and query:
-            place = _place(entries, query)
-            entry = _at(entries, place)
-            if entry is None or entry.known.text != query:
-                if not place:
-                    return None
-                entry = entries[place - 1]
+    def _begun(self, namespace: bytes, text: bytes) -> Iterator[_Entry]:
+        """Find the known texts that another one goes on with, the longest first."""
+        entries, query = self._entries.get(namespace, ()), text
+        place = bisect_right(entries, query, key=_text_of)
+        while place:
+            entry = entries[place - 1]
             length = num_alike(entry.known.text, query)
             if length == len(entry.known.text):
-                return entry
-            query = query[:length]
-        return None
+                yield entry
+                place -= 1
+            else:
+                query = query[:length]
+                place = bisect_right(entries, query, hi=place - 1, key=_text_of)
 
     def _work_out_answers(self, prompt: _Entry) -> None:
         """Put the answers behind a prompt in its place."""
