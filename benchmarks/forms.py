@@ -32,8 +32,8 @@ from rich.table import Table
 
 from ostinato.core.plan import SampleTask
 from ostinato.core.sampling_params import SamplingParams
-from ostinato.core.structured_outputs import StructuredOutputs
-from ostinato.engine.grammar import FormCompiler, GrammarForm
+from ostinato.engine.grammar import GrammarCompiler, GrammarConstraint
+from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.runner.logit_edits import edit_logits
 
 PERSON = {
@@ -83,16 +83,16 @@ class Words:
         return [self._ids[bytes([byte])] for byte in text]
 
 
-def make_compiler(num_ids: int, rng: random.Random) -> FormCompiler:
+def make_compiler(num_ids: int, rng: random.Random) -> GrammarCompiler:
     """Return a compiler whose vocabulary is read already."""
     loaded: Any = SimpleNamespace(vocab_size=num_ids, tokenizer=None, name="made up")
-    compiler = FormCompiler(loaded)
+    compiler = GrammarCompiler(loaded)
     compiler._vocabulary = LLTokenizer(TokenizerWrapper(Words(num_ids, rng)), n_vocab=num_ids)
     return compiler
 
 
 def measure(
-    compiler: FormCompiler, wanted: StructuredOutputs, num_ids: int, rng: random.Random
+    compiler: GrammarCompiler, wanted: StructuredOutputs, num_ids: int, rng: random.Random
 ) -> dict[str, float]:
     """Return what one form costs."""
     start_s = time.perf_counter()
@@ -109,7 +109,9 @@ def measure(
     }
 
 
-def write(form: GrammarForm, num_ids: int, rng: random.Random) -> tuple[list[float], list[float]]:
+def write(
+    form: GrammarConstraint, num_ids: int, rng: random.Random
+) -> tuple[list[float], list[float]]:
     """Write an output at random; returns the seconds of each mask and of each step."""
     masks_s: list[float] = []
     steps_s: list[float] = []
@@ -122,12 +124,12 @@ def write(form: GrammarForm, num_ids: int, rng: random.Random) -> tuple[list[flo
     return masks_s, steps_s
 
 
-def spread(form: GrammarForm, num_ids: int, rows: int) -> float:
+def spread(form: GrammarConstraint, num_ids: int, rows: int) -> float:
     """Return the microseconds per row beyond masks that a batch of such outputs costs."""
     params, none = SamplingParams(), array("I")
     mask = form.mask()
     still: Any = SimpleNamespace(mask=lambda: mask)
-    tasks = [SampleTask(params, (0,), none, none, form=still) for _ in range(rows)]
+    tasks = [SampleTask(params, (0,), none, none, constraint=still) for _ in range(rows)]
     logits = torch.zeros(rows, num_ids)
     edit_logits(logits, tasks)
     return 1e6 * min(timed(lambda: edit_logits(logits, tasks))[1] for _ in range(5)) / rows

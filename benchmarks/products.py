@@ -4,9 +4,11 @@
 
     python benchmarks/products.py                       # bfloat16 and float32, one thread
     python benchmarks/products.py --rows 1,16 --rounds 30 --dtypes bfloat16
+    python benchmarks/products.py --dtypes bfloat16 --formats plain,int8,int4
 
 Each line is a product of a layer of Qwen3-0.6B, with oneDNN as torch calls it for a weight that it
-has packed, and with ours on every instruction set that the processor has, by turns, round by round.
+has packed, and with ours on every instruction set that the processor has, by turns, round by round;
+with ``--formats``, on the best set alone, with weights of several formats.
 Several weights take turns where rows are few, so that none is in the processor's caches. The least
 processor time of all rounds counts: on a busy machine it is what can be compared.
 """
@@ -14,13 +16,17 @@ processor time of all rounds counts: on a busy machine it is what can be compare
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
 from ostinato.runner.forward.packed import PackedWeight
+from ostinato.runner.forward.packing import pack_plain
+from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.native.library import Isa, best_isa, library, use_isa
 
 SHAPES = ((6144, 1024), (1024, 3072))
@@ -37,60 +43,87 @@ def main() -> None:
     torch.set_num_threads(1)
     native = library()
     assert native is not None, "the library is what is measured"
+    formats = arguments.formats.split(",")
     sets = [isa for isa in Isa if isa <= best_isa(native)]
-    table = Table("dtype", "outputs", "inputs", "rows", "oneDNN", *(isa.name for isa in sets))
+    ways = [
+        (format, isa) for format in formats for isa in (sets if len(formats) == 1 else sets[-1:])
+    ]
+    names = [format if len(formats) > 1 else isa.name for format, isa in ways]
+    table = Table("dtype", "outputs", "inputs", "rows", "oneDNN", *names)
     for name in arguments.dtypes.split(","):
         for shape in SHAPES:
             for num_rows in map(int, arguments.rows.split(",")):
-                scene = Scene(getattr(torch, name), *shape, num_rows)
-                runs: list[Callable[[], None]] = [scene.onednn]
-                runs += [scene.ours_on(isa) for isa in sets]
+                scene = Scene(getattr(torch, name), shape, num_rows)
+                runs = [scene.onednn(), *(scene.ours(format, isa) for format, isa in ways)]
                 least = _least(runs, arguments.rounds if num_rows <= FEW_ROWS else 4)
-                cells = [f"{seconds / len(scene.packed) * 1e3:.2f}" for seconds in least]
+                cells = [f"{seconds * 1e3:.2f}" for seconds in least]
                 table.add_row(name, *map(str, shape), str(num_rows), *cells)
     Console(width=110).print(table, "Milliseconds of processor time.")
 
 
-class Scene:
-    """Weights of one shape, and rows to multiply with them."""
+@dataclass
+class Run:
+    """Multiplies rows with weights that take turns."""
 
-    def __init__(self, dtype: torch.dtype, num_outputs: int, num_inputs: int, num_rows: int):
+    num_weights: int
+    run: Callable[[], None]
+
+
+class Scene:
+    """A weight of some shape, and rows to multiply with it."""
+
+    def __init__(self, dtype: torch.dtype, shape: tuple[int, int], num_rows: int) -> None:
         """Make them from a seed."""
         random = torch.Generator().manual_seed(0)
-        shape = num_outputs, num_inputs
-        weight = torch.randn(shape, generator=random).to(dtype)
-        self.rows = torch.randn(num_rows, num_inputs, generator=random).to(dtype)
-        count = max(1, WEIGHT_BYTES // weight.nbytes) if num_rows <= FEW_ROWS else 1
-        self.packed = [PackedWeight([weight]) for _ in range(count)]
+        self.layer = nn.Linear(shape[1], shape[0], bias=False, dtype=dtype)
+        self.weight = torch.randn(shape, generator=random).to(dtype)
+        self.layer.weight = nn.Parameter(self.weight, requires_grad=False)
+        self.rows = torch.randn(num_rows, shape[1], generator=random).to(dtype)
+        self.packed: dict[str, list[PackedWeight]] = {}
+
+    def onednn(self) -> Run:
+        """Return what multiplies with each weight by oneDNN."""
         reorder = torch.ops.mkldnn._reorder_linear_weight
-        self.reordered: list[Tensor] = [reorder(weight, None) for _ in range(count)]
+        reordered: list[Tensor] = [
+            reorder(self.weight, None) for _ in range(self._count(self.weight.nbytes))
+        ]
 
-    def onednn(self) -> None:
-        """Multiply with each weight by oneDNN."""
-        for weight in self.reordered:
-            torch.ops.mkldnn._linear_pointwise(self.rows, weight, None, "none", [], "")
+        def run() -> None:
+            for weight in reordered:
+                torch.ops.mkldnn._linear_pointwise(self.rows, weight, None, "none", [], "")
 
-    def ours_on(self, isa: Isa) -> Callable[[], None]:
-        """Return what multiplies with each weight on an instruction set."""
+        return Run(len(reordered), run)
+
+    def ours(self, format: Any, isa: Isa) -> Run:
+        """Return what multiplies with each weight in a format, on an instruction set."""
         native = library()
         assert native is not None
+        if format not in self.packed:
+            pack = pack_plain if format == "plain" else Quantization(format).pack
+            first = pack([self.layer])
+            others = [pack([self.layer]) for _ in range(1, self._count(first.nbytes))]
+            self.packed[format] = [first, *others]
 
         def run() -> None:
             use_isa(native, isa)
-            for weight in self.packed:
+            for weight in self.packed[format]:
                 weight.multiply(self.rows)
 
-        return run
+        return Run(len(self.packed[format]), run)
+
+    def _count(self, weight_bytes: int) -> int:
+        return max(1, WEIGHT_BYTES // weight_bytes) if len(self.rows) <= FEW_ROWS else 1
 
 
-def _least(runs: list[Callable[[], None]], rounds: int) -> list[float]:
-    """Return the least processor time of each, in seconds."""
+def _least(runs: list[Run], rounds: int) -> list[float]:
+    """Return the least processor time of each for one weight, in seconds."""
     least = [float("inf")] * len(runs)
     for _ in range(rounds):
         for index, run in enumerate(runs):
             start = time.process_time()
-            run()
-            least[index] = min(least[index], time.process_time() - start)
+            run.run()
+            spent = (time.process_time() - start) / run.num_weights
+            least[index] = min(least[index], spent)
     return least
 
 
@@ -98,6 +131,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", default="1,4,16,32,128,512,2048")
     parser.add_argument("--dtypes", default="bfloat16,float32")
+    parser.add_argument("--formats", default="plain", help="of plain, int8 and int4")
     parser.add_argument("--rounds", type=int, default=8)
     return parser.parse_args()
 

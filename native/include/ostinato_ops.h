@@ -92,7 +92,14 @@ OST_EXPORT int64_t ost_packed_size(int64_t num_outputs, int64_t num_inputs);
 OST_EXPORT void ost_pack(const ost_packing *packing);
 OST_EXPORT void ost_unpack(const ost_packing *packing);
 
+/* How a packed weight's numbers are kept: as the product's format, or as codes of fewer bits. */
+enum ost_weight_format { OST_PLAIN = 0, OST_INT8 = 1, OST_INT4 = 2 };
+
 /* outputs = inputs x weight^T + bias, all of one format, for a packed weight.
+ *
+ * A weight of codes is code * scale + minimum, with a scale and a minimum for each group of inputs of an
+ * output, [output / 32][group][32]. Without minima, it is code * scale for codes of 8 bits, which have a sign,
+ * and (code - 8) * scale for those of 4 bits.
  *
  * Sums are in float, over inputs in their order: a row's outputs do not depend on the rows beside it.
  */
@@ -106,6 +113,12 @@ typedef struct ost_product {
   int32_t num_outputs;
   int32_t dtype; /* any format */
   int32_t num_threads;
+  int32_t weight_format;
+  const void *scales;  /* of codes; else null */
+  const void *minima;  /* of codes, or null */
+  int32_t scale_dtype; /* of scales and minima, any format */
+  int32_t group_size;  /* inputs, a multiple of 32 */
+  int32_t used_inputs; /* inputs that do not only fill it up */
 } ost_product;
 
 /* Gates and ups of one product, and gated what the gates let through. product.outputs is

@@ -37,7 +37,8 @@ int32_t find_best() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512dq");
-  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16") &&
+                    __builtin_cpu_supports("avx512vnni");  // no processor has one alone
   if (bf16 && has_tiles()) return OST_AMX;
   return bf16 ? OST_AVX512_BF16 : avx512 ? OST_AVX512 : avx2 ? OST_AVX2 : OST_GENERIC;
 }

@@ -7,6 +7,7 @@
 
 #include "formats.h"
 #include "product_kernels.h"
+#include "scratch.h"
 #include "work.h"
 
 namespace ost {
@@ -16,6 +17,7 @@ namespace {
 // Weight that a thread takes at a time: long enough to be streamed, short enough to be shared out.
 constexpr int64_t kPieceBytes = 256 << 10;
 constexpr int64_t kManyPiece = 8;  // units of many rows
+constexpr int64_t kManyCodesPiece = 32;  // the same, where rows become integers for each piece
 constexpr int64_t kBlockBytes = 1 << 20;  // of rows
 constexpr int64_t kFewestBlockRows = 96;  // below, weights pass by too often
 
@@ -41,6 +43,20 @@ ProductKernel vector_kernel(int32_t dtype) {
   return products_generic(dtype);
 }
 
+CodeKernels code_kernels(int32_t weight_format) {
+#if defined(__x86_64__)
+  const int32_t isa = ost_current_isa();
+  if (isa >= OST_AVX512_BF16) return codes_avx512_bf16(weight_format);
+  if (isa >= OST_AVX512) return codes_avx512(weight_format);
+  if (isa >= OST_AVX2) return codes_avx2(weight_format);
+#endif
+  return codes_generic(weight_format);
+}
+
+int64_t bits_of(const ost_product &p) {
+  return p.weight_format == OST_PLAIN ? 8 * bytes_of(p.dtype) : p.weight_format == OST_INT8 ? 8 : 4;
+}
+
 // Blocks are equally large, up to a row.
 int64_t num_blocks(const ost_product &p) {
 #if defined(__x86_64__)
@@ -64,9 +80,45 @@ ost_product block_of(const ost_product &product, int64_t block, int64_t blocks) 
   return own;
 }
 
+// One tile of a weight of codes, as a plain weight of 32 outputs.
+ost_product expanded(const ost_product &product, int64_t tile) {
+  const int64_t size = bytes_of(product.dtype), first = tile * kTileOutputs;
+  void *tiles = tile_scratch(kTileOutputs * product.num_inputs * size);
+  code_kernels(product.weight_format).expand(product, tile, tiles);
+  ost_product own = product;
+  own.tiles = tiles;
+  own.weight_format = OST_PLAIN;
+  own.num_outputs = static_cast<int32_t>(
+      std::min<int64_t>(kTileOutputs, product.num_outputs - first));
+  own.outputs.data = static_cast<char *>(product.outputs.data) + first * size;
+  if (own.bias != nullptr) own.bias = static_cast<const char *>(own.bias) + first * size;
+  return own;
+}
+
+void multiply_expanded(const ost_product &product, int64_t first, int64_t last) {
+  for (int64_t tile = first; tile < last; ++tile)
+    vector_kernel(product.dtype)(expanded(product, tile), 0, 1);
+}
+
+#if defined(__x86_64__)
+void multiply_expanded_by_amx(const ost_product &product, int64_t first, int64_t last) {
+  const int64_t per_block = num_tiles(product.num_outputs);
+  for (int64_t unit = first; unit < last; ++unit) {
+    const ost_product own = expanded(product, unit % per_block);
+    if (!in_amx_blocks(product)) product_amx(own, 0, 1);
+    else product_amx_many(own, unit / per_block, unit / per_block + 1);
+  }
+}
+#endif
+
+ProductKernel kernel_of(const ost_product &p) {
+  if (p.weight_format == OST_PLAIN) return vector_kernel(p.dtype);
+  return p.dtype == OST_BFLOAT16 ? code_kernels(p.weight_format).multiply : multiply_expanded;
+}
+
 // Calls a vector kernel for the units of each block among first .. last - 1.
 void each_block(const ost_product &p, int64_t first, int64_t last) {
-  const ProductKernel kernel = vector_kernel(p.dtype);
+  const ProductKernel kernel = kernel_of(p);
   const int64_t blocks = num_blocks(p), per_block = num_tiles(p.num_outputs);
   while (first < last) {
     const int64_t block = first / per_block, begin = block * per_block;
@@ -79,6 +131,7 @@ void each_block(const ost_product &p, int64_t first, int64_t last) {
 void compute(const void *record, int64_t first, int64_t last) {
   const auto &p = *static_cast<const ost_product *>(record);
 #if defined(__x86_64__)
+  if (by_amx(p) && p.weight_format != OST_PLAIN) return multiply_expanded_by_amx(p, first, last);
   if (by_amx(p)) return (in_amx_blocks(p) ? product_amx_many : product_amx)(p, first, last);
 #endif
   each_block(p, first, last);
@@ -88,14 +141,16 @@ void compute(const void *record, int64_t first, int64_t last) {
 
 Work work_of(const ost_product &product) {
   const int64_t blocks = num_blocks(product), tiles = num_tiles(product.num_outputs);
-  const int64_t tile_bytes = int64_t{product.num_inputs} * kTileOutputs * bytes_of(product.dtype);
+  const int64_t tile_bytes = int64_t{product.num_inputs} * kTileOutputs * bits_of(product) / 8;
   const int64_t per_piece = std::max(int64_t{1}, kPieceBytes / tile_bytes);
   const bool is_many = in_amx_blocks(product) || blocks > 1;
-  return {&product, compute, blocks * tiles, is_many ? kManyPiece : per_piece};
+  const int64_t many = product.weight_format == OST_PLAIN ? kManyPiece : kManyCodesPiece;
+  return {&product, compute, blocks * tiles, is_many ? many : per_piece};
 }
 
 bool gates_at_once(const ost_gated_product &op) {
-  return in_amx_blocks(op.product) && op.product.num_outputs % (2 * kTileOutputs) == 0;
+  return in_amx_blocks(op.product) && op.product.weight_format == OST_PLAIN &&
+         op.product.num_outputs % (2 * kTileOutputs) == 0;
 }
 
 Work work_of(const ost_gated_product &op) {

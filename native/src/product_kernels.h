@@ -14,6 +14,17 @@ ProductKernel products_avx2(int32_t dtype);
 ProductKernel products_avx512(int32_t dtype);
 ProductKernel products_avx512_bf16(int32_t dtype);
 
+// product_codes.cpp, compiled once for each set: kernels for a weight of codes. One multiplies rows of
+// bfloat16; one writes a tile as weight_tiles.h has it, in the product's format.
+struct CodeKernels {
+  ProductKernel multiply;
+  void (*expand)(const ost_product &product, int64_t tile, void *out);
+};
+CodeKernels codes_generic(int32_t weight_format);
+CodeKernels codes_avx2(int32_t weight_format);
+CodeKernels codes_avx512(int32_t weight_format);
+CodeKernels codes_avx512_bf16(int32_t weight_format);
+
 // bfloat16 by AMX: up to here a weight takes longer to read than to multiply with.
 constexpr int kFewTileRows = 48;
 void product_amx(const ost_product &product, int64_t first, int64_t last);

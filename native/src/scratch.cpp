@@ -12,10 +12,7 @@ struct Buffer {
   ~Buffer() { std::free(data); }
 };
 
-}  // namespace
-
-void *thread_scratch(int64_t bytes) {
-  static thread_local Buffer buffer;
+void *grown(Buffer &buffer, int64_t bytes) {
   if (buffer.bytes < bytes) {
     const int64_t rounded = (bytes + 4095) / 4096 * 4096;
     std::free(buffer.data);
@@ -24,6 +21,18 @@ void *thread_scratch(int64_t bytes) {
     buffer.bytes = rounded;
   }
   return buffer.data;
+}
+
+}  // namespace
+
+void *thread_scratch(int64_t bytes) {
+  static thread_local Buffer buffer;
+  return grown(buffer, bytes);
+}
+
+void *tile_scratch(int64_t bytes) {
+  static thread_local Buffer buffer;
+  return grown(buffer, bytes);
 }
 
 }  // namespace ost

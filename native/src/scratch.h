@@ -9,4 +9,7 @@ namespace ost {
 // At least that many bytes, aligned to 64, this thread's until its next call of this function.
 void *thread_scratch(int64_t bytes);
 
+// Likewise, apart from the other: for a tile of a weight that such a task reads.
+void *tile_scratch(int64_t bytes);
+
 }  // namespace ost

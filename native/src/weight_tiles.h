@@ -14,6 +14,11 @@
 //
 // TDPBF16PS reads 16 such pairs of inputs, 32 lines, as two tiles of 16 lines at every other line.
 // Both sizes are rounded up to multiples of 32; what is added is zero.
+//
+// Codes of fewer bits stand in pairs as well; of 4 bits, a word holds an input of each of four pairs:
+//
+//     8 bits   [num_outputs / 32][num_inputs / 2][32][2]
+//     4 bits   [num_outputs / 32][num_inputs / 8][32][2], inputs j, 2 + j, 4 + j, 6 + j in word j
 #pragma once
 
 #include <cstdint>

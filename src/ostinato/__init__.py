@@ -9,18 +9,19 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ostinato.core.sampling_params import RequestOutputKind, SamplingParams
-    from ostinato.core.structured_outputs import StructuredOutputs
-    from ostinato.core.tenancy import Allotment, EraseReceipt
+    from ostinato.core.config import Allotment
     from ostinato.engine.async_llm import AsyncLLM
     from ostinato.engine.llm import LLM
     from ostinato.engine.outputs import CompletionOutput, RequestOutput
-    from ostinato.observe.explanation import Cause, Explanation, Fate
+    from ostinato.engine.sampling_params import RequestOutputKind, SamplingParams
+    from ostinato.engine.structured_outputs import StructuredOutputs
+    from ostinato.observe.explanation import Explanation, MissReason, SpanOutcome
     from ostinato.tenants.terms import (
         ANTHROPIC_1H,
         ANTHROPIC_5M,
         OPENAI_24H,
         PINNED,
+        EraseReceipt,
         LeaseReceipt,
         LeaseStatus,
         LeaseTerms,
@@ -33,14 +34,14 @@ _HOMES = {
     "AsyncLLM": "ostinato.engine.async_llm",
     "CompletionOutput": "ostinato.engine.outputs",
     "RequestOutput": "ostinato.engine.outputs",
-    "RequestOutputKind": "ostinato.core.sampling_params",
-    "SamplingParams": "ostinato.core.sampling_params",
-    "StructuredOutputs": "ostinato.core.structured_outputs",
-    "Allotment": "ostinato.core.tenancy",
-    "Cause": "ostinato.observe.explanation",
+    "RequestOutputKind": "ostinato.engine.sampling_params",
+    "SamplingParams": "ostinato.engine.sampling_params",
+    "StructuredOutputs": "ostinato.engine.structured_outputs",
+    "Allotment": "ostinato.core.config",
+    "MissReason": "ostinato.observe.explanation",
     "Explanation": "ostinato.observe.explanation",
-    "Fate": "ostinato.observe.explanation",
-    "EraseReceipt": "ostinato.core.tenancy",
+    "SpanOutcome": "ostinato.observe.explanation",
+    "EraseReceipt": "ostinato.tenants.terms",
     "LeaseReceipt": "ostinato.tenants.terms",
     "LeaseStatus": "ostinato.tenants.terms",
     "LeaseTerms": "ostinato.tenants.terms",
@@ -58,17 +59,17 @@ __all__ = [
     "PINNED",
     "Allotment",
     "AsyncLLM",
-    "Cause",
     "CompletionOutput",
     "EraseReceipt",
     "Explanation",
-    "Fate",
     "LeaseReceipt",
     "LeaseStatus",
     "LeaseTerms",
+    "MissReason",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "SpanOutcome",
     "StructuredOutputs",
     "__version__",
 ]

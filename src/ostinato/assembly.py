@@ -12,8 +12,13 @@ from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver, Observers
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.radix_index import RadixIndex
-from ostinato.core.config import CacheConfig, SchedulerConfig, WindowConfig, window_blocks
-from ostinato.core.tenancy import Allotment
+from ostinato.core.config import (
+    Allotment,
+    CacheConfig,
+    SchedulerConfig,
+    WindowConfig,
+    window_blocks,
+)
 from ostinato.eviction import make_policy
 from ostinato.ghost.ghost import Ghost
 from ostinato.hybrid.manager import HybridCacheManager

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.core.config import CacheConfig, WindowConfig, window_blocks
+from ostinato.core.config import Allotment, CacheConfig, WindowConfig, window_blocks
 from ostinato.core.errors import ConfigError
 from ostinato.core.identity import Identity
-from ostinato.core.tenancy import Allotment
 from ostinato.tenants.terms import PINNED
 from tests.support.tiny_cache import (
     TinyCache,

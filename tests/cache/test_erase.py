@@ -2,11 +2,10 @@
 
 import pytest
 
-from ostinato.core.config import WindowConfig
+from ostinato.core.config import Allotment, WindowConfig
 from ostinato.core.errors import CacheInUse
-from ostinato.core.tenancy import Allotment, EraseReceipt
 from ostinato.observe.events import AllCleared, EventBatch
-from ostinato.tenants.terms import ANTHROPIC_1H, PINNED
+from ostinato.tenants.terms import ANTHROPIC_1H, PINNED, EraseReceipt
 from tests.support.memory_search import Traces, search
 from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache, windows_of
 

@@ -1,4 +1,4 @@
-"""Every cause of a miss is named, without a tensor: law 10 on the scheduler alone.
+"""Every reason of a miss is named, without a tensor: law 10 on the scheduler alone.
 
 The public faces are asked in ``tests/engine/test_explain.py``; adapters and images, which the
 engine does not take yet, are asked here.
@@ -9,12 +9,11 @@ from dataclasses import replace
 import pytest
 
 from ostinato.assembly import build_cache
-from ostinato.core.config import CacheConfig, WindowConfig
+from ostinato.core.config import Allotment, CacheConfig, WindowConfig
 from ostinato.core.errors import RequestError
-from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicHead
-from ostinato.core.tenancy import Allotment
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicPrefix
 from ostinato.observe.explain import Viewer, explain
-from ostinato.observe.explanation import Explanation, Fate
+from ostinato.observe.explanation import Explanation, SpanOutcome
 from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import TinyScheduler, make_request, tiny_scheduler
 
@@ -26,10 +25,10 @@ def decode(ids: list[int]) -> str:
 def told(tiny: TinyScheduler, name: str, administrator: bool = False) -> Explanation:
     """An explanation that agrees with what was counted, whatever else is asserted of it."""
     explanation = explain(tiny.cache.history, name, Viewer(administrator, decode))
-    assert explanation.stretches[0].start == 0
-    for before, after in zip(explanation.stretches, explanation.stretches[1:], strict=False):
+    assert explanation.spans[0].start == 0
+    for before, after in zip(explanation.spans, explanation.spans[1:], strict=False):
         assert before.stop == after.start
-    assert all(stretch.num_tokens > 0 for stretch in explanation.stretches)
+    assert all(span.num_tokens > 0 for span in explanation.spans)
     shared, copied = tiny.hits(name)
     assert (explanation.num_cached_tokens, explanation.num_copied_tokens) == (
         shared + copied,
@@ -42,9 +41,9 @@ def picture(explanation: Explanation) -> str:
     """``"0-3 hit, 4-5 copied, 6-7 differs first"``."""
     return ", ".join(
         " ".join(
-            [f"{s.start}-{s.stop - 1}", s.cause or s.fate] + ([s.request] if s.request else [])
+            [f"{s.start}-{s.stop - 1}", s.reason or s.outcome] + ([s.request] if s.request else [])
         )
-        for s in explanation.stretches
+        for s in explanation.spans
     )
 
 
@@ -99,10 +98,10 @@ def test_an_evicted_prompt_knows_when_by_whom_and_how_long_unused(index):
     """A pool of four blocks: the second prompt takes all of them."""
     tiny = tiny_scheduler(num_blocks=4, index=index)
     served(tiny, first="ABCDEFGHIJKLMNO", second="0123456789!?+-*/", third="ABCDEFGHIJKLMNO")
-    [lost, last] = told(tiny, "third").stretches
-    assert (lost.cause, lost.request, lost.by) == ("evicted", "first", "second")
+    [lost, last] = told(tiny, "third").spans
+    assert (lost.reason, lost.request, lost.by) == ("evicted", "first", "second")
     assert (lost.idle_s, lost.ago_s) == (0.0, 1.0)
-    assert (lost.start, lost.stop, last.cause) == (0, 14, "last token")
+    assert (lost.start, lost.stop, last.reason) == (0, 14, "last token")
     assert lost.sentence == (
         "computed for first, and evicted for second 1 s earlier, 0 ms after their last use"
     )
@@ -215,10 +214,10 @@ def test_who_was_evicted_for_another_tenant_does_not_learn_for_whom(index):
     tiny.run()
     tiny.add("again", "ABCDEFGHIJKLMNO", tenant="bob")
     tiny.run()
-    assert told(tiny, "again").stretches[0].by is None
+    assert told(tiny, "again").spans[0].by is None
     assert "anns" not in str(told(tiny, "again"))
-    lost = told(tiny, "again", administrator=True).stretches[0]
-    assert (lost.cause, lost.by) == ("evicted", "a request of another tenant")
+    lost = told(tiny, "again", administrator=True).spans[0]
+    assert (lost.reason, lost.by) == ("evicted", "a request of another tenant")
 
 
 @on_both_indexes
@@ -231,15 +230,15 @@ def test_who_may_not_read_is_told_which_setting_says_so(index, how, setting):
     served(tiny, first="ABCDEFGH")
     tiny.add("second", "ABCDEFGH", **how)
     tiny.run()
-    [stretch] = told(tiny, "second").stretches
-    assert (stretch.cause, stretch.setting, stretch.num_tokens) == ("switched off", setting, 8)
+    [span] = told(tiny, "second").spans
+    assert (span.reason, span.setting, span.num_tokens) == ("switched off", setting, 8)
 
 
 def test_without_a_cache_everything_is_switched_off():
     tiny = tiny_scheduler(enable_prefix_caching=False)
     served(tiny, first="ABCDEFGH", second="ABCDEFGH")
-    [stretch] = told(tiny, "second").stretches
-    assert stretch.setting == "enable_prefix_caching=False"
+    [span] = told(tiny, "second").spans
+    assert span.setting == "enable_prefix_caching=False"
 
 
 @on_both_indexes
@@ -266,7 +265,7 @@ def test_a_request_that_did_not_write_is_a_cause_of_its_own(index):
     served(tiny, second="ABCDEFGHIJ")
     explanation = told(tiny, "second")
     assert picture(explanation) == "0-7 not written secret, 8-9 never seen"
-    assert explanation.stretches[0].setting == "cache_write=False"
+    assert explanation.spans[0].setting == "cache_write=False"
     assert "kept out of the cache (cache_write=False)" in str(explanation)
     served(tiny, stranger="ABCDxxxx")
     assert "not written" not in picture(told(tiny, "stranger")), "second has written ABCD"
@@ -290,7 +289,7 @@ def test_a_loss_to_its_own_quota_says_so(index):
         tiny.add(name, prompt, tenant="ann")
         tiny.run()
     explanation = told(tiny, "again")
-    assert explanation.stretches[0].setting == "quota"
+    assert explanation.spans[0].setting == "quota"
     assert "evicted for second because its tenant is at its own quota" in str(explanation)
 
 
@@ -321,8 +320,8 @@ def test_what_a_window_lost_was_evicted():
     served(tiny, first="ABCDEFGHIJKL", second="012345678901", third="abcdefghijkl")
     served(tiny, fourth="ABCDEFGHIJKLM")
     explanation = told(tiny, "fourth")
-    assert explanation.causes[0] == "evicted"
-    assert explanation.stretches[-2].ago_s is None
+    assert explanation.reasons[0] == "evicted"
+    assert explanation.spans[-2].ago_s is None
 
 
 def test_the_memory_has_its_bounds_and_says_so():
@@ -368,12 +367,14 @@ def test_the_page_and_the_values_say_the_same():
     explanation = told(tiny, "second")
     values = explanation.as_dict()
     assert values["num_cached_tokens"] == 6
-    assert [s["sentence"] for s in values["stretches"]] == [
-        s.sentence for s in explanation.stretches
-    ]
-    for stretch in explanation.stretches:
-        assert stretch.sentence in str(explanation)
-    assert {s.fate for s in explanation.stretches} == {Fate.HIT, Fate.COPIED, Fate.COMPUTED}
+    assert [s["sentence"] for s in values["spans"]] == [s.sentence for s in explanation.spans]
+    for span in explanation.spans:
+        assert span.sentence in str(explanation)
+    assert {s.outcome for s in explanation.spans} == {
+        SpanOutcome.HIT,
+        SpanOutcome.COPIED,
+        SpanOutcome.COMPUTED,
+    }
 
 
 @on_both_indexes
@@ -381,7 +382,7 @@ def test_behind_a_public_head_nobody_learns_who_computed_it(index):
     """Two tenants begin with one published prefix and arrive in one step."""
     tiny = tiny_scheduler(index=index)
     publisher = Identity(tenant=b"\0head")
-    head = PublicHead(publisher.tenant, 8)
+    head = PublicPrefix(publisher.tenant, 8)
     request = make_request("publisher", "ABCDEFGH?")
     tiny.add_request(replace(request, identity=publisher))
     tiny.run()
@@ -389,10 +390,12 @@ def test_behind_a_public_head_nobody_learns_who_computed_it(index):
     tiny.cache.admin.publish(key)
     for name in ("anns", "bobs"):
         request = make_request(name, "ABCDEFGHxyz")
-        tiny.add_request(replace(request, identity=Identity(tenant=name.encode(), head=head)))
+        tiny.add_request(
+            replace(request, identity=Identity(tenant=name.encode(), public_prefix=head))
+        )
     tiny.run()
     assert picture(told(tiny, "bobs")) == "0-7 hit, 8-10 never seen"
     assert "anns" not in str(told(tiny, "bobs", administrator=True))
     tiny.add("plain", "ABCDEFGHxyz", tenant="bobs")
     tiny.run()
-    assert told(tiny, "plain").causes == ("other public prefix", "last token")
+    assert told(tiny, "plain").reasons == ("other public prefix", "last token")

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.observe.explain import Viewer, explain
-from ostinato.observe.explanation import Fate
+from ostinato.observe.explanation import SpanOutcome
 from tests.support.tiny_scheduler import tiny_scheduler
 
 PROMPTS = st.text("AB", min_size=1, max_size=14)
@@ -69,13 +69,13 @@ def agree(tiny) -> None:
         sequence = tiny.sequences[visit.name]
         for administrator in (False, True):
             explanation = explain(chronicle, visit.name, Viewer(administrator, str))
-            edges = [0, *(s.stop for s in explanation.stretches)]
-            assert [s.start for s in explanation.stretches] == edges[:-1]
+            edges = [0, *(s.stop for s in explanation.spans)]
+            assert [s.start for s in explanation.spans] == edges[:-1]
             assert edges == sorted(set(edges)) and edges[-1] == sequence.num_prompt_tokens
             hits = sequence.num_shared_tokens + sequence.num_copied_tokens
             assert explanation.num_cached_tokens == hits
             assert explanation.num_copied_tokens == sequence.num_copied_tokens
-            for stretch in explanation.stretches:
-                assert (stretch.cause is None) == (stretch.fate is not Fate.COMPUTED)
+            for span in explanation.spans:
+                assert (span.reason is None) == (span.outcome is not SpanOutcome.COMPUTED)
             others = {v.name for v in chronicle.records() if v.identity != visit.identity}
-            assert not others & {s.request for s in explanation.stretches}
+            assert not others & {s.request for s in explanation.spans}

@@ -245,16 +245,24 @@ def test_hard_traffic_costs_at_most_a_fifth_of_a_point(traffic: Traffic):
     assert worst >= -lru_shadow.SHARE
 
 
+on_both_shares = pytest.mark.parametrize(
+    "utmost", [lru_shadow.SHARE, lru_shadow.UTMOST_SHARE], ids=["share", "utmost share"]
+)
+"""What is promised, and what is promised if nothing that was proven counts."""
+
+
 @pytest.mark.nightly
 @hard_traffic
+@on_both_shares
 @pytest.mark.parametrize("num_blocks", [60, 300, 1_500])
-@pytest.mark.parametrize("seed", range(5))
-def test_hard_traffic_of_other_seeds_costs_hardly_more(
-    traffic: Traffic, num_blocks: int, seed: int
+@pytest.mark.parametrize("seed", range(3))
+def test_hard_traffic_costs_at_most_the_utmost_share(
+    traffic, utmost, num_blocks, seed, monkeypatch
 ):
-    """The budget may be a multiple, so 0.2 points are no bound here: crowds once took 0.215."""
+    """Mostly a fifth of a point; two points are the promise where more was proven."""
+    monkeypatch.setattr(lru_shadow, "UTMOST_SHARE", utmost)
     worst = least_lead(Pair(num_blocks), traffic(random.Random(100 + seed), num_blocks), 6_000)
-    assert worst >= -1.25 * lru_shadow.SHARE
+    assert worst >= -utmost
 
 
 def traitor(pair: Pair, traffic: Iterator[Asked], rng: random.Random) -> Iterator[Asked]:
@@ -277,7 +285,7 @@ def takes(traffic: Traffic, num_requests: int) -> float:
     return least_lead(pair, traitor(pair, traffic(rng, 100), rng), num_requests)
 
 
-@pytest.mark.parametrize("utmost", [lru_shadow.SHARE, lru_shadow.UTMOST_SHARE])
+@on_both_shares
 def test_a_traitor_takes_no_more_than_the_utmost_share(utmost, monkeypatch):
     """It looks into the cache and asks for what is missing: nothing is worse."""
     monkeypatch.setattr(lru_shadow, "UTMOST_SHARE", utmost)
@@ -286,7 +294,7 @@ def test_a_traitor_takes_no_more_than_the_utmost_share(utmost, monkeypatch):
 
 @pytest.mark.nightly
 @hard_traffic
-@pytest.mark.parametrize("utmost", [lru_shadow.SHARE, lru_shadow.UTMOST_SHARE])
+@on_both_shares
 def test_a_traitor_takes_no_more_than_the_utmost_share_of_any_traffic(traffic, utmost, monkeypatch):
     monkeypatch.setattr(lru_shadow, "UTMOST_SHARE", utmost)
     assert takes(traffic, 2_000) >= -utmost

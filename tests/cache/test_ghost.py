@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ostinato.assembly import build_cache
 from ostinato.core.config import CacheConfig, PolicyName
 from ostinato.core.errors import ConfigError
-from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicHead
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicPrefix
 from ostinato.ghost import ghost as ghost_module
 from ostinato.ghost import sampling_window
 from ostinato.ghost.estimator import NUM_PARTS, Coverage, PairedEstimator, SimulationError
@@ -330,20 +330,20 @@ def test_names_tell_tenants_images_and_what_came_before_apart():
     """Two names are the same only for content that may share KV, but for a digest's chance."""
     sampler, tokens = Sampler(4, 1.0, 1), list(range(16))
     image, other = (ImageSpan(digest, 4, 4) for digest in (b"one", b"other"))
-    head, all_of_it = PublicHead(b"head", 8), [(start, 0) for start in (0, 4, 8, 12)]
+    head, all_of_it = PublicPrefix(b"head", 8), [(start, 0) for start in (0, 4, 8, 12)]
     keys = {
         "plain": PrefixKey(Identity(), tokens),
         "tenant": PrefixKey(Identity(tenant=b"t"), tokens),
         "image": PrefixKey(Identity(), tokens, [image]),
         "other image": PrefixKey(Identity(), tokens, [other]),
         "changed": PrefixKey(Identity(), [99, *tokens[1:]]),
-        "behind": PrefixKey(Identity(tenant=b"t", head=head), tokens),
-        "behind too": PrefixKey(Identity(tenant=b"u", head=head), tokens),
+        "behind": PrefixKey(Identity(tenant=b"t", public_prefix=head), tokens),
+        "behind too": PrefixKey(Identity(tenant=b"u", public_prefix=head), tokens),
     }
     names = {which: sampler.names(key, all_of_it) for which, key in keys.items()}
     assert len({named[3] for named in names.values()}) == len(names)
     assert names["plain"][0] == names["image"][0] != names["tenant"][0]
-    assert names["behind"][:2] == names["behind too"][:2], "a public head is shared"
+    assert names["behind"][:2] == names["behind too"][:2], "a public prefix is shared"
     assert names["behind"][2] != names["behind too"][2]
 
 

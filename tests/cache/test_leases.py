@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.cache.block_table import BlockTable
-from ostinato.core.config import WindowConfig
+from ostinato.core.config import Allotment, WindowConfig
 from ostinato.core.errors import ConfigError
-from ostinato.core.tenancy import Allotment
 from ostinato.tenants.lease_book import LeaseBook
 from ostinato.tenants.terms import (
     ANTHROPIC_1H,

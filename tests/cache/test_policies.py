@@ -5,8 +5,7 @@ from typing import get_args
 import pytest
 
 from ostinato.assembly import build_cache
-from ostinato.core.config import CacheConfig, IndexName, PolicyName
-from ostinato.core.tenancy import Allotment
+from ostinato.core.config import Allotment, CacheConfig, IndexName, PolicyName
 from ostinato.eviction.reuse_hazard import ReuseHazard
 from ostinato.tenants.terms import PINNED
 from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache

@@ -28,7 +28,7 @@ def test_files_are_prompts(terminal: Terminal, tmp_path: Path):
         (tmp_path / name).write_text(text + "\n")
     paths = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
     [first, second] = terminal.show("explain", "--all", "--json", *paths).splitlines()
-    assert json.loads(first)["stretches"][0]["cause"] == "never seen"
+    assert json.loads(first)["spans"][0]["reason"] == "never seen"
     told = json.loads(second)
     assert (told["num_cached_tokens"], told["difference"]["token"]) == (8, 8)
 
@@ -80,7 +80,7 @@ def test_a_recorded_trace_tells_where_and_shows_no_text(terminal: Terminal, tmp_
     assert "helpful" not in page
     told = map(json.loads, terminal.show("explain", "--all", "--json", str(path)).splitlines())
     for replayed, explanation in zip(told, live, strict=True):
-        assert [s["stop"] for s in replayed["stretches"]] == [s.stop for s in explanation.stretches]
+        assert [s["stop"] for s in replayed["spans"]] == [s.stop for s in explanation.spans]
 
 
 def test_two_short_prompts_that_agree_in_most_of_their_letters_are_compared(terminal: Terminal):
@@ -146,24 +146,24 @@ def test_causes_are_named_for_requests_of_a_running_server(
     with keyed_server(tmp_path, **settings, eviction_policy="lru") as keyed:
         monkeypatch.setenv("OSTINATO_URL", keyed.url)
 
-        def causes(prompt: str, **body: object) -> set[str]:
+        def reasons(prompt: str, **body: object) -> set[str]:
             name = keyed.complete("ann", prompt, **body)["id"]
             shown = ("explain", "--key", keyed.keys["ann"], "-r", name)
             [told] = map(json.loads, terminal.show(*shown, "--json").splitlines())
             page = terminal.show(*shown)
             assert page.startswith(f"{name}")
-            return {s["cause"] for s in told["stretches"] if "cause" in s}
+            return {s["reason"] for s in told["spans"] if "reason" in s}
 
         text = "When shall we three meet again, in thunder, lightning, or in rain?"
-        assert causes(text) == {"never seen"}
-        assert causes("X" + text[1:]) == {"differs"}
-        assert "block boundary" in causes(text + " And where?")
-        assert "other tenant" not in causes(text, cache_salt="mine")
+        assert reasons(text) == {"never seen"}
+        assert reasons("X" + text[1:]) == {"differs"}
+        assert "block boundary" in reasons(text + " And where?")
+        assert "other tenant" not in reasons(text, cache_salt="mine")
         for number in range(12):  # more than the pool holds
             keyed.complete("ann", chr(ord("a") + number) * 120)
-        assert "evicted" in causes(text)
+        assert "evicted" in reasons(text)
         keyed.administer("/admin/reset", {})
-        assert "removed" in causes(text)
+        assert "removed" in reasons(text)
 
 
 def test_what_cannot_be_explained_is_refused(terminal: Terminal, tmp_path: Path):

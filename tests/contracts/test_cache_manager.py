@@ -255,6 +255,22 @@ def test_a_failed_step_frees_blocks_that_doubled_known_content(index):
     assert cache.picture() == "ABCD:evictable" + " free" * 7
 
 
+def test_what_a_failed_step_alone_leads_to_is_evicted_with_it(index):
+    """A stranger evicts the first copy of ABCD while the second one is being computed.
+
+    In the hash index EFGH then continues the second copy alone, which the failure takes back.
+    """
+    cache = tiny_cache(5, index=index, policy="reuse_hazard")
+    cache.serve("ABCDEFGH")
+    cache.plan("twice", "ABCD", reads=False)
+    cache.plan("stranger", "123456789", writes=False)
+    assert ("EFGH:evictable" in cache.picture()) == (index == "hash")
+    cache.fail()
+    left = "ABCD:evictable" if index == "radix" else "free"
+    assert cache.picture() == left + " free" * 4
+    assert cache.prefix_cache.stats.evicted_blocks == (1 if index == "radix" else 2)
+
+
 def test_a_failed_decode_keeps_what_earlier_steps_published(index):
     cache = tiny_cache(4, index=index)
     cache.admit("failing", "ABCDEFG")

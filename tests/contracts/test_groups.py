@@ -6,10 +6,9 @@ hit has to be valid in every group.
 
 import pytest
 
-from ostinato.core.config import CacheConfig, WindowConfig
+from ostinato.core.config import Allotment, CacheConfig, WindowConfig
 from ostinato.core.errors import ConfigError
 from ostinato.core.identity import ImageSpan
-from ostinato.core.tenancy import Allotment
 from ostinato.tenants.terms import PINNED, LeaseStatus
 from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache, windows_of
 from tests.support.tiny_scheduler import tiny_scheduler

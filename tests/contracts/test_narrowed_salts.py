@@ -1,17 +1,19 @@
 """A client narrows its tenant's salt: it finds less, and gets no more of anything."""
 
-from ostinato.core.tenancy import Allotment, narrow_salt, owner_of
+from ostinato.core.config import Allotment
+from ostinato.core.identity import tenant_of
+from ostinato.tenants.terms import derive_salt
 from tests.support.tiny_cache import on_both_indexes, tiny_cache
 
-TEAM = narrow_salt("tenant", "team").encode()
+TEAM = derive_salt("tenant", "team").encode()
 
 
 def test_the_owner_of_a_narrowed_salt_is_the_tenant():
     """Whatever the client writes: even a salt that looks narrowed itself."""
-    assert owner_of(narrow_salt("tenant", "x\x1fother").encode()) == b"tenant"
-    assert narrow_salt("tenant", "") == "tenant"
-    assert narrow_salt("", "x") == "x"
-    assert owner_of(b"") == b""
+    assert tenant_of(derive_salt("tenant", "x\x1fother").encode()) == b"tenant"
+    assert derive_salt("tenant", "") == "tenant"
+    assert derive_salt("", "x") == "x"
+    assert tenant_of(b"") == b""
 
 
 @on_both_indexes
@@ -29,7 +31,7 @@ def test_quota_floor_and_counts_are_the_tenant_s_whatever_it_is_narrowed_by(inde
     """Else a client would get a new quota with every salt."""
     cache = tiny_cache(12, index=index, allotments={b"tenant": Allotment(quota=3)})
     for number in range(5):
-        cache.serve("ABCDEFGH", tenant=narrow_salt("tenant", str(number)).encode())
+        cache.serve("ABCDEFGH", tenant=derive_salt("tenant", str(number)).encode())
     cached = list(cache.manager.index.contents())
     assert len(cached) == 3
     assert set(cache.prefix_cache.stats.tenants) == {b"tenant"}

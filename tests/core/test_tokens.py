@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.core.errors import TokenOutOfRange
-from ostinato.core.tokens import MAX_TOKEN_ID, check_vocabulary, num_common_tokens, pack_tokens
+from ostinato.core.tokens import MAX_TOKEN_ID, num_common_tokens, pack_tokens
 
 ids = st.lists(st.sampled_from([0, 1, 255, 256, 65_536, MAX_TOKEN_ID]), max_size=300)
 
@@ -59,10 +59,3 @@ def test_the_message_names_the_id_and_its_position():
 def test_arrays_that_are_no_row_of_integers_are_refused(tokens):
     with pytest.raises(TokenOutOfRange, match="one row of integers"):
         pack_tokens(tokens)
-
-
-def test_ids_outside_a_model_vocabulary_are_refused():
-    check_vocabulary(pack_tokens([0, 9]), vocab_size=10)
-    check_vocabulary(pack_tokens([]), vocab_size=10)
-    with pytest.raises(TokenOutOfRange, match=r"token id 10 at position 1.*from 0 to 9"):
-        check_vocabulary(pack_tokens([0, 10, 11]), vocab_size=10)

@@ -41,10 +41,12 @@ def test_the_models_page_names_the_families_that_are_tested_exactly():
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
-def test_every_room_has_a_page_that_names_all_of_its_files(room: Path):
-    """Subfolders too; a file that begins with an underscore is its neighbours' affair."""
+def test_every_room_lists_its_files_where_its_page_finds_them(room: Path):
+    """In the docstring of its ``__init__``, and those of its folders likewise."""
     page = (ROOT / "docs/rooms" / f"{room.name}.md").read_text(encoding="utf-8")
-    names = [p.relative_to(room).with_suffix("").as_posix() for p in room.rglob("*.py")]
-    named = set(re.findall(r"`([\w/]+)`", page))
-    missing = [n for n in names if not n.rpartition("/")[2].startswith("_") and n not in named]
-    assert not missing
+    assert "<!-- files and rules: from the docstring of the room -->" in page
+    for init in room.rglob("__init__.py"):
+        listed = set(re.findall(r"``(\w+)/?``", init.read_text(encoding="utf-8")))
+        files = {path.stem for path in init.parent.glob("*.py")}
+        folders = {path.parent.name for path in init.parent.glob("*/__init__.py")}
+        assert [n for n in files | folders if not n.startswith("_") and n not in listed] == []

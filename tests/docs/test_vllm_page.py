@@ -5,9 +5,9 @@ from dataclasses import fields
 
 import pytest
 
-from ostinato.core.keywords import Unsupported
-from ostinato.core.sampling_params import UNSUPPORTED_SAMPLING, SamplingParams
 from ostinato.engine.config import EngineConfig
+from ostinato.engine.keywords import Unsupported
+from ostinato.engine.sampling_params import UNSUPPORTED_SAMPLING, SamplingParams
 from ostinato.engine.vllm_keywords import (
     ALIASES,
     UNSUPPORTED_ARGUMENTS,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from ostinato import LLM
-from tests.support.checkpoints import Checkpoints, checkpoints
+from tests.support.checkpoints import VOCAB_SIZE, Checkpoints, checkpoints
 from tests.support.engines import assert_idle, make_llm
 
 __all__ = ["bard", "checkpoints", "llm", "make_llm"]
@@ -14,7 +14,8 @@ __all__ = ["bard", "checkpoints", "llm", "make_llm"]
 @pytest.fixture(scope="module")
 def shared_llm(checkpoints: Checkpoints) -> LLM:
     """Load a random Llama in float64: 64 blocks of 4, and 256 tokens at most."""
-    return LLM(str(checkpoints.path("llama")), dtype="float64", block_size=4, num_blocks=64)
+    path, most = str(checkpoints.path("llama")), VOCAB_SIZE
+    return LLM(path, dtype="float64", block_size=4, num_blocks=64, max_logprobs=most)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from ostinato import (
 )
 from ostinato.core.errors import CacheInUse, ConfigError, EngineStopped, RequestError
 from ostinato.core.identity import PrefixKey
-from ostinato.engine.administration import Administration
+from ostinato.engine.admin_api import AdminApi
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.prompts import Prompt, parse_prompt
@@ -92,7 +92,7 @@ def test_a_time_to_live_runs_by_the_engine_s_clock(checkpoints: Checkpoints):
     now = [0.0]
     config = EngineConfig.of(checkpoints.path("llama"), {"block_size": 4, **SMALL})
     engine = Engine(config, lambda: now[0])
-    administration = Administration(engine)
+    administration = AdminApi(engine)
     serve(engine, PROMPT)
     receipt = administration.lease(Prompt(token_ids=PROMPT), LeaseTerms(10.0, refresh_on_hit=True))
     assert receipt.expires_s == 10.0

@@ -22,7 +22,7 @@ from ostinato.core.errors import (
 )
 from ostinato.core.plan import StepPlan, StepResult
 from ostinato.engine import engine_thread
-from ostinato.engine.engine import EngineRequest
+from ostinato.engine.engine import PreparedRequest
 from ostinato.engine.thread_bridge import CommandQueue
 from tests.engine.faults import Sabotage
 from tests.engine.stepping import StepByStep, async_llm, last
@@ -433,7 +433,7 @@ def test_who_is_refused_and_leaves_before_it_is_told_ends_nobody_else(
         steps.go_on(1000)
         return await first
 
-    def make_prompt(make: Any) -> EngineRequest:
+    def make_prompt(make: Any) -> PreparedRequest:
         from ostinato.engine.prompts import Prompt
 
         return make(Prompt(token_ids=STEM), GREEDY, "twin")
@@ -614,7 +614,7 @@ def test_a_request_that_is_being_made_during_the_shutdown_is_refused(
     with async_llm(checkpoints) as llm:
         make = llm.engine.make_request
 
-        def make_late(*arguments: Any) -> EngineRequest:
+        def make_late(*arguments: Any) -> PreparedRequest:
             made = make(*arguments)
             llm.shutdown()
             return made

@@ -6,7 +6,7 @@ from html import escape
 
 import pytest
 
-from ostinato import LLM, Cause, Explanation, Fate, SamplingParams
+from ostinato import LLM, Explanation, MissReason, SamplingParams, SpanOutcome
 from ostinato.core.errors import RequestError
 from tests.engine.stepping import async_llm, last
 from tests.support.engines import MakeLLM
@@ -33,9 +33,9 @@ def explained(llm: LLM, prompt, params: SamplingParams = ONE, **how) -> Explanat
 
 def test_one_character_breaks_the_cache_and_is_shown(bard):
     """The article's example: an edit in the third block, and one at the very start."""
-    assert explained(bard, PROMPT).causes == ("never seen",)
+    assert explained(bard, PROMPT).reasons == ("never seen",)
     edited = explained(bard, PROMPT.replace("What", "That"))
-    assert edited.causes == ("differs",)
+    assert edited.reasons == ("differs",)
     assert edited.num_cached_tokens == 39
     assert edited.difference is not None
     assert edited.difference.lines == (
@@ -47,7 +47,7 @@ def test_one_character_breaks_the_cache_and_is_shown(bard):
     assert edited.difference.theirs[edited.difference.caret] == "W"
     assert (edited.difference.token, edited.difference.place) == (39, "line 1, column 40")
     first = explained(bard, "y" + PROMPT[1:])
-    assert (first.num_cached_tokens, first.causes) == (0, ("differs",))
+    assert (first.num_cached_tokens, first.reasons) == (0, ("differs",))
     assert first.difference is not None and first.difference.num_alike_after == 79
 
 
@@ -79,17 +79,17 @@ def test_the_same_text_in_other_tokens(make_llm: MakeLLM):
     assert tokenizer.decode(letters) == tokenizer.decode(merged) and letters != merged
     ask(llm, merged[:4] + merged)
     explanation = explained(llm, merged[:4] + letters)
-    assert explanation.causes == ("same text, other tokens",)
+    assert explanation.reasons == ("same text, other tokens",)
 
 
 def test_another_tenant_is_mentioned_to_administrators_alone(bard):
     ask(bard, {"prompt": PROMPT, "cache_salt": "ann-salt"})
     mine = {"prompt": PROMPT, "cache_salt": "bob-salt"}
-    assert explained(bard, mine).causes == ("never seen",)
+    assert explained(bard, mine).reasons == ("never seen",)
     bard.reset_prefix_cache()
     ask(bard, {"prompt": PROMPT, "cache_salt": "ann-salt"})
     told = explained(bard, mine, administrator=True)
-    assert "other tenant" in told.causes or "removed" in told.causes
+    assert "other tenant" in told.reasons or "removed" in told.reasons
     assert "ann-salt" not in str(told.as_dict())
 
 
@@ -97,11 +97,11 @@ def test_an_evicted_prompt_says_when_and_for_whom(make_llm: MakeLLM):
     llm = make_llm("llama", num_blocks=8)
     ask(llm, list(range(3, 30)))
     ask(llm, list(range(40, 71)))
-    [lost, last_token] = explained(llm, list(range(3, 30))).stretches
-    assert (lost.cause, lost.request, lost.by) == ("evicted", "request-0", "request-1")
+    [lost, last_token] = explained(llm, list(range(3, 30))).spans
+    assert (lost.reason, lost.request, lost.by) == ("evicted", "request-0", "request-1")
     assert lost.ago_s is not None and lost.ago_s >= 0
     assert lost.idle_s is not None and lost.idle_s >= 0
-    assert last_token.cause == "last token"
+    assert last_token.reason == "last token"
 
 
 def test_a_reset_and_new_weights_are_told_apart(make_llm: MakeLLM):
@@ -109,30 +109,30 @@ def test_a_reset_and_new_weights_are_told_apart(make_llm: MakeLLM):
     prompt = list(range(3, 30))
     ask(llm, prompt)
     llm.reset_prefix_cache()
-    assert explained(llm, prompt).causes == ("removed", "last token")
+    assert explained(llm, prompt).reasons == ("removed", "last token")
     name, tensor = next(iter(llm.engine.loaded.model.state_dict().items()))
     llm.update_weights({name: tensor * 1.5})
-    assert explained(llm, prompt).causes == ("other weights", "last token")
+    assert explained(llm, prompt).reasons == ("other weights", "last token")
 
 
 def test_who_arrives_together_waits_for_the_first(bard):
     outputs = bard.generate([PROMPT + "a", PROMPT + "b"], ONE, use_tqdm=False)
     second = bard.explain(outputs[1])
-    assert [str(s.fate) for s in second.stretches] == ["waited", "computed"]
-    assert second.stretches[0].request == outputs[0].request_id
+    assert [str(s.outcome) for s in second.spans] == ["waited", "computed"]
+    assert second.spans[0].request == outputs[0].request_id
 
 
 def test_what_a_running_request_holds_in_a_partial_block_is_in_flight(bard):
     outputs = bard.generate([PROMPT + "ab", PROMPT + "abc"], ONE, use_tqdm=False)
-    assert bard.explain(outputs[1]).causes == ("in flight", "differs")
+    assert bard.explain(outputs[1]).reasons == ("in flight", "differs")
 
 
 def test_a_tail_that_is_not_sealed_ends_at_the_block_boundary(make_llm: MakeLLM):
     llm = make_llm("llama", num_blocks=64, seal_tails=False)
     ask(llm, list(range(3, 13)))
     explanation = explained(llm, [*range(3, 13), 40, 41])
-    assert explanation.causes[0] == "block boundary"
-    assert (explanation.stretches[1].start, explanation.stretches[1].stop) == (8, 10)
+    assert explanation.reasons[0] == "block boundary"
+    assert (explanation.spans[1].start, explanation.spans[1].stop) == (8, 10)
 
 
 def test_the_next_turn_misses_the_one_token_that_was_sampled_last(bard):
@@ -140,7 +140,7 @@ def test_the_next_turn_misses_the_one_token_that_was_sampled_last(bard):
     output = ask(bard, PROMPT, SamplingParams(max_tokens=8, temperature=0))
     turn = output.prompt_token_ids + output.outputs[0].token_ids
     told = explained(bard, [*turn, 5, 6])
-    assert told.causes == ("never computed", "never seen")
+    assert told.reasons == ("never computed", "never seen")
     assert told.num_cached_tokens == len(turn) - 1
 
 
@@ -153,14 +153,14 @@ def test_the_next_turn_misses_the_one_token_that_was_sampled_last(bard):
 )
 def test_a_request_that_may_not_read_is_told_which_setting_says_so(bard, prompt, params, setting):
     ask(bard, PROMPT)
-    [stretch] = explained(bard, prompt, params).stretches
-    assert (stretch.cause, stretch.setting) == ("switched off", setting)
+    [span] = explained(bard, prompt, params).spans
+    assert (span.reason, span.setting) == ("switched off", setting)
 
 
 def test_an_engine_without_a_cache_says_so(make_llm: MakeLLM):
     llm = make_llm("llama", num_blocks=64, enable_prefix_caching=False)
-    [stretch] = explained(llm, [3, 4, 5]).stretches
-    assert stretch.setting == "enable_prefix_caching=False"
+    [span] = explained(llm, [3, 4, 5]).spans
+    assert span.setting == "enable_prefix_caching=False"
 
 
 def test_after_a_tenant_was_erased_nothing_of_it_is_remembered(bard):
@@ -168,14 +168,14 @@ def test_after_a_tenant_was_erased_nothing_of_it_is_remembered(bard):
     bard.erase("ann")
     with pytest.raises(RequestError, match="is not remembered"):
         bard.explain(output)
-    assert explained(bard, {"prompt": PROMPT, "cache_salt": "ann"}).causes == ("never seen",)
+    assert explained(bard, {"prompt": PROMPT, "cache_salt": "ann"}).reasons == ("never seen",)
 
 
 def test_what_was_not_to_be_kept_is_explained_from_its_output_alone(bard):
     ask(bard, PROMPT)
     output = ask(bard, {"prompt": PROMPT + "?", "cache_write": False})
-    assert bard.explain(output).causes == ("differs",)
-    assert bard.explain(output.request_id).causes == ("not kept",)
+    assert bard.explain(output).reasons == ("differs",)
+    assert bard.explain(output.request_id).reasons == ("not kept",)
 
 
 def test_explanations_can_be_switched_off(make_llm: MakeLLM):
@@ -192,20 +192,22 @@ def test_the_face_with_an_event_loop_explains_as_well(checkpoints):
         return await llm.explain(output)
 
     with async_llm(checkpoints) as llm:
-        assert asyncio.run(go(llm)).causes == ("differs",)
+        assert asyncio.run(go(llm)).reasons == ("differs",)
 
 
 def test_a_notebook_shows_a_table_whose_texts_are_escaped(bard):
     """Names of requests come from callers, and may hold markup."""
     explained(bard, "Notes for a friend who reads them in a browser.")
     explanation = explained(bard, "Notes for a friend who hears them in a theatre.")
-    first, *others = explanation.stretches
-    named = replace(first, fate=Fate.COMPUTED, cause=Cause.DIFFERS, request="<script>alert(1)")
+    first, *others = explanation.spans
+    named = replace(
+        first, outcome=SpanOutcome.COMPUTED, reason=MissReason.DIFFERS, request="<script>alert(1)"
+    )
 
-    shown = replace(explanation, stretches=(named, *others))._repr_html_()
+    shown = replace(explanation, spans=(named, *others))._repr_html_()
 
-    assert shown.count("<tr>") == 1 + len(explanation.stretches)
-    assert all(escape(stretch.sentence) in shown for stretch in others)
+    assert shown.count("<tr>") == 1 + len(explanation.spans)
+    assert all(escape(span.sentence) in shown for span in others)
     assert explanation.difference is not None
     assert escape(explanation.difference.lines[0]) in shown
     assert "<script" not in shown and "&lt;script&gt;alert(1)" in shown

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.core.tenancy import narrow_salt
 from ostinato.engine.known_texts import KnownTexts
 from ostinato.engine.tokenized_text import Places, TokenizedText
 
@@ -77,7 +76,7 @@ def test_what_was_used_least_recently_is_dropped_first():
 
 
 def test_tenants_find_their_own_texts_and_are_forgotten_alone():
-    narrow = narrow_salt("ann", "vault").encode()
+    narrow = b"ann\x1fvault"
     known = memory()
     for namespace in (ANN, narrow, BOB):
         known.note(namespace, text("ABCD"))

@@ -534,7 +534,7 @@ def test_a_template_that_refuses_is_quoted(template: str, llm: LLM) -> None:
         ({"logit_bias": {320: 1.0}}, "logit_bias names token id 320: .* from 0 to 319"),
         ({"logit_bias": {5: 101.0}}, r"logit_bias\[5\]=101\.0: must be a number"),
         ({"logprobs": -2}, "logprobs=-2: must be an integer, at least -1"),
-        ({"prompt_logprobs": 10**6}, "prompt_logprobs=1000000: at most 1024 alternatives"),
+        ({"prompt_logprobs": 10**6}, "prompt_logprobs=1000000: at most 320 alternatives"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens=9 is above max_tokens=8"),
         ({"stop": "x", "detokenize": False}, "stop strings need text"),
     ],

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from ostinato import LLM, SamplingParams
+from ostinato.core.config import Allotment
 from ostinato.core.errors import ConfigError
-from ostinato.core.tenancy import Allotment, narrow_salt
 from ostinato.engine.prompts import parse_prompt
 from ostinato.lab.recording import Recording, read_recording
 from ostinato.lab.replay import Replay, ReplayedRequest
-from ostinato.tenants.terms import LeaseTerms
+from ostinato.tenants.terms import LeaseTerms, derive_salt
 from ostinato.traces.anonymizer import unpack_names
 from tests.engine.stepping import StepByStep, async_llm
 
@@ -138,7 +138,7 @@ def test_public_prefixes_and_shares_of_the_pool_are_replayed_by_pseudonym(make_l
     head = [5] * 10
     llm.publish("head", head)
     for number in range(12):
-        salt = ["ann", narrow_salt("ann", "x"), "bob"][number % 3]
+        salt = ["ann", derive_salt("ann", "x"), "bob"][number % 3]
         prompt = {
             "prompt_token_ids": [*head[: 6 + number], number % 4, 1, 2, 3, number],
             "cache_salt": salt,

@@ -7,8 +7,9 @@ from typing import Any, cast
 import pytest
 
 from ostinato import LLM, AsyncLLM, SamplingParams
-from ostinato.core.errors import PromptTooLong
-from ostinato.engine.requests import refuse_long_text
+from ostinato.core.errors import PromptTooLong, TokenOutOfRange
+from ostinato.core.tokens import pack_tokens
+from ostinato.engine.request_validation import check_vocabulary, refuse_long_text
 from ostinato.engine.text_tokenizer import PartlyTokenized, TextTokenizer
 from ostinato.engine.token_table import TokenTable
 
@@ -108,3 +109,10 @@ def test_short_texts_do_not_wait_for_a_long_one(monkeypatch: pytest.MonkeyPatch)
                 await book
 
     asyncio.run(both())
+
+
+def test_ids_outside_a_model_vocabulary_are_refused():
+    check_vocabulary(pack_tokens([0, 9]), vocab_size=10)
+    check_vocabulary(pack_tokens([]), vocab_size=10)
+    with pytest.raises(TokenOutOfRange, match=r"token id 10 at position 1.*from 0 to 9"):
+        check_vocabulary(pack_tokens([0, 10, 11]), vocab_size=10)

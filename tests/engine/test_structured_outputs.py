@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 
 from ostinato import LLM, SamplingParams, StructuredOutputs
 from ostinato.core.errors import InvalidSamplingParams, MissingTokenizer, StepFailed
-from ostinato.engine.grammar import FormCompiler
+from ostinato.engine.grammar import GrammarCompiler
 from ostinato.engine.grammar_check import GrammarChecker
 from ostinato.engine.grammar_vocabulary import grammar_vocabulary
 from ostinato.engine.token_table import TokenTable
@@ -361,7 +361,7 @@ class _CountingChecker(GrammarChecker):
 def test_a_grammar_is_tried_once_for_each_tenant(scribe: LLM) -> None:
     """What one tenant asked for does not show in another's time, nor is a bomb tried twice."""
     checker = _CountingChecker()
-    forms = FormCompiler(scribe.engine.loaded, checker)
+    forms = GrammarCompiler(scribe.engine.loaded, checker)
     for tenant in ("ann", "bob", "ann"):
         with pytest.raises(InvalidSamplingParams, match=r"refused$"):
             forms.compile(StructuredOutputs(regex="x"), tenant)

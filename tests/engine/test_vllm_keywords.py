@@ -10,9 +10,9 @@ import pytest
 
 from ostinato import LLM, AsyncLLM, SamplingParams
 from ostinato.core.errors import ConfigError, InvalidSamplingParams, RequestError, UnsupportedCall
-from ostinato.core.sampling_params import UNSUPPORTED_SAMPLING, RequestOutputKind
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.prompts import Prompt
+from ostinato.engine.sampling_params import UNSUPPORTED_SAMPLING, RequestOutputKind
 from ostinato.engine.vllm_keywords import ALIASES, UNSUPPORTED_CALLS, UNSUPPORTED_SETTINGS
 from ostinato.runner import resolve
 from tests.engine.stepping import async_llm, last
@@ -149,7 +149,7 @@ def test_a_bad_word_of_one_token_is_banned_everywhere_and_in_both_spellings(
     request = llm.engine.make_request(
         Prompt(token_ids=PROMPT), params(bad_words=[word for _, _, word in pairs])
     )
-    rows = request.request.params.bad_words_ids
+    rows = request.params.bad_words_ids
     assert pairs, "no word of the tokenizer has two spellings"
     assert list(rows) == [(token,) for plain, spaced, _ in pairs for token in (plain, spaced)]
 

@@ -6,8 +6,7 @@ from typing import get_args
 import pytest
 
 from ostinato.assembly import build_cache
-from ostinato.core.config import CacheConfig, IndexName
-from ostinato.core.tenancy import Allotment
+from ostinato.core.config import Allotment, CacheConfig, IndexName
 from ostinato.lab.policies import StudiedPolicyName, policy_factory
 from ostinato.tenants.terms import PINNED
 from tests.support.tiny_cache import on_both_indexes, prefix_key

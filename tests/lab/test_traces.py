@@ -11,7 +11,7 @@ from ostinato.core.errors import BrokenTrace, ConfigError
 from ostinato.lab.block_trace import BlockRequest
 from ostinato.lab.trace_builder import make_block_trace
 from ostinato.lab.traces import ReadOptions, read_trace
-from ostinato.traces.anonymizer import Pseudonyms
+from ostinato.traces.anonymizer import TokenHasher
 from ostinato.traces.format import (
     VERSION,
     Added,
@@ -195,7 +195,7 @@ def test_a_prompt_that_cannot_be_tokenized_is_a_broken_line(tmp_path):
 
 def test_a_recorded_trace_has_its_answers_as_blocks_for_the_next_turn(tmp_path):
     """The second turn begins with the first one's prompt and answer."""
-    names = Pseudonyms()
+    names = TokenHasher()
     first, second = array("I", range(1, 7)), array("I", range(1, 13))
     chain = names.prompt(first)
     answer = chain.continued(array("I", [7, 8, 9]))

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ostinato.assembly import build_cache, build_scheduler
 from ostinato.core.errors import CacheInUse
-from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicHead
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicPrefix
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.request import FinishReason, Request
 from ostinato.sched.admission import max_sequence_tokens
@@ -160,7 +160,7 @@ class Heart:
             self._send(request, 1)
 
     def unpublish(self) -> None:
-        """What hangs behind the public head goes with it; its readers have to end first."""
+        """What hangs behind the public prefix goes with it; its readers have to end first."""
         running = [s for s in self.watch.live() if s.table and s.key.identity.belongs_to(PUBLIC)]
         for sequence in running:
             self._cancel(sequence.request.request_id)
@@ -244,12 +244,12 @@ class Heart:
         self._history = [*self._history[-9:], (tenant, text)]
 
     def _identity(self, tenant: str, prompt: str = "") -> Identity:
-        """Return whose a prompt is, and whether it begins with the public head."""
+        """Return whose a prompt is, and whether it begins with the public prefix."""
         head, text = None, self._heads[-1] if self._heads else ""
         is_public = text and self.cache.admin.is_public(PUBLIC)
         if is_public and len(prompt) > len(text) and prompt.startswith(text):
-            head = PublicHead(PUBLIC, len(text))
-        return Identity(tenant=tenant.encode(), epoch=self.cache.manager.epoch, head=head)
+            head = PublicPrefix(PUBLIC, len(text))
+        return Identity(tenant=tenant.encode(), epoch=self.cache.manager.epoch, public_prefix=head)
 
     def _know_everybody(self) -> None:
         """Whoever waits may be admitted under these weights, with a head of any time."""
@@ -257,7 +257,7 @@ class Heart:
             own = self._identity(tenant)
             self.watch.know(own)
             for text in self._heads:
-                self.watch.know(replace(own, head=PublicHead(PUBLIC, len(text))))
+                self.watch.know(replace(own, public_prefix=PublicPrefix(PUBLIC, len(text))))
 
     def _publish(self, sequence: Sequence) -> None:
         """The head is computed, unless that went wrong: hold it, or none of it."""

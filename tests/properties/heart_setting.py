@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ostinato.core.config import (
+    Allotment,
     CacheConfig,
     FreeOrder,
     IndexName,
@@ -13,7 +14,6 @@ from ostinato.core.config import (
     WindowConfig,
     window_blocks,
 )
-from ostinato.core.tenancy import Allotment
 
 
 @dataclass(frozen=True)

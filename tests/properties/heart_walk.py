@@ -9,8 +9,7 @@ import random
 from collections import Counter
 from typing import get_args
 
-from ostinato.core.config import PolicyName, WaitingOrder
-from ostinato.core.tenancy import Allotment
+from ostinato.core.config import Allotment, PolicyName, WaitingOrder
 from ostinato.tenants.terms import PINNED, LeaseTerms
 from tests.properties.heart import Heart
 from tests.properties.heart_setting import Setting, Wish

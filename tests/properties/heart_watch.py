@@ -11,10 +11,9 @@ from ostinato.assembly import PrefixCache
 from ostinato.core.config import window_blocks
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.plan import StepPlan
-from ostinato.core.tenancy import EraseReceipt
 from ostinato.sched.scheduler import Scheduler
 from ostinato.sched.sequence import Sequence
-from ostinato.tenants.terms import LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
+from ostinato.tenants.terms import EraseReceipt, LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
 from tests.properties.listener import Listener
 from tests.properties.promise import Promise
 from tests.properties.recount import Recount
@@ -208,10 +207,10 @@ class HeartWatch:
         self.met["lease expired"] += len(over)
 
     def _check_heads(self) -> None:
-        """Behind a public head there is content only while it is published."""
-        behind = [identity for identity, _ in self._recount.contents() if identity.head]
+        """Behind a public prefix there is content only while it is published."""
+        behind = [identity for identity, _ in self._recount.contents() if identity.public_prefix]
         assert not behind or self._cache.admin.is_public(PUBLIC) or self._stale, "a lost tail"
-        self.met["behind a public head"] += bool(behind)
+        self.met["behind a public prefix"] += bool(behind)
 
     def _check_floors(self) -> None:
         """Others' allocations leave a tenant its floor, or what it had if that was less.

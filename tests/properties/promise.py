@@ -29,7 +29,7 @@ class Promise:
     def use(self, key: PrefixKey, num_tokens: int, now_s: float) -> bool:
         """Let a request use so many tokens; using all of the prefix may start the time anew.
 
-        That others use the public head that it begins with does not: it would tell of them.
+        That others use the public prefix that it begins with does not: it would tell of them.
         """
         if key.identity != self.key.identity:
             return False

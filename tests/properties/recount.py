@@ -151,7 +151,11 @@ class Recount:
 
     def _identity_of(self, cached: CachedBlock) -> Identity:
         place = cached.parent + cached.extra
-        behind = [i for i in self._identities.values() if i.head is not None and i.seam in place]
+        behind = [
+            i
+            for i in self._identities.values()
+            if i.public_prefix is not None and i.boundary in place
+        ]
         roots = [i for encoded, i in self._identities.items() if place.startswith(encoded)]
         return (behind or roots)[0]
 

@@ -9,7 +9,7 @@ THINGS = {
     *("lease accepted", "lease clipped", "lease rejected", "lease ended", "lease expired"),
     *("lease refreshed", "epochs", "ran on under old weights", "wrote nothing"),
     *("erased", "erasure refused", "resets"),
-    *("publication accepted", "publication rejected", "unpublished", "behind a public head"),
+    *("publication accepted", "publication rejected", "unpublished", "behind a public prefix"),
 }
 """What a walk meets."""
 

@@ -47,13 +47,14 @@ def test_queries_and_hits_are_counted_once_per_request_and_returns_apart(index):
 
 @on_both_indexes
 def test_a_sibling_that_waited_is_no_new_request(index):
-    """Its prompt was looked up when the request came; it is counted as one that comes back."""
+    """Its prompt was looked up when the request came, and it was never preempted."""
     tiny = tiny_scheduler(index=index, max_num_seqs=1)
     tiny.add("one", "ABCDE", n=3, max_tokens=2)
     tiny.run()
     assert tiny.cache.stats.first.num_requests == 1
-    assert tiny.cache.stats.preempted.num_requests == 2
+    assert tiny.cache.stats.preempted.num_requests == 0
     assert tiny.scheduler.stats.num_preemptions == 0
+    assert tiny.sequences["one/2"].num_preemptions == 0
 
 
 @on_both_indexes

@@ -81,7 +81,7 @@ def test_null_is_the_same_as_leaving_a_field_out(http: httpx.Client) -> None:
         ({"n": 10**9}, "n"),
         ({"n": 129}, "n"),
         ({"logprobs": -2}, "logprobs"),
-        ({"logprobs": 10**6}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
         ({"logit_bias": {"x": 1}}, "logit_bias.x"),
         ({"logit_bias": {"²": 1}}, "logit_bias"),
         ({"logit_bias": {"999999": 1}}, None),

@@ -27,8 +27,8 @@ def test_a_chat_is_told_in_which_message_it_differs(http: httpx.Client):
         ids.append(answer.json()["id"])
     told = http.get(f"/v1/explain/{ids[1]}").json()
     assert told["difference"]["place"] == "messages[0] (system), line 1, column 17"
-    assert told["stretches"][-1]["cause"] == "differs"
-    assert told["stretches"][-1]["request"] == ids[0]
+    assert told["spans"][-1]["reason"] == "differs"
+    assert told["spans"][-1]["request"] == ids[0]
     assert "^" in told["text"]
 
 
@@ -56,5 +56,5 @@ def test_nobody_learns_of_another_tenant_s_request(keyed: Keyed):
         same = answer.text.replace(mine, "nothing-at-all").replace("-0'", "'")
         assert same == unknown.text.replace("-0'", "'")
     told = keyed.ask("bob", f"/v1/explain/{theirs}", method="GET").json()
-    assert [s["cause"] for s in told["stretches"]] == ["never seen"]
+    assert [s["reason"] for s in told["spans"]] == ["never seen"]
     assert (told["num_remembered"], told["num_forgotten"]) == (0, 0)

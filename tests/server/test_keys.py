@@ -5,8 +5,8 @@ import stat
 
 import pytest
 
+from ostinato.core.config import Allotment
 from ostinato.core.errors import ConfigError
-from ostinato.core.tenancy import Allotment
 from ostinato.server.keys import KEY_PREFIX, add_key, hash_key, read_keys
 
 

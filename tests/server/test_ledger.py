@@ -10,18 +10,11 @@ import pytest
 from ostinato import AsyncLLM, SamplingParams
 from ostinato.engine.engine import Engine
 from ostinato.engine.outputs import RequestOutput, RequestTimings
+from ostinato.server.accounts import HISTORY_S, merge
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
 from ostinato.server.engine_watch import EngineWatch
-from ostinato.server.ledger import (
-    HISTORY_S,
-    MAX_TENANTS,
-    OTHERS,
-    UNNAMED,
-    Ledger,
-    merge,
-    salt_label,
-)
+from ostinato.server.ledger import MAX_TENANTS, OTHERS, UNNAMED, Ledger, salt_label
 from ostinato.server.observer import ServedRequest
 from ostinato.server.state import ServerState
 from tests.support.servers import serving
@@ -63,7 +56,7 @@ def test_old_seconds_make_room_for_new_ones() -> None:
         book(ledger, served("ann", 5), served("ann", 5))
     seconds = ledger.accounts["ann"].seconds
     assert len(seconds) == HISTORY_S
-    assert {second.prompt.total for second in seconds} == {20}
+    assert {second.prompt.total for second in seconds.values()} == {20}
     assert ledger.accounts["ann"].prompt.total == 20 * (HISTORY_S + 50)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ostinato.core.identity import ImageSpan, PublicHead
+from ostinato.core.identity import ImageSpan, PublicPrefix
 from ostinato.server.callers import KeyedCallers
 from tests.server.keyed import Keyed, keyed_server
 from tests.support.prefix_probe import ENDPOINTS, MODEL, Endpoint, Send, recover
@@ -198,7 +198,7 @@ def test_an_explanation_tells_of_nobody_else(keyed: Keyed):
     after = explained()
     assert str(after).count("cmpl-") == str(before).count("cmpl-")
     assert after["num_cached_tokens"] == before["num_cached_tokens"] == 0
-    assert [s["cause"] for s in after["stretches"]] == [s["cause"] for s in before["stretches"]]
+    assert [s["reason"] for s in after["spans"]] == [s["reason"] for s in before["spans"]]
     assert keyed.ask("attacker", f"/v1/explain/{theirs}", method="GET").status_code == 404
     assert keyed.ask("victim", f"/v1/explain/{theirs}", method="GET").status_code == 200
 
@@ -251,9 +251,9 @@ def test_without_salts_the_same_attacker_recovers_the_secret(open_house: Keyed, 
         {},
         {"images": [ImageSpan(b"a face", 2, 3)]},
         {"adapter": b"fine-tuned"},
-        {"head": PublicHead(b"\xffmanual", 8)},
+        {"public_prefix": PublicPrefix(b"\xffmanual", 8)},
     ],
-    ids=["text", "image", "adapter", "behind a public head"],
+    ids=["text", "image", "adapter", "behind a public prefix"],
 )
 def test_no_kind_of_entry_is_found_under_another_salt(index: str, how: dict):
     """Whole blocks, a sealed tail and what is being computed right now (single flight)."""
@@ -261,7 +261,7 @@ def test_no_kind_of_entry_is_found_under_another_salt(index: str, how: dict):
     images = how.get("images", ())
     identity = {name: value for name, value in how.items() if name != "images"}
     num_public = 0
-    if "head" in identity:
+    if "public_prefix" in identity:
         num_public = 8
         cache.serve("ABCDEFGH", tenant=b"\xffmanual")
         cache.prefix_cache.admin.publish(prefix_key("ABCDEFGH", tenant=b"\xffmanual"))
@@ -270,7 +270,7 @@ def test_no_kind_of_entry_is_found_under_another_salt(index: str, how: dict):
     cache.admit("running", text + "STUVWXYZ", tenant=b"victim", images=images, **identity)
     for length in range(1, len(text) + 8):
         probe = (text + "STUVWXYZ")[:length]
-        if (images and length < 5) or ("head" in identity and length <= 8):
+        if (images and length < 5) or ("public_prefix" in identity and length <= 8):
             continue
         found = cache.match(probe, images, tenant=b"attacker", **identity).num_tokens
         assert found == num_public, probe

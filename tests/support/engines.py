@@ -30,7 +30,9 @@ def make_llm(checkpoints: Checkpoints) -> Iterator[MakeLLM]:
 
     def make(family: str, *, config: Mapping[str, Any] | None = None, **settings: Any) -> LLM:
         path = checkpoints.path(family, **(config or {}))
-        made.append(LLM(str(path), **{"dtype": "float64", "block_size": 4, **settings}))
+        made.append(
+            LLM(str(path), **{"dtype": "float64", "block_size": 4, "max_logprobs": -1, **settings})
+        )
         return made[-1]
 
     yield make

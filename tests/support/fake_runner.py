@@ -1,7 +1,7 @@
 """A runner without tensors: the KV of a token is the text that it stands for.
 
 A slot holds whose text it is and all of it up to and including its own token, such as
-``"tenant:ABC"`` for the C of ABCD, or ``"public:AB|tenant:C"`` behind a public head AB. Since that
+``"tenant:ABC"`` for the C of ABCD, or ``"public:AB|tenant:C"`` after a public prefix AB. Since that
 is all that KV depends on, reading a slot tells whether it is the right one (law 3), and a sequence
 that reads a slot before it is written reads what was there before (law 5).
 
@@ -100,9 +100,9 @@ class Truth:
 
     def _spell(self) -> None:
         text = self.texts[-1] if self.texts else spell_identity(self.identity.root)
-        head = self.identity.head
+        public = self.identity.public_prefix
         for position in range(len(self.texts), len(self.tokens)):
-            if head is not None and position == head.num_tokens:
+            if public is not None and position == public.num_tokens:
                 text += "|" + spell_identity(self.identity)
             text += spell_token(self.tokens[position], position, self.request.images)
             self.texts.append(text)

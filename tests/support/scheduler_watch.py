@@ -42,7 +42,6 @@ class Watch:
         self._runner = runner
         self._identities: dict[bytes, Identity] = {}
         self._with_images = False
-        self._seen: set[Sequence] = set()
         self._tables: dict[Sequence, object] = {}
         self._uncomputed: dict[Sequence, int] = {}
         self._overtaken: Counter[Sequence] = Counter()
@@ -275,12 +274,13 @@ class Watch:
         for sibling in [s for s in self.live() if s not in self._tables]:
             self.met["forked" if sibling.table is not None else "sibling without room"] += 1
         for sequence in self.admitted:
-            first = sequence.index == 0 and sequence not in self._seen
-            self.met["admitted" if first else "came back"] += 1
+            if sequence.num_preemptions:
+                self.met["came back"] += 1
+            else:
+                self.met["sibling admitted" if sequence.index else "admitted"] += 1
             assert sequence.table is not None
             self.met["shared"] += bool(sequence.table.num_shared_tokens)
             self.met["copied"] += bool(sequence.table.num_copied_tokens)
-            self._seen.add(sequence)
 
     def _num_shareable(self, leader: Sequence, sequence: Sequence) -> int:
         """Tokens of a sequence that a running one has published, or will publish.

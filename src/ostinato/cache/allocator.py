@@ -1,7 +1,7 @@
 """Takes blocks of one pool for a table, evicting what they hold; one per group of layers."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from ostinato.cache.block import CacheEntry
@@ -59,6 +59,11 @@ class Allocator:
             if victim is None:
                 return
             self.pool.free(self._evict(victim, excess, "quota", table), None)
+
+    def evict(self, entries: Iterable[CacheEntry], table: BlockTable) -> None:
+        """Evict entries, descendants first, because what they build on has gone."""
+        for entry in entries:
+            self.pool.free(self._evict(entry, entry.num_blocks, "space", table), None)
 
     def remove(self, belongs: Callable[[CacheEntry], bool]) -> int:
         """Free every evictable block whose entry matches; return how many."""

@@ -2,7 +2,7 @@
 
 The digest of a full block covers everything before it, as a git commit covers its history::
 
-    root    = H(identity, or that of the public head)
+    root    = H(identity, or that of the public prefix)
     block 0 = H(root    + tokens 0 .. B-1     + extras)
     block k = H(block k-1 + tokens kB .. kB+B-1 + extras)
 

@@ -166,7 +166,7 @@ class CacheManager:
             key: The sequence; every token so far gets a slot for full attention.
             match: What ``match`` just returned for it.
             writes: Whether its full blocks will be published.
-            preempted: Whether it ran before; counted apart.
+            preempted: Whether its prompt was admitted before; counted apart.
             most_new: New tokens that get slots in sliding windows now; None is all of them.
             context: What observers may want to know of its request.
 
@@ -194,7 +194,9 @@ class CacheManager:
             return None
         if self.config.enable_prefix_caching:
             table = self._hold(key, match)
-            table.writes = writes and (key.identity.head is None or self._may_publish(key, hit))
+            table.writes = writes and (
+                key.identity.public_prefix is None or self._may_publish(key, hit)
+            )
         else:
             table = self._empty_table(key)
         self._enter(table, hit)
@@ -527,6 +529,7 @@ class CacheManager:
     def _retract(self, table: BlockTable) -> None:
         """Take back what a table published in this step."""
         if table.first_published is not None:
+            self._allocator.evict(self.index.orphans(table.path, table.first_published), table)
             table.path, removal = self.index.retract(table.path, table.first_published)
             table.num_published, table.first_published = table.first_published, None
             for notify in self.observers.on_retract:

@@ -46,7 +46,7 @@ class CacheObserver:
         Args:
             table: Its blocks.
             context: What the scheduler knows of it.
-            preempted: Whether it ran before.
+            preempted: Whether its prompt was admitted before: it comes back, or is a sibling.
         """
 
     def on_fork(self, parent: BlockTable, child: BlockTable) -> None:

@@ -214,8 +214,17 @@ class PrefixIndex(Protocol[PathT]):
             with the same tokens.
         """
 
+    def orphans(self, path: PathT, num_blocks: int) -> Sequence[CacheEntry]:
+        """List what nothing would lead to if a path were retracted, descendants first.
+
+        Where a block that a step publishes is another copy of known content, the first copy may
+        be evicted in the same step; what builds on it is to be evicted before a ``retract``.
+        """
+
     def retract(self, path: PathT, num_blocks: int) -> tuple[PathT, Removal]:
         """Take back what a path published last, down to ``num_blocks``; no other request holds it.
+
+        The orphans have been evicted.
 
         Returns:
             The shorter path, and what was taken back.

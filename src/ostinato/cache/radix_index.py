@@ -190,6 +190,10 @@ class RadixIndex:
             node, done = child, done + used
         return node, PublishResult(len(duplicates), tuple(duplicates)) if duplicates else _ALL_NEW
 
+    def orphans(self, path: RadixNode, num_blocks: int) -> Sequence[RadixNode]:
+        """Return none: what a path published is in no other block (rule 4)."""
+        return ()
+
     def retract(self, path: RadixNode, num_blocks: int) -> tuple[RadixNode, Removal]:
         """Remove what a path published last; rule 1 makes it whole nodes after one split."""
         node, removed = path, array("i")
@@ -303,7 +307,7 @@ class RadixIndex:
         if self._pool.learns:
             known = self._pool.recall(key, node.end, len(blocks), self._block_size, summary)
             blocks, uses = blocks[: known.num_blocks], known.uses + 1
-        is_public = key.identity.head is not None and node.identity != key.identity
+        is_public = key.identity.public_prefix is not None and node.identity != key.identity
         extends = node.ref_count == 1 and node.uses == uses and node.is_leaf and not is_public
         if not extends or node.parent is None:
             child = RadixNode(node, key.identity if is_public else node.identity)

@@ -1,14 +1,25 @@
-"""What may be asked from a shell? One file per subcommand; this one puts them together.
+"""The command line: one file per subcommand, put together here.
 
 A subcommand is a module with a function ``run``: its docstring is the help text, its
 parameters are the arguments and options. It is added to ``_COMMANDS``, in the order of the
 help text.
+
+Files in reading order:
+
+* ``demo``, ``generate``, ``chat``: run a model in the shell
+* ``serve``: serves it over HTTP
+* ``explain``, ``lint``: why prompts miss, and what would mend it
+* ``size``, ``savings``, ``simulate``, ``plan``: what caching costs and saves
+* ``models``, ``cache``, ``keys``: fetch models, administer a running server and its API keys
+
+Files that begin with an underscore are shared by these.
 
 Rules:
 
 1. Starting loads no torch: what needs tensors is imported inside ``run``.
 2. Commands raise; ``_errors`` alone turns errors into a line on stderr and an exit code.
 3. Options that several commands take are groups, see ``_option_groups``: each has one home.
+4. Every setting of an engine is an option of ``ostinato serve``, with the same default.
 """
 
 import os

@@ -107,6 +107,8 @@ def first_token_table(figures: Figures) -> Table:
 def notes(figures: Figures) -> Iterator[str]:
     """Say what stands behind the figures."""
     wave = figures.no_cache
+    question = figures.calls.prompts[0].rpartition("\n\n")[2]
+    yield f"One of the calls: {question!r} goes on {figures.cold.answers[0]!r}."
     if not wave.complete:
         yield (
             f"Without a cache we gave up after {write_seconds(wave.seconds)} and "

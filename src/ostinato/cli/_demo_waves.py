@@ -11,12 +11,12 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ostinato.core.errors import StepFailed
-from ostinato.core.sampling_params import SamplingParams
+from ostinato.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from ostinato import RequestOutput
     from ostinato.engine.engine import Engine
-    from ostinato.engine.requests import EngineRequest
+    from ostinato.engine.request_validation import PreparedRequest
 
 Watch = Callable[[int, int], None]
 """Told after each step: calls answered and prompt tokens computed so far."""
@@ -114,7 +114,7 @@ def first_tokens(engine: "Engine", cold: str, warm: str) -> tuple[FirstToken, Fi
     return _middle(first), _middle(second)
 
 
-def _submit(engine: "Engine", prompts: list[str], output_tokens: int) -> "list[EngineRequest]":
+def _submit(engine: "Engine", prompts: list[str], output_tokens: int) -> "list[PreparedRequest]":
     """Add prompts to the engine, none of which has run when this returns."""
     from ostinato.engine.prompts import Prompt
 

@@ -106,6 +106,14 @@ Attention = Annotated[
         rich_help_panel=_COMPUTING,
     ),
 ]
+QuantizationOption = Annotated[
+    str | None,
+    typer.Option(
+        "--quantization",
+        help="Keep the weights of linear layers in fewer bits: int8 or int4.",
+        rich_help_panel=_COMPUTING,
+    ),
+]
 Forward = Annotated[
     str,
     typer.Option(
@@ -272,6 +280,7 @@ class EngineOptions:
     device: Device = "cpu"
     attention: Attention = "auto"
     forward: Forward = "auto"
+    quantization: QuantizationOption = None
     read_once: ReadOnceWhen = "auto"
     index: Index = "radix"
     block_size: BlockSize = 16
@@ -301,7 +310,7 @@ class ServedEngineOptions(EngineOptions):
     max_num_batched_tokens: MaxNumBatchedTokens = 2048
     max_chunk_tokens: MaxChunkTokens = None
     max_num_seqs: MaxNumSeqs = 256
-    max_logprobs: MaxLogprobs = 1024
+    max_logprobs: MaxLogprobs = 20
     order: Order = "fcfs"
     max_overtakes: MaxOvertakes = 64
     free_order: FreeOrder = "scratch_first"

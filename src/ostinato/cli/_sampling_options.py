@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ostinato.core.sampling_params import SamplingParams
+from ostinato.engine.sampling_params import SamplingParams
 
 _SAMPLING = "Sampling"
 

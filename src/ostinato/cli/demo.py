@@ -136,14 +136,14 @@ def _recording(console: Console, engine: "Engine", path: Path | None) -> Iterato
     if path is None:
         yield
         return
-    from ostinato.engine.administration import Administration
+    from ostinato.engine.admin_api import AdminApi
 
-    administration = Administration(engine)
-    administration.start_recording(path)
+    recording = AdminApi(engine)
+    recording.start_recording(path)
     try:
         yield
     finally:
-        administration.stop_recording()
+        recording.stop_recording()
     console.print("Recorded, to be replayed:", Text(f"ostinato simulate {path}", style="cyan"))
 
 

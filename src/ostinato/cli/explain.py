@@ -22,9 +22,14 @@ from ostinato.engine.config import DEFAULT_MODEL
 from ostinato.lab.explain_log import explain_log, explain_recording, is_recording
 from ostinato.lab.recording import read_recording
 from ostinato.lab.request_log import LogOptions, iter_requests
-from ostinato.observe.explanation import Explanation, Fate
+from ostinato.observe.explanation import Explanation, SpanOutcome
 
-_COLOURS = {Fate.HIT: "green", Fate.WAITED: "green", Fate.COPIED: "cyan", Fate.COMPUTED: "red"}
+_COLOURS = {
+    SpanOutcome.HIT: "green",
+    SpanOutcome.WAITED: "green",
+    SpanOutcome.COPIED: "cyan",
+    SpanOutcome.COMPUTED: "red",
+}
 
 _BLOCKS_OF_A_LOG = 65_536
 """Blocks of the cache that serves a log, unless another number is given: a million tokens."""
@@ -238,10 +243,10 @@ def _page(explanation: Explanation) -> list[Text]:
     """Lay an explanation out for a terminal."""
     lines = [Text(explanation.title, style="bold"), Text()]
     width = len(str(explanation.num_tokens))
-    for stretch in explanation.stretches:
-        tokens = f"{stretch.start:>{width}}..{stretch.stop - 1:<{width}}"
-        fate = (f"{stretch.fate:<8}", _COLOURS[stretch.fate])
-        lines.append(Text.assemble(tokens, "  ", fate, "  ", stretch.sentence))
+    for span in explanation.spans:
+        tokens = f"{span.start:>{width}}..{span.stop - 1:<{width}}"
+        outcome = (f"{span.outcome:<8}", _COLOURS[span.outcome])
+        lines.append(Text.assemble(tokens, "  ", outcome, "  ", span.sentence))
     if explanation.difference is not None:
         theirs, mine, caret = explanation.difference.lines
         lines += [Text(), Text(theirs), Text(mine), Text(caret, style="bold red")]

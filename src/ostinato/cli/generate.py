@@ -22,8 +22,8 @@ from ostinato.cli._streaming import (
     write_prompt,
 )
 from ostinato.core.errors import ConfigError, EmptyPrompt, RequestError
-from ostinato.core.sampling_params import SamplingParams
 from ostinato.engine.config import DEFAULT_MODEL
+from ostinato.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from ostinato import AsyncLLM, RequestOutput

@@ -1,22 +1,18 @@
-"""The words that every room shares. Values only: nothing here computes or waits.
+"""The values that every room shares: nothing here computes or waits.
 
 Files in reading order:
 
-* ``ids``: names of a token, a block, a request
+* ``ids``: names of tokens, blocks, slots, requests and sequences
 * ``tokens``: checks and packs token ids
 * ``identity``: what must be equal before KV may be shared
-* ``structured_outputs``: the form that an output must have
-* ``keywords``: which keywords of another engine are accepted, and what is said about the others
-* ``sampling_params``: what a user may ask of the sampler
-* ``request``: what is known about one request
-* ``plan``: what one step is asked to do, and what came back
-* ``tenancy``: what a tenant is entitled to, and what is left after it was erased
-* ``config``: what a user may set
-* ``pool_sizes``: how many blocks each group of layers gets of a given memory
-* ``errors``: what can go wrong
+* ``sampling_params``: what the scheduler and the sampler read of a user's parameters
+* ``request``: a request, and what observers of the cache are told about it
+* ``plan``: the plan of one step and its result
+* ``config``: settings of the cache and the scheduler
+* ``errors``: the tree of exceptions
 
 Rules:
 
-1. Imports nothing of the other rooms, and neither torch nor transformers.
-2. Values do not change, but for ``PrefixKey``, which only grows.
+1. Imports no other room, and neither torch nor transformers.
+2. Values are immutable, except ``PrefixKey``, which only grows.
 """

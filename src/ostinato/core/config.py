@@ -1,6 +1,6 @@
-"""What may a user set in the torch-free rooms?
+"""Settings of the cache and the scheduler.
 
-The engine's own settings (model, device, memory) live with the engine; it derives these.
+The engine derives them from its own settings (model, device, memory), in ``engine.config``.
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from ostinato.core.errors import ConfigError
-from ostinato.core.tenancy import Allotment
 
 IndexName = Literal["radix", "hash"]
 FreeOrder = Literal["scratch_first", "classic"]
@@ -20,6 +19,7 @@ NATIVE_BLOCK = 16
 
 ReadOnce = Literal["auto", "always", "never"]
 ForwardName = Literal["auto", "packed", "plain"]
+QuantizationName = Literal["int8", "int4"]
 WaitingOrder = Literal["fcfs", "longest_prefix", "depth_first", "fair_share"]
 
 
@@ -36,13 +36,45 @@ class WindowConfig:
     num_blocks: int
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be.
+        """Check the values.
 
         Raises:
             ConfigError: A value is out of range.
         """
         at_least("window", self.window, 1)
         at_least("num_blocks of a window", self.num_blocks, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Allotment:
+    """A tenant's share of the pool, in blocks.
+
+    Attributes:
+        floor: Blocks that no other tenant can evict.
+        quota: Blocks that it may keep; above that it evicts its own first. None is no bound.
+    """
+
+    floor: int = 0
+    quota: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the bounds.
+
+        Raises:
+            ConfigError: A bound is no integer or negative, or the floor is above the quota.
+        """
+        for name, bound in (("floor", self.floor), ("quota", self.quota or 0)):
+            if not isinstance(bound, int) or isinstance(bound, bool):
+                raise ConfigError(f"{name}={bound!r}: must be an integer, in blocks")
+        if self.floor < 0 or (self.quota is not None and self.quota < 1):
+            raise ConfigError(
+                f"floor={self.floor}, quota={self.quota}: a floor is at least 0 and a quota at "
+                "least 1 block"
+            )
+        if self.quota is not None and self.floor > self.quota:
+            raise ConfigError(
+                f"floor={self.floor} is above quota={self.quota}: lower the one or raise the other"
+            )
 
 
 _GHOST_BLOCKS = 128
@@ -97,7 +129,7 @@ class CacheConfig:
     keep_explanations: int = 1000
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be.
+        """Check the values.
 
         Raises:
             ConfigError: A value is out of range or unknown, or floors bind too much.
@@ -164,15 +196,15 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Who computes what in a step.
+    """How each step's tokens are chosen.
 
     Attributes:
         max_num_batched_tokens: Token budget of one step; longer prompts are computed in chunks.
         max_chunk_tokens: Most tokens of one prompt in a step; with None, a prompt may take all
-            that decodes leave of the budget, and nobody is admitted until it is computed.
+            that decodes leave of the budget, and no request is admitted until it is computed.
         max_num_seqs: Most sequences that run at once.
         max_model_len: Most tokens of a sequence, prompt and output together.
-        order: Within a priority, ``fcfs`` serves first come first; ``longest_prefix`` prefers
+        order: Within a priority, ``fcfs`` is first come, first served; ``longest_prefix`` prefers
             requests whose prefix is cached; ``depth_first`` serves those that share a prefix
             one after another; ``fair_share`` prefers the tenant that was served least.
         max_overtakes: Except with ``fcfs``, how many later requests may be admitted before a
@@ -187,7 +219,7 @@ class SchedulerConfig:
     max_overtakes: int = 64
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be.
+        """Check the values.
 
         Raises:
             ConfigError: A value is out of range, or decodes alone could exceed the budget.
@@ -213,7 +245,7 @@ def window_blocks(window: int, block_size: int) -> int:
 
 
 def at_least(name: str, value: object, least: int) -> None:
-    """Refuse a setting that is no integer or below its least value.
+    """Check that a setting is an integer and not below its minimum.
 
     Raises:
         ConfigError: Naming the setting, its value and the limit.
@@ -223,7 +255,7 @@ def at_least(name: str, value: object, least: int) -> None:
 
 
 def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Refuse a setting that is not among its choices.
+    """Check that a setting is one of its choices.
 
     Raises:
         ConfigError: Naming the setting, its value and the choices.

@@ -1,6 +1,6 @@
-"""What can go wrong?
+"""The tree of exceptions.
 
-The whole tree, so that a caller can catch as much or as little as wanted::
+Catch as much or as little of it as you want::
 
     OstinatoError
     ├── ConfigError (ValueError)      a setting is out of range, or two contradict each other
@@ -9,15 +9,15 @@ The whole tree, so that a caller can catch as much or as little as wanted::
     │   ├── BrokenCheckpoint          files are missing, truncated or do not fit the config
     │   ├── MissingTokenizer          text was given, but the checkpoint has no tokenizer
     │   └── UnsupportedModel          it would load, but we could not serve it correctly
-    ├── RequestError (ValueError)     this one request is refused; nobody else notices
+    ├── RequestError (ValueError)     this one request is refused; others are not affected
     │   ├── EmptyPrompt
     │   ├── InvalidIdentity
     │   ├── TokenOutOfRange
     │   ├── PromptTooLong
     │   ├── InvalidSamplingParams
     │   └── DuplicateRequest
-    ├── CacheInUse                    a reset was asked for while requests hold blocks
-    ├── CacheMisuse                   the cache was called in a wrong order; nothing has changed
+    ├── CacheInUse                    a reset was requested while requests hold blocks
+    ├── CacheMisuse                   the cache was called in a wrong order; nothing changed
     │   ├── ReleasedTable             the table is not live, or it is another cache's
     │   ├── StaleMatch                the match is another key's, or the cache has changed since
     │   ├── StepInProgress            blocks are published and neither committed nor failed
@@ -26,7 +26,7 @@ The whole tree, so that a caller can catch as much or as little as wanted::
     ├── BrokenTrace (ValueError)      a recorded or given trace of requests cannot be read
     ├── UnsupportedCall (AttributeError)  a method that vLLM has and this engine does not
     └── EngineError
-        ├── StepFailed                the forward pass of a step raised; its requests end
+        ├── StepFailed                the forward pass of a step raised; its requests ended
         ├── ConcurrentCall            another thread is using this LLM
         └── EngineStopped             the engine was shut down
             └── ForkedProcess         it runs in the process that this one was forked from
@@ -67,7 +67,7 @@ class UnsupportedModel(ModelError):
 
 
 class RequestError(OstinatoError, ValueError):
-    """One request is refused; it changed nothing and nobody else notices."""
+    """One request is refused; it changed nothing, and no other request is affected."""
 
 
 class EmptyPrompt(RequestError):
@@ -95,7 +95,7 @@ class DuplicateRequest(RequestError):
 
 
 class CacheInUse(OstinatoError):
-    """The cache was asked to reset while requests hold blocks."""
+    """A reset was requested while requests hold blocks."""
 
 
 class CacheMisuse(OstinatoError):
@@ -129,24 +129,24 @@ class BrokenTrace(OstinatoError, ValueError):
 class UnsupportedCall(OstinatoError, AttributeError):
     """A method of vLLM that this engine does not have; the message says what to use instead.
 
-    It is an ``AttributeError``, so that ``hasattr`` tells the truth.
+    As an ``AttributeError`` it lets ``hasattr`` return False.
     """
 
 
 class EngineError(OstinatoError):
-    """The engine could not go on with a step or a request."""
+    """The engine could not continue a step or a request."""
 
 
 class StepFailed(EngineError):
     """A step's forward pass raised; its requests ended, no other request did.
 
     Attributes:
-        outputs: What the caller's other requests brought, in the order of the prompts; those
-            that failed say so in ``error``.
+        outputs: The outputs of all of the caller's requests, in the order of the prompts; those
+            that failed have an ``error``.
     """
 
     def __init__(self, message: str, outputs: Sequence[Any] = ()) -> None:
-        """Say what failed, and hand over what did not."""
+        """Keep the message, and the outputs so far."""
         super().__init__(message)
         self.outputs = list(outputs)
 

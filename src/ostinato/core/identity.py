@@ -1,18 +1,17 @@
-"""What must be equal before KV may be shared?
+"""What must be equal before KV may be shared.
 
-Law 3: KV is reused only for the identical identity. One typed value says what that is, and
-every index, tier, event and router uses it. Two parts:
+Law 3: KV is reused only for the identical identity. Two parts:
 
 * ``Identity``: what holds for a whole sequence (weights, epoch, KV format, adapter, tenant);
 * ``PrefixKey``: an identity, the tokens so far, and the images among them.
 
-A sequence may begin with a *public head*, a prefix that was published for several tenants. Its
-first blocks are then those of the head's own identity, and at the *seam* behind them the
-sequence's identity enters as an extra of the block, as an image does::
+A sequence may begin with a *public prefix*, published for several tenants. Its first blocks have
+the public prefix's own identity; at the *namespace boundary* after them the sequence's identity
+enters as an extra of the block, as an image does::
 
-    blocks   0     1     2   |  3     4
-             head's identity | the tenant's own
-                           seam
+    blocks   0     1     2            |  3     4
+             public prefix's identity | the tenant's own
+                                  boundary
 """
 
 import hashlib
@@ -24,16 +23,26 @@ from itertools import zip_longest
 
 from ostinato.core.errors import InvalidIdentity, RequestError
 from ostinato.core.ids import BlockDigest
-from ostinato.core.tenancy import owner_of
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens, pack_tokens
+
+SALT_SEPARATOR = "\x1f"
+"""Ends a tenant's salt where its client added one of its own (ASCII's unit separator)."""
+
+
+def tenant_of(salt: bytes) -> bytes:
+    """Return a tenant's salt without what its client added to it.
+
+    Blocks, shares and counts are the tenant's: a client gets no more of them by new salts.
+    """
+    return salt.partition(SALT_SEPARATOR.encode())[0]
 
 
 @dataclass(frozen=True, slots=True)
-class PublicHead:
+class PublicPrefix:
     """A published prefix that a sequence begins with.
 
     Attributes:
-        tenant: Salt of the prefix itself, in the place of a tenant's.
+        tenant: Salt of the prefix itself, in place of a tenant's.
         num_tokens: Its length, in whole blocks.
     """
 
@@ -50,9 +59,8 @@ class Identity:
         epoch: Raised with each update of the weights.
         kv_dtype: Format of the KV store, such as ``"bfloat16"``.
         adapter: Digest of the adapter's content; empty without one.
-        tenant: Salt of the tenant, and what its client narrowed it by; empty for the shared name
-            space.
-        head: Published prefix that the sequence begins with; None if all of it is the tenant's.
+        tenant: Salt of the tenant, and what its client added; empty for the shared namespace.
+        public_prefix: Published prefix that the sequence begins with, if any.
     """
 
     weights: bytes = b""
@@ -60,14 +68,10 @@ class Identity:
     kv_dtype: str = ""
     adapter: bytes = b""
     tenant: bytes = b""
-    head: PublicHead | None = None
+    public_prefix: PublicPrefix | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what could not be hashed or compared.
-
-        Raises:
-            InvalidIdentity: A field is of the wrong type.
-        """
+        """Raise InvalidIdentity where a field is of the wrong type."""
         if (
             type(self.tenant) is bytes
             and type(self.weights) is bytes
@@ -91,49 +95,43 @@ class Identity:
             self.adapter,
             self.tenant,
         ]
-        if self.head is not None:
-            fields += [self.head.tenant, self.head.num_tokens.to_bytes(8, "little")]
+        if (public := self.public_prefix) is not None:
+            fields += [public.tenant, public.num_tokens.to_bytes(8, "little")]
         return b"".join(len(field).to_bytes(4, "little") + field for field in fields)
 
     @property
     def root(self) -> "Identity":
-        """The identity of a sequence's first block: its public head's, else its own."""
-        return self if self.head is None else self._before_head
+        """The identity of a sequence's first block: its public prefix's, else its own."""
+        return self if self.public_prefix is None else self._of_public_prefix
 
     @cached_property
-    def _before_head(self) -> "Identity":
-        assert self.head is not None
-        return replace(self, tenant=self.head.tenant, head=None)
+    def _of_public_prefix(self) -> "Identity":
+        assert self.public_prefix is not None
+        return replace(self, tenant=self.public_prefix.tenant, public_prefix=None)
 
     @cached_property
-    def seam(self) -> bytes:
-        """What keeps tenants apart behind a public head; outsiders learn no salt from it."""
-        return _SEAM + hashlib.sha256(self.encoded).digest()
+    def boundary(self) -> bytes:
+        """Keeps tenants apart after a public prefix, without telling their salts."""
+        return _BOUNDARY + hashlib.sha256(self.encoded).digest()
 
     @property
     def owner(self) -> bytes:
-        """Whose blocks they are: the tenant's salt without what its clients narrowed it by."""
-        return owner_of(self.tenant) if self.tenant else b""
+        """The tenant's salt, without what its client added."""
+        return tenant_of(self.tenant) if self.tenant else b""
 
     def belongs_to(self, tenant: bytes) -> bool:
-        """Whether content of this identity is a tenant's own, or stands behind its public head."""
-        is_behind = self.head is not None and self.head.tenant == tenant
-        return tenant in (self.tenant, self.owner) or is_behind
+        """Whether content of this identity is a tenant's own, or continues its public prefix."""
+        continues = self.public_prefix is not None and self.public_prefix.tenant == tenant
+        return tenant in (self.tenant, self.owner) or continues
 
 
-_SEAM = b"\xff\xff\xff\xff"
-"""No image's extra begins so: it would be the length of a digest of 4 GiB."""
+_BOUNDARY = b"\xff\xff\xff\xff"
+"""No image's extra begins with it: it would be the length of a digest of 4 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSpan:
-    """An image's place among the tokens.
-
-    Attributes:
-        digest: Digest of the image's content.
-        start: Position of its first placeholder token.
-        length: Number of placeholder tokens, at least 1.
-    """
+    """An image by the digest of its content, and its placeholder tokens, at least one."""
 
     digest: bytes
     start: int
@@ -147,13 +145,13 @@ class ImageSpan:
 
 @dataclass(frozen=True, slots=True)
 class BlockExtra:
-    """What a block's tokens do not tell: the images that touch it, and the seam before it.
+    """Part of a block's identity besides its tokens: images, and a boundary before it.
 
     Attributes:
-        encoded: The seam, if the block is the first behind a public head; then content digest,
-            offset relative to the block and length of each image.
+        encoded: The boundary, if the block is the first after a public prefix; then content
+            digest, offset relative to the block and length of each image.
         num_text_tokens: Leading tokens that may be shared one by one: those before the first
-            image token, and none behind a seam.
+            image token, and none after a boundary.
     """
 
     encoded: bytes
@@ -163,11 +161,9 @@ class BlockExtra:
 class PrefixKey:
     """A sequence as the cache sees it: identity, tokens so far, images among them.
 
-    Tokens are appended as they are sampled; what is there never changes. ``digests`` is a
-    memo that block hashers fill: one digest per full block, by hasher.
-
-    A packed prompt (``array("I")``) is not copied: it is the key's and the caller's until the
-    first token is appended, and the caller changes nothing in it while the key is in use.
+    Tokens are only appended. Block hashers keep their digests in ``digests``: one per full
+    block, by hasher. A packed prompt (``array("I")``) is not copied before the first token is
+    appended; its caller does not change it while the key is in use.
     """
 
     __slots__ = ("_is_shared", "_packed", "digests", "has_extras", "identity", "images", "tokens")
@@ -188,7 +184,7 @@ class PrefixKey:
         self.images = tuple(sorted(images, key=lambda image: image.start)) if images else ()
         self.digests: dict[object, list[BlockDigest]] = {}
         # Whether any of its blocks has an extra.
-        self.has_extras = bool(self.images) or identity.head is not None
+        self.has_extras = bool(self.images) or identity.public_prefix is not None
         self._packed: bytes | None = None
         if self.images:
             _check_images(self.images, len(self.tokens))
@@ -212,9 +208,10 @@ class PrefixKey:
         return twin
 
     @property
-    def head_tokens(self) -> int:
-        """Tokens of its public head; 0 without one."""
-        return 0 if self.identity.head is None else self.identity.head.num_tokens
+    def public_tokens(self) -> int:
+        """Tokens of its public prefix; 0 without one."""
+        public = self.identity.public_prefix
+        return 0 if public is None else public.num_tokens
 
     @property
     def packed(self) -> bytes:
@@ -230,7 +227,7 @@ class PrefixKey:
         return self.tokens[start:stop].tobytes()
 
     def block_name(self, index: int, block_size: int) -> bytes:
-        """Packed tokens and extras of one full block: what tells it from its siblings."""
+        """Packed tokens and extras of one full block, which tell it from its siblings."""
         start, stop = index * block_size, (index + 1) * block_size
         packed = self.tokens[start:stop].tobytes()
         if self.has_extras and (extra := self.extra(start, stop)) is not None:
@@ -238,11 +235,11 @@ class PrefixKey:
         return packed
 
     def extra(self, start: int, stop: int) -> BlockExtra | None:
-        """What images and a seam add to the identity of a block of tokens ``start .. stop``."""
-        head = self.identity.head
-        is_seam = head is not None and start <= head.num_tokens < stop
+        """What images and a boundary add to the identity of a block of tokens ``start .. stop``."""
+        public = self.identity.public_prefix
+        is_boundary = public is not None and start <= public.num_tokens < stop
         touching = [i for i in self.images if i.start < stop and i.end > start]
-        if not touching and not is_seam:
+        if not touching and not is_boundary:
             return None
         encoded = b"".join(
             len(image.digest).to_bytes(4, "little")
@@ -251,16 +248,17 @@ class PrefixKey:
             + image.length.to_bytes(8, "little")
             for image in touching
         )
-        if is_seam:
-            return BlockExtra(self.identity.seam + encoded, 0)
+        if is_boundary:
+            return BlockExtra(self.identity.boundary + encoded, 0)
         return BlockExtra(encoded, max(0, touching[0].start - start))
 
     def blocks_with_extras(self, first: int, last: int, block_size: int) -> Iterable[int]:
         """Name the blocks among ``first .. last`` that may have an extra."""
         if self.images:
             return range(first, last)
-        seam = -1 if self.identity.head is None else self.identity.head.num_tokens // block_size
-        return (seam,) if first <= seam < last else ()
+        public = self.identity.public_prefix
+        boundary = -1 if public is None else public.num_tokens // block_size
+        return (boundary,) if first <= boundary < last else ()
 
     def num_common_tokens(self, other: "PrefixKey") -> int:
         """Count the tokens from position 0 on whose KV the two sequences could share.
@@ -270,8 +268,8 @@ class PrefixKey:
         if self.identity.root != other.identity.root:
             return 0
         common = num_common_tokens(self.packed, other.packed)
-        if self.identity != other.identity:  # what they share is a public head at most
-            common = min(common, max(self.head_tokens, other.head_tokens))
+        if self.identity != other.identity:  # they share a public prefix at most
+            common = min(common, max(self.public_tokens, other.public_tokens))
         for mine, theirs in zip_longest(self.images, other.images):
             if mine != theirs:
                 starts = [image.start for image in (mine, theirs) if image is not None]

@@ -1,4 +1,4 @@
-"""What do we call a token, a block, a request?"""
+"""Types for the ids of tokens, blocks, slots, requests and sequences."""
 
 from typing import NewType
 

@@ -1,7 +1,7 @@
-"""What is one step asked to do, and what came back?
+"""The plan of one step and its result.
 
 A step is one forward pass over a flattened row of tokens from many sequences. The scheduler
-writes a ``StepPlan``, the runner answers with a ``StepResult`` in the same order::
+returns a ``StepPlan``, the runner a ``StepResult`` in the same order::
 
     sequence     new tokens       written to slots          read through
     A (decode)   x                table[p // B] * B + p % B  tables of A
@@ -14,21 +14,55 @@ sequence of the same step computes (law 1), and before attention reads.
 
 from array import array
 from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ostinato.core.ids import SequenceId, SlotId
 from ostinato.core.sampling_params import SamplingParams
-from ostinato.core.structured_outputs import OutputForm
+
+
+class TokenConstraint(Protocol):
+    """Restricts the next token of one output, such as a grammar's state. Methods never raise."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output is complete and nothing may follow."""
+        ...
+
+    @property
+    def error(self) -> str:
+        """Why the output cannot be continued; empty if it can."""
+        ...
+
+    def copy(self) -> Self:
+        """Return an independent constraint in the same state."""
+        ...
+
+    def mask(self) -> NDArray[np.uint8]:
+        """Return the ids that may come next.
+
+        Returns:
+            One bit per id, the lowest bit of a byte first, shape (>= ceil(vocab_size / 8),);
+            all clear after a failure.
+        """
+        ...
+
+    def advance(self, token_id: int) -> None:
+        """Add a sampled token, which the mask allowed."""
+        ...
 
 
 @dataclass(slots=True)
 class CopyRun:
-    """Neighbouring slots to copy in every layer; nobody changes one that was handed out.
+    """Neighbouring slots to copy in every layer; immutable once it is handed out.
 
     Attributes:
         source: First slot read; written before this step, or in it.
         target: First slot written; no other run or new token writes there.
         num_tokens: Slots copied; neither side crosses a block.
-        group: Layers that it concerns: 0 for full attention, then one per window size.
+        group: Layers to copy in: 0 for full attention, then one per window size.
     """
 
     source: SlotId
@@ -47,7 +81,7 @@ class SampleTask:
         prompt: Prompt ids, shape (num_prompt_tokens,), for the repetition penalty.
         output: Ids generated so far, shape (num_output_tokens,).
         banned: Ids that may not be sampled now: what would end the text below ``min_tokens``.
-        form: Says which ids may be sampled now; read, never moved on. None allows all.
+        constraint: Which ids may be sampled now; only read here. None allows all.
     """
 
     params: SamplingParams
@@ -55,15 +89,15 @@ class SampleTask:
     prompt: "array[int]"
     output: "array[int]"
     banned: tuple[int, ...] = ()
-    form: OutputForm | None = None
+    constraint: TokenConstraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
-    """One sequence's share of a step.
+    """One sequence's part of a step.
 
     Attributes:
-        sequence_id: Whose tokens these are.
+        sequence_id: The sequence.
         tokens: Ids to compute, shape (num_new_tokens,), at least one.
         start: Position of the first of them; all before it are in the KV store.
         tables: One block table per group of layers, each of shape
@@ -109,7 +143,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token and how likely the model held it.
+    """A token and its log-probability.
 
     Attributes:
         token_id: The token.
@@ -141,7 +175,7 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class SequenceResult:
-    """What came back for one scheduled sequence.
+    """The result for one scheduled sequence.
 
     Attributes:
         samples: One per seed of its sample task; empty without a task.
@@ -154,6 +188,6 @@ class SequenceResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came back from one forward pass, in the plan's order."""
+    """The result of one forward pass, in the plan's order."""
 
     sequences: tuple[SequenceResult, ...]

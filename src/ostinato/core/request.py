@@ -1,4 +1,4 @@
-"""What is known about one request?"""
+"""A request, and what observers of the cache are told about it."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -6,8 +6,8 @@ from enum import StrEnum
 
 from ostinato.core.identity import Identity, ImageSpan
 from ostinato.core.ids import RequestId
+from ostinato.core.plan import TokenConstraint
 from ostinato.core.sampling_params import SamplingParams
-from ostinato.core.structured_outputs import OutputForm
 
 
 class FinishReason(StrEnum):
@@ -34,14 +34,14 @@ class Request:
         identity: What must be equal before KV may be shared.
         images: Images among the prompt's tokens.
         priority: Lower goes first, as in nice(1).
-        cache_read: Whether cached KV may be used; not before all prompt log-probs are there, if
-            any are asked for, since they need the logits of every token.
+        cache_read: Whether cached KV may be used. Prompt log-probs need the logits of every
+            token, so with them it is used only once they are computed.
         cache_write: Whether computed KV may be found by others.
         eos_token_ids: The model's end-of-sequence ids.
-        form: What each continuation must look like, at its beginning; each works on a copy.
+        constraint: Restricts each continuation, in its first state; each works on a copy.
         fields: Names and texts of the messages and fields that the prompt was made of, in
-            order; for explanations alone.
-        num_kept_tokens: Prompt tokens that stand as they were generated; for explanations alone.
+            order; used in explanations only.
+        num_kept_tokens: Prompt tokens that stand as they were generated; used in explanations only.
     """
 
     request_id: RequestId
@@ -53,23 +53,24 @@ class Request:
     cache_read: bool = True
     cache_write: bool = True
     eos_token_ids: frozenset[int] = frozenset()
-    form: OutputForm | None = None
+    constraint: TokenConstraint | None = None
     fields: tuple[tuple[str, str], ...] = ()
     num_kept_tokens: int = 0
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """What observers of the cache may want to know of the request that is admitted.
+    """What observers of the cache are told about the request that is admitted.
 
     Attributes:
         name: The request's id.
         off: The setting that keeps it from reading the cache; empty if it reads.
         fields: As of the request.
         num_kept_tokens: As of the request.
-        num_known_tokens: Tokens that would have hit in whole blocks when it came; None if nobody
-            looked.
-        waits_for: Name of the request that it waited for; empty if for none.
+        num_known_tokens: Tokens in whole blocks that were cached when it arrived; None if no
+            lookup was made.
+        waits_for: Name of the request that it waited for, if any.
+        is_sibling: Whether the first of its ``n`` continuations looked the prompt up already.
     """
 
     name: str = ""
@@ -78,3 +79,4 @@ class RequestContext:
     num_kept_tokens: int = 0
     num_known_tokens: int | None = None
     waits_for: str = ""
+    is_sibling: bool = False

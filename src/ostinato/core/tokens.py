@@ -1,8 +1,8 @@
-"""How are token ids checked and packed?
+"""Checks token ids and packs them.
 
-A prompt arrives as a list, a tuple or a NumPy array; inside it is an ``array("I")``: four
-bytes a token, native order (little-endian on every machine we run on), sliceable and
-comparable at the speed of ``memcmp``. The same ids give the same bytes whatever held them.
+A prompt arrives as a list, a tuple or a NumPy array; inside it is an ``array("I")``: four bytes
+a token, little-endian, sliceable and comparable at the speed of ``memcmp``. The same ids give the
+same bytes whatever container held them.
 """
 
 import sys
@@ -50,27 +50,8 @@ def pack_tokens(tokens: Iterable[int]) -> "array[int]":
         raise TokenOutOfRange(_blame(tokens)) from error
 
 
-def check_vocabulary(tokens: "array[int]", vocab_size: int) -> None:
-    """Refuse ids that the model has no embedding for.
-
-    Args:
-        tokens: Packed, shape (num_tokens,).
-        vocab_size: One more than the largest id.
-
-    Raises:
-        TokenOutOfRange: An id is ``>= vocab_size``.
-    """
-    if len(tokens) and np.frombuffer(tokens, "<u4").max() >= vocab_size:
-        position = next(i for i, token in enumerate(tokens) if token >= vocab_size)
-        raise TokenOutOfRange(
-            f"token id {tokens[position]} at position {position} is outside the vocabulary: "
-            f"ids of this model run from 0 to {vocab_size - 1}; was the prompt tokenized "
-            "with another model's tokenizer?"
-        )
-
-
 def num_common_tokens(left: bytes | memoryview, right: bytes | memoryview) -> int:
-    """Count the tokens that two packed runs begin with alike.
+    """Return the length of the longest common prefix of two packed runs, in tokens.
 
     Args:
         left: Little-endian ``uint32``, shape (num_left * 4,); bytes or a view of some.
@@ -79,7 +60,7 @@ def num_common_tokens(left: bytes | memoryview, right: bytes | memoryview) -> in
     Cost: O(common bytes) in C, one step in Python per doubling.
     """
     if left[:TOKEN_BYTES] != right[:TOKEN_BYTES]:
-        return 0  # so it is among most siblings
+        return 0  # the common case among siblings
     least = min(len(left), len(right))
     start, width = 0, 256
     while start < least:
@@ -121,7 +102,7 @@ def _pack_numpy(tokens: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> 
 
 
 def _blame(tokens: Sequence[object]) -> str:
-    """Say which id is at fault."""
+    """Return an error message for the first invalid id."""
     for position, token in enumerate(tokens):
         try:
             array("I", [token])  # type: ignore[type-var]
@@ -130,4 +111,4 @@ def _blame(tokens: Sequence[object]) -> str:
                 f"token id {token!r} at position {position} is not an integer "
                 f"from 0 to {MAX_TOKEN_ID}"
             )
-    raise AssertionError("no id is at fault")
+    raise AssertionError("every id is valid")

@@ -19,17 +19,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ostinato.core.sampling_params import SamplingParams
-from ostinato.core.tenancy import EraseReceipt
-from ostinato.engine.administration import Administration
-from ostinato.engine.async_administration import AsyncAdministration
+from ostinato.engine.admin_api import AdminApi
+from ostinato.engine.async_admin_api import AsyncAdminApi
 from ostinato.engine.chat import Message, fields_of
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.engine_thread import EngineThread
-from ostinato.engine.explaining import explain_request
+from ostinato.engine.explain_api import explain_request
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt, PromptInput, TokenIds, parse_prompt
+from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.thread_bridge import AnswerT
 from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.engine.tokenizer_executor import TokenizerExecutor
@@ -37,7 +36,7 @@ from ostinato.engine.vllm_keywords import refuse_arguments, refuse_call
 from ostinato.engine.weights import WeightSource
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.explanation import Explanation
-from ostinato.tenants.terms import PINNED, LeaseId, LeaseReceipt, LeaseTerms
+from ostinato.tenants.terms import PINNED, EraseReceipt, LeaseId, LeaseReceipt, LeaseTerms
 
 _ANYONE = Prompt()
 
@@ -57,11 +56,11 @@ class AsyncLLM:
             ModelError: The model cannot be served.
         """
         self._engine = Engine(EngineConfig.of(model, settings))
-        administration = Administration(self._engine)
+        administration = AdminApi(self._engine)
         administration.start_recording_if_set()
         self._tokenizing = TokenizerExecutor(self._engine)
         self._thread = EngineThread(self._engine)
-        self._operator = AsyncAdministration(administration, self._thread, self._tokenizing)
+        self._operator = AsyncAdminApi(administration, self._thread, self._tokenizing)
 
     if not TYPE_CHECKING:  # type checkers shall go on to see what is missing
 

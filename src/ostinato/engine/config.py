@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from ostinato.core.config import (
     NATIVE_BLOCK,
+    Allotment,
     AttentionName,
     CacheConfig,
     DigestName,
@@ -18,6 +19,7 @@ from ostinato.core.config import (
     FreeOrder,
     IndexName,
     PolicyName,
+    QuantizationName,
     ReadOnce,
     SchedulerConfig,
     WaitingOrder,
@@ -26,7 +28,6 @@ from ostinato.core.config import (
     one_of,
 )
 from ostinato.core.errors import ConfigError
-from ostinato.core.tenancy import Allotment
 from ostinato.engine.vllm_keywords import translate_settings
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "float64"]
@@ -56,6 +57,8 @@ class EngineConfig:
             library wherever it can.
         forward: How steps are computed on a CPU: ``auto`` packs weights and fuses what lies between
             them where the result is the same, ``packed`` only packs, ``plain`` does neither.
+        quantization: In how many bits linear layers keep their weights, ``int8`` or ``int4``; None
+            leaves them as the checkpoint has them.
         index: ``radix`` or ``hash``.
         block_size: Tokens per block.
         num_blocks: Blocks in the pool; None takes them from ``kv_cache_memory``.
@@ -108,6 +111,7 @@ class EngineConfig:
     device: str = "cpu"
     attention: AttentionName = "auto"
     forward: ForwardName = "auto"
+    quantization: QuantizationName | None = None
     index: IndexName = "radix"
     block_size: int = 16
     num_blocks: int | None = None
@@ -116,7 +120,7 @@ class EngineConfig:
     max_chunk_tokens: int | None = None
     max_num_seqs: int = 256
     max_model_len: int | None = None
-    max_logprobs: int = 1024
+    max_logprobs: int = 20
     enable_prefix_caching: bool = True
     order: WaitingOrder = "fcfs"
     max_overtakes: int = 64
@@ -151,6 +155,7 @@ class EngineConfig:
             one_of(name, getattr(self, name), get_args(DtypeName))
         one_of("attention", self.attention, get_args(AttentionName))
         one_of("forward", self.forward, get_args(ForwardName))
+        self._check_quantization()
         one_of("read_once", self.read_once, get_args(ReadOnce))
         at_least("seed", self.seed, 0)
         at_least("max_logprobs", self.max_logprobs, -1)
@@ -269,6 +274,23 @@ class EngineConfig:
             if holds:
                 raise ConfigError(
                     f"attention='native' cannot be had: {hindrance}; or set attention='auto'"
+                )
+
+    def _check_quantization(self) -> None:
+        """Refuse quantized weights where they could never be computed with."""
+        if self.quantization is None:
+            return
+        if self.quantization not in (names := get_args(QuantizationName)):
+            raise ConfigError(
+                f"quantization={self.quantization!r}: must be one of {', '.join(names)}, or None; "
+                "a checkpoint that came quantized is loaded as its config says"
+            )
+        for name, value in (("device", "cpu"), ("forward", "auto")):
+            given = getattr(self, name)
+            if given != value and given != "packed":
+                raise ConfigError(
+                    f"quantization={self.quantization!r} with {name}={given!r}: quantized weights "
+                    f"are packed, for a CPU; set {name}={value!r}, or quantization=None"
                 )
 
     def _check_allotments(self) -> None:

@@ -24,20 +24,19 @@ from ostinato.assembly import build_cache, build_scheduler
 from ostinato.core.errors import ConfigError, RequestError
 from ostinato.core.identity import Identity
 from ostinato.core.ids import RequestId
+from ostinato.core.plan import TokenConstraint
 from ostinato.core.request import FinishReason, Request
-from ostinato.core.sampling_params import SamplingParams
-from ostinato.core.structured_outputs import OutputForm, StructuredOutputs
 from ostinato.engine.caller import Owner
 from ostinato.engine.config import EngineConfig
-from ostinato.engine.grammar import FormCompiler
+from ostinato.engine.grammar import GrammarCompiler
 from ostinato.engine.kv_events_publisher import publish_kv_events
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.public_prefixes import PublicPrefixes, salt_of_public
 from ostinato.engine.recorder import Recorder
 from ostinato.engine.request_state import RequestState
-from ostinato.engine.requests import (
-    EngineRequest,
+from ostinato.engine.request_validation import (
+    PreparedRequest,
     check_priority,
     check_request_id,
     draw_seeds,
@@ -45,7 +44,9 @@ from ostinato.engine.requests import (
     settle_params,
     tokenize,
 )
+from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.sizing import size_pools
+from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.engine.text_tokenizer import PartlyTokenized, TextTokenizer
 from ostinato.engine.token_table import TokenTable
 from ostinato.engine.tokenized_text import TokenizedText
@@ -53,6 +54,7 @@ from ostinato.engine.weights import WeightUpdate
 from ostinato.observe.counters import CacheStats
 from ostinato.runner.attention.choice import AttentionCase, check_asked_for, choose_attention
 from ostinato.runner.compute_path import ComputePath
+from ostinato.runner.forward.places import weight_bytes
 from ostinato.runner.heap import keep_large_blocks
 from ostinato.runner.layer_groups import group_layers
 from ostinato.runner.model_loader import LoadedModel, load_model, load_tokenizer
@@ -102,6 +104,7 @@ class Engine:
             config.attention,
             config.forward,
             config.revision,
+            config.quantization,
         )
         if other_tokenizer is not None:
             self.loaded = replace(self.loaded, tokenizer=other_tokenizer)
@@ -121,7 +124,12 @@ class Engine:
             groups,
         )
         self.compute_path = ComputePath.of(self.loaded, config.attention, self._attention_case())
-        logger.info("%s computes in %s", self.loaded.name, self.compute_path)
+        logger.info(
+            "%s computes in %s; weights take %.2f GiB",
+            self.loaded.name,
+            self.compute_path,
+            weight_bytes(self.loaded.model) / 2**30,
+        )
         longest = -(-scheduling.max_model_len // config.block_size)
         reserved = min(longest, sizes.num_blocks)
         self.recorder = Recorder(clock)
@@ -135,7 +143,7 @@ class Engine:
         self._tokens = None if tokenizer is None else TokenTable(tokenizer)
         room = config.keep_texts_bytes if config.keep_tokens else 0
         self.texts = None if tokenizer is None else TextTokenizer(tokenizer, room)
-        self._forms = FormCompiler(self.loaded)
+        self._grammars = GrammarCompiler(self.loaded)
         self._states: dict[RequestId, RequestState] = {}
         self._random = random.Random(config.seed)
         self._next_request = 0
@@ -156,8 +164,8 @@ class Engine:
         """Counters of the cache."""
         return self.cache.stats
 
-    def rest(self) -> bool:
-        """Do a little of what waits for spare moments; returns whether there is more."""
+    def run_idle_work(self) -> bool:
+        """Do a little of the work that waits for idle moments; returns whether there is more."""
         return self.cache.ghost is not None and self.cache.ghost.rest()
 
     @property
@@ -176,8 +184,8 @@ class Engine:
         params: SamplingParams,
         request_id: str | None = None,
         priority: int = 0,
-        form: OutputForm | None = None,
-    ) -> EngineRequest:
+        constraint: TokenConstraint | None = None,
+    ) -> PreparedRequest:
         """Tokenize a prompt and check everything about the request; nothing is added yet.
 
         Args:
@@ -185,7 +193,7 @@ class Engine:
             params: How to sample.
             request_id: None makes one up.
             priority: Lower goes first.
-            form: What ``compile_form`` made of ``params.structured_outputs``; None compiles it.
+            constraint: Compiled from ``params.structured_outputs``; None compiles it here.
 
         Raises:
             RequestError: The request can never be served; the message says why.
@@ -202,8 +210,8 @@ class Engine:
             prompt = self.tokenized(prompt, self.max_model_len)
         tokens = tokenize(prompt, self.loaded, self.max_model_len, keep=keep)
         known = prompt.known if keep is None else None
-        if wanted is not None and form is None:
-            form = self.compile_form(wanted, prompt.cache_salt)
+        if wanted is not None and constraint is None:
+            constraint = self.compile_constraint(wanted, prompt.cache_salt)
         cache_read = prompt.cache_read and not params.skip_reading_prefix_cache
         reads = cache_read and params.prompt_logprobs is None
         request = Request(
@@ -215,7 +223,7 @@ class Engine:
             cache_read=cache_read,
             cache_write=prompt.cache_write,
             eos_token_ids=self.loaded.eos_token_ids,
-            form=form,
+            constraint=constraint,
             fields=prompt.fields,
             num_kept_tokens=0 if known is None else known.num_generated_tokens,
         )
@@ -224,7 +232,7 @@ class Engine:
         is_noted = prompt.cache_write and prompt.keep_tokens and prompt.publishes is None
         if known is not None and not (is_noted and known.boundaries.ends):
             known = None
-        return EngineRequest(request, prompt.text, seeds, arrival_s, known)
+        return PreparedRequest(request, params, prompt.text, seeds, arrival_s, known)
 
     def tokenized(self, prompt: Prompt, most: int | None = None) -> Prompt:
         """Return a prompt with its ids: those of its text as far as that is known.
@@ -258,20 +266,20 @@ class Engine:
         assert self.texts is not None, "there is a tokenizer"
         return replace(prompt, token_ids=self.texts.with_special_tokens(known), known=known)
 
-    def compile_form(self, wanted: StructuredOutputs, cache_salt: str) -> OutputForm:
-        """Compile the form of an output; safe in any thread.
+    def compile_constraint(self, wanted: StructuredOutputs, cache_salt: str) -> TokenConstraint:
+        """Compile the constraint of a structured output; safe in any thread.
 
         Raises:
             MissingTokenizer: The checkpoint has none.
             InvalidSamplingParams: It cannot be compiled, or takes too long.
         """
-        return self._forms.compile(wanted, cache_salt)
+        return self._grammars.compile(wanted, cache_salt)
 
-    def forget_forms(self, salt: bytes) -> None:
-        """Forget which forms a tenant asked for."""
-        self._forms.forget(salt.decode(errors="replace"))
+    def forget_grammars(self, salt: bytes) -> None:
+        """Remove a tenant's compiled constraints."""
+        self._grammars.forget(salt.decode(errors="replace"))
 
-    def add(self, made: EngineRequest) -> None:
+    def add(self, made: PreparedRequest) -> None:
         """Take a request that was made.
 
         Raises:
@@ -285,11 +293,10 @@ class Engine:
             )
         self.recorder.tick()
         self.scheduler.add(made.request, made.seeds)
-        self.recorder.added(made.request, made.arrival_s)
-        state = RequestState(made.request, made.prompt, self._tokens, made.arrival_s)
+        self.recorder.on_added(made.request, made.arrival_s)
+        state = RequestState(made, self._tokens)
         self._states[made.request.request_id] = state
         if made.known is not None and self.texts is not None:
-            state.known = made.known
             self.texts.known.note(made.request.identity.tenant, made.known)
 
     def step(self) -> list[RequestState]:
@@ -307,7 +314,7 @@ class Engine:
         plan = self.scheduler.plan()
         if not plan.sequences:
             return []
-        self.recorder.planned()
+        self.recorder.on_planned()
         try:
             self.is_computing = True
             result = self.runner.execute(plan)
@@ -322,7 +329,7 @@ class Engine:
             raise
         self.recorder.tick()
         updates = self.scheduler.commit(result)
-        self.recorder.committed()
+        self.recorder.on_committed()
         return self._take(updates)
 
     def cancel(self, request_id: str) -> RequestOutput | None:
@@ -357,27 +364,27 @@ class Engine:
             self.scheduler.preempt_all()
         self.cache.admin.reset()
         self.forget_texts()
-        self.recorder.reset(preempt_running)
+        self.recorder.on_reset(preempt_running)
 
     def requests_of(self, salt: str | bytes) -> list[RequestId]:
-        """List the live requests of a tenant, or behind a public head."""
+        """List the live requests of a tenant, or behind a public prefix."""
         tenant, states = _packed(salt), self._states.items()
         return [name for name, state in states if state.request.identity.belongs_to(tenant)]
 
-    def close_tenant(self, salt: str | bytes) -> None:
-        """Refuse a tenant's requests until ``open_tenant`` was called as often as this."""
+    def block_tenant(self, salt: str | bytes) -> None:
+        """Refuse a tenant's requests until ``unblock_tenant`` was called as often as this."""
         self._closed.append(_packed(salt))
 
-    def open_tenant(self, salt: str | bytes) -> None:
+    def unblock_tenant(self, salt: str | bytes) -> None:
         """Take a tenant's requests again."""
         self._closed.remove(_packed(salt))
 
-    def adopt(self, update: WeightUpdate) -> int:
+    def apply_weights(self, update: WeightUpdate) -> int:
         """Go on with new weights, between steps; returns the new epoch."""
         self.loaded = update.apply(self.loaded)
         self.recorder.tick()
         epoch = self.cache.admin.new_epoch(self.loaded.fingerprint)
-        self.recorder.new_epoch()
+        self.recorder.on_new_epoch()
         self.forget_texts()
         return epoch
 
@@ -409,7 +416,9 @@ class Engine:
             return replace(own, tenant=salt_of_public(prompt.publishes))
         if not reads:
             return own
-        return replace(own, head=self.public_prefixes.head_of(tokens, prompt.public_prefixes))
+        return replace(
+            own, public_prefix=self.public_prefixes.longest_of(tokens, prompt.public_prefixes)
+        )
 
     def close(self) -> None:
         """Stop recording and publishing; a second call does nothing, nor does one in a fork."""
@@ -430,7 +439,7 @@ class Engine:
             stop = state.take(sequence, update.token, now_s)
             if stop is not None:
                 self.scheduler.finish(sequence, FinishReason.STOP, stop)
-            self.recorder.took(sequence)
+            self.recorder.record_output(sequence)
         return self._collect(touched)
 
     def _fail(self, error: str) -> list[RequestState]:
@@ -439,15 +448,15 @@ class Engine:
         self.recorder.tick()
         touched: dict[RequestId, RequestState] = {}
         ended = self.scheduler.fail()
-        self.recorder.failed()
+        self.recorder.on_failed()
         for update in ended:
-            self.recorder.took(update.sequence)
+            self.recorder.record_output(update.sequence)
             request_id = update.sequence.request.request_id
             touched[request_id] = self._states[request_id]
             touched[request_id].take(update.sequence, None, now_s)
         for request_id, state in touched.items():
             for sequence in self.scheduler.cancel(request_id):
-                self.recorder.took(sequence)
+                self.recorder.record_output(sequence)
             state.fail(FinishReason.ERROR, error, now_s)
         return self._collect(touched)
 
@@ -457,7 +466,7 @@ class Engine:
             if state.finished:
                 del self._states[request_id]
                 self._note_answers(state)
-                self.recorder.ended(request_id)
+                self.recorder.on_ended(request_id)
         return list(touched.values())
 
     def _note_answers(self, state: RequestState) -> None:
@@ -470,7 +479,7 @@ class Engine:
         """End all sequences of a request; an unknown id has none."""
         self.recorder.tick()
         ended = self.scheduler.cancel(request_id)
-        self.recorder.cancelled(request_id, ended)
+        self.recorder.on_cancelled(request_id, ended)
         return ended
 
     def _attention_case(self) -> AttentionCase:
@@ -502,5 +511,5 @@ def _read_tokenizer(config: EngineConfig) -> PreTrainedTokenizerBase | None:
 
 
 def _packed(salt: str | bytes) -> bytes:
-    """Return a salt as identities hold it; those of public heads are no texts."""
+    """Return a salt as identities hold it; those of public prefixes are no texts."""
     return salt.encode() if isinstance(salt, str) else salt

@@ -17,11 +17,11 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 
 from ostinato.core.errors import EngineStopped, OstinatoError
-from ostinato.core.sampling_params import RequestOutputKind
 from ostinato.engine.engine import Engine, logger
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.request_state import RequestState
-from ostinato.engine.requests import EngineRequest
+from ostinato.engine.request_validation import PreparedRequest
+from ostinato.engine.sampling_params import RequestOutputKind
 from ostinato.engine.thread_bridge import AnswerT, CommandQueue, Mailbox, post_all
 
 _FINAL_ONLY = RequestOutputKind.FINAL_ONLY
@@ -51,7 +51,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._serve, name="ostinato-engine", daemon=True)
         self._thread.start()
 
-    async def stream(self, made: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
+    async def stream(self, made: PreparedRequest) -> AsyncGenerator[RequestOutput, None]:
         """Have a request served, and yield what its ``output_kind`` asks for when there is more.
 
         Raises:
@@ -62,7 +62,7 @@ class EngineThread:
         """
         mailbox = Mailbox()
         self.commands.put(lambda: self._add(made, mailbox))
-        is_delta = made.request.params.output_kind is RequestOutputKind.DELTA
+        is_delta = made.params.output_kind is RequestOutputKind.DELTA
         finished, last = False, None
         try:
             while not finished:
@@ -124,7 +124,7 @@ class EngineThread:
 
     def _go_round(self) -> None:
         """Run the commands that have come, or wait for one if there is no work; then step."""
-        self.commands.run_pending(wait=not self.engine.has_work and not self.engine.rest())
+        self.commands.run_pending(wait=not self.engine.has_work and not self.engine.run_idle_work())
         begun_s = time.monotonic()
         num_ended = self._post(self.engine.step())
         if num_ended and self.engine.has_work:
@@ -147,7 +147,7 @@ class EngineThread:
             if state.finished:
                 del self._mailboxes[name]
                 num_ended += 1
-            if state.finished or state.request.params.output_kind is not _FINAL_ONLY:
+            if state.finished or state.params.output_kind is not _FINAL_ONLY:
                 letters.append((mailbox, state.output()))
         post_all(letters)
         return num_ended
@@ -159,7 +159,7 @@ class EngineThread:
         post_all((mailbox, EngineStopped(reason)) for mailbox in self._mailboxes.values())
         self._mailboxes.clear()
 
-    def _add(self, made: EngineRequest, mailbox: Mailbox) -> None:
+    def _add(self, made: PreparedRequest, mailbox: Mailbox) -> None:
         """Take a request; a refusal goes to its reader."""
         try:
             self.commands.check()

@@ -30,11 +30,11 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 from numpy.typing import NDArray
 
 from ostinato.core.errors import InvalidSamplingParams, MissingTokenizer
-from ostinato.core.structured_outputs import StructuredOutputs
-from ostinato.core.tenancy import belongs_to
 from ostinato.engine.grammar_check import GrammarChecker
 from ostinato.engine.grammar_vocabulary import grammar_vocabulary
+from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.runner.model_loader import LoadedModel
+from ostinato.tenants.terms import is_salt_of
 
 JSON_WHITE_SPACE = r"[ ]?|\n[ ]{0,12}"
 """Between the parts of a JSON text."""
@@ -48,8 +48,8 @@ _MAX_TENANTS = 256
 _JSON_PARTS = '{}[]":,'
 
 
-class GrammarForm:
-    """A matcher of ``llguidance`` as an ``OutputForm``."""
+class GrammarConstraint:
+    """A matcher of ``llguidance`` as a ``TokenConstraint``."""
 
     def __init__(self, matcher: LLMatcher, num_bytes: int) -> None:
         """Wrap a matcher; ``num_bytes`` is the length of its masks."""
@@ -58,7 +58,7 @@ class GrammarForm:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output has the form and nothing may follow."""
+        """Whether the output is complete and nothing may follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     @property
@@ -66,9 +66,9 @@ class GrammarForm:
         """Why it cannot go on; empty if it can."""
         return _brief(self._matcher.get_error()) if self._matcher.is_error() else ""
 
-    def copy(self) -> "GrammarForm":
+    def copy(self) -> "GrammarConstraint":
         """Return one that stands where this one stands, and goes its own way."""
-        return GrammarForm(self._matcher.deep_copy(), self._num_bytes)
+        return GrammarConstraint(self._matcher.deep_copy(), self._num_bytes)
 
     def mask(self) -> NDArray[np.uint8]:
         """Return which ids may come next, one bit each; none after a failure."""
@@ -78,12 +78,12 @@ class GrammarForm:
         return np.frombuffer(bits, dtype=np.uint8)
 
     def advance(self, token_id: int) -> None:
-        """Note that a token came; one that was not allowed puts the form into error."""
+        """Add a sampled token; one that is not allowed puts the matcher into error."""
         self._matcher.consume_token(token_id)
 
 
-class FormCompiler:
-    """Makes forms for one model's vocabulary, which is read when first needed. Thread-safe."""
+class GrammarCompiler:
+    """Compiles grammars for one model's vocabulary, read when first needed. Thread-safe."""
 
     def __init__(self, loaded: LoadedModel, checker: GrammarChecker | None = None) -> None:
         """Read nothing yet; None makes a checker with worker processes of its own."""
@@ -91,11 +91,11 @@ class FormCompiler:
         self._checker = checker or GrammarChecker()
         self._guard = threading.RLock()
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, OrderedDict[tuple[str, str], GrammarForm | str]]
+        self._compiled: OrderedDict[str, OrderedDict[tuple[str, str], GrammarConstraint | str]]
         self._compiled = OrderedDict()
 
-    def compile(self, wanted: StructuredOutputs, tenant: str) -> GrammarForm:
-        """Return a form at its beginning.
+    def compile(self, wanted: StructuredOutputs, tenant: str) -> GrammarConstraint:
+        """Return a constraint in its first state.
 
         Args:
             wanted: What to compile.
@@ -106,42 +106,42 @@ class FormCompiler:
             InvalidSamplingParams: The schema, regex or grammar is broken, asks for what is not
                 supported, takes too long to compile, or cannot be written with this vocabulary.
 
-        Cost: the first form of an engine starts a process (0.1 s) and reads the vocabulary, about
+        Cost: an engine's first grammar starts a process (0.1 s) and reads the vocabulary, about
         10 microseconds per id; a new grammar takes a millisecond or so, a known one microseconds,
         one that was refused before likewise.
         """
         key = wanted.kind, wanted.source
         with self._guard:
             known = self._known_to(tenant)
-            form = known.get(key)
-        if form is None:
+            constraint = known.get(key)
+        if constraint is None:
             try:
-                form = self._compile(wanted)
+                constraint = self._compile(wanted)
             except InvalidSamplingParams as error:
-                form = str(error)
+                constraint = str(error)
         with self._guard:
-            known[key] = form
+            known[key] = constraint
             known.move_to_end(key)
             if len(known) > _MAX_COMPILED:
                 known.popitem(last=False)
-        if isinstance(form, str):
-            raise InvalidSamplingParams(form)
-        return form.copy()
+        if isinstance(constraint, str):
+            raise InvalidSamplingParams(constraint)
+        return constraint.copy()
 
     def forget(self, tenant: str) -> None:
         """Forget what was compiled for a tenant, by whichever salts it was narrowed."""
         with self._guard:
-            for salt in [salt for salt in self._compiled if belongs_to(salt, tenant)]:
+            for salt in [salt for salt in self._compiled if is_salt_of(salt, tenant)]:
                 del self._compiled[salt]
 
-    def _known_to(self, tenant: str) -> "OrderedDict[tuple[str, str], GrammarForm | str]":
+    def _known_to(self, tenant: str) -> "OrderedDict[tuple[str, str], GrammarConstraint | str]":
         known = self._compiled.setdefault(tenant, OrderedDict())
         self._compiled.move_to_end(tenant)
         if len(self._compiled) > _MAX_TENANTS:
             self._compiled.popitem(last=False)
         return known
 
-    def _compile(self, wanted: StructuredOutputs) -> GrammarForm:
+    def _compile(self, wanted: StructuredOutputs) -> GrammarConstraint:
         with self._guard:
             vocabulary = self._read_vocabulary(wanted.kind)
         try:
@@ -155,11 +155,11 @@ class FormCompiler:
         if matcher.is_error():
             raise _refusal(wanted, matcher.get_error())
         self._check_vocabulary(wanted, vocabulary)
-        form = GrammarForm(matcher, 4 * -(-vocabulary.vocab_size // 32))
-        first = np.unpackbits(form.copy().mask(), bitorder="little")
+        constraint = GrammarConstraint(matcher, 4 * -(-vocabulary.vocab_size // 32))
+        first = np.unpackbits(constraint.copy().mask(), bitorder="little")
         if not first[: self._loaded.vocab_size].any():
             raise _refusal(wanted, "no token of this model's vocabulary can begin it")
-        return form
+        return constraint
 
     def _read_vocabulary(self, kind: str) -> LLTokenizer:
         if self._vocabulary is None:

@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ostinato.core.tenancy import owner_of
+from ostinato.core.identity import tenant_of
 from ostinato.core.tokens import TOKEN_BYTES, num_alike
 from ostinato.engine.tokenized_text import TokenizedText
 
@@ -102,7 +102,7 @@ class KnownTexts:
     def forget(self, tenant: bytes) -> int:
         """Drop what a tenant's requests left, those of narrower salts too; returns how many."""
         with self._guard:
-            theirs = [name for name in self._entries if tenant in (name, owner_of(name))]
+            theirs = [name for name in self._entries if tenant in (name, tenant_of(name))]
             dropped = [entry for name in theirs for entry in self._entries.pop(name)]
             self.num_bytes -= sum(map(self._recent.pop, dropped))
             return len(dropped)
@@ -119,7 +119,7 @@ class KnownTexts:
         totals: dict[bytes, int] = {}
         with self._guard:
             for entry, num_bytes in self._recent.items():
-                tenant = owner_of(entry.namespace)
+                tenant = tenant_of(entry.namespace)
                 totals[tenant] = totals.get(tenant, 0) + num_bytes
         return totals
 

@@ -15,24 +15,23 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from ostinato.core.errors import EngineStopped, RequestError, StepFailed
-from ostinato.core.sampling_params import SamplingParams
-from ostinato.core.tenancy import EraseReceipt
-from ostinato.engine.administration import Administration
+from ostinato.engine.admin_api import AdminApi
 from ostinato.engine.caller import CallGate
 from ostinato.engine.chat import Message, fields_of, is_conversation, render_text
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.engine import Engine
-from ostinato.engine.explaining import explain_request
+from ostinato.engine.explain_api import explain_request
 from ostinato.engine.interrupts import DeferredSigint
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.progress import GenerationProgress, ShowProgress
 from ostinato.engine.prompts import Prompt, PromptInput, check_salt, parse_prompt, parse_prompts
-from ostinato.engine.requests import EngineRequest
+from ostinato.engine.request_validation import PreparedRequest
+from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.vllm_keywords import refuse_arguments, refuse_call
 from ostinato.engine.weights import WeightSource, read_weights
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.explanation import Explanation
-from ostinato.tenants.terms import PINNED, LeaseId, LeaseReceipt, LeaseTerms
+from ostinato.tenants.terms import PINNED, EraseReceipt, LeaseId, LeaseReceipt, LeaseTerms
 
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
@@ -70,7 +69,7 @@ class LLM:
         engine = Engine(EngineConfig.of(model, settings))
         self._engine: Engine | None = engine
         self._gate = CallGate(engine.owner)
-        Administration(engine).start_recording_if_set()
+        AdminApi(engine).start_recording_if_set()
 
     @property
     def engine(self) -> Engine:
@@ -199,7 +198,7 @@ class LLM:
             administrator: Whether other tenants may be mentioned; their content never is.
 
         Returns:
-            What became of every token; print it, or read ``stretches``.
+            What became of every token; print it, or read ``spans``.
 
         Raises:
             RequestError: It is not remembered.
@@ -230,7 +229,7 @@ class LLM:
         Effects: nothing that was computed before can hit; leases end.
         """
         update = read_weights(source, self.engine.loaded)
-        return Administration(self.engine).update_weights(update)
+        return AdminApi(self.engine).update_weights(update)
 
     @_one_at_a_time
     def lease(self, prompt: PromptInput, terms: LeaseTerms = PINNED) -> LeaseReceipt:
@@ -247,12 +246,12 @@ class LLM:
         Raises:
             RequestError: It is no prompt of this model.
         """
-        return Administration(self.engine).lease(parse_prompt(prompt), terms)
+        return AdminApi(self.engine).lease(parse_prompt(prompt), terms)
 
     @_one_at_a_time
     def end_lease(self, lease_id: LeaseId) -> bool:
         """Let go of a lease; returns False if there is none of that number."""
-        return Administration(self.engine).end_lease(lease_id)
+        return AdminApi(self.engine).end_lease(lease_id)
 
     @_one_at_a_time
     def publish(self, name: str, prompt: PromptInput) -> LeaseReceipt:
@@ -271,7 +270,7 @@ class LLM:
         Raises:
             RequestError: The name is taken, or the prompt fills no block.
         """
-        administration = Administration(self.engine)
+        administration = AdminApi(self.engine)
         made = administration.publishable(name, parse_prompt(prompt))
         self._run([made], SamplingParams(max_tokens=1, detokenize=False), False, None)
         return administration.publish(made)
@@ -284,7 +283,7 @@ class LLM:
             RequestError: There is none of that name.
             CacheInUse: Requests under way in ``engine`` begin with it.
         """
-        return Administration(self.engine).unpublish(name)
+        return AdminApi(self.engine).unpublish(name)
 
     @_one_at_a_time
     def erase(self, cache_salt: str, cancel_running: bool = False) -> EraseReceipt:
@@ -304,13 +303,13 @@ class LLM:
         names = self.engine.requests_of(cache_salt) if cancel_running else []
         for name in names:
             self.engine.cancel(name)
-        return Administration(self.engine).erase(cache_salt, len(names))
+        return AdminApi(self.engine).erase(cache_salt, len(names))
 
     @_one_at_a_time
     def start_recording(self, path: str | Path) -> Path:
         """Record what happens from now on, for ``ostinato simulate``.
 
-        Times, lengths and pseudonyms are written, no content: see ``core.trace``.
+        Times, lengths and pseudonyms are written, no content: see ``traces.format``.
 
         Args:
             path: A file that does not exist.
@@ -318,12 +317,12 @@ class LLM:
         Raises:
             ConfigError: A recording runs already, or the file cannot be made.
         """
-        return Administration(self.engine).start_recording(path)
+        return AdminApi(self.engine).start_recording(path)
 
     @_one_at_a_time
     def stop_recording(self) -> Path | None:
         """End the recording and return where it is; None if none runs."""
-        return Administration(self.engine).stop_recording()
+        return AdminApi(self.engine).stop_recording()
 
     def close(self) -> None:
         """Free the model, its memory and its sockets; a second call does nothing.
@@ -375,7 +374,7 @@ class LLM:
         return _raise_failures([outputs[request.request.request_id] for request in made])
 
     def _drain(
-        self, made: list[EngineRequest], use_tqdm: ShowProgress, gate: DeferredSigint
+        self, made: list[PreparedRequest], use_tqdm: ShowProgress, gate: DeferredSigint
     ) -> dict[str, RequestOutput]:
         engine = self.engine
         outputs: dict[str, RequestOutput] = {}

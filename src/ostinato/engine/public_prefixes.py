@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ostinato.core.errors import RequestError
-from ostinato.core.identity import PublicHead
+from ostinato.core.identity import PublicPrefix
 from ostinato.tenants.cache_admin import CacheAdmin
 
 ALL_PUBLIC = "*"
@@ -19,7 +19,7 @@ ALL_PUBLIC = "*"
 
 
 @dataclass(frozen=True, slots=True)
-class PublicPrefix:
+class PublishedPrefix:
     """One published prefix.
 
     Attributes:
@@ -78,10 +78,10 @@ class PublicPrefixes:
         """Forget a prefix; returns False if there is none of that name."""
         return self._prefixes.pop(name, None) is not None
 
-    def listed(self) -> list[PublicPrefix]:
+    def listed(self) -> list[PublishedPrefix]:
         """List all that were published and not unpublished, by name."""
         return [
-            PublicPrefix(name, tokens, self._custody.is_public(salt_of_public(name)))
+            PublishedPrefix(name, tokens, self._custody.is_public(salt_of_public(name)))
             for name, tokens in sorted(self._prefixes.items())
         ]
 
@@ -91,7 +91,7 @@ class PublicPrefixes:
         known = self._prefixes if ALL_PUBLIC in wanted else wanted & self._prefixes.keys()
         return [salt_of_public(name) for name in list(known)]
 
-    def head_of(self, tokens: "array[int]", names: Iterable[str]) -> PublicHead | None:
+    def longest_of(self, tokens: "array[int]", names: Iterable[str]) -> PublicPrefix | None:
         """Return the longest public prefix that a prompt begins with, of those it may read.
 
         Cost: O(names) comparisons of packed tokens.
@@ -99,7 +99,7 @@ class PublicPrefixes:
         wanted = set(names)
         if not wanted or not self._prefixes:
             return None
-        best: PublicHead | None = None
+        best: PublicPrefix | None = None
         for name, prefix in list(self._prefixes.items()):
             may_read = name in wanted or ALL_PUBLIC in wanted
             if not may_read or len(prefix) >= len(tokens) or tokens[: len(prefix)] != prefix:
@@ -107,5 +107,5 @@ class PublicPrefixes:
             salt = salt_of_public(name)
             longer = best is None or len(prefix) > best.num_tokens
             if longer and self._custody.is_public(salt):
-                best = PublicHead(salt, len(prefix))
+                best = PublicPrefix(salt, len(prefix))
         return best

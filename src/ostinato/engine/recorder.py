@@ -1,16 +1,14 @@
-"""How is what happens to an engine recorded?
+"""Records a trace of an engine, for replays.
 
-The engine tells the recorder whatever a replay has to do again: requests that come and go, the
-times of its steps, resets, erasures, leases and new weights. Nothing of it is content: see
-``core.trace``.
-
-While a recording runs, the cache's clock stands still between two entries, so that a policy
-which looks at the time sees the same times in a replay, to the microsecond.
+It has what a replay repeats: requests as they arrive and end, the times of steps, resets,
+erasures, leases and new weights; no content, see ``traces.format``. While a recording runs, the
+cache's clock is frozen between two entries, so that a policy sees the same times in a replay, to
+the microsecond.
 
 Rules:
 
 1. Every method is called between steps, or by the step itself, in one thread at a time.
-2. Whatever goes wrong in here ends the recording, is logged, and never reaches the engine.
+2. An error in here ends the recording and is logged; it never reaches the engine.
 """
 
 import functools
@@ -28,7 +26,7 @@ from ostinato.core.request import Request
 from ostinato.engine.trace_writer import TraceWriter
 from ostinato.sched.sequence import Sequence
 from ostinato.tenants.terms import LeaseId, LeaseTerms
-from ostinato.traces.anonymizer import Chain, Pseudonyms
+from ostinato.traces.anonymizer import ChainedHash, TokenHasher
 from ostinato.traces.format import (
     VERSION,
     Added,
@@ -55,32 +53,32 @@ STEPS_PER_LINE = 128
 P = ParamSpec("P")
 
 
-class SteadyClock:
-    """A clock that can be held, so that everything between two entries has one time."""
+class FreezableClock:
+    """A clock that can be frozen, so that everything between two entries has one time."""
 
     def __init__(self, source: Callable[[], float]) -> None:
         """Show what another clock shows."""
         self._source = source
-        self._held_s: float | None = None
+        self._frozen_s: float | None = None
 
     def __call__(self) -> float:
         """Return seconds that never fall."""
-        return self._source() if self._held_s is None else self._held_s
+        return self._source() if self._frozen_s is None else self._frozen_s
 
-    def hold(self) -> int:
-        """Stop at the present microsecond, and return it."""
+    def freeze(self) -> int:
+        """Stop at the current microsecond, and return it."""
         microseconds = int(self._source() * 1_000_000)
-        self._held_s = microseconds / 1_000_000
+        self._frozen_s = microseconds / 1_000_000
         return microseconds
 
-    def go(self) -> None:
+    def unfreeze(self) -> None:
         """Run again."""
-        self._held_s = None
+        self._frozen_s = None
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a header says of an engine."""
+    """What a header says about an engine."""
 
     cache: CacheConfig
     scheduler: SchedulerConfig
@@ -100,7 +98,7 @@ class _Live:
 def _never_raises(
     method: "Callable[Concatenate[Recorder, P], None]",
 ) -> "Callable[Concatenate[Recorder, P], None]":
-    """Do nothing while no recording runs, and end the one that a method breaks (rule 2)."""
+    """Do nothing while no recording runs; end the recording where a method raises (rule 2)."""
 
     @functools.wraps(method)
     def guarded(self: "Recorder", /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -121,16 +119,16 @@ class Recorder:
     """Writes a trace of one engine, or nothing while no recording runs.
 
     Attributes:
-        clock: For the cache; held while a recording runs.
+        clock: For the cache; frozen while a recording runs.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """Record nothing yet."""
-        self.clock = SteadyClock(clock)
+        self.clock = FreezableClock(clock)
         self._writer: TraceWriter | None = None
-        self._names = Pseudonyms()
+        self._names = TokenHasher()
         self._live: dict[RequestId, _Live] = {}
-        self._chains: dict[int, Chain] = {}  # the writer's thread alone touches them
+        self._chains: dict[int, ChainedHash] = {}  # used by the writer's thread only
         self._start_us = self._now_us = self._num_steps = self._num_requests = 0
         self._times: list[int] = []
 
@@ -151,10 +149,10 @@ class Recorder:
         """
         assert self._writer is None, "one recording at a time"
         self._writer = TraceWriter(path)
-        self._names, self._live, self._chains = Pseudonyms(), {}, {}
+        self._names, self._live, self._chains = TokenHasher(), {}, {}
         self._num_steps = self._num_requests = 0
         self._times = []
-        self._start_us = self._now_us = self.clock.hold()
+        self._start_us = self._now_us = self.clock.freeze()
         names, cache = self._names, settings.cache
         allotments = {names.salt(t).encode(): share for t, share in cache.allotments.items()}
         header = Header(
@@ -170,7 +168,7 @@ class Recorder:
         self._writer.put(lambda: header)
 
     def stop(self) -> Path | None:
-        """End the recording in order.
+        """End the recording properly.
 
         Returns:
             Where it is; None if none ran.
@@ -178,7 +176,7 @@ class Recorder:
         writer, path = self._writer, self.path
         self.tick()
         for request_id in list(self._live):
-            self.ended(request_id)
+            self.on_ended(request_id)
         self._stopped()
         if writer is not None:
             writer.close()
@@ -187,12 +185,12 @@ class Recorder:
 
     @_never_raises
     def tick(self) -> None:
-        """Let the clock go on to now; called before whatever the cache may note a time of."""
-        self._now_us = self.clock.hold()
+        """Advance the clock to now; called before each call of the cache that reads the time."""
+        self._now_us = self.clock.freeze()
 
     @_never_raises
-    def added(self, request: Request, arrival_s: float) -> None:
-        """Note a request that was added."""
+    def on_added(self, request: Request, arrival_s: float) -> None:
+        """Record a request that was added."""
         number, self._num_requests = self._num_requests, self._num_requests + 1
         self._live[request.request_id] = _Live(number)
         arrival_us = int(arrival_s * 1_000_000) - self._start_us
@@ -209,7 +207,7 @@ class Recorder:
                 prompt=bytes(chain.names),
                 tenant=self._names.salt(request.identity.tenant),
                 adapter=self._names.name(request.identity.adapter),
-                head=self._names.head(request.identity.head),
+                head=self._names.public_prefix(request.identity.public_prefix),
                 epoch=request.identity.epoch,
                 images=tuple(
                     Image(self._names.name(i.digest), i.start, i.length) for i in request.images
@@ -225,44 +223,44 @@ class Recorder:
         self._put(line)
 
     @_never_raises
-    def planned(self) -> None:
-        """Note that the step under way has been planned, at the time of the last tick."""
+    def on_planned(self) -> None:
+        """Record that the current step was planned, at the time of the last tick."""
         self._times.append(self._at_us)
 
     @_never_raises
-    def committed(self) -> None:
-        """Note that it has run, at the time of the last tick."""
+    def on_committed(self) -> None:
+        """Record that it ran, at the time of the last tick."""
         self._times.append(self._at_us)
         self._num_steps += 1
         if len(self._times) >= 2 * STEPS_PER_LINE:
             self._put_steps()
 
     @_never_raises
-    def failed(self) -> None:
-        """Note that it has failed, at the time of the last tick."""
+    def on_failed(self) -> None:
+        """Record that it failed, at the time of the last tick."""
         begun, ended = self._times.pop(), self._at_us
         self._put_event(Failed(step=self._num_steps, times_us=(begun, ended)))
         self._num_steps += 1
 
     @_never_raises
-    def took(self, sequence: Sequence) -> None:
-        """Note a continuation that got a token or ended."""
+    def record_output(self, sequence: Sequence) -> None:
+        """Record a continuation that got a token or ended."""
         live = self._live.get(sequence.request.request_id)
         if live is not None:
             live.sequences[sequence.index] = sequence
 
     @_never_raises
-    def cancelled(self, request_id: RequestId, sequences: Iterable[Sequence]) -> None:
-        """Note that a request was cancelled."""
+    def on_cancelled(self, request_id: RequestId, sequences: Iterable[Sequence]) -> None:
+        """Record that a request was cancelled."""
         live = self._live.get(request_id)
         if live is not None:
             live.sequences |= {sequence.index: sequence for sequence in sequences}
             self._put_event(Cancelled(step=self._num_steps, at_us=self._at_us, request=live.number))
-            self.ended(request_id)
+            self.on_ended(request_id)
 
     @_never_raises
-    def ended(self, request_id: RequestId) -> None:
-        """Note that all continuations of a request have ended, and what it had found."""
+    def on_ended(self, request_id: RequestId) -> None:
+        """Record that all continuations of a request ended, and what hit."""
         live = self._live.pop(request_id, None)
         if live is None:
             return
@@ -286,24 +284,24 @@ class Recorder:
         self._put(line)
 
     @_never_raises
-    def reset(self, preempted: bool) -> None:
-        """Note that the cache was reset."""
+    def on_reset(self, preempted: bool) -> None:
+        """Record a reset of the cache."""
         self._put_event(CacheReset(step=self._num_steps, at_us=self._at_us, preempted=preempted))
 
     @_never_raises
-    def new_epoch(self) -> None:
-        """Note that the weights were changed."""
+    def on_new_epoch(self) -> None:
+        """Record that the weights were changed."""
         self._put_event(NewEpoch(step=self._num_steps, at_us=self._at_us))
 
     @_never_raises
-    def erased(self, tenant: bytes) -> None:
-        """Note that a tenant was erased."""
+    def on_erased(self, tenant: bytes) -> None:
+        """Record that a tenant was erased."""
         step, at_us = self._num_steps, self._at_us
         self._put(lambda: Erased(step=step, at_us=at_us, tenant=self._names.salt(tenant)))
 
     @_never_raises
-    def leased(self, key: PrefixKey, terms: LeaseTerms, lease_id: LeaseId | None) -> None:
-        """Note that a prefix was to be leased."""
+    def on_leased(self, key: PrefixKey, terms: LeaseTerms, lease_id: LeaseId | None) -> None:
+        """Record that a lease of a prefix was requested."""
         step, at_us = self._num_steps, self._at_us
         tokens: array[int] = key.tokens[:]
 
@@ -314,7 +312,7 @@ class Recorder:
                 lease=lease_id,
                 prefix=bytes(self._names.prompt(tokens, key.images).names),
                 tenant=self._names.salt(key.identity.tenant),
-                head=self._names.head(key.identity.head),
+                head=self._names.public_prefix(key.identity.public_prefix),
                 ttl_s=terms.ttl_s,
                 refresh_on_hit=terms.refresh_on_hit,
             )
@@ -322,8 +320,8 @@ class Recorder:
         self._put(line)
 
     @_never_raises
-    def published(self, key: PrefixKey) -> None:
-        """Note that a prefix was to be kept as a public head."""
+    def on_published(self, key: PrefixKey) -> None:
+        """Record that publication of a prefix was requested."""
         step, at_us = self._num_steps, self._at_us
 
         def line() -> Published:
@@ -337,8 +335,8 @@ class Recorder:
         self._put(line)
 
     @_never_raises
-    def lease_ended(self, lease_id: LeaseId) -> None:
-        """Note that a lease was let go of."""
+    def on_lease_ended(self, lease_id: LeaseId) -> None:
+        """Record that a lease ended."""
         self._put_event(LeaseEnded(step=self._num_steps, at_us=self._at_us, lease=lease_id))
 
     @_never_raises
@@ -353,13 +351,13 @@ class Recorder:
         self._put(lambda: event)
 
     def _put(self, line: Callable[[], AnyEvent]) -> None:
-        """Hand a line over, behind the steps that ran before it."""
+        """Queue a line, after the steps that ran before it."""
         assert self._writer is not None
         self._put_steps()
         self._writer.put(line)
 
     def _put_steps(self) -> None:
-        """Hand over the times of the steps that ran; that of a plan alone is kept."""
+        """Queue the times of the steps that ran; that of a plan without a result is kept."""
         assert self._writer is not None
         whole = len(self._times) // 2 * 2
         if whole:
@@ -368,9 +366,9 @@ class Recorder:
             self._writer.put(lambda: event)
 
     def _end(self) -> None:
-        """Record nothing any more."""
+        """Record nothing from now on."""
         self._writer, self._live = None, {}
-        self.clock.go()
+        self.clock.unfreeze()
 
 
 def _reason(sequence: Sequence) -> str:

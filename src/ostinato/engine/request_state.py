@@ -8,20 +8,21 @@ from array import array
 from collections.abc import Sequence
 
 from ostinato.core.plan import SampledToken, TokenLogprob
-from ostinato.core.request import FinishReason, Request
+from ostinato.core.request import FinishReason
 from ostinato.engine.detokenizer import Detokenizer
 from ostinato.engine.outputs import CompletionOutput, Logprob, RequestOutput, RequestTimings
+from ostinato.engine.request_validation import PreparedRequest
 from ostinato.engine.stop_strings import StopChecker
 from ostinato.engine.token_table import TokenTable
-from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.sched.sequence import Sequence as SchedSequence
 
 
 class CompletionState:
     """One continuation: its tokens, its text, and whether it has ended."""
 
-    def __init__(self, index: int, request: Request, tokens: TokenTable | None) -> None:
+    def __init__(self, index: int, made: PreparedRequest, tokens: TokenTable | None) -> None:
         """Start without a token."""
+        request = made.request
         self.index = index
         self.text = ""
         self.token_ids: list[int] = []
@@ -29,8 +30,8 @@ class CompletionState:
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
-        self._params = request.params
-        self._end_ids = {*request.params.stop_token_ids, *request.eos_token_ids}
+        self._params = made.params
+        self._end_ids = {*made.params.stop_token_ids, *request.eos_token_ids}
         self._tokens = tokens
         self._detokenizer: Detokenizer | None = None
         if tokens is not None and self._params.detokenize:
@@ -85,25 +86,21 @@ class RequestState:
         known: The text of its prompt with its tokens, if its answers are to be remembered.
     """
 
-    def __init__(
-        self, request: Request, prompt: str | None, tokens: TokenTable | None, arrival_s: float
-    ) -> None:
+    def __init__(self, made: PreparedRequest, tokens: TokenTable | None) -> None:
         """Start a request that has just arrived."""
-        self.request = request
+        self.request, self.params = made.request, made.params
         self.error: str | None = None
-        self.known: TokenizedText | None = None
-        self._prompt = prompt
-        self._prompt_token_ids = request.prompt_token_ids.tolist()  # one list for all outputs
+        self.known = made.known
+        self._prompt = made.prompt
+        self._prompt_token_ids = made.request.prompt_token_ids.tolist()  # one list for all outputs
         self._tokens = tokens
-        self._arrival_s = arrival_s
+        self._arrival_s = made.arrival_s
         self._first_token_s: float | None = None
         self._last_token_s: float | None = None
         self._finished_s: float | None = None
         self._leader: SchedSequence | None = None
         self._prompt_logprobs: list[dict[int, Logprob] | None] = [None]
-        self._completions = [
-            CompletionState(index, request, tokens) for index in range(request.params.n)
-        ]
+        self._completions = [CompletionState(index, made, tokens) for index in range(made.params.n)]
 
     @property
     def finished(self) -> bool:
@@ -181,7 +178,7 @@ class RequestState:
             self._finished_s = now_s
 
     def _completion(self, completion: CompletionState) -> CompletionOutput:
-        wanted = self.request.params.logprobs is not None
+        wanted = self.params.logprobs is not None
         reason = completion.finish_reason
         return CompletionOutput(
             index=completion.index,
@@ -195,7 +192,7 @@ class RequestState:
 
     def _prompt_logprobs_so_far(self) -> list[dict[int, Logprob] | None] | None:
         """Return those of the prompt, each named once; the first token has none before it."""
-        if self.request.params.prompt_logprobs is None:
+        if self.params.prompt_logprobs is None:
             return None
         known = self._prompt_logprobs
         if self._leader is not None:

@@ -1,7 +1,7 @@
 """How many blocks does each group of layers get?
 
 A number of blocks is taken as it is, for every group. Bytes, given or a share of the machine's
-memory, are shared out as ``core.pool_sizes`` says.
+memory, are shared out as ``hybrid.pool_sizes`` says.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from ostinato.core.config import SchedulerConfig, WindowConfig, window_blocks
-from ostinato.core.pool_sizes import split_pools
 from ostinato.engine.config import EngineConfig
+from ostinato.hybrid.pool_sizes import split_pools
 from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.layer_groups import LayerGroups
 from ostinato.runner.memory import num_blocks_for

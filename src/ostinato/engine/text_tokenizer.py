@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ostinato.engine.detokenizer import Detokenizer
 from ostinato.engine.known_texts import KnownTexts
-from ostinato.engine.requests import refuse_long_text
+from ostinato.engine.request_validation import refuse_long_text
 from ostinato.engine.text_boundaries import TextBoundaries
 from ostinato.engine.token_table import TokenTable
 from ostinato.engine.tokenized_text import Places, TokenizedText

@@ -16,19 +16,20 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ostinato.core.sampling_params import SamplingParams
-from ostinato.core.structured_outputs import OutputForm, StructuredOutputs
-from ostinato.core.tenancy import owner_of
+from ostinato.core.identity import tenant_of
+from ostinato.core.plan import TokenConstraint
 from ostinato.engine.chat import Message, render_text
 from ostinato.engine.engine import Engine
 from ostinato.engine.grammar_check import NUM_WORKERS
 from ostinato.engine.prompts import Prompt
-from ostinato.engine.requests import (
-    EngineRequest,
+from ostinato.engine.request_validation import (
+    PreparedRequest,
     kept_prompt_tokens,
     spell_bad_words,
     tokenize,
 )
+from ostinato.engine.sampling_params import SamplingParams
+from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.engine.tenant_queue import TenantQueue
 from ostinato.engine.text_tokenizer import PartlyTokenized
 from ostinato.engine.thread_bridge import AnswerT
@@ -55,7 +56,7 @@ class TokenizerExecutor:
 
     async def request(
         self, prompt: Prompt, params: SamplingParams, request_id: str | None, priority: int
-    ) -> EngineRequest:
+    ) -> PreparedRequest:
         """Make a request and check everything about it.
 
         Raises:
@@ -65,11 +66,11 @@ class TokenizerExecutor:
             loaded, words = self._engine.loaded, params
             params = await self.do(lambda: spell_bad_words(words, loaded), prompt.cache_salt)
         wanted = getattr(params, "structured_outputs", None)
-        form = None if wanted is None else await self._form(wanted, prompt.cache_salt)
+        constraint = None if wanted is None else await self._constraint(wanted, prompt.cache_salt)
 
-        def make(known: Prompt) -> EngineRequest:
+        def make(known: Prompt) -> PreparedRequest:
             with self._making:
-                return self._engine.make_request(known, params, request_id, priority, form)
+                return self._engine.make_request(known, params, request_id, priority, constraint)
 
         if prompt.text is None:
             if _num_ids(prompt) <= SHORT_TOKENS:
@@ -132,9 +133,9 @@ class TokenizerExecutor:
 
         return await self._tokenized(whose, write, self._engine.max_model_len, lambda known: known)
 
-    async def _form(self, wanted: StructuredOutputs, cache_salt: str) -> OutputForm:
+    async def _constraint(self, wanted: StructuredOutputs, cache_salt: str) -> TokenConstraint:
         return await self._grammars.run(
-            _tenant(cache_salt), lambda: self._engine.compile_form(wanted, cache_salt)
+            _tenant(cache_salt), lambda: self._engine.compile_constraint(wanted, cache_salt)
         )
 
     async def _with_ids(
@@ -211,7 +212,7 @@ class TokenizerExecutor:
 
 def _tenant(cache_salt: str) -> str:
     """Return who takes a turn: narrower salts of one tenant take turns as one."""
-    return owner_of(cache_salt.encode()).decode()
+    return tenant_of(cache_salt.encode()).decode()
 
 
 def _num_ids(prompt: Prompt) -> int:

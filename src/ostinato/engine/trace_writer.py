@@ -1,7 +1,7 @@
-"""How do lines reach a trace's file without holding up the engine?
+"""Writes a trace in a thread of its own, so that the engine does not wait for the disk.
 
-A thread of its own names the tokens and writes; the engine's thread only hands over what
-happened. A write that fails ends the recording, is logged once, and does nothing else::
+That thread also hashes the tokens; the engine's thread only queues what happened. A failed write
+ends the recording and is logged once::
 
     engine thread                      writer thread
     put(make a line) ──► queue ──────► line ──► file
@@ -21,7 +21,7 @@ from ostinato.traces.format import AnyEvent, Header, write_line
 logger = logging.getLogger("ostinato")
 
 MAX_PENDING_LINES = 100_000
-"""Lines that may wait for the disk; a trace with holes would be worth nothing, so it ends there."""
+"""Lines that may wait for the disk; more end the trace, since gaps would make it useless."""
 
 Line = Callable[[], Header | AnyEvent]
 """Makes a line; called in the writer's thread, in the order of ``put``."""
@@ -43,7 +43,7 @@ class TraceWriter:
         self.path = path
         try:
             if path.is_file():
-                raise FileExistsError("it exists already, and a trace is never written over")
+                raise FileExistsError("it exists already, and a trace never overwrites a file")
             self._file = path.open("wb")
         except OSError as error:
             raise ConfigError(
@@ -60,7 +60,7 @@ class TraceWriter:
         return self._failed.is_set()
 
     def put(self, line: Line) -> None:
-        """Have a line written, some time soon."""
+        """Queue a line to be written."""
         if self._lines.qsize() >= MAX_PENDING_LINES:
             self.give_up(f"the disk is {MAX_PENDING_LINES:,} lines behind")
         if not self.failed:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from ostinato.core.errors import ConfigError, RequestError, UnsupportedCall
-from ostinato.core.keywords import Unsupported, known_keywords
+from ostinato.engine.keywords import Unsupported, known_keywords
 
 ALIASES = {
     "num_gpu_blocks_override": "num_blocks",
@@ -107,7 +107,6 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
     "prompts of token ids with detokenize=False do not use the tokenizer": {
         "skip_tokenizer_init": (False,),
     },
-    "give a checkpoint that is quantized; it is loaded as its config says": {"quantization": ()},
     "keys and values are kept in the format of kv_cache_dtype, without scales": {
         "calculate_kv_scales": (False,),
         "kv_cache_dtype_skip_layers": ([],),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core.errors import BrokenCheckpoint, ConfigError
+from ostinato.runner.checkpoint import quantized_fingerprint
 from ostinato.runner.forward.places import WeightPlace, replace_weights, weight_places
 from ostinato.runner.model_loader import LoadedModel, load_model
 
@@ -84,7 +85,9 @@ def read_weights(source: WeightSource, loaded: LoadedModel) -> WeightUpdate:
     _check_same_config(fresh, loaded)
     tensors = fresh.model.state_dict()
     _check_checkpoint(tensors, loaded, fresh.path)
-    return WeightUpdate(tensors, fresh.fingerprint, is_complete=True)
+    quantization = str(loaded.quantization or "")
+    digest = quantized_fingerprint(fresh.fingerprint, quantization)
+    return WeightUpdate(tensors, digest, is_complete=True)
 
 
 def _check_tensors(given: Mapping[str, Tensor], loaded: LoadedModel) -> None:

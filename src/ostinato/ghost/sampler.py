@@ -97,12 +97,12 @@ class Sampler:
         """Name the chosen ones; the same name means the same content, identity and images."""
         identity, tokens, size, names = key.identity, key.tokens, self._block_size, array("I")
         if identity is not self._last[0]:  # most requests share one
-            boundary = None if identity.head is None else crc32(identity.encoded)
+            boundary = None if identity.public_prefix is None else crc32(identity.encoded)
             self._last = identity, crc32(identity.root.encoded), boundary
         _, before, boundary = self._last
         seen = 0
         for start, digest in chosen:
-            if boundary is not None and start >= key.head_tokens:
+            if boundary is not None and start >= key.public_tokens:
                 before, boundary = before ^ boundary, None
             before = crc32(tokens[seen : start : _BEFORE * size], before)
             seen = start

@@ -2,6 +2,7 @@
 
 Files in reading order:
 
+* ``pool_sizes``: how many blocks each group of layers gets of a given memory
 * ``window_content``: what a window keeps of a block, and what a sequence holds of it
 * ``window_group``: the blocks of all layers with one window size
 * ``manager``: ``HybridCacheManager``, which keeps full attention and windows in step

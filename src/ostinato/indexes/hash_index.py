@@ -158,6 +158,17 @@ class HashIndex:
             path.copies.append(copy)
         return path, PublishResult(num_known)
 
+    def orphans(self, path: HashPath, num_blocks: int) -> Sequence[Copy]:
+        """List the copies below a content that the path alone still has a copy of."""
+        own = path.copies[num_blocks:]
+        last = next((copy.content for copy in own if len(copy.content.copies) == 1), None)
+        stack, found = [] if last is None else [last], list[Copy]()
+        while stack:
+            content = stack.pop()
+            found += [copy for copy in content.copies if copy not in own]
+            stack += content.children
+        return found[::-1]
+
     def retract(self, path: HashPath, num_blocks: int) -> tuple[HashPath, Removal]:
         """Remove the copies that a path published last."""
         removed = path.copies[num_blocks:][::-1]

@@ -86,7 +86,7 @@ def check(
         parent = content.parent
         parted = parent is not None and parent.copies and parent.identity != content.identity
         held_head = parent is not None and any(copy.ref_count for copy in parent.copies)
-        assert not parted or held_head, "content behind a public head that may go"
+        assert not parted or held_head, "content behind a public prefix that may go"
         assert content.name is not None or not content.children, "a sealed tail goes on"
         known = by_digest.get(content.digest, []) if content.digest else [content]
         assert content in known, "a content has lost its digest"

@@ -21,7 +21,7 @@ from ostinato.lab.recording import Recording
 from ostinato.lab.replay import Replay
 from ostinato.lab.request_log import Encode, LoggedRequest, Render
 from ostinato.observe.explain import Viewer, explain
-from ostinato.observe.explanation import Cause, Explanation, Stretch
+from ostinato.observe.explanation import Explanation, MissReason, PromptSpan
 from ostinato.observe.prompt_diff import Decode
 
 
@@ -94,11 +94,11 @@ def identity_of(request: LoggedRequest) -> Identity:
 def _of_models(explanation: Explanation) -> Explanation:
     """Call other weights another model, which is what they are in a log."""
 
-    def renamed(stretch: Stretch) -> Stretch:
-        is_other = stretch.cause is Cause.OTHER_WEIGHTS
-        return replace(stretch, cause=Cause.OTHER_MODEL) if is_other else stretch
+    def renamed(span: PromptSpan) -> PromptSpan:
+        is_other = span.reason is MissReason.OTHER_WEIGHTS
+        return replace(span, reason=MissReason.OTHER_MODEL) if is_other else span
 
-    return replace(explanation, stretches=tuple(map(renamed, explanation.stretches)))
+    return replace(explanation, spans=tuple(map(renamed, explanation.spans)))
 
 
 def is_recording(path: Path) -> bool:
@@ -141,9 +141,8 @@ def _named(explanation: Explanation) -> Explanation:
     def name(number: str | None) -> str | None:
         return f"request {number}" if number is not None and number.isdigit() else number
 
-    stretches = tuple(
-        replace(stretch, request=name(stretch.request), by=name(stretch.by))
-        for stretch in explanation.stretches
+    spans = tuple(
+        replace(span, request=name(span.request), by=name(span.by)) for span in explanation.spans
     )
     whose = name(explanation.request_id) or ""
-    return replace(explanation, request_id=whose, stretches=stretches)
+    return replace(explanation, request_id=whose, spans=spans)

@@ -1,6 +1,6 @@
 """How many blocks of a trace does an engine keep in so much memory?
 
-As the engine itself shares memory out (``core.pool_sizes``): full attention keeps the KV of every
+As the engine itself shares memory out (``hybrid.pool_sizes``): full attention keeps the KV of every
 cached token, layers with a window have a smaller pool of their own. Gemma 3 27B writes 507,904
 bytes per token; of a long cached prefix 81,920 per token stay, and the ends in its windows.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ostinato.core.config import SchedulerConfig, WindowConfig, window_blocks
 from ostinato.core.errors import ConfigError
-from ostinato.core.pool_sizes import split_pools
+from ostinato.hybrid.pool_sizes import split_pools
 from ostinato.lab.kv_bytes import KVBytes
 from ostinato.lab.serial_replay import Pools
 

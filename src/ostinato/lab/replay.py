@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ostinato.assembly import build_cache, build_scheduler
-from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicHead
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicPrefix
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.plan import (
     SampledToken,
@@ -170,8 +170,8 @@ class Replay:
                     custody.end_lease(self._leases.pop(event.lease))
 
     def _prefix(self, event: Leased | Published) -> PrefixKey:
-        tenant, head = event.tenant.encode(), _head(event.head)
-        identity = Identity(epoch=self.cache.manager.epoch, tenant=tenant, head=head)
+        tenant, head = event.tenant.encode(), _public_prefix(event.head)
+        identity = Identity(epoch=self.cache.manager.epoch, tenant=tenant, public_prefix=head)
         return PrefixKey(identity, unpack_names(event.prefix))
 
     def _add(self, event: Added) -> None:
@@ -289,13 +289,12 @@ def _request(event: Added, sequences: tuple[SequenceEnd, ...]) -> Request:
             max_tokens=event.max_tokens,
             stop_token_ids=tuple(stops),
             prompt_logprobs=0 if event.prompt_logprobs else None,
-            detokenize=False,
         ),
         identity=Identity(
             epoch=event.epoch,
             adapter=event.adapter.encode(),
             tenant=event.tenant.encode(),
-            head=_head(event.head),
+            public_prefix=_public_prefix(event.head),
         ),
         images=tuple(ImageSpan(i.name.encode(), i.start, i.length) for i in event.images),
         priority=event.priority,
@@ -304,8 +303,8 @@ def _request(event: Added, sequences: tuple[SequenceEnd, ...]) -> Request:
     )
 
 
-def _head(head: tuple[str, int] | None) -> PublicHead | None:
-    return None if head is None else PublicHead(head[0].encode(), head[1])
+def _public_prefix(head: tuple[str, int] | None) -> PublicPrefix | None:
+    return None if head is None else PublicPrefix(head[0].encode(), head[1])
 
 
 def _name(number: int) -> RequestId:

@@ -174,9 +174,7 @@ class _TimedReplay:
         trace, name = self._trace, RequestId(str(number))
         path = trace.path(number)
         prompt = _spell(path, trace.block_tokens, int(trace.input_tokens[number]), number)
-        params = SamplingParams(
-            max_tokens=max(1, int(trace.output_tokens[number])), detokenize=False
-        )
+        params = SamplingParams(max_tokens=max(1, int(trace.output_tokens[number])))
         try:
             self._scheduler.add(Request(name, prompt, params), (0,))
         except PromptTooLong:

@@ -177,7 +177,9 @@ class CacheCounters(CacheObserver):
         self._clock = clock
 
     def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
-        """Count a look-up."""
+        """Count a look-up; a prompt with ``n`` continuations was looked up once."""
+        if context.is_sibling:
+            return
         shared, copied = table.num_shared_tokens, table.num_copied_tokens
         self.stats.count_lookup(table.tenant, len(table.key), shared, copied, preempted)
 

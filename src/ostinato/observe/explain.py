@@ -1,9 +1,9 @@
 """Explains why each token of a prompt missed.
 
-From what the history remembers, when it is asked for; nothing is worked out before. A prompt is
-cut from its first token on::
+Works on what the history remembers, when an explanation is requested. A prompt is cut from its
+first token on::
 
-    0 ... hits ... known here ... known elsewhere ... new to all ... n
+    0 ... hits ... known here ... known elsewhere ... new ......... n
           └ shared,  └ evicted,     └ other tenant,     └ differs at
             waited     removed,       adapter, image,     token k, or
             copied     in flight,     weights             never seen
@@ -11,9 +11,8 @@ cut from its first token on::
 
 Rules:
 
-1. The stretches cover the prompt without gaps, and their fates agree with what was counted at
-   admission.
-2. Of other tenants nothing is told but that they are others, and that to administrators alone.
+1. The spans cover the prompt without gaps, and agree with what was counted at admission.
+2. Of other tenants nothing is told but that they exist, and that to administrators alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,13 @@ from dataclasses import dataclass, replace
 from ostinato.core.errors import RequestError
 from ostinato.core.ids import BlockId
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
-from ostinato.observe.explanation import Cause, Difference, Explanation, Fate, Stretch
+from ostinato.observe.explanation import (
+    Difference,
+    Explanation,
+    MissReason,
+    PromptSpan,
+    SpanOutcome,
+)
 from ostinato.observe.history import Loss, RequestHistory
 from ostinato.observe.prompt_diff import Decode, is_alike, show_difference, similarity
 from ostinato.observe.request_record import RequestRecord
@@ -30,13 +35,13 @@ from ostinato.observe.request_record import RequestRecord
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """Who wants to know.
+    """The caller that asks for an explanation, and what it may see.
 
     Attributes:
         administrator: Whether other tenants may be mentioned.
         decode: From token ids to text; None shows no text.
         prompt: Packed tokens of the prompt, for requests whose tokens are not kept.
-        tenant: Salt of the one who asks: others' requests are unknown to it; None may ask of all.
+        tenant: Salt of the caller's tenant, which sees its own requests only; None sees all.
     """
 
     administrator: bool = False
@@ -44,8 +49,8 @@ class Viewer:
     prompt: bytes = b""
     tenant: bytes | None = None
 
-    def may_ask_of(self, record: RequestRecord) -> bool:
-        """Whether a request is its own."""
+    def may_see(self, record: RequestRecord) -> bool:
+        """Whether a request is the caller's."""
         return self.tenant is None or record.identity.belongs_to(self.tenant)
 
 
@@ -54,8 +59,8 @@ def explain(history: RequestHistory, name: str, viewer: Viewer | None = None) ->
 
     Args:
         history: Of the cache that served it.
-        name: The request's name; of several, the newest is meant.
-        viewer: Who wants to know.
+        name: The request's name; of several, the newest.
+        viewer: The caller.
 
     Raises:
         RequestError: No such request is remembered.
@@ -63,7 +68,7 @@ def explain(history: RequestHistory, name: str, viewer: Viewer | None = None) ->
     Cost: a comparison with each remembered sequence.
     """
     viewer, record = viewer or Viewer(), history.record_of(name)
-    if record is None or not viewer.may_ask_of(record):
+    if record is None or not viewer.may_see(record):
         raise RequestError(_unknown(history, name))
     return _ExplanationBuilder(history, record, viewer).explanation()
 
@@ -78,76 +83,75 @@ def _unknown(history: RequestHistory, name: str) -> str:
 
 
 class _ExplanationBuilder:
-    """One prompt that is looked into."""
+    """Explains one prompt."""
 
     def __init__(self, history: RequestHistory, record: RequestRecord, viewer: Viewer) -> None:
         self.history, self.record, self.viewer = history, record, viewer
         self.length = record.num_prompt_tokens
         self.prompt = viewer.prompt or record.tokens[: self.length * TOKEN_BYTES]
         earlier = [v for v in history.records() if v.number < record.number and v.tokens]
-        # What is not written is never found.
+        # Sequences that were not written are never found.
         self.earlier = [v for v in earlier if v.writes]
         self.unwritten = [v for v in history.records() if v.number < record.number and not v.writes]
 
     def explanation(self) -> Explanation:
-        """Cut the prompt into stretches."""
+        """Cut the prompt into spans."""
         difference: Difference | None = None
-        stretches = list(self._hits())
+        spans = list(self._hits())
         if self.record.off:
-            off = {"cause": Cause.SWITCHED_OFF, "setting": self.record.off}
-            stretches = [Stretch(0, self.length, Fate.COMPUTED, **off)]  # type: ignore[arg-type]
+            off = {"reason": MissReason.SWITCHED_OFF, "setting": self.record.off}
+            spans = [PromptSpan(0, self.length, SpanOutcome.COMPUTED, **off)]  # type: ignore[arg-type]
         elif not self.prompt:
-            stretches.append(self._computed(self.record.num_hits, self.length, Cause.NOT_KEPT,
+            spans.append(self._computed(self.record.num_hits, self.length, MissReason.NOT_KEPT,
                                             setting="cache_write=False"))  # fmt: skip
         else:
             misses, difference = self._misses()
-            stretches += misses
-        # How much others ask is not for a tenant to know.
+            spans += misses
+        # A tenant must not learn how many requests others send.
         tells_all = self.viewer.tenant is None or self.viewer.administrator
         return Explanation(
             self.record.name,
-            tuple(_merged(stretches)),
+            tuple(_merged(spans)),
             difference,
-            sum(tells_all or self.viewer.may_ask_of(record) for record in self.earlier),
+            sum(tells_all or self.viewer.may_see(record) for record in self.earlier),
             self.history.num_forgotten if tells_all else 0,
             self.record.num_kept,
         )
 
-    def _hits(self) -> Iterator[Stretch]:
+    def _hits(self) -> Iterator[PromptSpan]:
         record = self.record
         found = record.num_shared - record.num_awaited
-        yield Stretch(0, found, Fate.HIT)
-        yield Stretch(found, record.num_shared, Fate.WAITED, request=record.awaited)
-        yield Stretch(record.num_shared, record.num_hits, Fate.COPIED)
+        yield PromptSpan(0, found, SpanOutcome.HIT)
+        yield PromptSpan(found, record.num_shared, SpanOutcome.WAITED, request=record.awaited)
+        yield PromptSpan(record.num_shared, record.num_hits, SpanOutcome.COPIED)
 
-    def _misses(self) -> tuple[list[Stretch], Difference | None]:
-        """Cut what did not hit; the last token is computed whatever is cached (law 4)."""
+    def _misses(self) -> tuple[list[PromptSpan], Difference | None]:
+        """Cut the part that did not hit; the last token is always computed (law 4)."""
         hits, length = self.record.num_hits, self.length
         nearest, common = self._nearest()
         here = max(common, hits)
         elsewhere, end = self._elsewhere(here)
         known = max(here, end)
-        # Of hits whose owner is no longer remembered nothing is known but that they are there.
+        # The owner of a hit may no longer be remembered.
         is_whole = known >= length or (hits == length - 1 and common < hits)
         stop = length - 1 if is_whole else length
-        stretches = list(self._known(nearest, hits, min(here, stop)))
+        spans = list(self._known(nearest, hits, min(here, stop)))
         if elsewhere is not None:
-            stretches.append(replace(elsewhere, start=min(here, stop), stop=min(end, stop)))
+            spans.append(replace(elsewhere, start=min(here, stop), stop=min(end, stop)))
         if is_whole:
-            return [*stretches, self._computed(stop, length, Cause.LAST_TOKEN)], None
+            return [*spans, self._computed(stop, length, MissReason.LAST_TOKEN)], None
         unwritten = self._unwritten(known)
         if unwritten is not None:
-            stretches.append(unwritten)
-            is_all = unwritten.stop >= length - 1
-            if is_all:
+            spans.append(unwritten)
+            if unwritten.stop >= length - 1:
                 last = replace(unwritten, start=length - 1, stop=length)
-                return [*stretches, last], None
-            return [*stretches, self._computed(unwritten.stop, length, Cause.NEVER_SEEN)], None
+                return [*spans, last], None
+            return [*spans, self._computed(unwritten.stop, length, MissReason.NEVER_SEEN)], None
         new, difference = self._new(nearest, known, is_apart=known == common)
-        return [*stretches, new], difference
+        return [*spans, new], difference
 
-    def _unwritten(self, known: int) -> Stretch | None:
-        """Find what an earlier request computed without writing it to the cache."""
+    def _unwritten(self, known: int) -> PromptSpan | None:
+        """Find the part that an earlier request computed without writing it to the cache."""
         best, count = None, known
         for other in self.unwritten:
             if other.identity == self.record.identity and other.images == self.record.images:
@@ -157,7 +161,7 @@ class _ExplanationBuilder:
         if best is None:
             return None
         return self._computed(
-            known, count, Cause.NOT_WRITTEN, request=best.name, setting="cache_write=False"
+            known, count, MissReason.NOT_WRITTEN, request=best.name, setting="cache_write=False"
         )
 
     def _num_common_unwritten(self, other: RequestRecord) -> int:
@@ -167,11 +171,11 @@ class _ExplanationBuilder:
         return other.num_common(self.record, self.prompt)
 
     def _nearest(self) -> tuple[RequestRecord | None, int]:
-        """Find the sequence of this identity that begins most like the prompt.
+        """Find the sequence of this identity with the longest common prefix.
 
         Returns:
             It and the tokens in common; of several the newest, and if no token is in common, the
-            one that is most alike behind the first.
+            most similar one.
         """
         mine = [v for v in self.earlier if v.identity == self.record.identity]
         common = [v.num_common(self.record, self.prompt) for v in mine]
@@ -181,8 +185,8 @@ class _ExplanationBuilder:
             best.sort(key=lambda v: -similarity(v.prompt, self.prompt, 0))
         return (best[0], most) if best else (None, 0)
 
-    def _known(self, owner: RequestRecord | None, start: int, stop: int) -> Iterator[Stretch]:
-        """Say of each block that was computed for another why it was not found."""
+    def _known(self, owner: RequestRecord | None, start: int, stop: int) -> Iterator[PromptSpan]:
+        """Explain each block that was computed for another request and not found."""
         size = self.history.block_size
         while owner is not None and start < stop:
             edges = ((start // size + 1) * size, owner.num_computed, owner.num_findable)
@@ -190,33 +194,33 @@ class _ExplanationBuilder:
             yield replace(self._known_block(owner, start), start=start, stop=end)
             start = end
 
-    def _known_block(self, owner: RequestRecord, start: int) -> Stretch:
-        """Say why the tokens behind ``start``, in one block of another's, were not found."""
-        stretch = self._computed(start, start, Cause.BLOCK_BOUNDARY, request=owner.name)
+    def _known_block(self, owner: RequestRecord, start: int) -> PromptSpan:
+        """Explain the tokens from ``start`` on, in one block of another request."""
+        span = self._computed(start, start, MissReason.BLOCK_BOUNDARY, request=owner.name)
         if owner.lived_at(self.record.number):
-            return replace(stretch, cause=Cause.IN_FLIGHT)
+            return replace(span, reason=MissReason.IN_FLIGHT)
         if start >= owner.num_computed:
-            return replace(stretch, cause=Cause.NEVER_COMPUTED)
+            return replace(span, reason=MissReason.NEVER_COMPUTED)
         if start >= owner.num_findable:
-            return replace(stretch, setting="seal_tails")
+            return replace(span, setting="seal_tails")
         loss = self._loss(owner, start // self.history.block_size)
         if loss is not None:
-            return self._lost(stretch, loss)
-        return replace(stretch, cause=Cause.EVICTED) if self._is_old(owner) else stretch
+            return self._lost(span, loss)
+        return replace(span, reason=MissReason.EVICTED) if self._is_old(owner) else span
 
     def _is_old(self, owner: RequestRecord) -> bool:
-        """Whether a loss may have been forgotten, or happened where none is noted."""
+        """Whether a loss may have been dropped from the history, or was in a window."""
         return self.history.has_windows or not self.history.remembers_since(owner.ended or 0)
 
     def _loss(self, owner: RequestRecord, place: int) -> Loss | None:
-        """Find out how a block of an ended sequence was lost before this prompt came."""
+        """Find how a block of an ended sequence was lost before this prompt arrived."""
         if place >= owner.num_blocks or owner.ended is None:
             return None
         block = BlockId(owner.blocks[place])
         return self.history.loss_of(block, owner.ended, self.record.number)
 
-    def _lost(self, stretch: Stretch, loss: Loss) -> Stretch:
-        cause = Cause.REMOVED if loss.reason == "removed" else Cause.EVICTED
+    def _lost(self, span: PromptSpan, loss: Loss) -> PromptSpan:
+        reason = MissReason.REMOVED if loss.reason == "removed" else MissReason.EVICTED
         setting = "quota" if loss.reason == "quota" else None
         ago_s = max(0.0, self.record.at_s - loss.at_s)
         by = None
@@ -225,14 +229,14 @@ class _ExplanationBuilder:
             by = loss.by.name if is_mine else None
             if not is_mine and self.viewer.administrator:
                 by = "a request of another tenant"
-        return replace(stretch, cause=cause, by=by, ago_s=ago_s, idle_s=loss.idle_s,
+        return replace(span, reason=reason, by=by, ago_s=ago_s, idle_s=loss.idle_s,
                        setting=setting)  # fmt: skip
 
-    def _elsewhere(self, known: int) -> tuple[Stretch | None, int]:
-        """Find content of more of the prompt that may not be shared with it.
+    def _elsewhere(self, known: int) -> tuple[PromptSpan | None, int]:
+        """Find a longer match in content that the prompt may not share.
 
         Returns:
-            A stretch with the cause, and up to where it goes; None if there is no such content.
+            A span with the reason, and where it ends; None if there is none.
         """
         best: tuple[int, RequestRecord] | None = None
         for other in self.earlier:
@@ -249,45 +253,46 @@ class _ExplanationBuilder:
                 best = common, other
         if best is None:
             return None, 0
-        cause = self._what_differs(best[1])
-        whose = None if cause is Cause.OTHER_TENANT else best[1].name
-        return self._computed(0, 0, cause, request=whose), best[0]
+        reason = self._what_differs(best[1])
+        whose = None if reason is MissReason.OTHER_TENANT else best[1].name
+        return self._computed(0, 0, reason, request=whose), best[0]
 
     def _may_know(self, other: RequestRecord) -> bool:
         return self.viewer.administrator or other.identity.tenant == self.record.identity.tenant
 
     def _num_alive(self, other: RequestRecord) -> int:
-        """Count the first tokens of a sequence that were cached when the prompt came."""
+        """Count the first tokens of a sequence that were cached when the prompt arrived."""
         if other.lived_at(self.record.number):
             return len(other.tokens) // TOKEN_BYTES
         if other.identity.epoch != self.record.identity.epoch:
-            return other.num_computed  # the update itself forgot them
+            return other.num_computed  # removed by the update itself
         for place in range(other.num_blocks):
             if self._loss(other, place) is not None:
                 return place * self.history.block_size
         return other.num_computed
 
-    def _what_differs(self, other: RequestRecord) -> Cause:
+    def _what_differs(self, other: RequestRecord) -> MissReason:
         mine, theirs = self.record.identity, other.identity
         if mine.tenant != theirs.tenant:
-            return Cause.OTHER_TENANT
+            return MissReason.OTHER_TENANT
         if mine.adapter != theirs.adapter:
-            return Cause.OTHER_ADAPTER
+            return MissReason.OTHER_ADAPTER
         if mine == theirs:
-            return Cause.OTHER_IMAGE
-        return Cause.OTHER_HEAD if mine.head != theirs.head else Cause.OTHER_WEIGHTS
+            return MissReason.OTHER_IMAGE
+        other_prefix = mine.public_prefix != theirs.public_prefix
+        return MissReason.OTHER_PUBLIC_PREFIX if other_prefix else MissReason.OTHER_WEIGHTS
 
     def _new(
         self, nearest: RequestRecord | None, start: int, is_apart: bool
-    ) -> tuple[Stretch, Difference | None]:
-        """Say what is new to all, and how it differs from the nearest prompt.
+    ) -> tuple[PromptSpan, Difference | None]:
+        """Explain what no sequence has, and how it differs from the nearest prompt.
 
         Args:
-            nearest: The sequence that begins most like the prompt.
-            start: Where the new begins.
-            is_apart: Whether the prompt and the nearest part here.
+            nearest: The sequence with the longest common prefix.
+            start: Where the new part begins.
+            is_apart: Whether the prompt and the nearest one differ here.
         """
-        never = self._computed(start, self.length, Cause.NEVER_SEEN)
+        never = self._computed(start, self.length, MissReason.NEVER_SEEN)
         if nearest is None or not is_apart:
             return never, None
         if len(nearest.tokens) // TOKEN_BYTES <= start:
@@ -295,36 +300,38 @@ class _ExplanationBuilder:
         if not is_alike(nearest.prompt, self.prompt, start, self.history.block_size):
             return never, None
         shown = show_difference(nearest, self.record, self.prompt, start, self.viewer.decode)
-        cause = Cause.SAME_TEXT if shown is not None and shown.is_same_text else Cause.DIFFERS
+        reason = (
+            MissReason.SAME_TEXT if shown is not None and shown.is_same_text else MissReason.DIFFERS
+        )
         difference = None if shown is None else shown.difference
         in_answer = start >= nearest.num_prompt_tokens
-        new = replace(never, cause=cause, request=nearest.name, in_answer=in_answer)
+        new = replace(never, reason=reason, request=nearest.name, in_answer=in_answer)
         return new, difference
 
     def _computed(
-        self, start: int, stop: int, cause: Cause, request: str | None = None,
+        self, start: int, stop: int, reason: MissReason, request: str | None = None,
         setting: str | None = None,
-    ) -> Stretch:  # fmt: skip
-        return Stretch(start, stop, Fate.COMPUTED, cause, request, setting=setting)
+    ) -> PromptSpan:  # fmt: skip
+        return PromptSpan(start, stop, SpanOutcome.COMPUTED, reason, request, setting=setting)
 
 
-def _merged(stretches: Sequence[Stretch]) -> Iterator[Stretch]:
-    """Leave out empty stretches, and join neighbours that say the same.
+def _merged(spans: Sequence[PromptSpan]) -> Iterator[PromptSpan]:
+    """Drop empty spans, and join neighbours that differ in their times only.
 
-    Blocks that went one after the other for one request went at one time: the first tells it.
+    Blocks evicted for one request were evicted at one time: that of the first is kept.
     """
-    last: Stretch | None = None
-    for stretch in stretches:
-        if stretch.start == stretch.stop:
+    last: PromptSpan | None = None
+    for span in spans:
+        if span.start == span.stop:
             continue
-        joined = None if last is None else replace(last, stop=stretch.stop)
+        joined = None if last is None else replace(last, stop=span.stop)
         if last is not None and joined == replace(
-            stretch, start=last.start, ago_s=last.ago_s, idle_s=last.idle_s
+            span, start=last.start, ago_s=last.ago_s, idle_s=last.idle_s
         ):
             last = joined
             continue
         if last is not None:
             yield last
-        last = stretch
+        last = span
     if last is not None:
         yield last

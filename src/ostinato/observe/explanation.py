@@ -1,12 +1,12 @@
-"""Explanations: what became of each token of a prompt, and why.
+"""Explanations: which tokens of a prompt hit, and why the others missed.
 
-An ``Explanation`` cuts a prompt into stretches, from its first token to its last; each one hit,
-was waited for, was copied, or was computed, and what was computed has a cause (law 10)::
+An ``Explanation`` cuts a prompt into spans, from its first token to its last. Each one hit, was
+waited for, was copied, or was computed; a computed span has a reason (law 10)::
 
     tokens    0 ........ 32 ... 41 ..................... 80
               hit         copied differs at token 41 from request-0
 
-``str(explanation)`` is the page for people, ``as_dict()`` the same for programs.
+``str(explanation)`` is for people, ``as_dict()`` for programs.
 """
 
 from collections.abc import Mapping
@@ -16,24 +16,24 @@ from html import escape
 from typing import Any
 
 _WIDEST_LABEL = 16
-"""Letters of a request's name that leave room for both sides; ids of servers are longer."""
+"""Longest name of a request that is shown as a label; the server's ids are longer."""
 
 
-class Fate(StrEnum):
-    """What became of a stretch of a prompt."""
+class SpanOutcome(StrEnum):
+    """How a span of a prompt was served."""
 
     HIT = "hit"
     """Found in whole blocks."""
     WAITED = "waited"
-    """Found in whole blocks that another request computed after this one had come."""
+    """Found in whole blocks that another request computed after this one arrived."""
     COPIED = "copied"
-    """Copied out of a block that the prompt leaves in its middle."""
+    """Copied out of a block whose first tokens match."""
     COMPUTED = "computed"
-    """Went through the model."""
+    """Computed by the model."""
 
 
-class Cause(StrEnum):
-    """Why a stretch was computed."""
+class MissReason(StrEnum):
+    """Why a span was computed."""
 
     NEVER_SEEN = "never seen"
     DIFFERS = "differs"
@@ -41,7 +41,7 @@ class Cause(StrEnum):
     OTHER_TENANT = "other tenant"
     OTHER_ADAPTER = "other adapter"
     OTHER_IMAGE = "other image"
-    OTHER_HEAD = "other public prefix"
+    OTHER_PUBLIC_PREFIX = "other public prefix"
     OTHER_WEIGHTS = "other weights"
     OTHER_MODEL = "other model"
     EVICTED = "evicted"
@@ -56,26 +56,26 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Neighbouring tokens of a prompt with one fate and one cause.
+class PromptSpan:
+    """Consecutive tokens of a prompt with one outcome and one reason.
 
     Attributes:
         start: Position of the first of them.
         stop: Position after the last.
-        fate: What became of them.
-        cause: Why they were computed; None if they were not.
-        request: Whose content they are, or were compared with; None if another tenant's.
+        outcome: How they were served.
+        reason: Why they were computed; None if they were not.
+        request: The request that had them, or the nearest one; None if another tenant's.
         by: The request for which they were evicted; None if unknown, or another tenant's.
         ago_s: Seconds between that and this request's admission.
         idle_s: Seconds since their last use then.
-        setting: What switched the cache off, or sets the bound that they met.
-        in_answer: Whether the prompt parts from the other's answer rather than from its prompt.
+        setting: The setting that switched the cache off, or that limits it.
+        in_answer: Whether the prompt differs from the other's answer rather than its prompt.
     """
 
     start: int
     stop: int
-    fate: Fate
-    cause: Cause | None = None
+    outcome: SpanOutcome
+    reason: MissReason | None = None
     request: str | None = None
     by: str | None = None
     ago_s: float | None = None
@@ -91,78 +91,73 @@ class Stretch:
     @property
     def sentence(self) -> str:
         """What happened, in words."""
-        whose = self.request or "another request"
-        if self.fate is Fate.HIT:
-            return "found in the cache"
-        if self.fate is Fate.COPIED:
-            return "copied from a cached block that the prompt leaves in its middle"
-        if self.fate is Fate.WAITED:
-            return f"found in the cache: {whose} computed them while this one waited"
-        match self.cause:
-            case Cause.NEVER_SEEN if self.request:
-                return f"never seen: the nearest prompt, that of {whose}, ends before"
-            case Cause.NEVER_SEEN if self.start:
-                return "never seen: no prompt that is remembered goes on like this"
-            case Cause.NEVER_SEEN:
-                return "never seen: no prompt that is remembered begins like this"
-            case Cause.DIFFERS:
-                if self.in_answer:
-                    return f"differs at token {self.start} from the answer to {whose}"
-                return f"differs at token {self.start} from {whose}, the nearest prompt"
-            case Cause.SAME_TEXT:
-                return f"the same text as {whose}, but other tokens from token {self.start} on"
-            case Cause.OTHER_TENANT:
-                return "seen from another tenant; tenants share nothing"
-            case Cause.OTHER_ADAPTER:
-                return f"seen from {whose}, under another adapter"
-            case Cause.OTHER_IMAGE:
-                return f"the tokens of {whose}, but another image at or before them"
-            case Cause.OTHER_HEAD:
-                return f"seen from {whose}, who began with another public prefix or with none"
-            case Cause.OTHER_WEIGHTS:
-                return f"computed for {whose} with the weights before the update"
-            case Cause.OTHER_MODEL:
-                return f"seen from {whose}, which asked for another model"
-            case Cause.EVICTED:
-                return self._eviction(whose)
-            case Cause.REMOVED:
-                return f"computed for {whose}, and removed by an administrator{self._when()}"
-            case Cause.NOT_WRITTEN:
-                return f"computed for {whose}, and kept out of the cache ({self.setting})"
-            case Cause.NEVER_COMPUTED:
-                return f"part of {whose}, which did not compute them"
-            case Cause.IN_FLIGHT:
-                return f"{whose} holds them, but was not done: only full blocks are shared early"
-            case Cause.BLOCK_BOUNDARY:
-                return f"computed for {whose}, in a partly filled block that was not kept"
-            case Cause.SWITCHED_OFF:
-                return f"reading the cache was switched off: {self.setting}"
-            case Cause.LAST_TOKEN:
-                return "the last token is always computed: the next one needs its query"
-            case _:
-                return f"not known: its tokens were not kept ({self.setting})"
-
-    def _eviction(self, whose: str) -> str:
         by = "" if self.by is None else f" for {self.by}"
-        idle = "" if self.idle_s is None else f", {seconds(self.idle_s)} after their last use"
         quota = " because its tenant is at its own quota" if self.setting == "quota" else ""
-        return f"computed for {whose}, and evicted{by}{quota}{self._when()}{idle}"
+        idle = "" if self.idle_s is None else f", {seconds(self.idle_s)} after their last use"
+        when = "" if self.ago_s is None else f" {seconds(self.ago_s)} earlier"
+        return self._template.format(
+            other=self.request or "another request",
+            start=self.start,
+            setting=self.setting,
+            when=when,
+            eviction=f"{by}{quota}{when}{idle}",
+        )
 
-    def _when(self) -> str:
-        return "" if self.ago_s is None else f" {seconds(self.ago_s)} earlier"
+    @property
+    def _template(self) -> str:
+        if self.reason is None:
+            return _FOUND[self.outcome]
+        if self.reason is MissReason.NEVER_SEEN and self.request:
+            return "never seen: the nearest prompt, that of {other}, ends before"
+        if self.reason is MissReason.NEVER_SEEN and not self.start:
+            return "never seen: no prompt that is remembered begins like this"
+        if self.reason is MissReason.DIFFERS and self.in_answer:
+            return "differs at token {start} from the answer to {other}"
+        return _COMPUTED[self.reason]
+
+
+_FOUND = {
+    SpanOutcome.HIT: "found in the cache",
+    SpanOutcome.WAITED: "found in the cache: {other} computed them while this one waited",
+    SpanOutcome.COPIED: "copied from a cached block that the prompt leaves in its middle",
+}
+_COMPUTED = {
+    MissReason.NEVER_SEEN: "never seen: no prompt that is remembered goes on like this",
+    MissReason.DIFFERS: "differs at token {start} from {other}, the nearest prompt",
+    MissReason.SAME_TEXT: "the same text as {other}, but other tokens from token {start} on",
+    MissReason.OTHER_TENANT: "seen from another tenant; tenants share nothing",
+    MissReason.OTHER_ADAPTER: "seen from {other}, under another adapter",
+    MissReason.OTHER_IMAGE: "the tokens of {other}, but another image at or before them",
+    MissReason.OTHER_PUBLIC_PREFIX: (
+        "seen from {other}, which began with another public prefix or with none"
+    ),
+    MissReason.OTHER_WEIGHTS: "computed for {other} with the weights before the update",
+    MissReason.OTHER_MODEL: "seen from {other}, which asked for another model",
+    MissReason.EVICTED: "computed for {other}, and evicted{eviction}",
+    MissReason.REMOVED: "computed for {other}, and removed by an administrator{when}",
+    MissReason.NOT_WRITTEN: "computed for {other}, and kept out of the cache ({setting})",
+    MissReason.NEVER_COMPUTED: "part of {other}, which did not compute them",
+    MissReason.IN_FLIGHT: (
+        "{other} holds them, but was not done: only full blocks are shared early"
+    ),
+    MissReason.BLOCK_BOUNDARY: "computed for {other}, in a partly filled block that was not kept",
+    MissReason.SWITCHED_OFF: "reading the cache was switched off: {setting}",
+    MissReason.LAST_TOKEN: "the last token is always computed: the next one needs its query",
+    MissReason.NOT_KEPT: "not known: its tokens were not kept ({setting})",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a prompt parts from the nearest one, both sides decoded.
+    """Where a prompt differs from the nearest one, both sides decoded.
 
     Attributes:
         token: Position of the first token that differs.
-        request: Whose prompt the nearest one is.
+        request: The request with the nearest prompt.
         mine: This prompt around the difference, on one line.
         theirs: The nearest prompt there.
         caret: Place of the first character that differs, in both.
-        width: Characters of this prompt's token behind it, at least 1.
+        width: Characters of this prompt's token there, at least 1.
         place: Where it is in the request, such as ``messages[0] (system)`` or ``line 2``.
         num_alike_after: Tokens after the difference that match again, but cannot hit.
     """
@@ -195,17 +190,17 @@ class Explanation:
     """Why a prompt hit and missed what it did.
 
     Attributes:
-        request_id: Whose prompt it is.
-        stretches: From token 0 to the last, without gaps.
-        difference: Where it parts from the nearest prompt; None if it does not, or if there is
+        request_id: The request.
+        spans: From token 0 to the last, without gaps.
+        difference: Where it differs from the nearest prompt; None if it does not, or if there is
             no tokenizer.
-        num_remembered: Sequences that it could be compared with.
+        num_remembered: Sequences that it was compared with.
         num_forgotten: Earlier ones that were no longer remembered.
         num_kept: Prompt tokens of earlier answers that stand as they were generated.
     """
 
     request_id: str
-    stretches: tuple[Stretch, ...]
+    spans: tuple[PromptSpan, ...]
     difference: Difference | None = None
     num_remembered: int = 0
     num_forgotten: int = 0
@@ -214,36 +209,36 @@ class Explanation:
     @property
     def num_tokens(self) -> int:
         """Tokens of the prompt."""
-        return self.stretches[-1].stop if self.stretches else 0
+        return self.spans[-1].stop if self.spans else 0
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens that need not be computed."""
-        return sum(s.num_tokens for s in self.stretches if s.fate is not Fate.COMPUTED)
+        """Tokens that were not computed."""
+        return sum(s.num_tokens for s in self.spans if s.outcome is not SpanOutcome.COMPUTED)
 
     @property
     def num_copied_tokens(self) -> int:
         """Those of them that were copied."""
-        return sum(s.num_tokens for s in self.stretches if s.fate is Fate.COPIED)
+        return sum(s.num_tokens for s in self.spans if s.outcome is SpanOutcome.COPIED)
 
     @property
-    def causes(self) -> tuple[Cause, ...]:
+    def reasons(self) -> tuple[MissReason, ...]:
         """Why it missed, in the order of the prompt."""
-        return tuple(s.cause for s in self.stretches if s.cause is not None)
+        return tuple(s.reason for s in self.spans if s.reason is not None)
 
     def as_dict(self) -> dict[str, Any]:
         """Return it in plain values, for JSON."""
-        stretches = [
+        spans = [
             {k: v for k, v in asdict(s).items() if v is not None and v is not False}
             | {"sentence": s.sentence}
-            for s in self.stretches
+            for s in self.spans
         ]
         return {
             "request_id": self.request_id,
             "num_tokens": self.num_tokens,
             "num_cached_tokens": self.num_cached_tokens,
             "num_copied_tokens": self.num_copied_tokens,
-            "stretches": stretches,
+            "spans": spans,
             "difference": None if self.difference is None else asdict(self.difference),
             "num_remembered": self.num_remembered,
             "num_forgotten": self.num_forgotten,
@@ -252,7 +247,7 @@ class Explanation:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "Explanation":
-        """Return what ``as_dict`` wrote; what it does not know is left out.
+        """Read what ``as_dict`` wrote; unknown fields are ignored.
 
         Raises:
             KeyError, TypeError, ValueError: It is no explanation.
@@ -260,7 +255,7 @@ class Explanation:
         difference = plain["difference"]
         return cls(
             str(plain["request_id"]),
-            tuple(_stretch(stretch) for stretch in plain["stretches"]),
+            tuple(_span(span) for span in plain["spans"]),
             None if difference is None else Difference(**_known(Difference, difference)),
             int(plain["num_remembered"]),
             int(plain["num_forgotten"]),
@@ -269,7 +264,7 @@ class Explanation:
 
     @property
     def title(self) -> str:
-        """What it is of, and how much was cached."""
+        """The request, and how much was cached."""
         return (
             f"{self.request_id}: {self.num_cached_tokens:,} of {self.num_tokens:,} prompt tokens "
             "were cached"
@@ -277,7 +272,7 @@ class Explanation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What else is worth knowing."""
+        """Hints besides the spans."""
         notes = []
         if self.difference is not None and self.difference.num_alike_after:
             num = self.difference.num_alike_after
@@ -297,18 +292,19 @@ class Explanation:
         return tuple(notes)
 
     def _repr_html_(self) -> str:
-        """Return a table for notebooks: one row per stretch, all texts escaped."""
+        """Return a table for notebooks: one row per span, all texts escaped."""
         rows = "".join(
-            f"<tr><td>{s.start:,}</td><td>{s.stop - 1:,}</td><td>{escape(s.fate)}</td>"
+            f"<tr><td>{s.start:,}</td><td>{s.stop - 1:,}</td><td>{escape(s.outcome)}</td>"
             f'<td style="text-align:left">{escape(s.sentence)}</td></tr>'
-            for s in self.stretches
+            for s in self.spans
         )
-        lines = [*(self.difference.lines if self.difference else ())]
-        below = f"<pre>{escape(chr(10).join(lines))}</pre>" if lines else ""
+        lines = "\n".join(self.difference.lines) if self.difference else ""
+        below = f"<pre>{escape(lines)}</pre>" if lines else ""
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
-        head = "".join(f"<th>{name}</th>" for name in ("first token", "last token", "fate", "why"))
+        names = ("first token", "last token", "outcome", "why")
         return (
-            f"<p><b>{escape(self.title)}</b></p><table><thead><tr>{head}</tr></thead>"
+            f"<p><b>{escape(self.title)}</b></p><table><thead><tr>"
+            f"{''.join(f'<th>{name}</th>' for name in names)}</tr></thead>"
             f"<tbody>{rows}</tbody></table>{below}{notes}"
         )
 
@@ -316,8 +312,8 @@ class Explanation:
         lines = [self.title, ""]
         width = len(str(self.num_tokens))
         lines += [
-            f"{s.start:>{width}}..{s.stop - 1:<{width}}  {s.fate:<8}  {s.sentence}"
-            for s in self.stretches
+            f"{s.start:>{width}}..{s.stop - 1:<{width}}  {s.outcome:<8}  {s.sentence}"
+            for s in self.spans
         ]
         if self.difference is not None:
             lines += ["", *self.difference.lines]
@@ -326,15 +322,14 @@ class Explanation:
         return "\n".join(lines)
 
 
-def _stretch(plain: Mapping[str, Any]) -> Stretch:
-    known = _known(Stretch, plain)
-    cause = known.get("cause")
-    return Stretch(
-        **known | {"fate": Fate(known["fate"]), "cause": None if cause is None else Cause(cause)}
-    )
+def _span(plain: Mapping[str, Any]) -> PromptSpan:
+    known = _known(PromptSpan, plain)
+    reason = known.get("reason")
+    known["outcome"] = SpanOutcome(known["outcome"])
+    return PromptSpan(**known | {"reason": None if reason is None else MissReason(reason)})
 
 
-def _known(kind: type[Stretch] | type[Difference], plain: Mapping[str, Any]) -> dict[str, Any]:
+def _known(kind: type[PromptSpan] | type[Difference], plain: Mapping[str, Any]) -> dict[str, Any]:
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in plain.items() if name in names}
 

@@ -179,7 +179,7 @@ def top_prefixes(
         manager: Whose cache.
         hits: Its observer.
         most: How many at most.
-        belongs: Whose prefixes; all by default. A public head that they stand behind is not
+        belongs: Whose prefixes; all by default. A public prefix that they stand behind is not
             listed with them, but they begin with it.
 
     Cost: O(runs) steps in Python and O(cached tokens) copied bytes.
@@ -299,7 +299,7 @@ def _branches(runs: list[_Piece]) -> list[_Branch]:
         before = None if run.parent is None else runs[run.parent]
         branch = None if before is None else branch_of[before.number]
         alone = before is not None and num_children[before.number] == 1 and not before.num_hits
-        own = branch is not None and branch.identity == run.identity  # and no seam between them
+        own = branch is not None and branch.identity == run.identity  # no boundary between
         if branch is not None and own and alone and branch.holders == run.num_holders:
             branch.append(run)
         else:

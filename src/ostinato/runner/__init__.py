@@ -5,6 +5,7 @@ Files in reading order:
 * ``kv_store``: what does a store of keys and values keep, and what may it be asked?
 * ``plain_store``: where do they live, if torch is to read them?
 * ``native/``: how does Python reach the native library?
+* ``layer_groups``: which layers share block tables?
 * ``inputs``: how does a plan become arrays?
 * ``attention/``: how does a query read scattered blocks?
 * ``model_call``: how is a model called?

@@ -69,6 +69,18 @@ def fingerprint(checkpoint: Path, weights: tuple[Path, ...]) -> bytes:
     return digest.digest()
 
 
+def quantized_fingerprint(weights: bytes, quantization: str) -> bytes:
+    """Return the fingerprint of weights that are quantized when they are loaded.
+
+    Args:
+        weights: Of the checkpoint.
+        quantization: Names all that the result depends on; empty for none.
+    """
+    if not quantization:
+        return weights
+    return hashlib.sha256(weights + quantization.encode()).digest()
+
+
 def _shards(index: Path) -> tuple[Path, ...]:
     """Return the files that an index names."""
     weight_map = _read_json(index).get("weight_map")

@@ -25,6 +25,7 @@ class ComputePath:
     Attributes:
         device: Where.
         dtype: In which format.
+        weights: Format of linear layers' weights, such as ``int8 in groups of 128``.
         instruction_set: Of the native library, such as ``avx2``; ``none`` without one.
         attention: ``native`` or ``torch``.
         forward: ``fused``, ``packed`` or ``plain``.
@@ -33,6 +34,7 @@ class ComputePath:
 
     device: str
     dtype: str
+    weights: str
     instruction_set: str
     attention: str
     forward: str
@@ -54,6 +56,7 @@ class ComputePath:
         return cls(
             loaded.device.type,
             str(loaded.dtype).removeprefix("torch."),
+            loaded.weight_format,
             used,
             "native" if hindrance is None and library() is not None else "torch",
             loaded.forward.name,
@@ -67,8 +70,9 @@ class ComputePath:
     def __str__(self) -> str:
         """Say it in one line."""
         why = f" (why not faster: {self.why_not_faster})" if self.why_not_faster else ""
+        weights = "" if self.weights == self.dtype else f", weights in {self.weights}"
         return (
-            f"{self.dtype} on {self.device}, instruction set {self.instruction_set}, "
+            f"{self.dtype} on {self.device}{weights}, instruction set {self.instruction_set}, "
             f"{self.attention} attention, {self.forward} forward{why}"
         )
 

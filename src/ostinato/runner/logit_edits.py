@@ -9,7 +9,7 @@ In this order, which is that of vLLM and of Hugging Face's logits processors:
    a token stands in the output (as OpenAI's API defines them);
 4. ids outside ``allowed_token_ids``, and those that would complete one of ``bad_words``, become
    -inf;
-5. so do banned ids, and all that the form of a structured output does not allow now.
+5. so do banned ids, and all that the constraint of a structured output does not allow now.
 
 Each edit touches few of the logits, so edits are lists of (row, id, value) over the whole batch,
 applied by one indexed operation each; nothing of shape (num_rows, vocab) is made but one copy.
@@ -65,7 +65,7 @@ def edit_logits(logits: Tensor, tasks: Sequence[SampleTask]) -> Tensor:
     _penalise_output(edited, tasks)
     _keep_allowed(edited, tasks)
     _ban(edited, tasks)
-    _keep_form(edited, tasks)
+    _keep_constraint(edited, tasks)
     return edited
 
 
@@ -74,7 +74,7 @@ def asks_for_edits(task: SampleTask) -> bool:
     params = task.params
     return bool(
         task.banned
-        or task.form
+        or task.constraint
         or params.logit_bias
         or params.has_penalties
         or params.bad_words_ids
@@ -160,13 +160,15 @@ def _ban(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
         logits[_index(logits, rows, ids)] = float("-inf")
 
 
-def _keep_form(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
-    """Make impossible what forms do not allow, in place: a row is read and written once."""
-    rows = [row for row, task in enumerate(tasks) if task.form is not None]
+def _keep_constraint(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
+    """Mask the ids that constraints do not allow, in place; each row is read and written once."""
+    rows = [row for row, task in enumerate(tasks) if task.constraint is not None]
     if not rows:
         return
     vocab = logits.shape[1]
-    masks = np.stack([t.form.mask()[: -(-vocab // 8)] for t in tasks if t.form is not None])
+    masks = np.stack(
+        [t.constraint.mask()[: -(-vocab // 8)] for t in tasks if t.constraint is not None]
+    )
     bits = np.unpackbits(~masks, axis=1, count=vocab, bitorder="little")
     forbidden = torch.from_numpy(bits.view(np.bool_)).to(logits.device)  # (num_forms, vocab)
     for row, ids in zip(rows, forbidden, strict=True):

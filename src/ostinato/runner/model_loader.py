@@ -23,13 +23,19 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from ostinato.core.config import AttentionName, ForwardName, one_of
+from ostinato.core.config import AttentionName, ForwardName, QuantizationName, one_of
 from ostinato.core.errors import BrokenCheckpoint, MissingTokenizer, UnsupportedModel
 from ostinato.runner.attention.registration import ATTENTION_NAME, register
-from ostinato.runner.checkpoint import fingerprint, read_config, weight_files
+from ostinato.runner.checkpoint import (
+    fingerprint,
+    quantized_fingerprint,
+    read_config,
+    weight_files,
+)
 from ostinato.runner.device import resolve_device
 from ostinato.runner.forward.choose import ChosenForward, choose_forward
 from ostinato.runner.forward.fused import FusedForward
+from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.gguf_file import open_gguf
 from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.model_call import ModelCall
@@ -65,9 +71,10 @@ class LoadedModel:
         vocab_size: Ids run from 0 to one below.
         dtype: In which it computes.
         device: Where it computes.
-        fingerprint: SHA-256 over config and weights.
+        fingerprint: SHA-256 over config and weights, and the name of their quantization.
         kv_spec: What each layer keeps of a token.
         forward: How steps are computed, and why not faster.
+        quantization: How linear layers were quantized when they were loaded; None for not at all.
     """
 
     name: str
@@ -84,6 +91,12 @@ class LoadedModel:
     fingerprint: bytes
     kv_spec: KVSpec
     forward: ChosenForward
+    quantization: Quantization | None = None
+
+    @property
+    def weight_format(self) -> str:
+        """The format of the weights, such as ``bfloat16`` or ``int8 in groups of 128``."""
+        return str(self.quantization or self.dtype).removeprefix("torch.")
 
     @property
     def fused(self) -> FusedForward | None:
@@ -116,6 +129,7 @@ def load_model(
     attention: AttentionName = "auto",
     forward: ForwardName = "auto",
     revision: str | None = None,
+    quantization: QuantizationName | None = None,
 ) -> LoadedModel:
     """Load a model and make sure that it can be served correctly.
 
@@ -126,9 +140,11 @@ def load_model(
         attention: Who computes attention, and so is held against the model's own.
         forward: How steps may be computed, see ``runner.forward.choose``.
         revision: Branch, tag or commit of a hub repository.
+        quantization: Of the linear layers; None leaves their weights as they are.
 
     Raises:
-        ConfigError: An unknown dtype or forward, or a device that is not there.
+        ConfigError: An unknown dtype or forward, a device that is not there, or one on which
+            quantized weights are not computed with.
         ModelNotFound: No such model.
         BrokenCheckpoint: Files are missing or damaged, or weights do not fit the config.
         UnsupportedModel: It would load, but could not be served correctly.
@@ -138,6 +154,7 @@ def load_model(
     one_of("dtype", dtype, get_args(DtypeName))
     one_of("forward", forward, get_args(ForwardName))
     device = resolve_device(device)
+    quantized = None if quantization is None else Quantization(quantization)
     register()
     path = resolve_model(name, revision)
     with _quiet(), _opened(path):
@@ -149,7 +166,7 @@ def load_model(
         model = _load_weights(path, config, _torch_dtype(dtype, config), device)
         call = ModelCall(model)
         probed = probe_model(model, call, attention)
-        chosen = choose_forward(model, call, probed, forward)
+        chosen = choose_forward(model, call, probed, forward, quantized)
         tokenizer = load_tokenizer(path)
     return LoadedModel(
         name=str(name),
@@ -163,9 +180,10 @@ def load_model(
         vocab_size=call.vocab_size,
         dtype=model.dtype,
         device=device,
-        fingerprint=fingerprint(path, files),
+        fingerprint=quantized_fingerprint(fingerprint(path, files), str(quantized or "")),
         kv_spec=probed.spec,
         forward=chosen,
+        quantization=quantized,
     )
 
 

@@ -25,9 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.core.plan import SampledToken, SampleTask, TokenLogprob
+from ostinato.core.plan import SampledToken, SampleTask, TokenConstraint, TokenLogprob
 from ostinato.core.sampling_params import SamplingParams
-from ostinato.core.structured_outputs import OutputForm
 from ostinato.runner.logit_edits import asks_for_edits, edit_logits
 from ostinato.runner.logprobs import prompt_logprobs, rows_at_once, token_logprobs
 from ostinato.runner.native.best import best_places, takes
@@ -219,8 +218,8 @@ def _explain(logits: Tensor, scores: Tensor, task: SampleTask) -> str:
         return f"the model gave +inf: its activations overflow {logits.dtype}; try dtype='float32'"
     if logits.isneginf().all():
         return "the model gave -inf for every token of the vocabulary"
-    if scores.isneginf().all() and task.form is not None:
-        return _explain_form(task, task.form)
+    if scores.isneginf().all() and task.constraint is not None:
+        return _explain_constraint(task, task.constraint)
     params = task.params
     if scores.isneginf().all() and (params.allowed_token_ids or params.bad_words_ids):
         return (
@@ -238,10 +237,10 @@ def _explain(logits: Tensor, scores: Tensor, task: SampleTask) -> str:
     )
 
 
-def _explain_form(task: SampleTask, form: OutputForm) -> str:
+def _explain_constraint(task: SampleTask, constraint: TokenConstraint) -> str:
     """Say why a structured output cannot go on."""
-    if form.error:
-        return f"the form of structured_outputs cannot be kept: {form.error}"
+    if constraint.error:
+        return f"structured_outputs failed: {constraint.error}"
     if task.banned:
         return (
             f"structured_outputs allows nothing now but {len(task.banned)} ids that are banned: "

@@ -47,7 +47,7 @@ def finish_reason(sequence: Sequence, max_tokens: int) -> FinishReason | None:
         return FinishReason.STOP
     if not params.ignore_eos and token in sequence.request.eos_token_ids:
         return FinishReason.STOP
-    if sequence.form is not None and sequence.form.is_complete:
+    if sequence.constraint is not None and sequence.constraint.is_complete:
         return FinishReason.STOP
     if params.max_tokens is not None and sequence.num_output_tokens >= params.max_tokens:
         return FinishReason.LENGTH

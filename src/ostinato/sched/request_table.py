@@ -83,10 +83,6 @@ class RequestTable:
         """Take a running sequence's blocks back; what is computed stays findable."""
         self._release(sequence)
         self._stats.num_preemptions += 1
-        self.wait_again(sequence)
-
-    def wait_again(self, sequence: Sequence) -> None:
-        """Let a sequence wait that could be running; it keeps its tokens and its place."""
         sequence.num_preemptions += 1
         self.waiting.add(sequence)
 

@@ -117,8 +117,8 @@ class Scheduler:
         key = PrefixKey(request.identity, request.prompt_token_ids, request.images)
         number = SequenceId(self._next_id)
         self._next_id += len(seeds)  # forks get the numbers behind it
-        form = None if request.form is None else request.form.copy()
-        sequence = Sequence(number, request, 0, key, seeds[0], seeds[1:], form=form)
+        constraint = None if request.constraint is None else request.constraint.copy()
+        sequence = Sequence(number, request, 0, key, seeds[0], seeds[1:], constraint=constraint)
         if sequence.reads_cache:
             sequence.num_known_tokens = self.cache.match(key).num_shared_tokens
         self.requests.enter(sequence)
@@ -209,13 +209,13 @@ class Scheduler:
             self.requests.leave(sequence, FinishReason.ERROR)
             return SequenceUpdate(sequence, token)
         sequence.key.append(token.token_id)
-        if sequence.form is not None:
-            sequence.form.advance(token.token_id)
+        if sequence.constraint is not None:
+            sequence.constraint.advance(token.token_id)
         reason = finish_reason(sequence, self._longest)
         if reason is not None:
             self.requests.leave(sequence, reason)
         elif sequence.table is None:  # a fork that found no room
-            self.requests.wait_again(sequence)
+            self.requests.waiting.add(sequence)
         return SequenceUpdate(sequence, token)
 
     def _end_step(self) -> list[ScheduledChunk]:

@@ -15,9 +15,14 @@ from dataclasses import dataclass, field
 from ostinato.cache.block_table import BlockTable
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import SequenceId
-from ostinato.core.plan import SampledToken, SampleTask, ScheduledSequence, TokenLogprob
+from ostinato.core.plan import (
+    SampledToken,
+    SampleTask,
+    ScheduledSequence,
+    TokenConstraint,
+    TokenLogprob,
+)
 from ostinato.core.request import FinishReason, Request
-from ostinato.core.structured_outputs import OutputForm
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +37,7 @@ class Sequence:
         seed: Of its sampling.
         fork_seeds: Of the continuations that are forked off when the prompt is computed.
         num_computed: Leading tokens whose KV is in the store.
-        form: Which tokens its output may go on with; None allows all.
+        constraint: Which ids may be sampled next; None allows all.
         table: Its blocks while it runs; None while it waits.
         num_known_tokens: Prompt tokens that would have hit in whole blocks when it came.
         num_shared_tokens: Prompt tokens that hit in whole blocks at first admission.
@@ -55,7 +60,7 @@ class Sequence:
     seed: int
     fork_seeds: tuple[int, ...] = ()
     num_computed: int = 0
-    form: OutputForm | None = None
+    constraint: TokenConstraint | None = None
     table: BlockTable | None = None
     num_known_tokens: int = 0
     num_shared_tokens: int = 0
@@ -128,7 +133,7 @@ class Sequence:
                 index,
                 self.key.copy(),
                 seed,
-                form=None if self.form is None else self.form.copy(),
+                constraint=None if self.constraint is None else self.constraint.copy(),
                 num_known_tokens=self.num_known_tokens,
                 num_shared_tokens=self.num_shared_tokens,
                 num_copied_tokens=self.num_copied_tokens,
@@ -143,10 +148,10 @@ class Sequence:
         banned: tuple[int, ...] = ()
         if self.num_output_tokens < params.min_tokens:
             banned = tuple(self.request.eos_token_ids) + tuple(params.stop_token_ids)
-        elif self.form is not None and params.ignore_eos:
-            banned = tuple(self.request.eos_token_ids)  # a form lets them end the text
+        elif self.constraint is not None and params.ignore_eos:
+            banned = tuple(self.request.eos_token_ids)  # a constraint lets them end the text
         prompt = self.request.prompt_token_ids
-        return SampleTask(params, seeds, prompt, self.output, banned, self.form)
+        return SampleTask(params, seeds, prompt, self.output, banned, self.constraint)
 
     def prompt_targets(self, start: int, stop: int) -> "array[int]":
         """Return the prompt ids that follow tokens ``start .. stop``, if log-probs are wanted."""

@@ -151,11 +151,12 @@ class StepPlanner:
             is_mine = leader.key.identity.tenant == sequence.key.identity.tenant
             sequence.waits_for = leader.request.request_id if is_mine else ""
             return True
-        again = sequence.num_preemptions > 0
+        is_sibling = sequence.index > 0 and not sequence.num_preemptions
+        again = is_sibling or sequence.num_preemptions > 0
         writes, request = sequence.request.cache_write, sequence.request
         context = RequestContext(
             request.request_id, sequence.reading_is_off, request.fields, request.num_kept_tokens,
-            sequence.num_known_tokens, sequence.waits_for,
+            sequence.num_known_tokens, sequence.waits_for, is_sibling,
         )  # fmt: skip
         most_new = self._budget.most
         admitted = self._cache.admit(sequence.key, match, writes, again, most_new, context)

@@ -9,6 +9,7 @@ Files in reading order:
 * ``validation``: what is wrong with a body, in one sentence?
 * ``errors``: how does an error look to a client?
 * ``observer``: what may onlookers learn of each request?
+* ``accounts``: what is booked for one tenant?
 * ``ledger``: what did the cache do for whom?
 * ``meter``: has a tenant used up what it may ask for?
 * ``state``: what does one server know while it runs?
@@ -43,6 +44,7 @@ Files in reading order:
 * ``admin``: what may an operator do over HTTP?
 * ``tracing``: where did a request's time go?
 * ``playground``: where did each token come from, and what would such prompts save?
+* ``page_figures``: which figures of the last minutes does the page show?
 * ``page_state``, ``page``: what does the page show, to whom, and where is it? (``static``)
 * ``app``: which parts make up the application?
 * ``opening``: how is a server put together from settings?

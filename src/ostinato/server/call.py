@@ -4,8 +4,8 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ostinato.core.sampling_params import SamplingParams
 from ostinato.engine.prompts import PromptDict, TokenIds
+from ostinato.engine.sampling_params import SamplingParams
 from ostinato.tenants.terms import LeaseTerms
 
 

@@ -13,10 +13,10 @@ from typing import Annotated, Protocol
 from fastapi import Depends, Request
 
 from ostinato.core.errors import ConfigError
-from ostinato.core.tenancy import narrow_salt
 from ostinato.engine.public_prefixes import ALL_PUBLIC
 from ostinato.server.errors import ApiError
 from ostinato.server.keys import KeysFile, read_keys
+from ostinato.tenants.terms import derive_salt
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Caller:
 
         The caller's own comes first, so a request can never reach what belongs to another caller.
         """
-        return narrow_salt(self.salt, cache_salt)
+        return derive_salt(self.salt, cache_salt)
 
 
 ANONYMOUS = Caller(may_go_first=True, may_administer=True, public_prefixes=(ALL_PUBLIC,))

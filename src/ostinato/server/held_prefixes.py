@@ -10,11 +10,10 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from ostinato.core.tenancy import belongs_to
 from ostinato.core.tokens import pack_tokens
 from ostinato.engine.async_llm import AsyncLLM
 from ostinato.engine.prompts import PromptDict
-from ostinato.tenants.terms import LeaseReceipt, LeaseTerms
+from ostinato.tenants.terms import LeaseReceipt, LeaseTerms, is_salt_of
 
 MOST_HELD = 4096
 """Leases that are remembered; one that is forgotten still runs out by itself."""
@@ -71,7 +70,7 @@ class HeldPrefixes:
 
     def forget(self, salt: str) -> int:
         """Forget all of a salt that was erased; returns how many."""
-        keys = [key for key in self._held if belongs_to(key[0], salt)]
+        keys = [key for key in self._held if is_salt_of(key[0], salt)]
         for key in keys:
             del self._held[key]
         return len(keys)

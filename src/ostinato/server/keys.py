@@ -26,8 +26,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from ostinato.core.config import Allotment
 from ostinato.core.errors import ConfigError
-from ostinato.core.tenancy import NARROWED_BY, Allotment
+from ostinato.core.identity import SALT_SEPARATOR
 
 KEY_PREFIX = "sk-ostinato-"
 """What every key begins with, so that it is known for one where it should not be."""
@@ -135,7 +136,7 @@ def check_tenant_name(name: str) -> None:
     Raises:
         ValueError: It is empty, too long, or has characters that no log should show.
     """
-    if not name or len(name) > 200 or not name.isprintable() or NARROWED_BY in name:
+    if not name or len(name) > 200 or not name.isprintable() or SALT_SEPARATOR in name:
         raise ValueError(f"{name!r:.80}: a tenant's name has 1 to 200 printable characters")
 
 

@@ -8,12 +8,12 @@ bounded: whoever comes after the first ``MAX_TENANTS`` is booked under ``OTHERS`
 
 import hashlib
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from ostinato.core.tenancy import owner_of
+from ostinato.core.identity import tenant_of
 from ostinato.engine.outputs import RequestOutput
+from ostinato.server.accounts import Account, EndedRequest, FirstToken, PromptTokens
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
 from ostinato.server.errors import ApiError
@@ -26,116 +26,24 @@ OTHERS = "(others)"
 """Whom all further tenants are booked under."""
 
 UNNAMED = "(unnamed)"
-"""Whose blocks are those of a salt that no request came with: a public head's, for one."""
-
-HISTORY_S = 300
-"""Seconds that are kept one by one."""
-
-RECENT_REQUESTS = 512
-"""Requests of a tenant whose times to first token are kept."""
+"""Whose blocks are those of a salt that no request came with: a public prefix's, for one."""
 
 
 @dataclass(slots=True)
-class PromptTokens:
-    """Prompt tokens by where their keys and values came from.
+class Progress:
+    """How much of a request's output is booked.
 
     Attributes:
-        computed: They went through the model.
-        cached: They were in the cache in whole blocks.
-        copied: They were copied out of a cached block that the prompt leaves in its middle.
-        waited: Another request computed them while this one waited (single flight).
+        record: The request.
+        at_s: When the last output that is booked came.
+        num_gaps: Gaps that are booked.
+        num_tokens: Generated tokens that are booked.
     """
 
-    computed: int = 0
-    cached: int = 0
-    copied: int = 0
-    waited: int = 0
-
-    @classmethod
-    def of(cls, output: RequestOutput) -> "PromptTokens":
-        """Tell a request's prompt tokens apart."""
-        hit, copied = output.num_cached_tokens, output.num_copied_tokens
-        waited = output.num_waited_tokens
-        computed = len(output.prompt_token_ids) - hit
-        return cls(computed, hit - copied - waited, copied, waited)
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.computed + self.hit
-
-    @property
-    def hit(self) -> int:
-        """Those that did not go through the model for their request."""
-        return self.cached + self.copied + self.waited
-
-    @property
-    def hit_share(self) -> float:
-        """Share of hits, from 0 to 1."""
-        return self.hit / self.total if self.total else 0.0
-
-    def add(self, other: "PromptTokens") -> None:
-        """Add another's tokens."""
-        self.computed += other.computed
-        self.cached += other.cached
-        self.copied += other.copied
-        self.waited += other.waited
-
-
-@dataclass(frozen=True, slots=True)
-class FirstToken:
-    """How long one request's first token took.
-
-    Attributes:
-        at_s: When it was there, by the ledger's clock.
-        took_s: Seconds from the request's arrival.
-        hit_share: Share of its prompt that hit.
-    """
-
+    record: ServedRequest
     at_s: float
-    took_s: float
-    hit_share: float
-
-
-@dataclass(slots=True)
-class Second:
-    """What one second brought.
-
-    Attributes:
-        number: Seconds of the ledger's clock, rounded down.
-        prompt: Prompt tokens of requests whose first token came in it.
-    """
-
-    number: int
-    prompt: PromptTokens = field(default_factory=PromptTokens)
-
-
-@dataclass(slots=True)
-class Account:
-    """One tenant's lines.
-
-    Attributes:
-        num_requests: Requests that got a first token.
-        prompt: Their prompt tokens.
-        output_tokens: Generated tokens of requests that have ended.
-        seconds: The last seconds that brought anything, oldest first.
-        first_tokens: Of the last requests, oldest first.
-    """
-
-    num_requests: int = 0
-    prompt: PromptTokens = field(default_factory=PromptTokens)
-    output_tokens: int = 0
-    seconds: deque[Second] = field(default_factory=lambda: deque(maxlen=HISTORY_S))
-    first_tokens: deque[FirstToken] = field(default_factory=lambda: deque(maxlen=RECENT_REQUESTS))
-
-    def book(self, prompt: PromptTokens, first: FirstToken) -> None:
-        """Book a request's first token."""
-        self.num_requests += 1
-        self.prompt.add(prompt)
-        self.first_tokens.append(first)
-        if not self.seconds or self.seconds[-1].number < int(first.at_s):
-            self.seconds.append(Second(int(first.at_s)))
-        self.seconds[-1].prompt.add(prompt)
+    num_gaps: int = 0
+    num_tokens: int = 0
 
 
 class Ledger:
@@ -151,6 +59,7 @@ class Ledger:
         self._names: dict[bytes, str] = {}  # tenants by their salt
         self._clock = clock
         self._also: list[Callable[[], None]] = []
+        self._under_way: dict[str, Progress] = {}
 
     def now_s(self) -> float:
         """Return the clock's seconds."""
@@ -158,12 +67,12 @@ class Ledger:
 
     def name_of(self, salt: bytes) -> str:
         """Say whose a salt is; salts themselves are secrets, and are never shown."""
-        return self._names.get(owner_of(salt), UNNAMED)
+        return self._names.get(tenant_of(salt), UNNAMED)
 
     def accepted(self, record: ServedRequest) -> None:
         """Learn which salt is whose."""
         if len(self._names) < MAX_TENANTS:
-            self._names[owner_of(record.salt.encode())] = _name_of(record)
+            self._names[tenant_of(record.salt.encode())] = _name_of(record)
 
     def first_token(self, record: ServedRequest) -> None:
         """Book where a prompt came from."""
@@ -171,14 +80,45 @@ class Ledger:
         if record.output is None or took_s is None:
             return
         prompt = PromptTokens.of(record.output)
-        first = FirstToken(self._clock(), took_s, prompt.hit_share)
+        first = FirstToken(self._clock(), took_s, prompt.hit_share, record.request_id)
         self._account(record).book(prompt, first)
+        progress = self._under_way[record.request_id] = Progress(record, first.at_s)
+        self._go_on(progress)
 
     def finished(self, record: ServedRequest) -> None:
         """Book what was generated."""
-        if record.output is not None:
-            count = sum(len(part.token_ids) for part in record.output.outputs)
-            self._account(record).output_tokens += count
+        progress = self._under_way.pop(record.request_id, None)
+        if record.output is None:
+            return
+        count = _num_generated(record.output)
+        account = self._account(record)
+        account.output_tokens += count
+        if progress is not None:
+            self._go_on(progress)
+            account.ended.append(_ended(record, self._clock(), count))
+
+    def catch_up(self) -> None:
+        """Book what requests that are under way have generated so far."""
+        for progress in self._under_way.values():
+            self._go_on(progress)
+
+    def _go_on(self, progress: Progress) -> None:
+        """Book the tokens and gaps that are new, each in its second."""
+        record = progress.record
+        assert record.output is not None, "it has its first token"
+        account, gaps = self._account(record), record.gaps_s[progress.num_gaps :]
+        new_tokens = _num_generated(record.output) - progress.num_tokens
+        outputs = len(gaps) + (progress.num_tokens == 0)
+        if progress.num_tokens == 0:
+            account.second(progress.at_s).generated += new_tokens / outputs
+        for gap_s in gaps:
+            progress.at_s += gap_s
+            second = account.second(progress.at_s)
+            second.generated += new_tokens / outputs
+            second.add_gap(gap_s)
+        if outputs:
+            progress.num_tokens += new_tokens
+        progress.num_gaps += len(gaps)
 
     def refused(self, caller: Caller, call: GenerateCall, error: ApiError) -> None:
         """Book nothing: no token was looked up."""
@@ -211,17 +151,22 @@ def salt_label(salt: str) -> str:
     return f"salt {hashlib.sha256(salt.encode()).hexdigest()[:8]}" if salt else ""
 
 
-def merge(accounts: Iterable[Account]) -> Account:
-    """Sum up accounts, second by second."""
-    found, seconds = Account(), dict[int, Second]()
-    firsts: list[FirstToken] = []
-    for account in accounts:
-        found.num_requests += account.num_requests
-        found.output_tokens += account.output_tokens
-        found.prompt.add(account.prompt)
-        firsts += account.first_tokens
-        for second in account.seconds:
-            seconds.setdefault(second.number, Second(second.number)).prompt.add(second.prompt)
-    found.first_tokens.extend(sorted(firsts, key=lambda first: first.at_s))
-    found.seconds.extend(seconds[number] for number in sorted(seconds))
-    return found
+def _num_generated(output: RequestOutput) -> int:
+    return sum(len(part.token_ids) for part in output.outputs)
+
+
+def _ended(record: ServedRequest, now_s: float, output_tokens: int) -> EndedRequest:
+    """Sum up a request that got a first token and has ended."""
+    first_token_s = record.time_to_first_token_s
+    assert record.output is not None and first_token_s is not None
+    reason = record.output.outputs[0].finish_reason if record.output.outputs else None
+    return EndedRequest(
+        record.request_id,
+        _name_of(record),
+        now_s,
+        PromptTokens.of(record.output),
+        first_token_s,
+        output_tokens,
+        first_token_s + sum(record.gaps_s),
+        "error" if record.error else "gone" if record.is_gone else str(reason),
+    )

@@ -27,12 +27,13 @@ from prometheus_client.registry import Collector
 import ostinato
 from ostinato.engine.snapshot import Snapshot
 from ostinato.observe.histogram import Histogram
+from ostinato.server.accounts import PromptTokens
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
 from ostinato.server.errors import ApiError
 from ostinato.server.ghost_metrics import ghost_metrics
 from ostinato.server.http_meter import Answer
-from ostinato.server.ledger import Ledger, PromptTokens
+from ostinato.server.ledger import Ledger
 from ostinato.server.observer import ServedRequest
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)

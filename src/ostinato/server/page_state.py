@@ -4,12 +4,11 @@ The administrator sees all tenants, everybody else their own lines, blocks and p
 even how many blocks there are, for load of others could be read from it.
 """
 
-from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from fastapi import APIRouter, FastAPI, Request, Response
 
 import ostinato
@@ -23,9 +22,22 @@ from ostinato.observe.introspection import (
     map_blocks,
     top_prefixes,
 )
+from ostinato.server.accounts import (
+    Account,
+    merge,
+)
 from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.engine_watch import EngineWatch
-from ostinato.server.ledger import HISTORY_S, Account, FirstToken, PromptTokens, merge
+from ostinato.server.page_figures import (
+    LoadHistory,
+    ended_requests,
+    first_tokens,
+    generated,
+    history,
+    recent,
+    token_counts,
+    totals,
+)
 from ostinato.server.state import ServerState
 
 router = APIRouter(include_in_schema=False)
@@ -34,10 +46,10 @@ MAX_PREFIXES = 14
 """Prefixes in the list."""
 
 MAX_CELLS = 4096
-"""Cells of the block map; of a larger pool, one cell stands for several blocks."""
+"""Blocks of a pool that the map shows one by one."""
 
-MAX_DOTS = 400
-"""Requests in the picture of first tokens."""
+MANY_CELLS = 1024
+"""Cells of a larger pool's map at most; each shows how its blocks are divided."""
 
 MAX_WATCHES = 64
 """Callers for whom what was seen is remembered."""
@@ -45,11 +57,8 @@ MAX_WATCHES = 64
 PUBLIC = b"\xff"
 """How the salts of published prefixes begin; no text begins so."""
 
-COLD_BELOW, WARM_FROM = 0.1, 0.5
-"""Shares of a prompt that hit, of requests called cold and warm."""
-
 LIVELIEST = (BlockState.PRIVATE, BlockState.HELD, BlockState.EVICTABLE, BlockState.SCRATCH)
-"""Which of its blocks a cell shows first."""
+"""Which of its blocks names a cell's state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,7 @@ class Seen:
 def install(app: FastAPI, state: ServerState) -> None:
     """Give an application a memory of what was seen, which forgets tenants with the ledger."""
     app.state.sights = sights = dict[str, EngineWatch[Seen]]()
+    app.state.load_history = LoadHistory()
     state.ledger.when_forgetting(sights.clear)
 
 
@@ -82,22 +92,28 @@ async def page_state(
     snapshots: EngineWatch[Snapshot] = request.app.state.snapshots
     seen = await _watch_of(watches, state, caller).look()
     snapshot = await snapshots.look()
-    accounts = state.ledger.accounts
+    state.ledger.catch_up()
+    accounts, now_s = state.ledger.accounts, state.ledger.now_s()
+    samples: LoadHistory = request.app.state.load_history
+    samples.note(int(now_s), snapshot)
     if not caller.may_administer:
         accounts = {name: of for name, of in accounts.items() if name == caller.tenant}
-    account, now_s = merge(accounts.values()), state.ledger.now_s()
+    account = merge(accounts.values())
     return {
         "model": state.config.model_names[0],
         "version": ostinato.__version__,
         "tenant": caller.tenant,
         "administrator": caller.may_administer,
         "block_size": state.llm.engine.cache.config.block_size,
-        "totals": _totals(account),
-        "last_minute": _tokens(_recent(account, now_s, 60)),
-        "first_token": _first_tokens(account.first_tokens, now_s),
-        "history": _history(account, now_s),
+        "totals": totals(account),
+        "last_minute": token_counts(recent(account, now_s, 60)),
+        "first_token": first_tokens(account.first_tokens, now_s),
+        "history": history(account, now_s),
+        "generated": generated(account, now_s),
+        "requests": ended_requests(account, now_s),
         "tenants": _tenants(accounts) if caller.may_administer else [],
         "load": _load(state, snapshot) if caller.may_administer else None,
+        "load_history": samples.rows(int(now_s)) if caller.may_administer else [],
         "blocks": _blocks(state, seen.blocks, caller),
         "prefixes": await _prefixes(state, seen.prefixes),
     }
@@ -123,62 +139,11 @@ def _watch_of(
     return watches[name]
 
 
-def _tokens(prompt: PromptTokens) -> dict[str, Any]:
-    return {
-        "prompt": prompt.total,
-        "computed": prompt.computed,
-        "cached": prompt.cached,
-        "copied": prompt.copied,
-        "waited": prompt.waited,
-        "hit_ratio": prompt.hit_share,
-    }
-
-
-def _totals(account: Account) -> dict[str, Any]:
-    counts = {"requests": account.num_requests, "output": account.output_tokens}
-    return counts | _tokens(account.prompt) | {"saved": account.prompt.hit}
-
-
-def _recent(account: Account, now_s: float, seconds: int) -> PromptTokens:
-    """Sum up the last seconds."""
-    found = PromptTokens()
-    for second in account.seconds:
-        if second.number > now_s - seconds:
-            found.add(second.prompt)
-    return found
-
-
-def _history(account: Account, now_s: float) -> dict[str, Any]:
-    """List seconds with anything in them: how long ago, and tokens by origin."""
-    rows = [
-        [int(now_s) - second.number, second.prompt.computed, second.prompt.cached,
-         second.prompt.copied, second.prompt.waited]
-        for second in account.seconds if second.number > now_s - HISTORY_S
-    ]  # fmt: skip
-    return {"seconds": HISTORY_S, "rows": rows}
-
-
-def _first_tokens(firsts: Iterable[FirstToken], now_s: float) -> dict[str, Any]:
-    """Compare first tokens of prompts that were hardly cached with those that mostly were."""
-    recent = [first for first in firsts if first.at_s > now_s - HISTORY_S]
-    cold = [first.took_s for first in recent if first.hit_share < COLD_BELOW]
-    warm = [first.took_s for first in recent if first.hit_share >= WARM_FROM]
-    dots = [
-        [round(now_s - first.at_s, 2), round(first.took_s, 5), round(first.hit_share, 3)]
-        for first in recent[-MAX_DOTS:]
-    ]
-    return {
-        "cold": {"count": len(cold), "median_s": median(cold) if cold else None},
-        "warm": {"count": len(warm), "median_s": median(warm) if warm else None},
-        "dots": dots,
-    }
-
-
 def _tenants(accounts: dict[str, Account]) -> list[dict[str, Any]]:
     """List tenants, whoever asked most first."""
     most_first = sorted(accounts.items(), key=lambda item: -item[1].prompt.total)
     return [
-        {"name": name, "requests": account.num_requests} | _tokens(account.prompt)
+        {"name": name, "requests": account.num_requests} | token_counts(account.prompt)
         for name, account in most_first[:MAX_PREFIXES]
     ]
 
@@ -199,32 +164,40 @@ def _load(state: ServerState, snapshot: Snapshot) -> dict[str, Any]:
 def _blocks(state: ServerState, drawn: BlockMap, caller: Caller) -> dict[str, Any]:
     """Lay the map out in cells: a digit per state, and the owner's place in ``tenants``.
 
-    Whoever does not administer gets its own blocks in a row, as if there were no others.
+    Of a large pool a cell stands for several blocks, and ``mixes`` says how many of them are in
+    each state. Whoever does not administer gets its own blocks in a row, as if there were no
+    others.
     """
-    own = list(range(len(drawn.states)))
-    owners, tenants = drawn.owners, [_name(state, salt) for salt in drawn.tenants]
+    states, owners = np.frombuffer(drawn.states, np.uint8), np.asarray(drawn.owners)
+    tenants = [_name(state, salt) for salt in drawn.tenants]
     if not caller.may_administer:
         salt = caller.salt.encode()
-        own = [
-            block for block in own if owners[block] >= 0 and drawn.tenants[owners[block]] == salt
-        ]
-        owners, tenants = array("i", bytes(4 * len(drawn.states))), [caller.tenant]
-    per_cell = -(-len(own) // MAX_CELLS) or 1
-    cells = [own[i : i + per_cell] for i in range(0, len(own), per_cell)]
-    shown = [
-        min(cell, key=lambda b: LIVELIEST.index(BlockState(drawn.states[b]))) for cell in cells
-    ]
+        own = drawn.tenants.index(salt) if salt in drawn.tenants else len(drawn.tenants)
+        states, tenants = states[owners == own], [caller.tenant]
+        owners = np.zeros(len(states), int)
+    per_cell = 1 if len(states) <= MAX_CELLS else -(-len(states) // MANY_CELLS)
+    mixes = _count_by_cell(states, per_cell, len(BlockState))
+    shown = np.array(LIVELIEST)[(mixes[:, LIVELIEST] > 0).argmax(1)]
+    whose = _count_by_cell(owners + 1, per_cell, len(tenants) + 1)[:, 1:]
+    most = whose.argmax(1) if tenants else np.zeros(len(whose), int)
     return {
-        "count": len(own),
+        "count": len(states),
         "per_cell": per_cell,
-        "states": "".join(str(drawn.states[block]) for block in shown),
-        "owners": [owners[block] for block in shown],
+        "states": "".join(map(str, shown.tolist())),
+        "mixes": mixes.tolist() if per_cell > 1 else [],
+        "owners": np.where(whose.any(1), most, -1).tolist(),
         "tenants": tenants,
-        "counts": {
-            kind.name.lower(): sum(drawn.states[block] == kind for block in own)
-            for kind in BlockState
-        },
+        "counts": {kind.name.lower(): int(mixes[:, kind].sum()) for kind in BlockState},
     }
+
+
+def _count_by_cell(
+    values: npt.NDArray[Any], per_cell: int, num_values: int
+) -> npt.NDArray[np.int64]:
+    """Count each value from 0 on among every so many; shape (num_cells, num_values)."""
+    num_cells = -(-len(values) // per_cell)
+    places = np.arange(len(values)) // per_cell * num_values + values
+    return np.bincount(places, minlength=num_cells * num_values).reshape(num_cells, num_values)
 
 
 def _name(state: ServerState, salt: bytes) -> str:

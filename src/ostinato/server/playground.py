@@ -10,8 +10,8 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
 from ostinato.core.errors import ConfigError
-from ostinato.core.sampling_params import SamplingParams
 from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.sampling_params import SamplingParams
 from ostinato.lab.savings import Reuse, Workload, by_token, by_whole_blocks, without_cache
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import CallerOfRequest

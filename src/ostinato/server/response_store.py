@@ -9,8 +9,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.core.tenancy import belongs_to
 from ostinato.server.tools import Message
+from ostinato.tenants.terms import is_salt_of
 
 MOST_PER_TENANT = 512
 MOST_BYTES = 64 * 2**20
@@ -87,7 +87,7 @@ class ResponseStore:
 
     def forget(self, salt: str) -> int:
         """Forget all of a salt that is erased, a tenant's or a narrower one; returns how many."""
-        keys = [key for key, stored in self._stored.items() if belongs_to(stored.salt, salt)]
+        keys = [key for key, stored in self._stored.items() if is_salt_of(stored.salt, salt)]
         for key in keys:
             self._drop(key)
         return len(keys)

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ostinato.core.structured_outputs import StructuredOutputs
 from ostinato.engine.grammar import JSON_WHITE_SPACE
+from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.server.errors import ApiError
 from ostinato.server.tool_parser import CLOSE, OPEN
 

@@ -18,11 +18,11 @@ from typing import Any
 
 from ostinato.core.errors import ConfigError
 from ostinato.engine.outputs import RequestTimings
+from ostinato.server.accounts import PromptTokens
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
 from ostinato.server.config import ServerConfig
 from ostinato.server.errors import ApiError
-from ostinato.server.ledger import PromptTokens
 from ostinato.server.observer import ServedRequest
 
 NANOSECONDS = 1_000_000_000

@@ -13,11 +13,17 @@ from typing import Protocol
 from ostinato.cache.manager import CacheManager
 from ostinato.core.errors import CacheInUse
 from ostinato.core.identity import PrefixKey
-from ostinato.core.tenancy import EraseReceipt
 from ostinato.tenants.lease_book import Lease, LeaseBook
 from ostinato.tenants.lease_limits import LeaseLimits
 from ostinato.tenants.public_prefixes import PublicPrefixes
-from ostinato.tenants.terms import PINNED, LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
+from ostinato.tenants.terms import (
+    PINNED,
+    EraseReceipt,
+    LeaseId,
+    LeaseReceipt,
+    LeaseStatus,
+    LeaseTerms,
+)
 
 
 class Erasable(Protocol):

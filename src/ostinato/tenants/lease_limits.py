@@ -62,13 +62,13 @@ class LeaseLimits:
     def leased(self, group: int, tenant: bytes | None = None) -> set[int]:
         """List the blocks that leases hold in a group; those of one tenant, if it is named.
 
-        A public head that a tenant's leases begin with is not the tenant's.
+        A public prefix that a tenant's leases begin with is not the tenant's.
         """
         size, held = self._manager.block_size, set[int]()
         null = self._manager.pools[group].num_blocks if group else None
         for table in [lease.table for lease in self._leases]:
             if tenant in (None, table.tenant):
-                first = 0 if tenant is None else table.key.head_tokens // size
+                first = 0 if tenant is None else table.key.public_tokens // size
                 held.update(table.groups[group][first:])
         return held - {null} if null is not None else held
 

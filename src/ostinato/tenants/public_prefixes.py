@@ -38,5 +38,5 @@ class PublicPrefixes:
             key: The sequence.
             num_hit: Its first tokens that hit.
         """
-        head = key.identity.head
-        return head is None or (num_hit >= head.num_tokens and head.tenant in self)
+        prefix = key.identity.public_prefix
+        return prefix is None or (num_hit >= prefix.num_tokens and prefix.tenant in self)

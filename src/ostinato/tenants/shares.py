@@ -16,7 +16,7 @@ from itertools import groupby
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_shares import BlockShares
 from ostinato.cache.eviction import EvictionPolicy, RequestSummary
-from ostinato.core.tenancy import Allotment
+from ostinato.core.config import Allotment
 
 
 class Account:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import NewType
 
 from ostinato.core.errors import ConfigError
+from ostinato.core.identity import SALT_SEPARATOR, tenant_of
 
 LeaseId = NewType("LeaseId", int)
 """Number of a lease, unique for the life of a cache."""
@@ -67,3 +68,39 @@ class LeaseReceipt:
     reason: str = ""
     lease_id: LeaseId | None = None
     expires_s: float | None = None
+
+
+def derive_salt(salt: str, cache_salt: str) -> str:
+    """Return the salt of a tenant's request whose client sent one of its own.
+
+    The tenant's comes first, so that nothing a client sends reaches another tenant's; an empty
+    one is the shared namespace, which clients may divide as they like.
+    """
+    return f"{salt}{SALT_SEPARATOR}{cache_salt}" if salt and cache_salt else salt or cache_salt
+
+
+def is_salt_of(salt: str, tenant: str) -> bool:
+    """Whether a salt is a tenant's, or was derived from it."""
+    return salt == tenant or tenant_of(salt.encode()) == tenant.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class EraseReceipt:
+    """What was erased of a tenant, by place.
+
+    Attributes:
+        num_requests: Requests that were cancelled for it.
+        num_blocks: Published blocks, over all groups.
+        num_leases: Leases that were released.
+        num_events: Events that were taken out of the replay buffer.
+        num_zeroed_slots: Slots of the KV store that were overwritten with zeros: the tenant's,
+            and every other one without live content.
+        num_texts: Texts that were known with their tokens.
+    """
+
+    num_requests: int = 0
+    num_blocks: int = 0
+    num_leases: int = 0
+    num_events: int = 0
+    num_zeroed_slots: int = 0
+    num_texts: int = 0

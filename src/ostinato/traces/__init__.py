@@ -1,7 +1,7 @@
-"""Traces: what happened to an engine, written down so that it can be replayed and not be read.
+"""Traces: what happened to an engine, recorded so that it can be replayed but not read.
 
 Files in reading order:
 
-* ``anonymizer``: the names by which tokens and tenants are written down
+* ``anonymizer``: pseudonyms of tokens and tenants
 * ``format``: the lines of a trace
 """

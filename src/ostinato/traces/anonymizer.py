@@ -1,11 +1,11 @@
-"""By which names are tokens and tenants written down, so that a trace gives nothing away?
+"""Pseudonyms for tokens and tenants, so that a trace has no content.
 
-Each token stands in a trace as a pseudonym: 32 bits of a keyed hash of *every* token up to it. So
-two prompts have the same pseudonyms exactly as far as they begin alike, down to the single token,
-and nothing else can be learned: equal words in different places, or in prompts that began
-differently, have different pseudonyms, and the key is random and kept in memory alone, while the
-recording runs. Who can send requests to the engine *during* a recording and read the trace can
-test whether a prompt of theirs begins like another; a trace is for its operator.
+A token's pseudonym is 32 bits of a keyed hash of *every* token up to it. Two prompts have the same
+pseudonyms exactly as far as their common prefix, down to the single token, and nothing else can
+be learned: equal words in other places, or after another beginning, have other pseudonyms. The key
+is random and only in memory, while the recording runs. An attacker who can send requests *during*
+a recording and read the trace can test whether a prompt begins like another; a trace is for its
+operator.
 
 Source: the prefix-chained block ids of Mooncake's traces (arXiv 2407.00079, section 4.1), here
 by token and with a key.
@@ -17,63 +17,59 @@ from array import array
 from collections.abc import Iterable
 
 from ostinato.core.errors import BrokenTrace
-from ostinato.core.identity import ImageSpan, PublicHead
-from ostinato.core.tenancy import NARROWED_BY, owner_of
+from ostinato.core.identity import SALT_SEPARATOR, ImageSpan, PublicPrefix, tenant_of
 from ostinato.core.tokens import TOKEN_BYTES
 
 _NAME_BYTES = 8
 
 
-class Pseudonyms:
-    """Names for tokens and tenants that tell nothing but where two of them are the same.
-
-    The key is drawn when it is made and never leaves it.
-    """
+class TokenHasher:
+    """Keyed hashes of tokens and tenants, which only show where two are equal."""
 
     def __init__(self) -> None:
-        """Draw a key."""
+        """Draw a random key."""
         self._key = secrets.token_bytes(32)
 
     def name(self, content: bytes) -> str:
         """Name a salt, an adapter or an image's content; what is empty stays empty."""
         if not content:
             return ""
-        # A key of its own kind: a salt must not look like the first token of a prompt.
+        # Another kind of key: a salt must not hash like the first token of a prompt.
         digest = hashlib.blake2b(content, digest_size=_NAME_BYTES, key=self._key, person=b"name")
         return digest.hexdigest()
 
     def salt(self, salt: bytes) -> str:
-        """Name a salt, so that its owner can still be told from what a client narrowed it by."""
-        owner = owner_of(salt)
+        """Name a salt, so that its tenant can be told from what a client added."""
+        owner = tenant_of(salt)
         if owner == salt:
             return self.name(salt)
-        return self.name(owner) + NARROWED_BY + self.name(salt)
+        return self.name(owner) + SALT_SEPARATOR + self.name(salt)
 
-    def head(self, head: PublicHead | None) -> tuple[str, int] | None:
-        """Name a public head."""
-        return None if head is None else (self.salt(head.tenant), head.num_tokens)
+    def public_prefix(self, prefix: PublicPrefix | None) -> tuple[str, int] | None:
+        """Name a public prefix."""
+        return None if prefix is None else (self.salt(prefix.tenant), prefix.num_tokens)
 
-    def prompt(self, tokens: "array[int]", images: Iterable[ImageSpan] = ()) -> "Chain":
+    def prompt(self, tokens: "array[int]", images: Iterable[ImageSpan] = ()) -> "ChainedHash":
         """Name a prompt's tokens.
 
         Args:
             tokens: Ids, shape (num_tokens,).
-            images: Among them; what comes after an image is named after its content as well.
+            images: Among them; the hashes after an image cover its content as well.
         """
-        chain = Chain(self._key)
+        chain = ChainedHash(self._key)
         chain.extend(tokens, {image.start: image for image in images})
         return chain
 
 
-class Chain:
-    """A row of tokens by their pseudonyms, which can be continued.
+class ChainedHash:
+    """The pseudonyms of a row of tokens, which can be continued.
 
     Attributes:
         names: Little-endian ``uint32``, shape (num_tokens * 4,).
     """
 
     def __init__(self, key: bytes) -> None:
-        """Begin with no token."""
+        """Start without a token."""
         self.names = bytearray()
         self._hash = hashlib.blake2b(key=key, digest_size=TOKEN_BYTES, person=b"token")
 
@@ -89,8 +85,8 @@ class Chain:
         self.names += b"".join(found)
 
     def continued(self, tokens: "array[int]") -> bytes:
-        """Name what one continuation appends; this row stays as it is."""
-        branch = Chain.__new__(Chain)
+        """Return the pseudonyms of one continuation; this row does not change."""
+        branch = ChainedHash.__new__(ChainedHash)
         branch.names, branch._hash = bytearray(), self._hash.copy()
         branch.extend(tokens)
         return bytes(branch.names)

@@ -1,15 +1,14 @@
-"""How is what happened to an engine written down, so that it can be replayed and not be read?
+"""The format of traces.
 
-A trace is text, a JSON object per line: a header, then one event per line in the order in which
-things happened. Whoever replays the events on the same scheduler and cache gets the same hits,
-request by request::
+A trace is text, a JSON object per line: a header, then events in the order in which they happened.
+A replay on the same scheduler and cache gives the same hits, request by request::
 
     {"event":"header", "version":1, "cache":{...}, "scheduler":{...}, "model":{...}, ...}
     {"event":"added",  "step":0, "at_us":12, "request":0, "prompt":"...", ...}
     {"event":"steps",  "step":0, "times_us":[40, 900, 950, 1400]}      two steps: begun, ended
     {"event":"ended",  "step":2, "at_us":1400, "request":0, "cached":0, "sequences":[...]}
 
-Tokens are not in it, but names for them that tell nothing: see ``pseudonyms``.
+Tokens are pseudonyms, see ``anonymizer``.
 """
 
 from typing import Any
@@ -31,7 +30,7 @@ class Header(msgspec.Struct, frozen=True, tag_field="event", tag="header", kw_on
         cache: Settings of the cache; tenants of allotments are pseudonyms.
         scheduler: Settings of the scheduler.
         model: The model's shape: what its tokens weigh, not what they say.
-        is_cold: Whether nothing was cached and nobody ran when the recording began; only then
+        is_cold: Whether nothing was cached or running when the recording began; only then
             a replay gives the same hits from the first request on.
         epoch: Of the weights at the beginning.
         start_us: The engine's clock at the beginning, in microseconds.
@@ -52,8 +51,8 @@ class Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower, kw_on
     """Something that happened.
 
     Attributes:
-        step: Steps that had run before it; what happens between two steps bears the number of
-            the second.
+        step: Steps that had run before it; an event between two steps has the number of the
+            second.
     """
 
     step: int
@@ -73,12 +72,12 @@ class Added(Event, frozen=True):
     Attributes:
         at_us: Microseconds since ``start_us``.
         request: Its number, from 0 on.
-        arrival_us: When it reached the engine's face.
+        arrival_us: When it reached the engine.
         prompt: Pseudonyms, little-endian ``uint32``, shape (num_prompt_tokens * 4,).
         tenant: A pseudonym of its salt; empty without one.
         adapter: A pseudonym of its adapter; empty without one.
-        head: A pseudonym of the public head that it begins with, and the head's length in
-            tokens; None without one.
+        head: A pseudonym of the public prefix that it begins with, and its length in tokens;
+            None without one.
         epoch: Of the weights, when it was made.
         images: Among its tokens.
         n: Continuations.
@@ -86,7 +85,7 @@ class Added(Event, frozen=True):
         priority: Lower goes first.
         cache_read: Whether it may hit.
         cache_write: Whether others may hit what it computes.
-        prompt_logprobs: Whether it wants the logits of its prompt, and so reads no cache.
+        prompt_logprobs: Whether it needs the logits of its prompt, and so does not read the cache.
     """
 
     at_us: int
@@ -110,7 +109,7 @@ class Steps(Event, frozen=True):
     """Steps that ran, from ``step`` on.
 
     Attributes:
-        times_us: When each was planned and when its result was taken, by turns.
+        times_us: For each, when it was planned and when its result was committed.
     """
 
     times_us: tuple[int, ...]
@@ -137,14 +136,14 @@ class SequenceEnd(msgspec.Struct, frozen=True):
 
 
 class Ended(Event, frozen=True):
-    """All continuations of a request have ended; what it had found.
+    """All continuations of a request have ended, with what hit.
 
     Attributes:
         at_us: Microseconds since ``start_us``.
         request: Its number.
         cached: Prompt tokens that hit at its first admission, copied ones included.
         copied: Those of them that were copied out of a block.
-        was_admitted: Whether it was ever admitted; else it found nothing because it never looked.
+        was_admitted: Whether it was ever admitted; if not, nothing was looked up.
         sequences: In the order of their index; fewer than ``n`` if it ended before it was forked.
     """
 
@@ -164,7 +163,7 @@ class Cancelled(Event, frozen=True):
 
 
 class CacheReset(Event, frozen=True):
-    """Everything cached was forgotten; before that the running were preempted, or nobody ran."""
+    """The cache was reset; running requests were preempted first, if there were any."""
 
     at_us: int
     preempted: bool
@@ -184,7 +183,7 @@ class Erased(Event, frozen=True):
 
 
 class Leased(Event, frozen=True):
-    """A prefix was to be leased.
+    """A lease of a prefix was requested.
 
     Attributes:
         at_us: Microseconds since ``start_us``.
@@ -193,7 +192,7 @@ class Leased(Event, frozen=True):
         tenant: A pseudonym; empty without a salt.
         head: As in ``Added``.
         ttl_s: Seconds; None pins it.
-        refresh_on_hit: Whether a use starts its time anew.
+        refresh_on_hit: Whether each use restarts its time.
     """
 
     at_us: int
@@ -206,7 +205,7 @@ class Leased(Event, frozen=True):
 
 
 class Published(Event, frozen=True):
-    """A prefix was to be kept as a public head; attributes as in ``Leased``."""
+    """Publication of a prefix was requested; attributes as in ``Leased``."""
 
     at_us: int
     prefix: bytes
@@ -215,14 +214,14 @@ class Published(Event, frozen=True):
 
 
 class LeaseEnded(Event, frozen=True):
-    """A lease was let go of."""
+    """A lease ended."""
 
     at_us: int
     lease: int
 
 
 class Stopped(Event, frozen=True):
-    """The recording was ended in order; a trace without this line was cut off."""
+    """The recording was stopped; a trace without this line was cut off."""
 
     at_us: int
 
@@ -256,7 +255,7 @@ def read_header(line: bytes) -> Header:
     """Read the first line.
 
     Raises:
-        BrokenTrace: It is no header, or of a version that is not known here.
+        BrokenTrace: It is no header, or of a newer version.
     """
     try:
         header = _headers.decode(line)

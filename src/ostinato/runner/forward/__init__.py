@@ -3,6 +3,8 @@
 Files in reading order:
 
 * ``packed``: a weight in tiles, and products with it
+* ``codes``: how is a weight written in 8 or 4 bits?
+* ``quantized``: such a weight in tiles, and which layers get one
 * ``packed_linear``: a linear layer whose weight is packed
 * ``plain_layers``: is a layer what its class says, so that it may be computed in another way?
 * ``packing``: which layers of a model get packed weights?

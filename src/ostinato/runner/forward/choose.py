@@ -7,24 +7,37 @@
     plain    the modules of transformers as they are
 
 Whatever is chosen has answered the probe's prompt in chunks, in scattered blocks, as the plain
-modules did.
+modules did. Quantized weights are packed wherever they are, and what is fused is held against the
+modules with the same weights.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import PreTrainedModel
 
 from ostinato.core.config import ForwardName
+from ostinato.core.errors import ConfigError, UnsupportedModel
 from ostinato.runner.forward.decoder import take_apart, unlike
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.ops import NativeOps
-from ostinato.runner.forward.packing import pack_linears, unpack_linears, why_unpacked
+from ostinato.runner.forward.packing import (
+    pack_linears,
+    pack_plain,
+    share_in_linears,
+    unpack_linears,
+    why_unpacked,
+)
+from ostinato.runner.forward.quantized import Quantization, unstack
 from ostinato.runner.forward.records import DTYPES
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.library import library
 from ostinato.runner.probe import Probed, StepCall, through_blocks
 from ostinato.runner.rounding import in_roundings
+
+_LEAST_SHARE = 0.5
+"""Of a model's weights beside its embeddings, that linear layers hold if it is quantized: with
+less, neither memory nor time would be what quantizing promises."""
 
 _MOST_ROUNDINGS = 1.0
 """Largest difference of logits from the plain modules', in multiples of what rounding explains."""
@@ -46,7 +59,11 @@ class ChosenForward:
 
 
 def choose_forward(
-    model: PreTrainedModel, call: ModelCall, probed: Probed, wanted: ForwardName
+    model: PreTrainedModel,
+    call: ModelCall,
+    probed: Probed,
+    wanted: ForwardName,
+    quantization: Quantization | None = None,
 ) -> ChosenForward:
     """Make a model as fast as it can be made without computing anything else.
 
@@ -55,9 +72,16 @@ def choose_forward(
         call: Calls it.
         probed: What the probe found when it was plain.
         wanted: What the user allows.
+        quantization: How weights are quantized; None leaves them as they are.
+
+    Raises:
+        ConfigError: Quantized weights were asked for, and cannot be computed with here.
+        UnsupportedModel: Likewise, because of the model.
 
     Effects: may replace linear layers of the model.
     """
+    if quantization is not None:
+        return _quantized(model, call, probed, wanted, quantization)
     if wanted == "plain":
         return ChosenForward("plain", "forward='plain' is set")
     if (unpacked := why_unpacked(model.dtype, model.device)) is not None:
@@ -71,16 +95,68 @@ def choose_forward(
     return _try_packed(model, call, probed, reason)
 
 
-def _try_fused(model: PreTrainedModel, probed: Probed) -> FusedForward | str:
-    """Return the fused forward; why there is none for this model, which stays plain then."""
-    native, dtype = library(), str(model.dtype).removeprefix("torch.")
-    assert native is not None, "weights can be packed"
+def _quantized(
+    model: PreTrainedModel,
+    call: ModelCall,
+    probed: Probed,
+    wanted: ForwardName,
+    quantization: Quantization,
+) -> ChosenForward:
+    """Quantize linear layers, and fuse what lies between them if it comes out the same."""
+    _check_quantizable(model, quantization)
+    reason = "forward='packed' is set" if wanted == "packed" else _why_unfused(model)
+    with torch.no_grad():
+        if reason is None:
+            fused = _fused(model, probed, quantization)
+            with torch.inference_mode():
+                own = through_blocks(probed.spec, call, model, probed.attention)
+            different = _difference(model, replace(probed, logits=own.double()), fused)
+            if different is None:
+                return ChosenForward("fused", fused=fused)
+            reason = f"fused, {different}"
+            unstack(model)
+        pack_linears(model, quantization.pack)
+    return ChosenForward("packed", reason)
+
+
+def _check_quantizable(model: PreTrainedModel, quantization: Quantization) -> None:
+    setting = f"quantization={quantization.name!r}"
+    if (unpacked := why_unpacked(model.dtype, model.device)) is not None:
+        raise ConfigError(f"{setting} needs packed weights, but {unpacked}: set quantization=None")
+    share = share_in_linears(model)
+    if share < _LEAST_SHARE:
+        raise UnsupportedModel(
+            f"{setting}: of the weights of {type(model).__name__} beside its embeddings, only "
+            f"{share:.0%} are in plain linear layers (at least {_LEAST_SHARE:.0%} is needed); "
+            "the others, such as experts, are not quantized: set quantization=None"
+        )
+
+
+def _why_unfused(model: PreTrainedModel) -> str | None:
+    """Say why a model is not to be fused; None if that may be tried."""
     if model.dtype not in DTYPES:
-        return f"there are no fused operations in {dtype}"
+        return f"there are no fused operations in {str(model.dtype).removeprefix('torch.')}"
     if (difference := unlike(model)) is not None:
         return f"{type(model).__name__} is not built like Llama: {difference}"
+    return None
+
+
+def _fused(
+    model: PreTrainedModel, probed: Probed, quantization: Quantization | None = None
+) -> FusedForward:
+    """Pack a model's weights and return what computes with them."""
+    native = library()
+    assert native is not None, "weights can be packed"
+    pack = pack_plain if quantization is None else quantization.pack
     with torch.no_grad():
-        fused = FusedForward(take_apart(model, probed.styles), NativeOps(native))
+        return FusedForward(take_apart(model, probed.styles, pack), NativeOps(native))
+
+
+def _try_fused(model: PreTrainedModel, probed: Probed) -> FusedForward | str:
+    """Return the fused forward; why there is none for this model, which stays plain then."""
+    if (reason := _why_unfused(model)) is not None:
+        return reason
+    fused = _fused(model, probed)
     different = _difference(model, probed, fused)
     if different is None:
         return fused

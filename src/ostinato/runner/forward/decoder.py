@@ -25,7 +25,7 @@ from transformers.activations import SiLUActivation
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.forward.packed import PackedWeight
 from ostinato.runner.forward.packed_linear import PackedLinear
-from ostinato.runner.forward.packing import stack
+from ostinato.runner.forward.packing import Pack, pack_plain, stack
 from ostinato.runner.forward.parts import HeadShape, Norm
 from ostinato.runner.forward.plain_layers import is_plain_linear, is_unaltered
 
@@ -119,24 +119,27 @@ def unlike(model: PreTrainedModel) -> str | None:
     )
 
 
-def take_apart(model: PreTrainedModel, styles: Sequence[AttentionStyle]) -> Decoder:
+def take_apart(
+    model: PreTrainedModel, styles: Sequence[AttentionStyle], pack: Pack = pack_plain
+) -> Decoder:
     """Pack a model's weights as the fused forward reads them.
 
     Args:
         model: One to which ``unlike`` has no objection.
         styles: How each layer's scores are made, as the layer itself asked for it.
+        pack: Packs weights.
 
     Effects: replaces its linear layers by packed ones; the model itself goes on working.
     """
     inner = cast(nn.Module, _inner(model))
     head, embedding = cast(nn.Linear, model.lm_head), cast(nn.Embedding, inner.embed_tokens)
     layers = tuple(
-        _layer(layer, style)
+        _layer(layer, style, pack)
         for layer, style in zip(cast(nn.ModuleList, inner.layers), styles, strict=True)
     )
     weight = cast(nn.Parameter, head.weight)
     tied = weight if weight is embedding.weight else None
-    packed = PackedWeight([weight])
+    packed = pack([head], is_head=True)
     model.lm_head = PackedLinear(head, packed, 0, tied)
     return Decoder(
         embedding=embedding,
@@ -154,23 +157,23 @@ def _inner(model: PreTrainedModel) -> nn.Module | None:
     return inner if isinstance(inner, nn.Module) else None
 
 
-def _layer(layer: nn.Module, style: AttentionStyle) -> DecoderLayer:
+def _layer(layer: nn.Module, style: AttentionStyle, pack: Pack) -> DecoderLayer:
     attention, mlp = cast(nn.Module, layer.self_attn), cast(nn.Module, layer.mlp)
     shape = _head_shape(attention)
     return DecoderLayer(
         input_norm=_norm(layer.input_layernorm),
-        project=_projection(attention, _PROJECTIONS),
+        project=_projection(attention, _PROJECTIONS, pack),
         shape=shape,
         style=style,
-        combine=_projection(attention, ("o_proj",)),
+        combine=_projection(attention, ("o_proj",), pack),
         output_norm=_norm(layer.post_attention_layernorm),
-        gate_up=_projection(mlp, _GATE_UP),
-        down=_projection(mlp, ("down_proj",)),
+        gate_up=_projection(mlp, _GATE_UP, pack),
+        down=_projection(mlp, ("down_proj",), pack),
     )
 
 
-def _projection(parent: nn.Module, names: tuple[str, ...]) -> Projection:
-    packed = stack(parent, names)
+def _projection(parent: nn.Module, names: tuple[str, ...], pack: Pack) -> Projection:
+    packed = stack(parent, names, pack)
     biases = [parent.get_submodule(name).bias for name in names]
     return Projection(packed, tuple(b.detach() for b in biases if isinstance(b, Tensor)))
 

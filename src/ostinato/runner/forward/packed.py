@@ -76,6 +76,11 @@ class PackedWeight:
             self.replace(first, part.detach())
             first += part.shape[0]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return self._tiles.nbytes
+
     def multiply(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return ``rows @ weight.T + bias``, a fresh tensor; between its rows there may be gaps.
 

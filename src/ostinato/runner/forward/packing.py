@@ -7,10 +7,11 @@ packed copy here; one that other modules share in any other way is left alone.
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from ostinato.runner.forward.packed import PackedWeight
 from ostinato.runner.forward.packed_linear import PackedLinear
@@ -28,13 +29,31 @@ def why_unpacked(dtype: torch.dtype, device: torch.device) -> str | None:
     return "packed weights need the native library" if library() is None else None
 
 
-def pack_linears(model: nn.Module) -> int:
+class Pack(Protocol):
+    """Packs the weights of linear layers that read one input into one."""
+
+    def __call__(self, linears: Sequence[nn.Linear], is_head: bool = False) -> PackedWeight:
+        """Return the weight, the rows of each layer below those of the one before.
+
+        Args:
+            linears: Plain layers.
+            is_head: Whether it is the output layer.
+        """
+        ...
+
+
+def pack_plain(linears: Sequence[nn.Linear], is_head: bool = False) -> PackedWeight:
+    """Pack weights in the format that they have; see ``Pack``."""
+    return PackedWeight([linear.weight for linear in linears])
+
+
+def pack_linears(model: nn.Module, pack: Pack = pack_plain) -> int:
     """Pack every linear layer that is still plain; returns how many there were.
 
     Effects: replaces the layers in the model, and lets go of their weights.
     """
     shared = _shared_parameters(model)
-    embeddings = _embeddings(model)
+    embeddings, head = _embeddings(model), _head(model)
     found = [
         (parent, name, child)
         for parent in list(model.modules())
@@ -46,29 +65,35 @@ def pack_linears(model: nn.Module) -> int:
         tied = cast(nn.Parameter, linear.weight) if id(linear.weight) in embeddings else None
         if tied is None and id(linear.weight) in shared:
             continue
-        setattr(parent, name, PackedLinear(linear, PackedWeight([linear.weight]), 0, tied))
+        setattr(parent, name, PackedLinear(linear, pack([linear], linear is head), 0, tied))
         num_packed += 1
     return num_packed
 
 
-def stack(parent: nn.Module, names: Sequence[str]) -> PackedWeight:
+def stack(parent: nn.Module, names: Sequence[str], pack: Pack = pack_plain) -> PackedWeight:
     """Pack linear layers that read one input into one weight.
 
     Args:
         parent: Their module.
         names: Of its children, in the order of rows.
+        pack: How.
 
     Effects: replaces them.
     """
-    linears = [parent.get_submodule(name) for name in names]
-    assert all(isinstance(linear, nn.Linear) for linear in linears)
-    packed = PackedWeight([linear.weight for linear in linears])  # type: ignore[misc]
-    first_row = 0
+    linears = [cast(nn.Linear, parent.get_submodule(name)) for name in names]
+    packed, first_row = pack(linears), 0
     for name, linear in zip(names, linears, strict=True):
-        assert isinstance(linear, nn.Linear)
         setattr(parent, name, PackedLinear(linear, packed, first_row))
         first_row += linear.out_features
     return packed
+
+
+def share_in_linears(model: nn.Module) -> float:
+    """Return which share of a model's weights, beside its embeddings, plain linear layers hold."""
+    embeddings = _embeddings(model)
+    sizes = {id(p): p.numel() for p in model.parameters() if id(p) not in embeddings}
+    inside = {id(m.weight) for m in model.modules() if is_plain_linear(m)} & sizes.keys()
+    return sum(sizes[each] for each in inside) / max(1, sum(sizes.values()))
 
 
 def unpack_linears(model: nn.Module) -> None:
@@ -77,6 +102,11 @@ def unpack_linears(model: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if isinstance(child, PackedLinear):
                 setattr(parent, name, child.unpacked())
+
+
+def _head(model: nn.Module) -> nn.Module | None:
+    """Return the output layer."""
+    return model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
 
 
 def _shared_parameters(model: nn.Module) -> set[int]:

@@ -46,6 +46,12 @@ def weight_places(model: nn.Module) -> dict[str, WeightPlace]:
     }
 
 
+def weight_bytes(model: nn.Module) -> int:
+    """Return the bytes of memory that a model's weights take, packed and plain."""
+    packed = {id(m.packed): m.packed.nbytes for m in model.modules() if isinstance(m, PackedLinear)}
+    return sum(packed.values()) + sum(tensor.nbytes for tensor in model.parameters())
+
+
 @torch.no_grad()
 def replace_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Overwrite some weights in place.

@@ -54,6 +54,12 @@ class Product(ctypes.Structure):
         ("num_outputs", ctypes.c_int32),
         ("dtype", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
+        ("weight_format", ctypes.c_int32),
+        ("scales", ctypes.c_void_p),
+        ("minima", ctypes.c_void_p),
+        ("scale_dtype", ctypes.c_int32),
+        ("group_size", ctypes.c_int32),
+        ("used_inputs", ctypes.c_int32),
     )
 
 

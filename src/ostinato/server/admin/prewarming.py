@@ -8,9 +8,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ostinato.core.errors import ConfigError, OstinatoError
-from ostinato.core.sampling_params import SamplingParams
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import PromptDict
+from ostinato.engine.sampling_params import SamplingParams
 from ostinato.server.admin.bodies import PrefixBody, PrewarmLine
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import NO_LIMITS

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 
 from ostinato.engine.engine import Engine
 from ostinato.engine.prompts import PromptDict
-from ostinato.engine.public_prefixes import PublicPrefix
+from ostinato.engine.public_prefixes import PublishedPrefix
 from ostinato.server.admin.bodies import PrefixBody, UnpublishBody
 from ostinato.server.callers import Administrator
 from ostinato.server.errors import ApiError
@@ -42,7 +42,7 @@ async def list_public(request: Request, administrator: Administrator) -> dict[st
     """List public prefixes; one that is not held was ended by a reset or new weights."""
     state: ServerState = request.app.state.server
 
-    def look(engine: Engine) -> list[PublicPrefix]:
+    def look(engine: Engine) -> list[PublishedPrefix]:
         return engine.public_prefixes.listed()
 
     return {

@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Query, Request
 
-from ostinato.core.tenancy import owner_of
+from ostinato.core.identity import tenant_of
 from ostinato.engine.engine import Engine
 from ostinato.engine.public_prefixes import public_name
 from ostinato.engine.snapshot import Snapshot, take_snapshot
@@ -55,12 +55,12 @@ async def heaviest_prefixes(
 
 
 async def _described(state: ServerState, prefix: CachedPrefix) -> dict[str, Any]:
-    salt, head = prefix.identity.tenant, prefix.identity.head
+    salt, continued = prefix.identity.tenant, prefix.identity.public_prefix
     public = public_name(salt)
     return {
         "tenant": None if public is not None else name_of(state, salt),
         "public": public,
-        "behind": None if head is None else public_name(head.tenant),
+        "behind": None if continued is None else public_name(continued.tenant),
         "head": await _text(state, prefix.head.tolist()),
         "branch": await _text(state, prefix.branch.tolist()),
         "num_tokens": prefix.num_tokens,
@@ -77,7 +77,7 @@ def name_of(state: ServerState, salt: bytes) -> str:
     """Return a tenant's name; where there are no keys, the salt that clients chose is one."""
     if (public := public_name(salt)) is not None:
         return f"public {public}"
-    known = state.callers.name_of(owner_of(salt).decode(errors="replace"))
+    known = state.callers.name_of(tenant_of(salt).decode(errors="replace"))
     return known or state.ledger.name_of(salt)
 
 

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 from transformers import PreTrainedTokenizerBase
 
 from ostinato.core.errors import InvalidSamplingParams
-from ostinato.core.sampling_params import SamplingParams
+from ostinato.engine.sampling_params import SamplingParams
 from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
 from ostinato.server.protocol.sampling import SamplingFields, ShortText
 from ostinato.server.protocol.tools import (

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from ostinato.core.errors import InvalidSamplingParams
-from ostinato.core.sampling_params import SamplingParams
-from ostinato.core.structured_outputs import StructuredOutputs
+from ostinato.engine.sampling_params import SamplingParams
+from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
 from ostinato.server.protocol.sampling import KEEP_TOKENS, CacheUse, FormBody, ShortText
 from ostinato.server.protocol.tools import MOST_TOOLS, CallId, ToolName

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from ostinato.core.sampling_params import SamplingParams
-from ostinato.core.structured_outputs import StructuredOutputs
+from ostinato.engine.sampling_params import SamplingParams
+from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.server.protocol.body import Body, Items
 from ostinato.tenants.terms import OPENAI_24H, LeaseTerms
 

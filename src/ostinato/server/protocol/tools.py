@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from ostinato.core.structured_outputs import StructuredOutputs
+from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.server.protocol.body import Body
 from ostinato.server.tools import Tool, ToolUse, use_tools
 

@@ -1,7 +1,6 @@
-"""May this request be served, and what is it before it is added?
+"""Tokenizes a prompt and checks a request against the model, before anything is added.
 
-Everything that depends on the model is checked here, and nothing changes: a caller's mistake must
-be found before half of a batch is in the queue.
+Nothing changes here: a caller's mistake is found before half of a batch is in the queue.
 """
 
 import hashlib
@@ -11,13 +10,14 @@ from array import array
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ostinato.core.errors import InvalidSamplingParams, PromptTooLong, RequestError
+from ostinato.core.errors import InvalidSamplingParams, PromptTooLong, RequestError, TokenOutOfRange
 from ostinato.core.request import Request
-from ostinato.core.sampling_params import SamplingParams
-from ostinato.core.tokens import check_vocabulary, pack_tokens
+from ostinato.core.tokens import pack_tokens
 from ostinato.engine.prompts import Prompt
+from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.runner.model_loader import LoadedModel
 
@@ -31,11 +31,12 @@ _CUT_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class EngineRequest:
+class PreparedRequest:
     """A request that passed every check and may be added.
 
     Attributes:
         request: As the scheduler takes it.
+        params: Its sampling parameters, with those that concern text.
         prompt: The text, if it was given as one.
         seeds: One per continuation.
         arrival_s: By the engine's clock.
@@ -43,6 +44,7 @@ class EngineRequest:
     """
 
     request: Request
+    params: SamplingParams
     prompt: str | None
     seeds: tuple[int, ...]
     arrival_s: float
@@ -83,6 +85,25 @@ def tokenize(
         tokens = pack_tokens(_encode(tokenizer, prompt.text, keep))
     check_vocabulary(tokens, loaded.vocab_size)
     return tokens if keep is None else tokens[-keep:]
+
+
+def check_vocabulary(tokens: "array[int]", vocab_size: int) -> None:
+    """Refuse ids that the model has no embedding for.
+
+    Args:
+        tokens: Packed, shape (num_tokens,).
+        vocab_size: One more than the largest id.
+
+    Raises:
+        TokenOutOfRange: An id is ``>= vocab_size``.
+    """
+    if len(tokens) and np.frombuffer(tokens, "<u4").max() >= vocab_size:
+        position = next(i for i, token in enumerate(tokens) if token >= vocab_size)
+        raise TokenOutOfRange(
+            f"token id {tokens[position]} at position {position} is outside the vocabulary: "
+            f"ids of this model run from 0 to {vocab_size - 1}; was the prompt tokenized "
+            "with another model's tokenizer?"
+        )
 
 
 def refuse_long_text(text: str, most: int, tokenizer: PreTrainedTokenizerBase) -> None:

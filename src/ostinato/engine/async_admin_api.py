@@ -9,22 +9,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from ostinato.core.sampling_params import SamplingParams
-from ostinato.core.tenancy import EraseReceipt
-from ostinato.engine.administration import Administration
+from ostinato.engine.admin_api import AdminApi
 from ostinato.engine.engine_thread import EngineThread
 from ostinato.engine.prompts import Prompt, check_salt
 from ostinato.engine.public_prefixes import salt_of_public
+from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.tokenizer_executor import TokenizerExecutor
 from ostinato.engine.weights import WeightSource, read_weights
-from ostinato.tenants.terms import LeaseId, LeaseReceipt, LeaseTerms
+from ostinato.tenants.terms import EraseReceipt, LeaseId, LeaseReceipt, LeaseTerms
 
 
-class AsyncAdministration:
+class AsyncAdminApi:
     """The operator's side of an engine that runs in a thread."""
 
     def __init__(
-        self, administration: Administration, thread: EngineThread, tokenizing: TokenizerExecutor
+        self, administration: AdminApi, thread: EngineThread, tokenizing: TokenizerExecutor
     ) -> None:
         """Serve an engine."""
         self._administration = administration
@@ -86,7 +85,7 @@ class AsyncAdministration:
         """
         thread, engine = self._thread, self._thread.engine
         # Not waited for: whoever gives up in between must leave the tenant open.
-        thread.commands.put(lambda: engine.close_tenant(salt))
+        thread.commands.put(lambda: engine.block_tenant(salt))
         try:
             cancelled = 0
             if cancel_running:
@@ -95,4 +94,4 @@ class AsyncAdministration:
                 await asyncio.sleep(0)  # the answer comes between steps: one question per step
             yield cancelled
         finally:
-            thread.tell(lambda: engine.open_tenant(salt))
+            thread.tell(lambda: engine.unblock_tenant(salt))

@@ -1,57 +1,14 @@
-"""What form must an output have?
-
-A ``StructuredOutputs`` is what a user asks for; an ``OutputForm`` is what becomes of it: one per
-output, moving on with each token. The scheduler carries forms and the sampler asks them; neither
-knows of grammars, and both can be read without the library that does (``engine.grammar``)::
-
-    StructuredOutputs ──compile, at admission──► OutputForm ──copy──► one per continuation
-                                                    │ mask()      before each token: which may come?
-                                                    └ advance(t)  after it
-"""
+"""Structured outputs: the constraint that a user sets on a text, such as a JSON schema."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, Self
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from ostinato.core.errors import InvalidSamplingParams
 
 MAX_SOURCE_CHARACTERS = 200_000
 """Longest schema, regex or grammar: it is compiled before the request is admitted."""
-
-
-class OutputForm(Protocol):
-    """Which tokens one output may go on with. Its methods never raise: what fails says so."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the output has the form and nothing may follow."""
-        ...
-
-    @property
-    def error(self) -> str:
-        """Why it cannot go on; empty if it can."""
-        ...
-
-    def copy(self) -> Self:
-        """Return one that stands where this one stands, and goes its own way."""
-        ...
-
-    def mask(self) -> NDArray[np.uint8]:
-        """Return which ids may come next.
-
-        Returns:
-            One bit per id, the lowest bit of a byte first, shape (>= ceil(vocab_size / 8),);
-            none is set after a failure.
-        """
-        ...
-
-    def advance(self, token_id: int) -> None:
-        """Note that a token came, which the mask allowed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

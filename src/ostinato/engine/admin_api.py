@@ -17,17 +17,16 @@ import torch
 
 from ostinato.core.errors import CacheInUse, ConfigError, EmptyPrompt, RequestError
 from ostinato.core.identity import PrefixKey
-from ostinato.core.tenancy import EraseReceipt
 from ostinato.engine.engine import Engine
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.public_prefixes import salt_of_public
 from ostinato.engine.recorder import Settings
-from ostinato.engine.requests import tokenize
+from ostinato.engine.request_validation import tokenize
 from ostinato.engine.weights import WeightUpdate
-from ostinato.tenants.terms import LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
+from ostinato.tenants.terms import EraseReceipt, LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
 
 
-class Administration:
+class AdminApi:
     """The operator's side of one engine."""
 
     def __init__(self, engine: Engine) -> None:
@@ -54,14 +53,14 @@ class Administration:
         key, recorder = PrefixKey(identity, tokens), self._engine.recorder
         recorder.tick()
         receipt = self._engine.cache.admin.lease(key, terms)
-        recorder.leased(key, terms, receipt.lease_id)
+        recorder.on_leased(key, terms, receipt.lease_id)
         return receipt
 
     def end_lease(self, lease_id: LeaseId) -> bool:
         """Let go of a lease; returns False if there is none of that number."""
         self._engine.recorder.tick()
         ended = self._engine.cache.admin.end_lease(lease_id)
-        self._engine.recorder.lease_ended(lease_id)
+        self._engine.recorder.on_lease_ended(lease_id)
         return ended
 
     def publishable(self, name: str, prompt: Prompt) -> Prompt:
@@ -95,7 +94,7 @@ class Administration:
         key = PrefixKey(engine.identity_of(prompt, tokens), tokens)
         engine.recorder.tick()
         receipt = engine.cache.admin.publish(key)
-        engine.recorder.published(key)
+        engine.recorder.on_published(key)
         if receipt.status is LeaseStatus.ACCEPTED:
             engine.public_prefixes.add(name, tokens)
             if prompt.known is not None and engine.texts is not None:
@@ -139,9 +138,9 @@ class Administration:
         salt = cache_salt.encode() if isinstance(cache_salt, str) else cache_salt
         self._engine.recorder.tick()
         receipt = self._engine.cache.admin.erase(salt)
-        self._engine.forget_forms(salt)
+        self._engine.forget_grammars(salt)
         num_texts = self._engine.forget_texts(salt)
-        self._engine.recorder.erased(salt)
+        self._engine.recorder.on_erased(salt)
         return EraseReceipt(
             num_cancelled,
             receipt.num_blocks,
@@ -160,7 +159,7 @@ class Administration:
         Effects: running requests go on over the keys and values that they have, and publish
         nothing more; nothing that was computed before can hit. Leases end.
         """
-        return self._engine.adopt(update)
+        return self._engine.apply_weights(update)
 
     def start_recording(self, path: str | Path) -> Path:
         """Record what happens from now on, without any content.

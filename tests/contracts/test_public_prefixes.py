@@ -1,16 +1,15 @@
 """A published prefix is shared by all who may begin with it; what follows is each tenant's own.
 
 One suite for both indexes. "PUBLICLY" is two blocks that were published; tenants ``a`` and ``b``
-go on behind it. Copies, erasure, accounts, events and windows are met at the seam.
+go on behind it. Copies, erasure, accounts, events and windows are met at the namespace boundary.
 """
 
 import pytest
 
 from ostinato.cache.block_hash import BlockHasher, sha256
-from ostinato.core.config import WindowConfig
+from ostinato.core.config import Allotment, WindowConfig
 from ostinato.core.errors import CacheInUse
-from ostinato.core.identity import ImageSpan, PublicHead
-from ostinato.core.tenancy import Allotment
+from ostinato.core.identity import ImageSpan, PublicPrefix
 from ostinato.tenants.terms import PINNED, LeaseStatus
 from tests.support.memory_search import Traces, search
 from tests.support.tiny_cache import letters, on_both_indexes, prefix_key, tiny_cache
@@ -19,9 +18,9 @@ pytestmark = on_both_indexes
 
 SALT = b"\xffpublic"
 TEXT = "PUBLICLY"
-HEAD = PublicHead(SALT, len(TEXT))
-A = {"tenant": b"tenant a", "head": HEAD}
-B = {"tenant": b"tenant b", "head": HEAD}
+PREFIX = PublicPrefix(SALT, len(TEXT))
+A = {"tenant": b"tenant a", "public_prefix": PREFIX}
+B = {"tenant": b"tenant b", "public_prefix": PREFIX}
 
 
 def published(index, num_blocks=12, **settings):
@@ -70,8 +69,8 @@ def test_equal_tails_of_two_tenants_are_two_contents(index):
     )
 
 
-def test_no_token_is_copied_across_the_seam(index):
-    """Neither out of the public head into a tail, nor between tails of two tenants."""
+def test_no_token_is_copied_across_the_namespace_boundary(index):
+    """Neither out of the public prefix into a tail, nor between tails of two tenants."""
     cache = published(index)
     cache.serve(TEXT + "abcdefgh", **A)
     for who in (A, B):
@@ -223,7 +222,7 @@ def test_images_behind_the_head_count_as_ever(index):
 
 
 def test_windows_part_at_the_seam_as_well(index):
-    """A window group finds blocks by digest; the salt is in it from the seam on."""
+    """A window group finds blocks by digest; the salt is in it from the boundary on."""
     cache = published(index, windows=(WindowConfig(6, 12),))
     cache.serve(TEXT + "aaaaAAAAX", **A)
     assert cache.match(TEXT + "aaaaAAAAY", **A).num_tokens == 16

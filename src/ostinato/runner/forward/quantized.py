@@ -1,0 +1,188 @@
+"""A weight of 8 or 4 bits in the order in which the native library multiplies with it.
+
+Codes are packed once, into the tiles of ``native/src/weight_tiles.h``, and nothing else of a weight
+is kept: products read the codes. Scales stand beside them, 32 outputs of a group side by side.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ostinato.core.config import QuantizationName
+from ostinato.runner.forward.codes import CodeFormat, Codes, encode, joined
+from ostinato.runner.forward.packed import PackedWeight, padded_width
+from ostinato.runner.forward.packed_linear import PackedLinear
+from ostinato.runner.forward.records import Product
+from ostinato.runner.huge_pages import into_huge_pages
+from ostinato.runner.native.face import DTYPES
+from ostinato.runner.native.library import library
+
+_TILE_OUTPUTS = 32
+_FORMATS = {8: 1, 4: 2}
+"""Numbers of ``ost_weight_format`` by bits."""
+
+
+class QuantizedWeight(PackedWeight):
+    """A weight of shape (num_rows, num_columns) as packed codes.
+
+    Attributes:
+        num_rows: Outputs.
+        num_columns: Inputs.
+        dtype: Format of what it is multiplied with and of products.
+        format: How weights are written as codes.
+    """
+
+    def __init__(self, codes: Codes, dtype: torch.dtype) -> None:
+        """Pack codes.
+
+        Args:
+            codes: What to multiply with.
+            dtype: One of the native library.
+        """
+        native = library()
+        assert native is not None, "weights are packed where the native library is"
+        self._native = native
+        self.num_rows, self.num_columns = codes.codes.shape
+        self.dtype, self.format = dtype, codes.format
+        self._tiles = _into_tiles(self._codes_in_full_tiles(codes.codes), self.format.bits)
+        into_huge_pages(self._tiles.data_ptr(), self._tiles.nbytes)
+        self._scales = self._by_tiles(codes.scales)
+        self._minima = None if codes.minima is None else self._by_tiles(codes.minima)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, scales and minima."""
+        return sum(t.nbytes for t in (self._tiles, self._scales, self._minima) if t is not None)
+
+    def record(self, rows: Tensor, bias: Tensor | None, outputs: Tensor) -> Product:
+        """Check and describe a product; see ``PackedWeight``."""
+        product = super().record(rows, bias, outputs)
+        product.weight_format = _FORMATS[self.format.bits]
+        product.scales = self._scales.data_ptr()
+        product.minima = None if self._minima is None else self._minima.data_ptr()
+        product.scale_dtype = DTYPES[self._scales.dtype]
+        product.group_size = self.format.group_size
+        product.used_inputs = self.num_columns
+        return product
+
+    def codes(self, first: int = 0, last: int | None = None) -> Codes:
+        """Return a fresh copy of the codes of some rows; all by default."""
+        last = self.num_rows if last is None else last
+        begin, end = first // _TILE_OUTPUTS, -(-last // _TILE_OUTPUTS)
+        within = slice(first - begin * _TILE_OUTPUTS, last - begin * _TILE_OUTPUTS)
+        found = _out_of_tiles(self._tiles[begin:end], self.format.bits)
+        if self.format.bits == 8 and not self.format.has_minima:
+            found = found.view(torch.int8)
+        minima = None if self._minima is None else _by_rows(self._minima[begin:end])[within]
+        return Codes(
+            self.format,
+            found[within, : self.num_columns],
+            _by_rows(self._scales[begin:end])[within],
+            minima,
+        )
+
+    def plain(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Return a fresh copy of some rows as ``nn.Linear`` holds them; all by default."""
+        return self.codes(first, last).plain(self.dtype)
+
+    def replace(self, first: int, rows: Tensor) -> None:
+        """Write other numbers as codes into some rows; see ``PackedWeight``."""
+        self._put(first, encode(rows.detach(), self.format))
+
+    def _put(self, first: int, codes: Codes) -> None:
+        begin = first // _TILE_OUTPUTS
+        end = -(-(first + codes.codes.shape[0]) // _TILE_OUTPUTS)
+        rows = slice(
+            first - begin * _TILE_OUTPUTS, first - begin * _TILE_OUTPUTS + len(codes.codes)
+        )
+        tiles = _out_of_tiles(self._tiles[begin:end], self.format.bits)
+        tiles[rows, : self.num_columns] = codes.codes.view(torch.uint8)
+        self._tiles[begin:end] = _into_tiles(tiles, self.format.bits)
+        for kept, given in ((self._scales, codes.scales), (self._minima, codes.minima)):
+            if kept is not None and given is not None:
+                numbers = _by_rows(kept[begin:end])
+                numbers[rows] = given.to(kept.dtype)
+                kept[begin:end] = _tiled(numbers)
+
+    def _codes_in_full_tiles(self, codes: Tensor) -> Tensor:
+        """Fill codes up to whole tiles, as bytes."""
+        more = (-self.num_rows) % _TILE_OUTPUTS
+        width = padded_width(self.num_columns) - self.num_columns
+        return functional.pad(codes.view(torch.uint8), (0, width, 0, more), value=self.format.zero)
+
+    def _by_tiles(self, of_groups: Tensor) -> Tensor:
+        """Arrange scales by tiles, shape (num_tiles, num_groups, 32)."""
+        return _tiled(functional.pad(of_groups, (0, 0, 0, (-self.num_rows) % _TILE_OUTPUTS)))
+
+
+_INT8 = CodeFormat(bits=8, group_size=128)
+_INT4 = CodeFormat(bits=4, group_size=32, has_minima=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """Packs linear layers as codes.
+
+    Attributes:
+        name: ``int8`` or ``int4``. The output layer has 8 bits in both: every logit depends on it
+            alone, and it is a small part of what a step reads.
+    """
+
+    name: QuantizationName
+
+    def pack(self, linears: Sequence[nn.Linear], is_head: bool = False) -> QuantizedWeight:
+        """Pack layers that read one input into one weight; see ``packing.pack_plain``."""
+        format = _INT4 if self.name == "int4" and not is_head else _INT8
+        weights = [linear.weight.detach() for linear in linears]
+        return QuantizedWeight(joined([encode(w, format) for w in weights]), weights[0].dtype)
+
+    def __str__(self) -> str:
+        """Name all that the codes depend on: two that differ here never share a cached prefix."""
+        return f"{_INT8}" if self.name == "int8" else f"{_INT4}, head {_INT8}"
+
+
+def unstack(model: nn.Module) -> None:
+    """Give each quantized layer that shares a packed weight the same codes for itself."""
+    for layer in model.modules():
+        if isinstance(layer, PackedLinear) and isinstance(layer.packed, QuantizedWeight):
+            first, last = layer.first_row, layer.first_row + layer.out_features
+            if layer.packed.num_rows != layer.out_features:
+                layer.packed = QuantizedWeight(layer.packed.codes(first, last), layer.packed.dtype)
+                layer.first_row = 0
+
+
+def _into_tiles(codes: Tensor, bits: int) -> Tensor:
+    """Arrange bytes (num_rows, num_inputs), multiples of 32, as (num_tiles, bytes of a tile)."""
+    tiles = codes.shape[0] // _TILE_OUTPUTS
+    if bits == 8:
+        pairs = codes.view(tiles, _TILE_OUTPUTS, -1, 2)
+        return pairs.transpose(1, 2).reshape(tiles, -1)
+    # Inputs 8 * step + 2 * nibble + place: nibbles of a word of two bytes.
+    words = codes.view(tiles, _TILE_OUTPUTS, -1, 2, 2, 2)
+    packed = words[..., 0, :] | words[..., 1, :] << 4  # (tile, output, step, byte, place)
+    return packed.permute(0, 2, 1, 4, 3).reshape(tiles, -1)
+
+
+def _out_of_tiles(tiles: Tensor, bits: int) -> Tensor:
+    """Undo ``_into_tiles``."""
+    count = tiles.shape[0]
+    if bits == 8:
+        rows = tiles.view(count, -1, _TILE_OUTPUTS, 2).transpose(1, 2)
+        return rows.reshape(count * _TILE_OUTPUTS, -1)
+    packed = tiles.view(count, -1, _TILE_OUTPUTS, 2, 2).permute(0, 2, 1, 4, 3)
+    words = torch.stack((packed & 15, packed >> 4), dim=-2)
+    return words.reshape(count * _TILE_OUTPUTS, -1)
+
+
+def _tiled(of_groups: Tensor) -> Tensor:
+    """Arrange numbers of groups, shape (num_rows, num_groups), by tiles."""
+    tiles = of_groups.view(-1, _TILE_OUTPUTS, of_groups.shape[1])
+    return tiles.transpose(1, 2).contiguous()
+
+
+def _by_rows(tiled: Tensor) -> Tensor:
+    """Undo ``_tiled``."""
+    return tiled.transpose(1, 2).reshape(-1, tiled.shape[1])

@@ -1,0 +1,153 @@
+"""Which figures of the last minutes does the page show? Tokens, waits, queue and memory."""
+
+from collections import deque
+from collections.abc import Iterable
+from statistics import median
+from typing import Any
+
+from ostinato.engine.snapshot import Snapshot
+from ostinato.observe.introspection import BlockState
+from ostinato.server.accounts import HISTORY_S, Account, FirstToken, PromptTokens
+
+MAX_DOTS = 400
+"""Requests in the picture of first tokens."""
+
+COLD_BELOW, WARM_FROM = 0.1, 0.5
+"""Shares of a prompt that hit, of requests called cold and warm."""
+
+GAPS_EVERY_S = 5
+"""Seconds of which the waits between tokens are summed up in one point."""
+
+PERCENTILES = (0.5, 0.95, 0.99)
+
+_IN_ROWS = (BlockState.PRIVATE, BlockState.HELD, BlockState.EVICTABLE, BlockState.SCRATCH)
+
+
+class LoadHistory:
+    """Queue and memory, second by second, whenever somebody looks."""
+
+    def __init__(self) -> None:
+        """Nothing was seen yet."""
+        self._rows: deque[tuple[int, list[int]]] = deque(maxlen=HISTORY_S)
+
+    def note(self, second: int, snapshot: Snapshot) -> None:
+        """Keep the first look of a second."""
+        if self._rows and self._rows[-1][0] >= second:
+            return
+        blocks = [snapshot.states[state] for state in _IN_ROWS]
+        self._rows.append((second, [snapshot.num_running, snapshot.num_waiting, *blocks]))
+
+    def rows(self, second: int) -> list[list[int]]:
+        """List: how long ago, running, waiting, and blocks private, held, evictable, scratch."""
+        return [[second - at, *row] for at, row in self._rows if second - at < HISTORY_S]
+
+
+def token_counts(prompt: PromptTokens) -> dict[str, Any]:
+    """Write prompt tokens by origin."""
+    return {
+        "prompt": prompt.total,
+        "computed": prompt.computed,
+        "cached": prompt.cached,
+        "copied": prompt.copied,
+        "waited": prompt.waited,
+        "hit_ratio": prompt.hit_share,
+    }
+
+
+def totals(account: Account) -> dict[str, Any]:
+    """Sum up since the server began."""
+    counts = {"requests": account.num_requests, "output": account.output_tokens}
+    return counts | token_counts(account.prompt) | {"saved": account.prompt.hit}
+
+
+def recent(account: Account, now_s: float, seconds: int) -> PromptTokens:
+    """Sum up the last seconds."""
+    found = PromptTokens()
+    for second in account.seconds.values():
+        if second.number > now_s - seconds:
+            found.add(second.prompt)
+    return found
+
+
+def history(account: Account, now_s: float) -> dict[str, Any]:
+    """List seconds with anything in them: how long ago, and tokens by origin."""
+    rows = [
+        [int(now_s) - second.number, second.prompt.computed, second.prompt.cached,
+         second.prompt.copied, second.prompt.waited]
+        for second in account.seconds.values() if second.number > now_s - HISTORY_S
+    ]  # fmt: skip
+    return {"seconds": HISTORY_S, "rows": rows}
+
+
+def first_tokens(firsts: Iterable[FirstToken], now_s: float) -> dict[str, Any]:
+    """Compare first tokens of prompts that were hardly cached with those that mostly were."""
+    recent = [first for first in firsts if first.at_s > now_s - HISTORY_S]
+    all_of_them = [first.took_s for first in recent]
+    cold = [first.took_s for first in recent if first.hit_share < COLD_BELOW]
+    warm = [first.took_s for first in recent if first.hit_share >= WARM_FROM]
+    dots = [
+        [
+            round(now_s - first.at_s, 2),
+            round(first.took_s, 5),
+            round(first.hit_share, 3),
+            first.request_id,
+        ]
+        for first in recent[-MAX_DOTS:]
+    ]
+    return {
+        "cold": {"count": len(cold), "median_s": median(cold) if cold else None},
+        "warm": {"count": len(warm), "median_s": median(warm) if warm else None},
+        "percentiles": percentiles(all_of_them),
+        "dots": dots,
+    }
+
+
+def percentiles(values: list[float]) -> list[float] | None:
+    """Return the median, the 95th and the 99th percentile; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return [round(ordered[min(len(ordered) - 1, int(len(ordered) * p))], 6) for p in PERCENTILES]
+
+
+def generated(account: Account, now_s: float) -> dict[str, Any]:
+    """Say how fast tokens come: all of a second, and how long each reader waits for the next.
+
+    A second is counted when it is over; rows are seconds ago and tokens, or percentiles.
+    """
+    tokens, groups = [], dict[int, list[float]]()
+    last_minute: list[float] = []
+    for second in account.seconds.values():
+        ago = int(now_s) - second.number
+        if 0 < ago < HISTORY_S:
+            tokens.append([ago, round(second.generated, 1)])
+            groups.setdefault(second.number // GAPS_EVERY_S, []).extend(second.gaps_s)
+            last_minute += second.gaps_s if ago <= 60 else []
+    gaps = [
+        [int(now_s) - (group + 1) * GAPS_EVERY_S + GAPS_EVERY_S // 2, *(percentiles(found) or ())]
+        for group, found in groups.items() if found
+    ]  # fmt: skip
+    return {
+        "tokens": tokens,
+        "per_second": sum(count for ago, count in tokens if ago <= GAPS_EVERY_S) / GAPS_EVERY_S,
+        "gaps": gaps,
+        "percentiles": percentiles(last_minute),
+    }
+
+
+def ended_requests(account: Account, now_s: float) -> list[dict[str, Any]]:
+    """List the latest requests, newest first."""
+    return [
+        {
+            "id": request.request_id,
+            "ago_s": now_s - request.at_s,
+            "tenant": request.tenant,
+            "prompt": request.prompt.total,
+            "hit": request.prompt.hit,
+            "first_token_s": request.first_token_s,
+            "output": request.output_tokens,
+            "took_s": request.took_s,
+            "ended": request.ended,
+        }
+        for request in reversed(account.ended)
+    ]
