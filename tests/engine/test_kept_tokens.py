@@ -146,3 +146,62 @@ def texts_of(llm: LLM, messages: list[dict[str, str]]) -> str:
         messages, add_generation_prompt=True, tokenize=False
     )
     return str(text)
+
+
+# --- whose it is, and what is told ------------------------------------------------------------
+
+
+def num_tokenized(llm: LLM, text: str, **whose: Any) -> int:
+    """Count the bytes of a text that are not known to the sender of a prompt."""
+    return llm.engine.begin_text(text, Prompt(**whose)).num_left
+
+
+def texts_after(llm: LLM, **prompt: Any) -> int:
+    """Have a text of 24 bytes computed on a fresh memory; returns how many texts are known then."""
+    llm.reset_prefix_cache()
+    one = SamplingParams(max_tokens=1, detokenize=False)
+    llm.generate({"prompt": "<bos>what is known?<eos>", **prompt}, one, use_tqdm=False)
+    texts = llm.engine.texts
+    assert texts is not None
+    texts.known.check()
+    return len(texts.known)
+
+
+def test_what_is_known_is_a_tenant_s_own_and_goes_with_it(llm: LLM) -> None:
+    text = "<bos>what is known?<eos>"
+    assert texts_after(llm, cache_salt="ann") == 1
+    assert num_tokenized(llm, text, cache_salt="ann") == 0
+    assert num_tokenized(llm, text, cache_salt="bob") == num_tokenized(llm, text) == len(text)
+    assert num_tokenized(llm, text, cache_salt="ann", keep_tokens=False) == len(text)
+    assert llm.erase("bob").num_texts == 0 and llm.erase("ann").num_texts == 1
+    assert num_tokenized(llm, text, cache_salt="ann") == len(text)
+    for left_out in ("cache_write", "keep_tokens"):
+        assert texts_after(llm, **{left_out: False}) == 0
+
+
+def test_new_weights_know_no_text(llm: LLM) -> None:
+    assert texts_after(llm) == 1
+    name, weight = next(iter(llm.engine.loaded.model.state_dict().items()))
+    llm.update_weights({name: weight.clone()})
+    assert num_tokenized(llm, "<bos>what is known?<eos>") == len("<bos>what is known?<eos>")
+
+
+def test_the_text_of_a_public_prefix_is_known_to_those_who_may_read_it(llm: LLM) -> None:
+    manual = "<bos>" + "This is the manual. Read it with care. " * 4 + "<eos>"
+    llm.publish("manual", manual + "<bos>" * 16)
+    reader = {"cache_salt": "carl", "public_prefixes": ("manual",)}
+    assert num_tokenized(llm, manual + "hi", **reader) == len("hi")
+    assert num_tokenized(llm, manual + "hi", cache_salt="carl") == len(manual + "hi")
+    llm.unpublish("manual")
+    assert num_tokenized(llm, manual + "hi", **reader) == len(manual + "hi")
+
+
+def test_an_explanation_says_how_many_tokens_were_kept(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Well?"}]
+    [first] = llm.chat(messages, sampled(8), use_tqdm=False)
+    messages.append({"role": "assistant", "content": first.outputs[0].text})
+    [second] = llm.chat([*messages, {"role": "user", "content": "So?"}], sampled(9), use_tqdm=False)
+    assert second.num_kept_tokens == 12
+    explanation = llm.explain(second)
+    assert "12 tokens were kept as generated, in the answers of earlier turns." in str(explanation)
+    assert type(explanation).from_dict(explanation.as_dict()) == explanation

@@ -125,3 +125,13 @@ def test_on_request_every_text_is_tokenized_anew(http: httpx.Client, talk: type[
     num_lost = num_missed(http, anew)
     assert anew.num_kept == 0
     assert num_lost > 10 or talk is not Chat
+
+
+def test_tokenize_shows_the_tokens_that_the_next_turn_would_have(http: httpx.Client) -> None:
+    talk = Chat()
+    talk.ask(http, "What is kept?", 1)
+    body = {"messages": talk.messages, "add_generation_prompt": False}
+    kept = post(http, "/tokenize", body)["tokens"]
+    anew = post(http, "/tokenize", {**body, "keep_tokens": False})["tokens"]
+    text = post(http, "/detokenize", {"tokens": kept})["prompt"]
+    assert kept != anew and text == post(http, "/detokenize", {"tokens": anew})["prompt"]
