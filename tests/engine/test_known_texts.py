@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.engine.known_texts import KnownTexts
+from ostinato.engine.known_texts import MOST_ANSWERS, KnownTexts
 from ostinato.engine.tokenized_text import Places, TokenizedText
 
 ANN, BOB = b"ann", b"bob"
@@ -61,6 +61,13 @@ def test_an_answer_is_worked_out_when_its_prompt_is_continued():
     known.note_answer(ANN, text("AB"), row("XY"))
     assert len(known) == 1 and longest(known, ANN, "ABXYZ") == "ABXY"
     assert len(known) == 2 and longest(known, ANN, "ABCDE") == "ABCD"
+
+
+def test_of_many_answers_to_one_prompt_the_newest_are_known():
+    known = memory(64)
+    for number in range(MOST_ANSWERS + 1):
+        known.note_answer(ANN, text("AB"), row(chr(ord("a") + number)))
+    assert longest(known, ANN, "ABb") == "ABb" and longest(known, ANN, "ABa") == "AB"
 
 
 def test_what_was_used_least_recently_is_dropped_first():

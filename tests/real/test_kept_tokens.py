@@ -13,7 +13,7 @@ from ostinato.server.state import ServerState
 pytestmark = pytest.mark.real
 
 NUM_TURNS = 20
-NUM_NEW = 24
+NUM_NEW = 16
 Turn = tuple[str, int, int, int]
 """Text of an answer, prompt tokens, cached ones, and tokens of the answer."""
 
@@ -33,6 +33,7 @@ def num_missed(ask: Ask) -> int:
     return missed
 
 
+@pytest.mark.nightly
 def test_every_turn_hits_all_tokens_of_those_before_it(state: ServerState) -> None:
     def ask(messages: list[dict[str, str]], seed: int) -> Turn:
         async def last() -> RequestOutput:

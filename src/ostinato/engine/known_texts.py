@@ -19,6 +19,9 @@ from ostinato.core.identity import tenant_of
 from ostinato.core.tokens import TOKEN_BYTES, num_alike
 from ostinato.engine.tokenized_text import TokenizedText
 
+MOST_ANSWERS = 32
+"""Of one prompt whose texts are not worked out yet: the newest; few are ever continued."""
+
 AddAnswer = Callable[[TokenizedText, "array[int]"], TokenizedText]
 """From a prompt and the tokens generated behind it to both."""
 
@@ -81,7 +84,7 @@ class KnownTexts:
                 entry = _Entry(namespace, known)
                 self._insert(entry)
             if entry in self._recent:
-                entry.answers = (*entry.answers, answer)
+                entry.answers = (*entry.answers[1 - MOST_ANSWERS :], answer)
                 self._count(entry)
 
     def nearest(self, namespace: bytes, text: bytes) -> Iterator[tuple[TokenizedText, int]]:
