@@ -5,12 +5,14 @@
     python benchmarks/forward.py CHECKPOINT                       # all scenes, two threads
     python benchmarks/forward.py CHECKPOINT --scenes prefill,decode-16 --rounds 9
     python benchmarks/forward.py CHECKPOINT --clock cpu --threads 1   # on a busy machine
+    python benchmarks/forward.py CHECKPOINT --ways auto,int8,int4     # weights of fewer bits
     python benchmarks/forward.py CHECKPOINT --profile             # where a step's time goes
     python benchmarks/forward.py CHECKPOINT --json FILE
 
-The forwards ``plain``, ``packed`` and ``auto`` (fused, where the model is known) take turns, round
-by round; medians over rounds are compared, and the smallest and largest ratio to ``plain`` within
-a round stand beside. ``benchmarks/peers/checkpoint.py`` makes a checkpoint to measure with.
+The forwards ``plain``, ``packed`` and ``auto`` (fused, where the model is known), or ``auto`` with
+weights in ``int8`` and ``int4``, take turns, round by round; medians over rounds are compared, and
+the smallest and largest ratio to the first way within a round stand beside.
+``benchmarks/peers/checkpoint.py`` makes a checkpoint to measure with.
 
 Attention is what the engine would use here. A scene's cached tokens were never computed, only
 allocated: what they hold does not change how long a step takes.
@@ -26,7 +28,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -34,14 +36,15 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from ostinato.core.config import ForwardName
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import SampleTask, ScheduledSequence, StepPlan
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.runner.attention.choice import AttentionCase, choose_attention
+from ostinato.runner.forward.places import weight_bytes
 from ostinato.runner.heap import keep_large_blocks
 from ostinato.runner.model_loader import load_model
 from ostinato.runner.model_runner import ModelRunner
+from ostinato.runner.settings import ForwardName, QuantizationName
 
 BLOCK_SIZE = 16
 GREEDY = SampleTask(SamplingParams(temperature=0.0), (0,), array("I"), array("I"))
@@ -113,13 +116,13 @@ CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def measure(
-    runners: dict[ForwardName, ModelRunner], scene: Scene, rounds: int, clock: Clock
-) -> dict[ForwardName, list[float]]:
+    runners: dict[str, ModelRunner], scene: Scene, rounds: int, clock: Clock
+) -> dict[str, list[float]]:
     """Time a scene's step with each forward by turns; returns seconds, round by round."""
     random = np.random.default_rng(0)
     for runner in runners.values():
         runner.execute(scene.plan(random))
-    seconds: dict[ForwardName, list[float]] = {name: [] for name in runners}
+    seconds: dict[str, list[float]] = {name: [] for name in runners}
     for _ in tqdm(range(rounds), desc=scene.name, leave=False):
         for name, runner in runners.items():
             plan, start = scene.plan(random), clock()
@@ -137,18 +140,19 @@ def profile(runner: ModelRunner, scene: Scene) -> None:
     print(seen.key_averages().table(sort_by="self_cpu_time_total", row_limit=12))
 
 
-def report(found: dict[str, dict[ForwardName, list[float]]]) -> Table:
+def report(found: dict[str, dict[str, list[float]]]) -> Table:
     """Lay out medians and ratios."""
-    table = Table("step", "tokens", *get_args(ForwardName), "packed x", "fused x")
+    first, *others = next(iter(found.values()))
+    table = Table("step", "tokens", first, *others, *(f"{name} x" for name in others))
     for scene in (scene for scene in SCENES if scene.name in found):
         seconds = found[scene.name]
-        plain = seconds["plain"]
+        plain = seconds[first]
         cells = [
             f"{median(s) * 1e3:.1f} ms, {scene.num_computed / median(s):.0f}/s"
-            for s in (seconds[name] for name in get_args(ForwardName))
+            for s in seconds.values()
         ]
         ratios = []
-        for name in ("packed", "auto"):
+        for name in others:
             each = [p / s for p, s in zip(plain, seconds[name], strict=True)]
             ratios.append(
                 f"{median(plain) / median(seconds[name]):.2f} ({min(each):.2f}-{max(each):.2f})"
@@ -165,6 +169,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--scenes", default=",".join(scene.name for scene in SCENES))
+    parser.add_argument("--ways", default=",".join(get_args(ForwardName)))
     parser.add_argument("--clock", default="wall", choices=CLOCKS)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", type=Path)
@@ -172,15 +177,19 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     keep_large_blocks()
     scenes = [scene for scene in SCENES if scene.name in options.scenes.split(",")]
-    runners: dict[ForwardName, ModelRunner] = {}
-    for name in get_args(ForwardName):
+    runners: dict[str, ModelRunner] = {}
+    for name in options.ways.split(","):
         start = time.perf_counter()
-        loaded = load_model(options.checkpoint, options.dtype, forward=name)
+        way: Any = name
+        bits = way if name in get_args(QuantizationName) else None
+        forward: ForwardName = "auto" if bits else way
+        loaded = load_model(options.checkpoint, options.dtype, forward=forward, quantization=bits)
         kind = (loaded.kv_spec, loaded.dtype, loaded.dtype, BLOCK_SIZE, loaded.device)
         attention = choose_attention("auto", AttentionCase(*kind))
         runners[name] = ModelRunner(loaded, 300, BLOCK_SIZE, attention=attention)
         fused = "fused" if loaded.fused else "the model's own modules"
-        print(f"{name}: loaded in {time.perf_counter() - start:.1f} s, {fused}")
+        spent, size = time.perf_counter() - start, weight_bytes(loaded.model) / 2**30
+        print(f"{name}: loaded in {spent:.1f} s, {fused}, weights of {size:.2f} GiB")
     if options.profile:
         for scene in scenes:
             for name, runner in runners.items():

@@ -17,7 +17,6 @@ namespace {
 // Weight that a thread takes at a time: long enough to be streamed, short enough to be shared out.
 constexpr int64_t kPieceBytes = 256 << 10;
 constexpr int64_t kManyPiece = 8;  // units of many rows
-constexpr int64_t kManyCodesPiece = 32;  // the same, where rows become integers for each piece
 constexpr int64_t kBlockBytes = 1 << 20;  // of rows
 constexpr int64_t kFewestBlockRows = 96;  // below, weights pass by too often
 
@@ -137,6 +136,11 @@ void compute(const void *record, int64_t first, int64_t last) {
   each_block(p, first, last);
 }
 
+// Tiles of codes that a thread takes at a time: half of its share.
+int64_t piece_of_codes(const ost_product &product) {
+  return num_tiles(product.num_outputs) / std::max(1, 2 * product.num_threads);
+}
+
 }  // namespace
 
 Work work_of(const ost_product &product) {
@@ -144,8 +148,9 @@ Work work_of(const ost_product &product) {
   const int64_t tile_bytes = int64_t{product.num_inputs} * kTileOutputs * bits_of(product) / 8;
   const int64_t per_piece = std::max(int64_t{1}, kPieceBytes / tile_bytes);
   const bool is_many = in_amx_blocks(product) || blocks > 1;
-  const int64_t many = product.weight_format == OST_PLAIN ? kManyPiece : kManyCodesPiece;
-  return {&product, compute, blocks * tiles, is_many ? many : per_piece};
+  if (product.weight_format != OST_PLAIN && product.num_rows > 1)  // rows become integers for each
+    return {&product, compute, blocks * tiles, std::max(per_piece, piece_of_codes(product))};
+  return {&product, compute, blocks * tiles, is_many ? kManyPiece : per_piece};
 }
 
 bool gates_at_once(const ost_gated_product &op) {

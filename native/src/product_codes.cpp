@@ -33,7 +33,7 @@ namespace {
 
 // Pairs: two neighbouring inputs of 16 outputs, 16 bits each. Sums: 32 bits of 16 outputs.
 #if defined(__AVX512F__)
-constexpr int kMostRows = 12, kRowsOfWholeTiles = 12;
+constexpr int kMostRows = 8, kRowsOfWholeTiles = 8;
 struct Pairs {
   __m512i v;
 };
@@ -160,6 +160,22 @@ inline Pairs same_pair(const int16_t *pair) {
 }
 #endif
 
+inline Pairs load_integers(const int16_t *from) {
+  Pairs pairs;
+  std::memcpy(&pairs, from, sizeof pairs);
+  return pairs;
+}
+inline Pairs all_ones() {
+  const int16_t ones[2] = {1, 1};
+  return same_pair(ones);
+}
+inline int32_t total_of(const Sums &sums) {
+  int32_t each[16], sum = 0;
+  std::memcpy(each, &sums, sizeof each);
+  for (const int32_t one : each) sum += one;
+  return sum;
+}
+
 // Formats of codes: eight inputs of a tile are kStepBytes, and pair kPair of them is read for 16
 // outputs of one side; see weight_tiles.h.
 struct Bytes {
@@ -184,6 +200,14 @@ constexpr int kStepInputs = 8;
 constexpr int64_t kMostBlockInputs = 256;  // 32767 * 128 * 256 is within 32 bits
 constexpr int kAheadBytes = 2048;
 
+// Asks for what comes some steps later: codes stream by once.
+template <class Codes>
+inline void ask_ahead(const char *step) {
+#pragma GCC unroll 4
+  for (int line = 0; line < Codes::kStepBytes; line += 64)
+    __builtin_prefetch(step + kAheadBytes + line, 0, 3);
+}
+
 // Inputs from begin on that have one scale, of the weight's and of a row's.
 inline int64_t end_of_block(const ost_product &p, int64_t begin) {
   const int64_t group_end = (begin / p.group_size + 1) * p.group_size;
@@ -201,48 +225,57 @@ inline Vec load_some(const void *numbers, int32_t dtype, int64_t place) {
   return dtype == OST_BFLOAT16 ? load_bfloat16(halves) : load_float16(halves);
 }
 
-// Rows as integers: by block, what one is worth, and their sum.
+// Rows as integers: by block, what one is worth, their sum, and what that is worth.
 struct Rows {
   int16_t *integers;
   float *scales;
   int32_t *sums;
+  float *totals;
   int64_t stride, block_stride;
 };
 
-// One block of a row. What is no number makes no integer: it makes the scale no number.
+// The largest of some numbers without their signs, as bits: what is no number is larger than all.
+inline uint16_t largest_bits(const uint16_t *numbers, int64_t count) {
+  uint16_t most = 0;
+  for (int64_t i = 0; i < count; ++i)
+    most = std::max(most, static_cast<uint16_t>(numbers[i] & 0x7fff));
+  return most;
+}
+
+// One block of a row, of which only count numbers are there. Where one is no number, the scale is none.
 inline void make_integers(const uint16_t *numbers, int64_t count, int64_t padded,
                           int16_t *integers, float &scale, int32_t &sum) {
-  alignas(64) float values[kMostBlockInputs];
-  Vec most = fill(0.f), nothing = fill(0.f);
-  for (int64_t i = 0; i < padded; i += 16) {
-    uint16_t some[16] = {};
-    const int64_t left = count - i;
-    if (left < 16 && left > 0) std::memcpy(some, numbers + i, static_cast<size_t>(left) * 2);
-    const Vec x = load_bfloat16(left >= 16 ? numbers + i : some);
-    most = larger(most, larger(x, fill(0.f) - x));
-    nothing = multiply_add(x, fill(0.f), nothing);
-    store(values + i, x);
+  constexpr uint16_t kLeast = 0x0d80, kInfinite = 0x7f80;  // 1e-30: what is less counts for nothing
+  uint16_t some[kMostBlockInputs];
+  if (count < padded) {
+    std::memset(some, 0, sizeof some);
+    if (count > 0) std::memcpy(some, numbers, static_cast<size_t>(count) * sizeof *some);
+    numbers = some;
   }
-  const float size = largest(most), finite = total(nothing);  // 0, or no number
-  const bool is_nothing = !(size > 1e-30f) || finite != 0.f;
-  scale = size / 32767.f + finite;
-  const Vec factor = fill(is_nothing ? 0.f : 32767.f / size);
-  const Vec limit = fill(32767.f);
-  sum = 0;
-  for (int64_t i = 0; i < padded; i += 16) {
-    const Vec x = is_nothing ? fill(0.f) : smaller(load(values + i) * factor, limit);
-    store_integers(integers + i, x);
+  const uint16_t most = largest_bits(numbers, padded);
+  const float size = float_of_bfloat16(most);
+  const bool is_nothing = most < kLeast || most >= kInfinite;
+  scale = most >= kInfinite ? NAN : size / 32767.f;
+  const Vec factor = fill(is_nothing ? 0.f : 32767.f / size), limit = fill(32767.f);
+  Sums sums = all_of(0);
+  for (int64_t i = 0; i < padded; i += 32) {
+    for (int64_t j = i; j < i + 32; j += 16) {
+      const Vec x = load_bfloat16(numbers + j);
+      store_integers(integers + j, is_nothing ? fill(0.f) : smaller(x * factor, limit));
+    }
+    sums = add_products(sums, load_integers(integers + i), all_ones());
   }
-  for (int64_t i = 0; i < padded; ++i) sum += integers[i];
+  sum = total_of(sums);
 }
 
 Rows integers_of(const ost_product &p) {
   const int64_t stride = p.num_inputs + 32, blocks = p.num_inputs / 32 + 1;
-  const int64_t per_row = stride * 2 + blocks * 8;
+  const int64_t per_row = stride * 2 + blocks * 12;
   char *memory = static_cast<char *>(thread_scratch(per_row * p.num_rows));
-  Rows rows{reinterpret_cast<int16_t *>(memory), nullptr, nullptr, stride, blocks};
+  Rows rows{reinterpret_cast<int16_t *>(memory), nullptr, nullptr, nullptr, stride, blocks};
   rows.scales = reinterpret_cast<float *>(memory + stride * 2 * p.num_rows);
   rows.sums = reinterpret_cast<int32_t *>(rows.scales + blocks * p.num_rows);
+  rows.totals = reinterpret_cast<float *>(rows.sums + blocks * p.num_rows);
   const auto *numbers = static_cast<const uint16_t *>(p.inputs.data);
   for (int64_t row = 0; row < p.num_rows; ++row) {
     int64_t block = row * blocks;
@@ -250,6 +283,7 @@ Rows integers_of(const ost_product &p) {
       end = end_of_block(p, begin);
       make_integers(numbers + row * p.inputs.stride + begin, p.used_inputs - begin, end - begin,
                     rows.integers + row * stride + begin, rows.scales[block], rows.sums[block]);
+      rows.totals[block] = rows.scales[block] * static_cast<float>(rows.sums[block]);
     }
   }
   return rows;
@@ -302,9 +336,7 @@ inline void sum(const ost_product &p, const Rows &rows, int64_t first_row, int64
       for (int side = 0; side < kSides; ++side) block.sums[row][side] = all_of(zero);
     }
     for (int64_t i = begin; i < end; i += kStepInputs, step += Codes::kStepBytes) {
-#pragma GCC unroll 4
-      for (int line = 0; line < Codes::kStepBytes; line += 64)
-        __builtin_prefetch(step + kAheadBytes + line, 0, 3);
+      ask_ahead<Codes>(step);
       block.template add_pair<0>(step, i);
       block.template add_pair<1>(step, i);
       block.template add_pair<2>(step, i);
@@ -323,8 +355,7 @@ inline void sum(const ost_product &p, const Rows &rows, int64_t first_row, int64
       const Vec minimum = load_some(p.minima, p.scale_dtype, place + side * 16);
 #pragma GCC unroll 16
       for (int row = 0; row < kRows; ++row) {
-        const int64_t at = index + row * rows.block_stride;
-        const float inputs = rows.scales[at] * static_cast<float>(rows.sums[at]);
+        const float inputs = rows.totals[index + row * rows.block_stride];
         totals[row][side] = multiply_add(minimum, fill(inputs), totals[row][side]);
       }
     }
@@ -427,7 +458,8 @@ template <class Codes>
 void expand(const ost_product &p, int64_t tile, void *out) {
   const char *step = static_cast<const char *>(p.tiles) +
                      tile * (p.num_inputs / kStepInputs) * Codes::kStepBytes;
-  for (int64_t i = 0; i < p.num_inputs; i += kStepInputs, step += Codes::kStepBytes)
+  for (int64_t i = 0; i < p.num_inputs; i += kStepInputs, step += Codes::kStepBytes) {
+    ask_ahead<Codes>(step);
     for (int side = 0; side < 2; ++side) {
       const int64_t place =
           (tile * num_groups(p) + i / p.group_size) * kTileOutputs + side * 16;
@@ -439,6 +471,7 @@ void expand(const ost_product &p, int64_t tile, void *out) {
       expand_pair<Codes, 2>(p, step, i, side, scale, minimum, out);
       expand_pair<Codes, 3>(p, step, i, side, scale, minimum, out);
     }
+  }
 }
 
 }  // namespace

@@ -95,7 +95,13 @@ struct Product {
               static_cast<int32_t>(weight.padded_inputs()),
               weight.num_outputs,
               dtype,
-              random.between(1, 3)};
+              random.between(1, 3),
+              OST_PLAIN,
+              nullptr,
+              nullptr,
+              0,
+              0,
+              0};
   }
 
   int32_t num_rows;
@@ -152,6 +158,81 @@ void check_row_alone(uint32_t seed) {
   }
 }
 
+// Codes in place of a product's weight, with scales, and minima or none.
+struct Codes {
+  Codes(Random &random, Product &p)
+      : bits(random.pick({8, 4})), num_inputs(p.weight.padded_inputs()),
+        group_size(32 * random.pick({1, 2, 4, 9, 100})),
+        groups((num_inputs + group_size - 1) / group_size), has_minima(random.chance(0.5)),
+        codes(ost::num_tiles(p.weight.num_outputs) * 32 * num_inputs * bits / 8),
+        scales(ost::num_tiles(p.weight.num_outputs) * 32 * groups, dtype_of(random)),
+        minima(scales.size(), scales.dtype) {
+    for (int64_t i = 0; i < codes.size(); ++i)
+      codes.data()[i] = static_cast<uint8_t>(random.between(0, 255));
+    scales.fill(random);
+    minima.fill(random);
+    p.record.tiles = codes.data();
+    p.record.weight_format = bits == 8 ? OST_INT8 : OST_INT4;
+    p.record.scales = scales.data();
+    p.record.minima = has_minima ? minima.data() : nullptr;
+    p.record.scale_dtype = scales.dtype;
+    p.record.group_size = group_size;
+    p.record.used_inputs = p.weight.num_inputs;
+  }
+  static int32_t dtype_of(Random &random) {
+    return random.pick({OST_FLOAT32, OST_BFLOAT16, OST_FLOAT16});
+  }
+  double at(int64_t output, int64_t input) const {
+    const int64_t tile = output / 32, o = output % 32;
+    const int64_t place = (tile * groups + input / group_size) * 32 + o;
+    const double minimum = has_minima ? minima.at(place) : bits == 4 ? -8 * scales.at(place) : 0;
+    const uint8_t *own = &codes[tile * 32 * num_inputs * bits / 8];
+    if (bits == 8)
+      return static_cast<int8_t>(own[(input / 2 * 32 + o) * 2 + input % 2]) * scales.at(place) +
+             minimum;
+    const int64_t nibble = input % 8 / 2;
+    const uint8_t both = own[input / 8 * 128 + o * 4 + input % 2 * 2 + nibble / 2];
+    return (both >> nibble % 2 * 4 & 15) * scales.at(place) + minimum;
+  }
+
+  int32_t bits;
+  int64_t num_inputs;
+  int32_t group_size;
+  int64_t groups;
+  bool has_minima;
+  Guarded<uint8_t> codes;
+  Numbers scales, minima;
+};
+
+// Rows of bfloat16 are integers of 16 bits; float16 and AMX round the weights.
+void check_codes(uint32_t seed) {
+  Random random(seed);
+  const int32_t dtype = random.pick({OST_FLOAT32, OST_BFLOAT16, OST_BFLOAT16, OST_FLOAT16});
+  Product p(random, dtype);
+  const Codes codes(random, p);
+  ost_ops_product(&p.record);
+  const double unit = dtype == OST_FLOAT32 ? 1e-7 : dtype == OST_BFLOAT16 ? 1 / 256. : 1 / 2048.;
+  for (int64_t row = 0; row < p.num_rows; row += 1 + p.num_rows / 20) {
+    for (int64_t output = 0; output < p.weight.num_outputs; output += random.between(1, 9)) {
+      double sum = p.has_bias ? p.bias.at(output) : 0, sizes = std::fabs(sum), largest = 0, all = 0;
+      for (int64_t i = 0; i < p.weight.num_inputs; ++i) {
+        const double input = p.inputs.at(row * p.in_stride + i), weight = codes.at(output, i);
+        sum += input * weight;
+        sizes += std::fabs(input * weight);
+        largest = std::max(largest, std::fabs(input));
+        all += std::fabs(weight);
+      }
+      const bool rounds = dtype == OST_FLOAT16 || ost_current_isa() == OST_AMX;
+      const double own = dtype == OST_FLOAT32 ? 0 : rounds ? sizes * unit : largest * all / 32768;
+      const double error = std::fabs(p.outputs.at(row * p.out_stride + output) - sum);
+      if (!(error <= std::fabs(sum) * unit + own + sizes * 1e-5 || std::fabs(sum) > 6e4))
+        fail(seed, "a product of codes differs");
+    }
+    for (int64_t i = p.weight.num_outputs; row + 1 < p.num_rows && i < p.out_stride; ++i)
+      if (!std::isnan(p.outputs.at(row * p.out_stride + i))) fail(seed, "a gap is written");
+  }
+}
+
 // A product and its gates in one are, to the bit, what they are one after the other.
 void check_gated(uint32_t seed) {
   Random random(seed);
@@ -172,7 +253,13 @@ void check_gated(uint32_t seed) {
                         static_cast<int32_t>(width),
                         2 * inner,
                         dtype,
-                        random.between(1, 3)},
+                        random.between(1, 3),
+                        OST_PLAIN,
+                        nullptr,
+                        nullptr,
+                        0,
+                        0,
+                        0},
                        {{gate_up.data(), 2 * inner}, {once.data(), stride}, rows, inner, dtype, 1}};
   ost_ops_gated_product(&op);
   op.gated.output.data = apart.data();
@@ -191,6 +278,7 @@ int main(int argc, char **argv) {
     for (uint32_t seed = 0; seed < num_cases; ++seed) {
       check_product(seed);
       check_row_alone(seed);
+      check_codes(seed);
       check_gated(seed);
     }
     std::printf("%s: %u cases\n", name_of_isa(isa), num_cases);

@@ -77,3 +77,25 @@ def _settings(activations: dict[str, Any] | None) -> dict[str, Any]:
 def _edit_config(path: Path, **changes: Any) -> None:
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | changes))
+
+
+def save_w4a16(path: Path, group_size: int = 32, **changes: Any) -> Path:
+    """Write a checkpoint of 4-bit weights in groups."""
+    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+
+    save_checkpoint(path, make_config("llama", **changes))
+    weights = load_file(path / "model.safetensors")
+    for name in [name for name in weights if name.endswith("proj.weight")]:
+        weight = weights.pop(name)
+        groups = weight.view(len(weight), -1, group_size)
+        scale = groups.abs().amax(2) / 7
+        steps = (groups / scale[..., None]).round().clamp(-8, 7)
+        weights[f"{name}_packed"] = pack_to_int32(steps.view(weight.shape).to(torch.int8), 4)
+        weights[f"{name}_scale"] = scale
+        weights[f"{name}_shape"] = torch.tensor(weight.shape)
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    settings = _settings(None)
+    own = {"num_bits": 4, "strategy": "group", "group_size": group_size}
+    settings["config_groups"]["group_0"]["weights"] |= own
+    _edit_config(path, quantization_config=settings)
+    return path

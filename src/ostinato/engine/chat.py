@@ -1,7 +1,6 @@
-"""How does a conversation become a prompt?
+"""Renders a conversation as a prompt, with the tokenizer's chat template.
 
-Through the tokenizer's chat template. A template that keeps earlier turns as they are makes
-every turn a prefix of the next; then the next turn finds all of it in the cache.
+With a template that keeps earlier turns unchanged, every turn is a prefix of the next, and hits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -91,7 +90,7 @@ def render_text(
             **options,
             tokenize=False,
         )
-    except Exception as error:  # a template may raise whatever its author liked
+    except Exception as error:  # a template may raise anything
         raise RequestError(f"the chat template refuses these messages: {error}") from error
     return whole_characters("messages", str(text))
 

@@ -1,9 +1,8 @@
-"""How are requests and texts made without holding up the event loop?
+"""Tokenizes, renders templates and compiles grammars in threads, off the event loop.
 
-Tokenizers, templates and grammars take a while: they run in threads beside the event loop, and
-tenants take turns. Texts of which much is new have a thread and a copy of the tokenizer of their
-own, so that others do not wait for them; new grammars have theirs. A short row of ids is checked on
-the event loop itself: going to another thread and back costs more than the work.
+Tenants take turns. Texts of which much is new have their own thread and copy of the tokenizer, so
+that others do not wait for them; so have new grammars. A short row of ids is checked on the event
+loop itself, since a change of threads costs more than the check.
 """
 
 import copy
@@ -47,7 +46,7 @@ class TokenizerExecutor:
     """Makes requests, ids and texts for one engine."""
 
     def __init__(self, engine: Engine) -> None:
-        """Work for an engine; its loop may run meanwhile."""
+        """Serve an engine, whose thread may run at the same time."""
         self._engine = engine
         self._making = threading.Lock()
         self._texts = TenantQueue("tokenizer")
@@ -57,12 +56,12 @@ class TokenizerExecutor:
     async def request(
         self, prompt: Prompt, params: SamplingParams, request_id: str | None, priority: int
     ) -> PreparedRequest:
-        """Make a request and check everything about it.
+        """Make and check a request.
 
         Raises:
             RequestError: It can never be served.
         """
-        if getattr(params, "bad_words", ()):  # spelled where the tokenizer is used, and not here
+        if getattr(params, "bad_words", ()):  # uses the tokenizer
             loaded, words = self._engine.loaded, params
             params = await self.do(lambda: spell_bad_words(words, loaded), prompt.cache_salt)
         wanted = getattr(params, "structured_outputs", None)
@@ -83,7 +82,7 @@ class TokenizerExecutor:
         return await self._with_ids(prompt, most, keep, make)
 
     async def do(self, work: Callable[[], AnswerT], cache_salt: str = "") -> AnswerT:
-        """Do something short with the tokenizer, beside the event loop.
+        """Do something short with the tokenizer, off the event loop.
 
         Raises:
             ForkedProcess: This is a fork of the engine's process; the threads stayed there.
@@ -91,9 +90,15 @@ class TokenizerExecutor:
         self._engine.owner.check()
         return await self._texts.run(_tenant(cache_salt), work)
 
-    async def encode(self, prompt: Prompt) -> list[int]:
+    async def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Return a text's token ids."""
-        return await self._with_ids(prompt, None, None, lambda p: list(p.token_ids or ()))
+        engine = self._engine
+        if add_special_tokens or engine.texts is None:
+            return await self._with_ids(prompt, None, None, lambda p: list(p.token_ids or ()))
+        text = prompt.text or ""
+        return await self._tokenized(
+            prompt, lambda: text, None, lambda known: known.tokens.tolist()
+        )
 
     async def decode(self, prompt: Prompt) -> str:
         """Return the text of token ids, special ones included."""
@@ -119,7 +124,7 @@ class TokenizerExecutor:
         messages: Sequence[Message],
         **settings: Any,
     ) -> TokenizedText:
-        """Write a conversation as token ids.
+        """Return a conversation's token ids.
 
         Args:
             whose: A prompt of its sender: whose texts are known, and whether they are used.
@@ -135,7 +140,7 @@ class TokenizerExecutor:
 
     async def _constraint(self, wanted: StructuredOutputs, cache_salt: str) -> TokenConstraint:
         return await self._grammars.run(
-            _tenant(cache_salt), lambda: self._engine.compile_constraint(wanted, cache_salt)
+            _tenant(cache_salt), lambda: self._engine.grammars.compile(wanted, cache_salt)
         )
 
     async def _with_ids(
@@ -191,7 +196,7 @@ class TokenizerExecutor:
         num_characters: int,
         work: Callable[[PreTrainedTokenizerBase | None], AnswerT],
     ) -> AnswerT:
-        """Do work with a tokenizer that no other thread uses meanwhile; as ``do``."""
+        """Do work with a tokenizer that no other thread uses at the same time; as ``do``."""
         self._engine.owner.check()
         tokenizer = self._engine.loaded.tokenizer
         if num_characters < LONG_CHARACTERS or tokenizer is None or not tokenizer.is_fast:
@@ -211,7 +216,7 @@ class TokenizerExecutor:
 
 
 def _tenant(cache_salt: str) -> str:
-    """Return who takes a turn: narrower salts of one tenant take turns as one."""
+    """Return the tenant that takes a turn, without what its client added to the salt."""
     return tenant_of(cache_salt.encode()).decode()
 
 

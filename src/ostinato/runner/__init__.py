@@ -2,6 +2,7 @@
 
 Files in reading order:
 
+* ``settings``: the values of its settings
 * ``kv_store``: what does a store of keys and values keep, and what may it be asked?
 * ``plain_store``: where do they live, if torch is to read them?
 * ``native/``: how does Python reach the native library?
@@ -17,6 +18,8 @@ Files in reading order:
 * ``device``: which device does a name mean, and is it there?
 * ``fetched_models``: which models are fetched by name, and where are they kept?
 * ``gguf_file``: is a GGUF file one that can be loaded?
+* ``gguf_codes``: which codes does it have for a model's linear layers?
+* ``compressed_codes``: which has a checkpoint of compressed-tensors?
 * ``resolve``: which directory does a model's name mean?
 * ``checkpoint``: are its files whole, and which weights are these?
 * ``model_loader``: how does a checkpoint become a model?

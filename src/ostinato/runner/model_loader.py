@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from ostinato.core.config import AttentionName, ForwardName, QuantizationName, one_of
+from ostinato.core.config import one_of
 from ostinato.core.errors import BrokenCheckpoint, MissingTokenizer, UnsupportedModel
 from ostinato.runner.attention.registration import ATTENTION_NAME, register
 from ostinato.runner.checkpoint import (
@@ -32,16 +32,20 @@ from ostinato.runner.checkpoint import (
     read_config,
     weight_files,
 )
+from ostinato.runner.compressed_codes import codes_of_layers
 from ostinato.runner.device import resolve_device
 from ostinato.runner.forward.choose import ChosenForward, choose_forward
 from ostinato.runner.forward.fused import FusedForward
+from ostinato.runner.forward.packing import why_unpacked
 from ostinato.runner.forward.quantized import Quantization
+from ostinato.runner.gguf_codes import codes_of_file
 from ostinato.runner.gguf_file import open_gguf
 from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.probe import probe_model
 from ostinato.runner.quantization import check_quantization
 from ostinato.runner.resolve import resolve_model
+from ostinato.runner.settings import AttentionName, ForwardName, QuantizationName
 from ostinato.runner.support import (
     LengthLimit,
     auto_class,
@@ -164,6 +168,8 @@ def load_model(
         check_quantization(config)
         check_attention_interface(config)
         model = _load_weights(path, config, _torch_dtype(dtype, config), device)
+        if quantized is None and forward != "plain":
+            quantized = _codes_of_checkpoint(path, model)
         call = ModelCall(model)
         probed = probe_model(model, call, attention)
         chosen = choose_forward(model, call, probed, forward, quantized)
@@ -185,6 +191,13 @@ def load_model(
         forward=chosen,
         quantization=quantized,
     )
+
+
+def _codes_of_checkpoint(path: Path, model: PreTrainedModel) -> Quantization | None:
+    """Return the codes that a checkpoint came with; None where they cannot be computed with."""
+    if why_unpacked(model.dtype, model.device) is not None:
+        return None
+    return codes_of_file(path, model) if path.is_file() else codes_of_layers(model)
 
 
 def _opened(path: Path) -> AbstractContextManager[None]:

@@ -70,7 +70,9 @@ async def measure(
             messages = [*messages, _STAND_IN]
         try:
             use = body.tool_use()
-            head = await render_prompt(state, messages, use, whose, opens_turn=False)
+            head = await render_prompt(
+                state, messages, use, whose, opens_turn=False, **body.template()
+            )
         except RequestError as error:
             raise RequestError(f"cache_control cannot be placed there: {error}") from error
         num_common = num_common_tokens(head.tokens.tobytes(), tokens.tokens.tobytes())

@@ -7,22 +7,30 @@ from pydantic import Field, model_validator
 
 from ostinato.server.callers import CallerOfRequest
 from ostinato.server.models import check_model
-from ostinato.server.prompting import sender
-from ostinato.server.protocol.body import Body, Items
-from ostinato.server.protocol.chat import ChatMessage
+from ostinato.server.prompting import render_prompt, sender
+from ostinato.server.protocol.answers import Detokenized, Tokenized
+from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
+from ostinato.server.protocol.chat import ChatMessage, TemplateFields
 from ostinato.server.protocol.sampling import KEEP_TOKENS, ShortText
+from ostinato.server.protocol.tools import MOST_TOOLS, ToolBody, tool_use
 from ostinato.server.state import ServerState
 
 router = APIRouter(tags=["tokens"])
 
 
-class TokenizeBody(Body):
+class TokenizeBody(TemplateFields):
     """A text, or a conversation."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: Items[ChatMessage] | None = Field(default=None, min_length=1)
-    add_generation_prompt: bool = True
+    messages: Items[ChatMessage] | None = Field(
+        default=None, min_length=1, max_length=MOST_MESSAGES
+    )
+    tools: Items[ToolBody] = Field(default_factory=list, max_length=MOST_TOOLS)
+    add_special_tokens: bool | None = Field(
+        default=None, description="Of a text: add what begins or ends one; else the template does."
+    )
+    return_token_strs: bool = Field(default=False, description="Add the text of each token.")
     cache_salt: ShortText = ""
     keep_tokens: bool = KEEP_TOKENS
 
@@ -30,6 +38,8 @@ class TokenizeBody(Body):
     def _one_of_both(self) -> "TokenizeBody":
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give one of prompt and messages")
+        if self.messages is not None and self.add_special_tokens:
+            raise ValueError("add_special_tokens is for texts: the chat template adds its own")
         return self
 
 
@@ -40,22 +50,27 @@ class DetokenizeBody(Body):
     tokens: Items[int]
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", response_model=Tokenized)
 async def tokenize(body: TokenizeBody, request: Request, caller: CallerOfRequest) -> dict[str, Any]:
     """Return the ids that a completion or a chat would compute."""
     state: ServerState = request.app.state.server
     check_model(state, body.model or state.config.model_names[0])
     whose = sender(caller, body.cache_salt, body.keep_tokens)
     if body.messages is not None:
-        messages = [message.rendered() for message in body.messages]
-        rendered = await state.llm.render(messages, None, body.add_generation_prompt, whose=whose)
+        messages, use = [m.rendered() for m in body.messages], tool_use(body.tools, None, True)
+        rendered = await render_prompt(
+            state, messages, use, whose, body.add_generation_prompt, **body.template()
+        )
         tokens = rendered.tokens.tolist()
     else:
-        tokens = await state.llm.encode(body.prompt or "", whose=whose)
-    return {"tokens": tokens, "count": len(tokens), "max_model_len": state.llm.max_model_len}
+        adds = body.add_special_tokens is not False
+        tokens = await state.llm.encode(body.prompt or "", whose=whose, add_special_tokens=adds)
+    texts = await state.llm.pieces(tokens) if body.return_token_strs else None
+    most = state.llm.max_model_len
+    return {"tokens": tokens, "count": len(tokens), "max_model_len": most, "token_strs": texts}
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", response_model=Detokenized)
 async def detokenize(
     body: DetokenizeBody, request: Request, caller: CallerOfRequest
 ) -> dict[str, str]:

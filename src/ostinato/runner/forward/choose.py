@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedModel
 
-from ostinato.core.config import ForwardName
 from ostinato.core.errors import ConfigError, UnsupportedModel
 from ostinato.runner.forward.decoder import take_apart, unlike
 from ostinato.runner.forward.fused import FusedForward
@@ -34,6 +33,7 @@ from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.library import library
 from ostinato.runner.probe import Probed, StepCall, through_blocks
 from ostinato.runner.rounding import in_roundings
+from ostinato.runner.settings import ForwardName
 
 _LEAST_SHARE = 0.5
 """Of a model's weights beside its embeddings, that linear layers hold if it is quantized: with
@@ -124,7 +124,7 @@ def _check_quantizable(model: PreTrainedModel, quantization: Quantization) -> No
     if (unpacked := why_unpacked(model.dtype, model.device)) is not None:
         raise ConfigError(f"{setting} needs packed weights, but {unpacked}: set quantization=None")
     share = share_in_linears(model)
-    if share < _LEAST_SHARE:
+    if quantization.stored is None and share < _LEAST_SHARE:
         raise UnsupportedModel(
             f"{setting}: of the weights of {type(model).__name__} beside its embeddings, only "
             f"{share:.0%} are in plain linear layers (at least {_LEAST_SHARE:.0%} is needed); "

@@ -10,6 +10,7 @@ A group's scale is such that its largest weight is a code. It is kept in bfloat1
 that of the weights, and rounded before codes are, so that it costs no precision of theirs.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -44,6 +45,11 @@ class CodeFormat:
         """The code of weights that are nothing."""
         return 0 if self.has_minima else _ZERO[self.bits]
 
+    @property
+    def most(self) -> int:
+        """The largest code."""
+        return 15 if self.bits == 4 else 127
+
     def num_groups(self, num_inputs: int) -> int:
         """Return how many groups the inputs of an output are in."""
         return -(-num_inputs // self.group_size)
@@ -59,8 +65,7 @@ class Codes:
 
     Attributes:
         format: How it is written.
-        codes: Shape (num_outputs, num_inputs), int8 for 8 bits without minima, else uint8; with
-            minima, codes of 8 bits are below 128.
+        codes: Shape (num_outputs, num_inputs), int8 for 8 bits and uint8 for 4.
         scales: Shape (num_outputs, num_groups).
         minima: Likewise, of the same dtype; None without.
     """
@@ -93,36 +98,61 @@ def encode(weight: Tensor, format: CodeFormat) -> Codes:
         weight: Shape (num_outputs, num_inputs), finite.
         format: How.
     """
-    num_outputs, num_inputs = weight.shape
-    groups, size = format.num_groups(num_inputs), format.group_size
-    padded = functional.pad(weight.float(), (0, groups * size - num_inputs))
-    numbers = padded.view(num_outputs, groups, size)
+    size = format.group_size
+    padded = functional.pad(weight.float(), (0, -weight.shape[1] % size))
+    numbers = padded.view(len(weight), -1, size)
+    minima = None
     if format.has_minima:
-        scales, minima = _with_minimum(numbers, 2**format.bits - 1 if format.bits == 4 else 127)
-        codes = _divided(numbers - minima.float()[..., None], scales)
-        codes = codes.round_().clamp_(0, 15 if format.bits == 4 else 127).to(torch.uint8)
+        scales, minima = _with_minimum(numbers, format.most)
     else:
-        minima = None
         scales = _best_scales(numbers) if format.bits == 4 else _up(numbers.abs().amax(2) / 127)
-        codes = _divided(numbers, scales).round_()
-        if format.bits == 4:
-            codes = codes.clamp_(-8, 7).add_(8).to(torch.uint8)
-        else:
-            codes = codes.clamp_(-127, 127).to(torch.int8)
-    return Codes(format, codes.view(num_outputs, -1)[:, :num_inputs], scales, minima)
+    return Codes(format, codes_of(weight, format, scales, minima), scales, minima)
+
+
+def codes_of(
+    weight: Tensor, format: CodeFormat, scales: Tensor, minima: Tensor | None = None
+) -> Tensor:
+    """Return the nearest codes where scales are given; see ``Codes``."""
+    num_outputs, num_inputs = weight.shape
+    padded = functional.pad(weight.float(), (0, -num_inputs % format.group_size))
+    numbers = padded.view(num_outputs, -1, format.group_size)
+    if minima is not None:
+        numbers = numbers - minima.float()[..., None]
+    codes = _divided(numbers, scales).round_().add_(format.zero)
+    codes = codes.clamp_(format.most - (15 if format.bits == 4 else 255), format.most).to(
+        torch.uint8 if format.bits == 4 else torch.int8
+    )
+    return codes.view(num_outputs, -1)[:, :num_inputs]
 
 
 def joined(parts: Sequence[Codes]) -> Codes:
-    """Put weights of one format below each other."""
-    first = parts[0]
-    assert all(part.format == first.format for part in parts), "one format"
-    minima = [part.minima for part in parts if part.minima is not None]
-    return Codes(
-        first.format,
-        torch.cat([part.codes for part in parts]),
-        torch.cat([part.scales for part in parts]),
-        torch.cat(minima) if minima else None,
+    """Put weights below each other; where formats differ, in one that holds all of them."""
+    format = CodeFormat(
+        4 if all(part.format == parts[0].format and part.format.bits == 4 for part in parts) else 8,
+        math.gcd(*(part.format.group_size for part in parts)),
+        any(part.format.has_minima for part in parts),
     )
+    wide = [part if part.format == format else _widened(part, format) for part in parts]
+    return Codes(
+        format,
+        torch.cat([part.codes for part in wide]),
+        torch.cat([part.scales for part in wide]),
+        torch.cat([part.minima for part in wide]) if format.has_minima else None,  # type: ignore[misc]
+    )
+
+
+def _widened(part: Codes, format: CodeFormat) -> Codes:
+    """Write the same weights in a format of as many bits or more, and of smaller groups."""
+    times = part.format.group_size // format.group_size
+    groups = format.num_groups(part.codes.shape[1])
+    scales = part.scales.repeat_interleave(times, dim=1)[:, :groups]
+    minima = part.minima
+    if minima is not None:
+        minima = minima.repeat_interleave(times, dim=1)[:, :groups]
+    elif format.has_minima:
+        minima = torch.zeros_like(scales)
+    codes = (part.codes.to(torch.int8) - part.format.zero).to(torch.int8)
+    return Codes(format, codes, scales, minima)
 
 
 def _divided(numbers: Tensor, scales: Tensor) -> Tensor:

@@ -4,14 +4,13 @@ Codes are packed once, into the tiles of ``native/src/weight_tiles.h``, and noth
 is kept: products read the codes. Scales stand beside them, 32 outputs of a group side by side.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ostinato.core.config import QuantizationName
 from ostinato.runner.forward.codes import CodeFormat, Codes, encode, joined
 from ostinato.runner.forward.packed import PackedWeight, padded_width
 from ostinato.runner.forward.packed_linear import PackedLinear
@@ -74,7 +73,7 @@ class QuantizedWeight(PackedWeight):
         begin, end = first // _TILE_OUTPUTS, -(-last // _TILE_OUTPUTS)
         within = slice(first - begin * _TILE_OUTPUTS, last - begin * _TILE_OUTPUTS)
         found = _out_of_tiles(self._tiles[begin:end], self.format.bits)
-        if self.format.bits == 8 and not self.format.has_minima:
+        if self.format.bits == 8:
             found = found.view(torch.int8)
         minima = None if self._minima is None else _by_rows(self._minima[begin:end])[within]
         return Codes(
@@ -122,25 +121,37 @@ _INT8 = CodeFormat(bits=8, group_size=128)
 _INT4 = CodeFormat(bits=4, group_size=32, has_minima=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Quantization:
     """Packs linear layers as codes.
 
     Attributes:
-        name: ``int8`` or ``int4``. The output layer has 8 bits in both: every logit depends on it
-            alone, and it is a small part of what a step reads.
+        name: ``int8``, ``int4``, or what the checkpoint came in. The output layer has 8 bits in
+            ``int4`` as well: every logit depends on it alone, and it is a small part of what a
+            step reads.
+        stored: Codes that the checkpoint came with, by the id of the weight that they stand for;
+            None if weights are to be quantized.
     """
 
-    name: QuantizationName
+    name: str
+    stored: Mapping[int, Codes] | None = None
 
-    def pack(self, linears: Sequence[nn.Linear], is_head: bool = False) -> QuantizedWeight:
-        """Pack layers that read one input into one weight; see ``packing.pack_plain``."""
+    def pack(self, linears: Sequence[nn.Linear], is_head: bool = False) -> PackedWeight:
+        """Pack layers that read one input into one weight; see ``packing.Pack``."""
+        weights = [linear.weight for linear in linears]
+        if self.stored is not None and any(id(weight) not in self.stored for weight in weights):
+            return PackedWeight(weights)
         format = _INT4 if self.name == "int4" and not is_head else _INT8
-        weights = [linear.weight.detach() for linear in linears]
-        return QuantizedWeight(joined([encode(w, format) for w in weights]), weights[0].dtype)
+        codes = [
+            encode(weight.detach(), format) if self.stored is None else self.stored[id(weight)]
+            for weight in weights
+        ]
+        return QuantizedWeight(joined(codes), weights[0].dtype)
 
     def __str__(self) -> str:
         """Name all that the codes depend on: two that differ here never share a cached prefix."""
+        if self.stored is not None:
+            return f"codes of the file ({self.name})"
         return f"{_INT8}" if self.name == "int8" else f"{_INT4}, head {_INT8}"
 
 

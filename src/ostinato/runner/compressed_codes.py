@@ -1,0 +1,85 @@
+"""Which codes does a checkpoint of compressed-tensors have for a model's linear layers?
+
+Weights alone in 8 or 4 bits (W8A16, W4A16), symmetric, by output or in groups of a multiple of 32
+inputs, are codes of ours. Their layers become plain ones, whose weights are the numbers that
+compressed-tensors makes of the codes, and which are packed as codes again. Where one layer is of
+another kind (activations are quantized, groups are in another order), all stay as they are, and
+compute themselves.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ostinato.runner.forward.codes import GROUP_STEP, CodeFormat, Codes, codes_of
+from ostinato.runner.forward.quantized import Quantization
+
+
+def codes_of_layers(model: PreTrainedModel) -> Quantization | None:
+    """Return how to pack linear layers as their checkpoint has them; None if it has no such codes.
+
+    Effects: replaces the layers by plain ones, and lets the model be called as a plain one.
+    """
+    quantizer: Any = getattr(model, "hf_quantizer", None)
+    compressor = getattr(quantizer, "compressor", None)
+    layers = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if hasattr(child, "quantization_scheme")
+    ]
+    if compressor is None or not layers or not all(_fits(layer) for _, _, layer in layers):
+        return None
+    plain, stored, kinds = [], {}, set()
+    with torch.no_grad():
+        for parent, name, layer in layers:
+            codes, linear = _decoded(layer)
+            if codes is None:
+                return None
+            plain.append((parent, name, linear))
+            stored[id(linear.weight)] = codes
+            kinds.add(f"W{codes.format.bits}A16")
+    for parent, name, linear in plain:
+        setattr(parent, name, linear)
+    compressor.remove_decompression_hook(model)
+    return Quantization(f"compressed-tensors {', '.join(sorted(kinds))}", stored)
+
+
+def _fits(layer: nn.Module) -> bool:
+    """Say whether a layer's weight alone is quantized, in a way that codes have as well."""
+    scheme: Any = layer.quantization_scheme
+    weights = scheme.weights
+    if type(layer) is not nn.Linear or weights is None:
+        return False
+    return (
+        scheme.input_activations is None
+        and scheme.output_activations is None
+        and weights.type == "int"
+        and weights.num_bits in (4, 8)
+        and weights.symmetric
+        and weights.actorder in (None, "static", "weight")
+        and (
+            weights.strategy == "channel"
+            or (weights.strategy == "group" and weights.group_size % GROUP_STEP == 0)
+        )
+    )
+
+
+def _decoded(layer: nn.Module) -> tuple[Codes | None, nn.Linear]:
+    """Return a layer's codes, None if they are not exact, and a plain layer of their numbers."""
+    from compressed_tensors.compressors.base import BaseCompressor, get_direct_state_dict
+
+    scheme: Any = layer.quantization_scheme
+    compressor = BaseCompressor.get_value_from_registry(scheme.format.value)
+    state = compressor.decompress(get_direct_state_dict(layer), scheme)
+    weight, scales, args = state["weight"], state["weight_scale"], scheme.weights
+    linear = nn.Linear(1, 1, bias=False, device="meta").eval()
+    linear.out_features, linear.in_features = weight.shape
+    linear.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
+    linear.register_parameter("bias", layer.bias if isinstance(layer.bias, nn.Parameter) else None)
+    size = args.group_size or -(-weight.shape[1] // GROUP_STEP) * GROUP_STEP
+    format = CodeFormat(args.num_bits, size)
+    codes = Codes(format, codes_of(weight, format, scales), scales)
+    return codes if torch.equal(codes.plain(weight.dtype), weight) else None, linear
