@@ -61,11 +61,11 @@ class Watch:
         self._step, engine.step = engine.step, self._whole
         self._run, watch = Program.run, self
         timed = self._timed(lambda *arguments: watch._run(*arguments), "model")
-        Program.run = lambda *arguments: timed(*arguments)  # type: ignore[method-assign]
+        Program.run = lambda *arguments: timed(*arguments)
 
     def end(self) -> None:
         """Let programs alone again."""
-        Program.run = self._run  # type: ignore[method-assign]
+        Program.run = self._run
 
     def _timed(self, method: Callable[..., Any], part: str) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:

@@ -27,7 +27,7 @@ import time
 import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from rich.console import Console
@@ -203,13 +203,14 @@ def beside(
         requests = read(path, part)
         for size in sizes:
             for policy in policies:
-                cells = compare(requests, size, (policy, options.beside), options.index)
+                pair: Any = (policy, options.beside)
+                cells = compare(requests, size, pair, options.index)
                 table.add_row(path.stem, f"{size:,}", policy, *cells)
     Console(width=120).print(table)
 
 
 def measure(
-    requests: Requests, num_blocks: int, policy: str, index: IndexName
+    requests: Requests, num_blocks: int, policy: Any, index: IndexName
 ) -> tuple[float, float]:
     """Replay once; return the hit ratio in percent of tokens, and seconds of CPU time."""
     begun = time.process_time()

@@ -19,6 +19,7 @@ import random
 import time
 from array import array
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import fmean, quantiles
 from types import SimpleNamespace
@@ -30,9 +31,9 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.core.plan import SampleTask
+from ostinato.core.plan import SampleTask, TokenConstraint
 from ostinato.core.sampling_params import SamplingParams
-from ostinato.engine.grammar import GrammarCompiler, GrammarConstraint
+from ostinato.engine.grammar import GrammarCompiler
 from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.runner.logit_edits import edit_logits
 
@@ -110,7 +111,7 @@ def measure(
 
 
 def write(
-    form: GrammarConstraint, num_ids: int, rng: random.Random
+    form: TokenConstraint, num_ids: int, rng: random.Random
 ) -> tuple[list[float], list[float]]:
     """Write an output at random; returns the seconds of each mask and of each step."""
     masks_s: list[float] = []
@@ -120,11 +121,11 @@ def write(
         masks_s.append(seconds)
         allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[:num_ids])
         token = int(rng.choice(allowed))
-        steps_s.append(timed(lambda token=token: form.advance(token))[1])
+        steps_s.append(timed(partial(form.advance, token))[1])
     return masks_s, steps_s
 
 
-def spread(form: GrammarConstraint, num_ids: int, rows: int) -> float:
+def spread(form: TokenConstraint, num_ids: int, rows: int) -> float:
     """Return the microseconds per row beyond masks that a batch of such outputs costs."""
     params, none = SamplingParams(), array("I")
     mask = form.mask()

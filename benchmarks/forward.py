@@ -36,7 +36,6 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from ostinato.core.config import ForwardName, QuantizationName
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import SampleTask, ScheduledSequence, StepPlan
 from ostinato.core.sampling_params import SamplingParams
@@ -45,6 +44,7 @@ from ostinato.runner.forward.places import weight_bytes
 from ostinato.runner.heap import keep_large_blocks
 from ostinato.runner.model_loader import load_model
 from ostinato.runner.model_runner import ModelRunner
+from ostinato.runner.settings import ForwardName, QuantizationName
 
 BLOCK_SIZE = 16
 GREEDY = SampleTask(SamplingParams(temperature=0.0), (0,), array("I"), array("I"))

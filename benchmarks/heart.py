@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
 from time import process_time_ns
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -211,11 +212,12 @@ SCENES: dict[str, Callable[[str], Costs]] = {
 }
 
 
-def make_cache(index: str, num_blocks: int) -> object:
+def make_cache(index: Any, num_blocks: int) -> Any:
     """Return an empty cache of the source tree that is on the path, with all that observes it."""
     from ostinato.core.config import CacheConfig
 
-    config = CacheConfig(num_blocks, BLOCK_SIZE, index=index, policy=POLICY)
+    policy: Any = POLICY
+    config = CacheConfig(num_blocks, BLOCK_SIZE, index=index, policy=policy)
     try:
         from ostinato.assembly import build_cache
     except ModuleNotFoundError:  # trees before the rooms were taken apart
@@ -225,25 +227,26 @@ def make_cache(index: str, num_blocks: int) -> object:
     return build_cache(config).manager
 
 
-def make_scheduler(index: str, num_blocks: int) -> object:
+def make_scheduler(index: str, num_blocks: int) -> Any:
     """Return a scheduler over an empty cache, with room in a step for all."""
     from ostinato.core.config import SchedulerConfig
     from ostinato.sched.scheduler import Scheduler
 
     room = max(PREFIX + QUESTION, DECODES * 512)
-    settings = {"max_num_batched_tokens": room, "max_num_seqs": DECODES, "max_model_len": 65_536}
-    return Scheduler(SchedulerConfig(**settings), make_cache(index, num_blocks))
+    config = SchedulerConfig(room, max_num_seqs=DECODES, max_model_len=65_536)
+    return Scheduler(config, make_cache(index, num_blocks))
 
 
-def make_request(number: int, prompt: array, max_tokens: int) -> object:
+def make_request(number: int, prompt: array, max_tokens: int) -> Any:
     """Return a request for so many tokens."""
+    from ostinato.core.ids import RequestId
     from ostinato.core.request import Request
     from ostinato.core.sampling_params import SamplingParams
 
-    return Request(str(number), prompt, SamplingParams(max_tokens=max_tokens))
+    return Request(RequestId(str(number)), prompt, SamplingParams(max_tokens=max_tokens))
 
 
-def answers(plan) -> object:
+def answers(plan) -> Any:
     """Answer a plan as a runner would: a token for everybody."""
     from ostinato.core.plan import SampledToken, SequenceResult, StepResult
 

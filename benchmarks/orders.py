@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from statistics import fmean, quantiles
-from typing import get_args
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.table import Table
@@ -134,7 +134,7 @@ def draw(rng: random.Random, num_tokens: int) -> array:
 class Run:
     """One order, one scene, from the first arrival to the last answer."""
 
-    def __init__(self, order: str, traffic: list[Turn], seed: int) -> None:
+    def __init__(self, order: WaitingOrder, traffic: list[Turn], seed: int) -> None:
         """Start at time 0 with nothing cached."""
         self.now_s = 0.0
         self.plan_s = 0.0
@@ -202,7 +202,7 @@ class Run:
             self._expect(Turn(turn.tenant, prompt, 100, self.now_s + 2.0, turn.next_texts[1:]))
 
 
-def measure(order: str, scene: str, seed: int) -> dict[str, object]:
+def measure(order: WaitingOrder, scene: str, seed: int) -> dict[str, Any]:
     """Run one order on one scene; return the figures."""
     traffic = make_traffic(scene, random.Random(seed))
     run = Run(order, traffic, seed)
@@ -229,7 +229,7 @@ def measure(order: str, scene: str, seed: int) -> dict[str, object]:
     }
 
 
-def show(figures: list[dict[str, object]]) -> None:
+def show(figures: list[dict[str, Any]]) -> None:
     """Print a table per scene."""
     for scene in dict.fromkeys(f["scene"] for f in figures):
         rows = [f for f in figures if f["scene"] == scene]

@@ -36,7 +36,6 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from ostinato.core.config import AttentionName, ReadOnce
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.runner.attention.backend import AttentionStyle
@@ -44,6 +43,7 @@ from ostinato.runner.attention.choice import AttentionCase, choose_attention
 from ostinato.runner.inputs import build_inputs
 from ostinato.runner.kv_store import KVSpec, LayerKV
 from ostinato.runner.native.library import Isa, best_isa, library, use_isa
+from ostinato.runner.settings import AttentionName, ReadOnce
 
 BLOCK_SIZE = 16
 CPU = torch.device("cpu")

@@ -127,7 +127,9 @@ def _manager(windows: Sequence[int], num_tokens: int) -> HybridCacheManager:
         WindowConfig(window, window_blocks(window, BLOCK_SIZE) + CHUNK // BLOCK_SIZE)
         for window in windows
     ]
-    return build_cache(CacheConfig(num_blocks, BLOCK_SIZE, windows=tuple(pools))).manager
+    manager = build_cache(CacheConfig(num_blocks, BLOCK_SIZE, windows=tuple(pools))).manager
+    assert isinstance(manager, HybridCacheManager)
+    return manager
 
 
 def _count(

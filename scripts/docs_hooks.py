@@ -40,8 +40,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: objec
     files, rules = text.find("Files in reading order:"), text.find("Rules:")
     parts = [text[max(files, 0) : rules]] if files >= 0 else []
     parts += [text[rules:]] if rules >= 0 else []
-    for part in parts:
-        heading, _, body = part.partition(":\n")
+    for section in parts:
+        heading, body = section.split(":\n", 1)
         markdown = markdown.replace(FILES, f"## {heading}\n{body.rstrip()}\n\n{FILES}")
     elsewhere = _referenced(Path(config.docs_dir))
     reference = [f"::: {module}" for module in _modules(room) if module not in elsewhere]

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -160,7 +161,7 @@ CHROMIUM = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
 
 
 def take_pictures(url: str, folder: Path) -> None:
-    """Photograph the page in light and dark, after three prompts in the playground."""
+    """Photograph the page in light and dark, after a chat and two prompts in the playground."""
     from playwright.sync_api import sync_playwright
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -169,6 +170,11 @@ def take_pictures(url: str, folder: Path) -> None:
         for theme in ("light", "dark"):
             view = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme=theme)
             view.goto(url)
+            for number, text in enumerate(("Good morrow, cousin.", "And whither goest thou?"), 1):
+                view.fill("#chat-text", text)
+                view.click("#chat-send")
+                answered = view.locator(".assistant .note a").nth(number - 1)
+                answered.wait_for(timeout=120_000)
             for end in ("ROMEO:\nO, speak again\n", f"ROMEO:\nO, it is my {theme}!\n"):
                 view.fill("#prompt", SCENE + end)
                 view.click("#run")
@@ -187,7 +193,8 @@ def make_small(picture: Path) -> None:
 
     with Image.open(picture) as image:
         flat = image.convert("RGB")
-    used = sorted(flat.getcolors(flat.width * flat.height), reverse=True)[:256]
+    colours: Any = flat.getcolors(flat.width * flat.height)
+    used = sorted(colours, reverse=True)[:256]
     palette = Image.new("P", (1, 1))
     palette.putpalette([part for _, colour in used for part in colour])
     flat.quantize(palette=palette, dither=Image.Dither.NONE).save(picture, optimize=True)

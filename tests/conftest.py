@@ -1,9 +1,31 @@
-"""What every test shares: threads that leave the cores to others while they wait."""
+"""What every test shares: threads that leave the cores to others, and how much Hypothesis draws."""
 
 import os
+
+import pytest
+from hypothesis import is_hypothesis_test, settings
 
 # Before torch is imported by any test. By default OpenMP's threads spin while they wait, which on a
 # busy machine keeps the very thread off its core that they wait for: ten times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# No deadline, since a busy machine is no bug.
+settings.register_profile("daily", max_examples=30, deadline=None)
+settings.register_profile("nightly", max_examples=1000, deadline=None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let Hypothesis draw few examples by day and many by night (``-m nightly``)."""
+    settings.load_profile("nightly" if config.option.markexpr == "nightly" else "daily")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let the nightly run draw again what Hypothesis draws by day."""
+    if config.option.markexpr == "nightly":
+        for item in items:
+            if is_hypothesis_test(getattr(item, "obj", None)):
+                item.add_marker(pytest.mark.nightly)
+                item.add_marker(pytest.mark.timeout(3600))

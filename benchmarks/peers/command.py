@@ -3,6 +3,7 @@
 import argparse
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from rich.console import Console
 from benchmarks.peers import report
 from benchmarks.peers.checkpoint import FULL as FULL_SHAPE
 from benchmarks.peers.checkpoint import SMALL as SMALL_SHAPE
-from benchmarks.peers.checkpoint import make_checkpoint
+from benchmarks.peers.checkpoint import SMOLLM2, Shape, make_checkpoint, make_smollm2, read_text
 from benchmarks.peers.engines import (
     MANAGERS,
     OURS,
@@ -20,11 +21,13 @@ from benchmarks.peers.engines import (
     Engine,
     parse_variant,
     python_of,
+    warnings_about,
 )
 from benchmarks.peers.machine import available_gib, stamp, touch_memory
 from benchmarks.peers.measures import named, without_goals
 from benchmarks.peers.samples import FULL, QUICK
 from benchmarks.peers.session import NEEDED_GIB, Found, Plan, Session
+from ostinato.core.errors import ModelError
 
 KV_GIB = 3
 
@@ -37,14 +40,20 @@ def main(description: str | None = None, arguments: list[str] | None = None) -> 
     options.out.mkdir(parents=True, exist_ok=True)
     try:
         plan, absent = make_plan(options)
-    except ValueError as error:
+    except (ValueError, ModelError) as error:
         parser.error(str(error))
+    warnings = [
+        word for each, python in plan.engines.items() for word in warnings_about(each, python)
+    ]
+    for word in warnings:
+        console.print(f"warning: {word}")
     for engine in absent:
         console.print(f"{engine.title} ({engine.name}) is not installed, and is left out")
     touched_gib = 0.0 if options.quick else min(options.touch_gib, available_gib() / 2)
     console.print(f"{touched_gib:.0f} GiB touched in {touch_memory(touched_gib):.0f} s")
     found: dict[str, Any] = {"stamp": stamp(options.threads), "quick": options.quick}
     found["absent"] = [engine.name for engine in absent]
+    found |= {"warnings": warnings, "checkpoint": options.checkpoint}
 
     def keep(so_far: Found) -> None:
         found.update(report.as_json(plan, so_far))
@@ -67,13 +76,15 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     add("--peers-folder", type=Path, help="where install.sh put the peers")
     add("--peer", action="append", default=[], metavar="NAME=VENV", help="one peer elsewhere")
     add("--models-folder", type=Path, help="for checkpoints; else PEERS/models, or one that goes")
+    add("--checkpoint", choices=["random", "smollm2"], default="random",
+        help="random weights, or SmolLM2 with real text")  # fmt: skip
     add("--measures", default="", help="names, with commas between; all unless told")
     add("--engines", default="", help="names, with commas between; all unless told")
     add("--variant", action="append", default=[], metavar="NAME:SETTING=VALUE,...",
-        help="ours once more, with other settings")  # fmt: skip
+        help="ours once more, with other settings; PEER@NAME:... is a peer once more")  # fmt: skip
     add("--repetitions", type=int, default=3)
     add("--threads", type=int, default=2)
-    add("--limit", type=float, default=30, help="a sample that takes longer (s) is the last")
+    add("--limit", type=float, default=30, help="a sample that takes longer (s) ends its measure")
     add("--timeout", type=float, default=240, help="how long an answer is waited for (s)")
     add("--budget", type=float, default=25, help="minutes, after which one sample has to do")
     add("--needed-gib", type=float, help="free memory without which no engine is started")
@@ -100,14 +111,16 @@ def make_plan(options: argparse.Namespace) -> tuple[Plan, list[Engine]]:
     homes = _homes(options.peer)
     chosen = [engine for engine in known if not wanted or engine.name in wanted]
     pythons = {each: python_of(each, options.peers_folder, homes) for each in chosen}
-    model = _models_folder(options) / ("small" if options.quick else "full")
-    shape = SMALL_SHAPE if options.quick else FULL_SHAPE
     sizes = QUICK if options.quick else FULL
+    model, shape, text = _checkpoint(options)
+    too_long = {"decode_32_16k"} if sizes.longest >= shape.max_position_embeddings else set()
+    measures = [measure for measure in measures if measure.name not in too_long]
+    has_goals = not options.quick and options.checkpoint == "random"
     plan = Plan(
-        measures=[without_goals(m) for m in measures] if options.quick else measures,
+        measures=measures if has_goals else [without_goals(m) for m in measures],
         engines={each: python for each, python in pythons.items() if python is not None},
         sizes=sizes,
-        model=make_checkpoint(model, shape),
+        model=model,
         vocab_size=shape.vocab_size,
         settings=_settings(options, sizes.longest, shape.max_position_embeddings),
         repetitions=options.repetitions,
@@ -117,8 +130,19 @@ def make_plan(options: argparse.Namespace) -> tuple[Plan, list[Engine]]:
         folder=options.out,
         needed_gib=_needed_gib(options),
         seed=options.seed,
+        text=text,
     )  # fmt: skip
     return plan, [each for each, python in pythons.items() if python is None]
+
+
+def _checkpoint(options: argparse.Namespace) -> tuple[Path, Shape, Sequence[int]]:
+    """Make the model; returns its folder, its shape, and the text that prompts are made of."""
+    folder = _models_folder(options)
+    if options.checkpoint == "smollm2":
+        model = make_smollm2(folder / "smollm2")
+        return model, SMOLLM2, read_text(model)
+    name, shape = ("small", SMALL_SHAPE) if options.quick else ("full", FULL_SHAPE)
+    return make_checkpoint(folder / name, shape), shape, ()
 
 
 def _settings(options: argparse.Namespace, longest: int, limit: int) -> dict[str, Any]:

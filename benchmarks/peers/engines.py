@@ -2,12 +2,12 @@
 
 Ours runs on this Python and this source tree. A peer runs on the Python of its own virtual
 environment: a folder of its name below the peers' folder, or wherever ``--peer NAME=FOLDER`` says.
-A variant of ours is another engine with other settings.
+A variant is an engine once more, with other settings.
 """
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,11 @@ class Engine:
     worker: str
     home: str | None = None
     settings: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def base(self) -> str:
+        """The name of the engine that it is a variant of."""
+        return self.name.partition("@")[0]
 
     @property
     def is_ours(self) -> bool:
@@ -57,7 +62,7 @@ MANAGERS = (
 
 
 def parse_variant(text: str) -> Engine:
-    """Read ``name:setting=value,...`` as a variant of ours.
+    """Read ``name:setting=value,...`` as a variant of ours, ``peer@name:...`` as one of a peer.
 
     Raises:
         ValueError: It is not of that form.
@@ -67,7 +72,15 @@ def parse_variant(text: str) -> Engine:
     if not name or not colon or any(not equals or not key for key, equals, _ in pairs):
         raise ValueError(f"{text!r} is no variant: write name:setting=value,setting=value")
     settings = {key: _value(value) for key, _, value in pairs}
-    return Engine(f"ours:{name}", f"Ostinato, {name}", "ours", None, settings)
+    whose, at, _ = name.rpartition("@")
+    if not at:
+        return Engine(f"ours:{name}", f"Ostinato, {name}", "ours", None, settings)
+    peer = next((peer for peer in PEERS if peer.name == whose), None)
+    if peer is None:
+        raise ValueError(f"{text!r}: no peer is called {whose!r}")
+    return replace(
+        peer, name=name, title=f"{peer.title}, {text[len(whose) + 1 :]}", settings=settings
+    )
 
 
 def _value(text: str) -> Any:
@@ -103,12 +116,33 @@ def environment_of(engine: Engine, python: Path, threads: int) -> dict[str, str]
     return environment
 
 
+def warnings_about(engine: Engine, python: Path) -> list[str]:
+    """Say what an engine's documentation asks for and this machine has not."""
+    if engine.home != "vllm":
+        return []
+    return [
+        f"{engine.title}: {name} is not there to be preloaded, so its figures may be too low"
+        for name, paths in _preloads_of_vllm(python).items()
+        if not paths
+    ]
+
+
+def _preloads_of_vllm(python: Path) -> dict[str, list[Path]]:
+    """Return where the libraries are that vLLM's documentation wants preloaded."""
+    openmp = python.parents[1] / "lib" / "libiomp5.so"
+    return {
+        "libiomp5.so (intel-openmp)": [openmp] if openmp.exists() else [],
+        "libtcmalloc_minimal.so.4 (libtcmalloc-minimal4)": sorted(
+            Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4")
+        )[:1],
+    }
+
+
 def _environment_of_vllm(python: Path, threads: int) -> dict[str, str]:
     """One process, its threads on cores of their own, tcmalloc and Intel's OpenMP preloaded."""
-    wanted = [python.parents[1] / "lib" / "libiomp5.so"]
-    wanted += sorted(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"))
+    found = [path for paths in _preloads_of_vllm(python).values() for path in paths]
     return {
-        "LD_PRELOAD": os.pathsep.join(str(path) for path in wanted if path.exists()),
+        "LD_PRELOAD": os.pathsep.join(map(str, found)),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}" if threads > 1 else "0",
         "VLLM_CPU_KVCACHE_SPACE": "3",

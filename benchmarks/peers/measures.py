@@ -4,11 +4,13 @@ A measure prepares once per engine (a prefix that is to be warm) and then takes 
 repetition.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from benchmarks.peers.samples import (
     Prepare,
     Sample,
+    agents,
     batch_cold,
     batch_warm,
     cold_prefill,
@@ -48,7 +50,7 @@ class Measure:
         sample: Takes one.
         prepare: Makes warm what is to be warm; returns the prefix.
         goals: What ours is to reach.
-        without: Engines that are not asked, by name.
+        without: Engines that are not asked, and why not, by name.
         kind: ``serve`` or ``manage``.
         per_request: Whether a variant of ours that reads per request takes part.
     """
@@ -60,12 +62,14 @@ class Measure:
     sample: Sample
     prepare: Prepare | None = None
     goals: tuple[Goal, ...] = ()
-    without: tuple[str, ...] = ()
+    without: Mapping[str, str] = field(default_factory=dict)
     kind: str = "serve"
     per_request: bool = False
 
 
-TRANSFORMERS = ("transformers", "transformers-cb")
+NO_SCHEDULER = {"transformers": "plain forward passes have no scheduler"}
+SLOW = "not asked: takes minutes a sample"
+TOO_SLOW = dict.fromkeys(("transformers", "transformers-cb"), SLOW)
 MEASURES = (
     Measure(
         "cold_prefill", "cold prefill, 2,048 tokens", "tokens/s", True, cold_prefill,
@@ -99,17 +103,21 @@ MEASURES = (
     ),
     Measure(
         "conversations", "16 conversations × 10 turns, growing", "requests/s", True,
-        conversations, goals=(Goal(1.3, "vllm"),), without=("llamacpp", "transformers"),
+        conversations, goals=(Goal(1.3, "vllm"),), without=NO_SCHEDULER,
+    ),
+    Measure(
+        "agents", "4 agents × 12 turns on 1.5k of tools, growing", "requests/s", True,
+        agents, without=NO_SCHEDULER,
     ),
     Measure(
         "decode_32_4k", "decode, 32 on a shared 4k", "tokens/s", True,
         decode(lambda sizes: sizes.wide, lambda sizes: sizes.outputs),
-        warm("long"), (Goal(2.5, "vllm"),), without=TRANSFORMERS,
+        warm("long"), (Goal(2.5, "vllm"),), without=TOO_SLOW,
     ),
     Measure(
         "decode_32_16k", "decode, 32 on a shared 16k", "tokens/s", True,
         decode(lambda sizes: sizes.wide, lambda sizes: sizes.outputs // 2),
-        warm("longest"), (Goal(5.0, "ours:never"),), without=("llamacpp", *TRANSFORMERS),
+        warm("longest"), (Goal(5.0, "ours:never"),), without=TOO_SLOW | {"llamacpp": SLOW},
         per_request=True,
     ),
     Measure(

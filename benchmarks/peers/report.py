@@ -152,6 +152,8 @@ def show(found: FoundJson, console: Console) -> None:
     A ratio says how many times as fast ours is; ``others`` are the cores that other programs took.
     """
     console.print(stamp_line(found), highlight=False)
+    for name, engine in found.get("engines", {}).items():
+        console.print(f"{name}: {settings_line(engine['settings'])}", highlight=False)
     for row in found["measures"]:
         title = Text(f"\n{row['title']}, {row['unit']}", style="bold")
         console.print(title, _row_table(row), sep="\n")
@@ -162,6 +164,11 @@ def show(found: FoundJson, console: Console) -> None:
             console.print(f"without {name}: {reason}", highlight=False)
     shares = ", ".join(f"{name} {share:.0%}" for name, share in found["agreement"].items())
     console.print(f"\nGreedy tokens in common with the yardstick: {shares}", highlight=False)
+
+
+def settings_line(settings: dict[str, Any]) -> str:
+    """Write an engine's own settings, block size and weights among them."""
+    return ", ".join(f"{name} {str(value)[:40]}" for name, value in settings.items())
 
 
 def _row_table(row: Row) -> Table:

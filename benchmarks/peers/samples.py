@@ -5,7 +5,7 @@ prompts, and no repetition meets a prompt of another one.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Protocol
@@ -32,6 +32,11 @@ class Sizes:
     system: int = 512
     turn: tuple[int, int] = (32, 64)
     answer: tuple[int, int] = (16, 32)
+    agents: int = 4
+    agent_turns: int = 12
+    agent_system: int = 1536
+    observation: tuple[int, int] = (64, 256)
+    action: tuple[int, int] = (24, 48)
     managed: int = 32_768
     managed_chats: int = 64
     managed_turns: int = 20
@@ -43,7 +48,8 @@ FULL = Sizes()
 QUICK = Sizes(
     prefix=96, own=8, batch=4, outputs=6, alone=12, wide=6, long=128, longest=192, strangers=32,
     stranger_outputs=8, chats=3, turns=3, system=32, turn=(4, 8), answer=(4, 8), managed=512,
-    managed_chats=4, managed_turns=3, managed_turn=50, managed_system=64,
+    managed_chats=4, managed_turns=3, managed_turn=50, managed_system=64, agents=2, agent_turns=3,
+    agent_system=48, observation=(8, 16), action=(4, 8),
 )  # fmt: skip
 
 
@@ -58,14 +64,18 @@ class Asked(Protocol):
 
 
 class Draw:
-    """Token ids at random."""
+    """Token ids at random, or pieces of a text that begin anywhere."""
 
-    def __init__(self, vocab_size: int, *seed: Any) -> None:
+    def __init__(self, vocab_size: int, *seed: Any, text: Sequence[int] = ()) -> None:
         """The same seed draws the same."""
         self._random, self._vocab_size = random.Random(repr(seed)), vocab_size
+        self._text = text
 
     def __call__(self, num_tokens: int) -> list[int]:
         """Draw so many ids; none of them ends a text."""
+        if self._text:
+            start = self._random.randrange(len(self._text) - num_tokens)
+            return list(self._text[start : start + num_tokens])
         return [self._random.randrange(1, self._vocab_size) for _ in range(num_tokens)]
 
     def between(self, bounds: tuple[int, int]) -> int:
@@ -145,14 +155,32 @@ def conversations(asked: Asked, draw: Draw, sizes: Sizes, _: list[int]) -> float
     Turns and answers differ in length, so that prompts and answers of others mix in steps.
     """
     system = draw(sizes.system)
-    talks: list[Talk] = []
-    for _number in range(sizes.chats):
-        talk: Talk = []
-        for turn in range(sizes.turns):
-            tokens = draw(draw.between(sizes.turn))
-            talk.append((tokens if turn else system + tokens, draw.between(sizes.answer)))
-        talks.append(talk)
+    talks = [_talk(draw, system, sizes.turns, sizes.turn, sizes.answer) for _ in range(sizes.chats)]
     return sizes.chats * sizes.turns / asked.serve(talks).seconds
+
+
+def agents(asked: Asked, draw: Draw, sizes: Sizes, _: list[int]) -> float:
+    """Requests per second: agents with one long system prompt, which holds their tools.
+
+    A turn is what a tool answered, an answer the next call; the history only grows.
+    """
+    system = draw(sizes.agent_system)
+    talks = [
+        _talk(draw, system, sizes.agent_turns, sizes.observation, sizes.action)
+        for _ in range(sizes.agents)
+    ]
+    return sizes.agents * sizes.agent_turns / asked.serve(talks).seconds
+
+
+def _talk(
+    draw: Draw, system: list[int], num_turns: int, turn: tuple[int, int], answer: tuple[int, int]
+) -> Talk:
+    """Draw a conversation behind a system prompt."""
+    talk: Talk = []
+    for number in range(num_turns):
+        tokens = draw(draw.between(turn))
+        talk.append((tokens if number else system + tokens, draw.between(answer)))
+    return talk
 
 
 def strangers(asked: Asked, draw: Draw, sizes: Sizes, _: list[int]) -> float:

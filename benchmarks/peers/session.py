@@ -6,13 +6,14 @@
                 A B C   B C A   C A B            one sample each, repetition by repetition
     measure 2   ...
 
-A worker is started when the first measure needs it and ended after the last one. A sample that
-took longer than the limit was its engine's last of that measure, and an engine that does not
-answer, or answers with an error, is out of that measure; what was left out is said.
+A worker is started when the first measure needs it and ended after the last one. All engines give
+the same number of samples: one that took longer than the limit makes its repetition the last of
+that measure for all. An engine that does not answer, or answers with an error, is out of that
+measure; what was left out is said.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,7 @@ class Plan:
         sizes: How much of everything.
         model: The checkpoint.
         vocab_size: Of the checkpoint.
+        text: Tokens that prompts are pieces of; without them, prompts are drawn at random.
         settings: For every worker.
         repetitions: Samples per engine and measure.
         limit_s: A sample that takes longer is the last.
@@ -65,10 +67,22 @@ class Plan:
     folder: Path
     needed_gib: float = NEEDED_GIB
     seed: int = 0
+    text: Sequence[int] = ()
 
     def engines_of(self, measure: Measure) -> list[Engine]:
         """Who takes part in a measure."""
-        return [engine for engine in self.engines if _takes_part(engine, measure)]
+        able = [engine for engine in self.engines if _is_able(engine, measure)]
+        return [engine for engine in able if engine.base not in measure.without]
+
+    def left_out_of(self, measure: Measure) -> dict[str, str]:
+        """Who is not asked although installed, and why not."""
+        able = [engine for engine in self.engines if _is_able(engine, measure)]
+        without = measure.without
+        return {each.name: without[each.base] for each in able if each.base in without}
+
+    def draw(self, *seed: Any) -> Draw:
+        """Draw prompts; the same for every engine."""
+        return Draw(self.vocab_size, self.seed, *seed, text=self.text)
 
 
 def _turned(engines: list[Engine], number: int) -> list[Engine]:
@@ -77,12 +91,10 @@ def _turned(engines: list[Engine], number: int) -> list[Engine]:
     return engines[place:] + engines[:place]
 
 
-def _takes_part(engine: Engine, measure: Measure) -> bool:
+def _is_able(engine: Engine, measure: Measure) -> bool:
     if engine.worker.startswith("manager_") != (measure.kind == "manage"):
         return False
-    if engine.name == "ours:never" and not measure.per_request:
-        return False
-    return engine.name not in measure.without
+    return engine.name != "ours:never" or measure.per_request
 
 
 @dataclass
@@ -165,28 +177,29 @@ class Session:
     def _take(self, measure: Measure) -> None:
         self.say(f"{measure.title} [{measure.unit}]")
         self.found.samples[measure.name] = {}
-        self.found.left_out[measure.name] = {}
+        self.found.left_out[measure.name] = self.plan.left_out_of(measure)
         prefixes: dict[Engine, list[int]] = {}
         for engine in self.plan.engines_of(measure):
             prefix = self._guarded(engine, measure, partial(self._prepare, engine, measure))
             if prefix is not None:
                 prefixes[engine] = prefix
         for number in range(self.plan.repetitions):
+            if self._is_enough(measure, number):
+                break
             for engine in _turned(list(prefixes), number):
-                if not self._is_enough(engine, measure, number):
-                    sample = partial(self._sample, engine, measure, number, prefixes[engine])
-                    self._guarded(engine, measure, sample)
+                sample = partial(self._sample, engine, measure, number, prefixes[engine])
+                self._guarded(engine, measure, sample)
 
     def _prepare(self, engine: Engine, measure: Measure) -> list[int]:
         process = self._worker(engine)
         if measure.prepare is None:
             return []
-        draw = Draw(self.plan.vocab_size, self.plan.seed, measure.name, "prepare")
+        draw = self.plan.draw(measure.name, "prepare")
         return measure.prepare(Asked(process, self.plan.timeout_s), draw, self.plan.sizes)
 
     def _sample(self, engine: Engine, measure: Measure, number: int, prefix: list[int]) -> None:
         asked = Asked(self._running[engine], self.plan.timeout_s)
-        draw = Draw(self.plan.vocab_size, self.plan.seed, measure.name, number)
+        draw = self.plan.draw(measure.name, number)
         value = measure.sample(asked, draw, self.plan.sizes, prefix)
         sample = {
             "value": value,
@@ -217,19 +230,23 @@ class Session:
         self.say(f"  {engine.name:16} left out: {left_out[engine.name]}")
         return None
 
-    def _is_enough(self, engine: Engine, measure: Measure, number: int) -> bool:
-        samples = self.found.samples[measure.name].get(engine.name, [])
-        if not samples or measure.kind == "manage":
+    def _is_enough(self, measure: Measure, number: int) -> bool:
+        """Say whether a measure ends before its time, for all engines alike."""
+        taken = self.found.samples[measure.name]
+        if not number or not taken or measure.kind == "manage":
             return False
-        slowest = max(sample["seconds"] for sample in samples)
+        slowest, name = max(
+            (max(sample["seconds"] for sample in samples), name) for name, samples in taken.items()
+        )
         if slowest > self.plan.limit_s:
-            reason = f"a sample took {slowest:.0f} s, the limit is {self.plan.limit_s:.0f} s"
+            reason = f"a sample took {slowest:.0f} s ({name}), limit {self.plan.limit_s:.0f} s"
         elif time.monotonic() - self._start > self.plan.budget_s:
             reason = f"the budget of {self.plan.budget_s / 60:.0f} minutes was spent"
         else:
             return False
-        word = f"{number} of {self.plan.repetitions} repetitions: {reason}"
-        self.found.left_out[measure.name].setdefault(engine.name, word)
+        for engine in taken:
+            word = f"{number} of {self.plan.repetitions} repetitions: {reason}"
+            self.found.left_out[measure.name].setdefault(engine, word)
         return True
 
     def _worker(self, engine: Engine) -> WorkerProcess:
@@ -268,7 +285,7 @@ class Session:
         take it when they start and others as it is first written, and a server that has been
         running for a while has it either way.
         """
-        draw = Draw(self.plan.vocab_size, self.plan.seed, "warm up")
+        draw = self.plan.draw("warm up")
         asked = Asked(process, self.plan.timeout_s)
         outputs = asked.serve([[(draw(48), 12)] for _ in range(4)]).outputs
         left, start = self.plan.settings["kv_tokens"], time.monotonic()

@@ -17,7 +17,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "benchmarks.md"
-PLOT = "images/peers.png"
 BEGIN, END = "<!-- results: written by benchmarks/peers/table.py -->", "<!-- end of results -->"
 
 
@@ -32,26 +31,42 @@ def main() -> None:
     from benchmarks.peers.report import plot
 
     found = json.loads(options.found.read_text())
+    picture = options.page.parent / plot_of(found)
     if found["quick"]:
         parser.error(f"{options.found} is of a --quick run, whose figures mean nothing")
-    rewrite(options.page, markdown(found))
-    (options.page.parent / PLOT).parent.mkdir(exist_ok=True)
-    plot(found, options.page.parent / PLOT)
+    rewrite(options.page, markdown(found), *marks(found))
+    picture.parent.mkdir(exist_ok=True)
+    plot(found, picture)
     print(f"rewritten: {options.page}")
 
 
-def rewrite(page: Path, results: str) -> None:
+def marks(found: dict[str, Any]) -> tuple[str, str]:
+    """Return the lines between which a run's results stand; each checkpoint has a place."""
+    which = found.get("checkpoint", "random")
+    of = "results" if which == "random" else f"results of {which}"
+    return BEGIN.replace("results", of), END.replace("results", of)
+
+
+def plot_of(found: dict[str, Any]) -> str:
+    """Return the plot's path beside the page."""
+    which = found.get("checkpoint", "random")
+    return "images/peers.png" if which == "random" else f"images/peers-{which}.png"
+
+
+def rewrite(page: Path, results: str, begin_mark: str = BEGIN, end_mark: str = END) -> None:
     """Put results between the marks of a page.
 
     Raises:
         ValueError: The page has not both marks, once each and in order.
     """
     text = page.read_text()
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = text.partition(begin_mark)
+    _, end, after = rest.partition(end_mark)
     if not begin or not end:
-        raise ValueError(f"{page} has no place for results: it needs the lines {BEGIN} and {END}")
-    page.write_text(f"{before}{BEGIN}\n\n{results}\n{END}{after}")
+        raise ValueError(
+            f"{page} has no place for results: it needs the lines {begin_mark} and {end_mark}"
+        )
+    page.write_text(f"{before}{begin}\n\n{results}\n{end}{after}")
 
 
 def markdown(found: dict[str, Any]) -> str:
@@ -68,7 +83,7 @@ def markdown(found: dict[str, Any]) -> str:
     if max(taken, default=0.0) > BUSY:
         lines += ["CPU seconds that each engine took for a sample, which the others on the machine"]
         lines += ["change less:", "", *_cpu_table(engines, found), ""]
-    lines += [f"![How many times as fast Ostinato is as the others]({PLOT})", ""]
+    lines += [f"![How many times as fast Ostinato is as the others]({plot_of(found)})", ""]
     lines += [*_goals(found["measures"]), "", *_versions(found), ""]
     lines += _left_out(found)
     return "\n".join(lines)
@@ -138,7 +153,11 @@ def _goals(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _versions(found: dict[str, Any]) -> list[str]:
-    parts = [f"{e['title']} {e['version']}" for e in found["engines"].values()]
+    parts = [
+        f"{e['title']} {e['version']}"
+        + (f" (blocks of {e['settings']['block_size']})" if "block_size" in e["settings"] else "")
+        for e in found["engines"].values()
+    ]
     shares = [f"{name} {share:.0%}" for name, share in found["agreement"].items()]
     lines = [f"Versions: {', '.join(dict.fromkeys(parts))}."]
     if shares:
@@ -148,6 +167,7 @@ def _versions(found: dict[str, Any]) -> list[str]:
 
 def _left_out(found: dict[str, Any]) -> list[str]:
     lines = [f"- {name}: not installed" for name in found["absent"]]
+    lines += [f"- {word}" for word in found.get("warnings", [])]
     for row in found["measures"]:
         lines += [f"- {row['title']}, {name}: {why}" for name, why in row["left_out"].items()]
     return ["Left out:", "", *lines, ""] if lines else []

@@ -9,7 +9,7 @@ LEFT_OUT = ("runner", "engine", "server", "cli", "lab", "models", "traces")
 """Rooms and files that need more: torch, FastAPI, msgspec, matplotlib."""
 
 
-class CoreFiles(BuildHookInterface):  # type: ignore[type-arg]
+class CoreFiles(BuildHookInterface):
     """Puts the files into the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

@@ -73,7 +73,7 @@ def sample_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> s
         do_sample=True,
         temperature=0.8,
     )
-    return tokenizer.decode(ids[0])
+    return str(tokenizer.decode(ids[0]))
 
 
 def machine_kind(threads: int) -> str:

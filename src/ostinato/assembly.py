@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from ostinato.cache.block_hash import BlockHasher, DigestFunction, sha256
-from ostinato.cache.block_shares import BlockShares, SharedPool
+from ostinato.cache.block_shares import BlockShares
 from ostinato.cache.eviction import PolicyFactory
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver, Observers
@@ -20,10 +19,11 @@ from ostinato.core.config import (
     window_blocks,
 )
 from ostinato.eviction import make_policy
+from ostinato.eviction.learned_policy import LearnsFromMisses, MissObserver
 from ostinato.ghost.ghost import Ghost
 from ostinato.hybrid.manager import HybridCacheManager
 from ostinato.hybrid.window_group import WindowGroup
-from ostinato.indexes.digests import make_digest
+from ostinato.indexes.block_hash import BlockHasher, DigestFunction, make_digest, sha256
 from ostinato.indexes.hash_index import HashIndex
 from ostinato.observe.counters import CacheCounters, CacheStats
 from ostinato.observe.event_recorder import EventRecorder
@@ -119,6 +119,8 @@ def build_cache(
     if config.num_ghost_blocks and config.enable_prefix_caching:
         ghost = Ghost(config, clock, counters.stats.first, list(shares.policies()))
         observers.append(ghost)
+    if all(isinstance(policy, LearnsFromMisses) for policy in shares.policies()):
+        observers.append(MissObserver(shares, config.block_size))
     manager = make_manager(config, clock, digest, shares, observers, public, epoch)
     erasables: list[Erasable] = [counters, history]
     if recorder is not None:
@@ -144,8 +146,9 @@ def make_manager(
     def make_hash_index(pool: BlockPool, block_size: int) -> HashIndex:
         return HashIndex(pool, BlockHasher(block_size, function))
 
-    def make_windows(hasher: BlockHasher) -> list[WindowGroup]:
-        pools = [make_window_pool(config, window, clock) for window in config.windows]
+    def make_windows(observers: Observers) -> list[WindowGroup]:
+        hasher, groups = BlockHasher(config.block_size, sha256), enumerate(config.windows, 1)
+        pools = [make_window_pool(config, window, clock, observers, i) for i, window in groups]
         pairs = zip(config.windows, pools, strict=True)
         return [WindowGroup(window.window, pool, hasher) for window, pool in pairs]
 
@@ -162,10 +165,12 @@ def make_shares(
     """Make the shares of a pool: with accounts if any tenant has an allotment."""
     if allotments:
         return TenantShares(allotments, lambda: policy(num_blocks, clock))
-    return SharedPool(policy(num_blocks, clock))
+    return BlockShares(policy(num_blocks, clock))
 
 
-def make_window_pool(config: CacheConfig, window: WindowConfig, clock: Clock) -> BlockPool:
+def make_window_pool(
+    config: CacheConfig, window: WindowConfig, clock: Clock, observers: Observers, group: int
+) -> BlockPool:
     """Make a window's pool; tenants have the same share of it as of group 0's.
 
     Its policy is LRU whatever the other one is: a block that left a window is of use to a hit
@@ -183,7 +188,7 @@ def make_window_pool(config: CacheConfig, window: WindowConfig, clock: Clock) ->
         for tenant, allotment in config.allotments.items()
     }
     shares = make_shares(allotments, partial(make_policy, "lru"), window.num_blocks, clock)
-    return BlockPool(window.num_blocks, shares, config.free_order, clock, Observers())
+    return BlockPool(window.num_blocks, shares, config.free_order, clock, observers, group)
 
 
 def build_scheduler(

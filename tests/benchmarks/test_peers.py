@@ -3,7 +3,6 @@
 import io
 import json
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,8 @@ from benchmarks.peers import command, engines, machine, measures, report, sample
 from benchmarks.peers.processes import NotSupported, WorkerFailed, WorkerProcess
 from benchmarks.peers.protocol import Served, common, serve_by_steps
 from benchmarks.peers.workers import gguf_file
+from benchmarks.peers.workers.llamacpp import Slots
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,8 @@ def found(tmp_path_factory):
 def test_every_engine_that_is_there_is_measured(found):
     rows = {row["name"]: row for row in found[0]["measures"]}
     assert set(rows["cold_prefill"]["figures"]) == {"ours", "transformers"}
-    assert set(rows["conversations"]["figures"]) == {"ours"}, "forward passes have no scheduler"
+    assert set(rows["conversations"]["figures"]) == {"ours"}
+    assert rows["conversations"]["left_out"]["transformers"].endswith("have no scheduler")
     assert set(rows["manager_hit"]["figures"]) == {"ours-manager"}
     for row in rows.values():
         for figure in row["figures"].values():
@@ -44,10 +46,11 @@ def test_greedy_tokens_are_those_of_transformers(found):
     assert len(found[0]["engines"]["ours"]["first_outputs"]) == 4
 
 
-def test_a_sample_beyond_the_limit_is_the_last_and_that_is_said(found):
+def test_a_sample_beyond_the_limit_is_the_last_for_all_engines_and_that_is_said(found):
     [row] = [row for row in found[0]["measures"] if row["name"] == "cold_prefill"]
-    assert row["figures"]["ours"]["samples"] == 1
-    assert row["left_out"]["ours"].startswith("1 of 2 repetitions: a sample took")
+    for name in ("ours", "transformers"):
+        assert row["figures"][name]["samples"] == 1
+        assert row["left_out"][name].startswith("1 of 2 repetitions: a sample took")
 
 
 def test_a_run_is_stamped_with_machine_load_and_commit(found):
@@ -112,6 +115,13 @@ def test_the_page_of_the_docs_has_a_place_for_results():
     assert text.index(table.BEGIN) < text.index(table.END)
 
 
+def test_each_checkpoint_has_a_place_of_its_own_for_results():
+    text = table.PAGE.read_text()
+    places = [table.marks({"checkpoint": name}) for name in ("random", "smollm2")]
+    assert [text.count(mark) for pair in places for mark in pair] == [1] * 4
+    assert table.plot_of({}) != table.plot_of({"checkpoint": "smollm2"})
+
+
 def test_every_measure_is_described_in_the_docs():
     text = table.PAGE.read_text()
     for measure in measures.MEASURES:
@@ -139,11 +149,7 @@ def worker(tmp_path):
 
 def wait_until_stopped(stat):
     """The signal is sent at once; the kernel takes a moment."""
-    for _ in range(500):
-        if stat.read_text().rpartition(")")[2].split()[0] == "T":
-            return
-        time.sleep(0.01)
-    pytest.fail(f"still awake: {stat.read_text()}")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
 
 
 def test_a_worker_is_asleep_unless_it_is_asked(worker):
@@ -254,6 +260,67 @@ def test_a_variant_is_ours_with_other_settings():
     variant = engines.parse_variant("big:block_size=64,read_once=never,seal_tails=False")
     assert variant.name == "ours:big" and variant.is_ours
     assert variant.settings == {"block_size": 64, "read_once": "never", "seal_tails": False}
+
+
+def test_a_variant_of_a_peer_is_the_peer_with_other_settings():
+    variant = engines.parse_variant("vllm@16:block_size=16")
+    assert (variant.base, variant.home, variant.worker) == ("vllm", "vllm", "vllm")
+    assert variant.settings == {"block_size": 16} and not variant.is_ours
+
+
+def test_what_a_peer_wants_preloaded_and_is_not_there_is_said(tmp_path):
+    vllm = engines.parse_variant("vllm@16:block_size=16")
+    [word] = [
+        word
+        for word in engines.warnings_about(vllm, tmp_path / "bin" / "python")
+        if "libiomp5" in word
+    ]
+    assert word.endswith("its figures may be too low")
+    assert engines.warnings_about(engines.OURS, tmp_path) == []
+
+
+def test_pieces_of_a_text_are_drawn_alike_for_all():
+    text = list(range(1, 500))
+    pieces = [samples.Draw(512, "seed", text=text)(40) for _ in range(2)]
+    assert pieces[0] == pieces[1] == list(range(pieces[0][0], pieces[0][0] + 40))
+    assert samples.Draw(512, "other", text=text)(40) != pieces[0]
+
+
+class Cells:
+    """llama.cpp's memory and its model: the next token is the position after the last."""
+
+    lib = property(lambda self: self)
+    memory = "memory"
+
+    def __init__(self):
+        self.shared, self.computed = [], []
+
+    def llama_memory_seq_rm(self, memory, sequence, begin, end):
+        pass
+
+    def llama_memory_seq_cp(self, memory, source, goal, begin, end):
+        self.shared.append((source, goal, end))
+
+    def _decode(self, rows):
+        self.computed += [token for token, *_ in rows]
+        return [position + 1 for _, position, _, wanted in rows if wanted]
+
+
+def test_llama_cpp_s_slots_compute_what_none_of_them_holds():
+    """The second takes cells of the first, which is still busy; the third goes on with them."""
+    cells = Cells()
+    slots = Slots(cells, 2)
+    slots.add([9, 9, 9, 1], 2)
+    assert list(slots.poll()) == [(0, [4])]
+    slots.add([9, 9, 9, 3], 1)
+    assert cells.shared == [(0, 1, 3)]
+    assert list(slots.poll()) == [(0, [5]), (1, [4])]
+
+    slots.add([9, 9, 9, 3, 4, 2], 1)
+    list(slots.poll())
+
+    assert slots.cached == [0, 3, 4] and cells.shared == [(0, 1, 3)]
+    assert cells.computed == [9, 9, 9, 1, 4, 3, 4, 2], "an answer's last token was never computed"
 
 
 @pytest.mark.parametrize("text", ["big", "big:block_size", ":block_size=64", "big:=64"])

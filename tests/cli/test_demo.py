@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ostinato.cli._demo_calls import MOST_CALLS, calls, calls_in_words
-from ostinato.cli._durations import write_seconds
+from ostinato.cli._quantities import write_seconds
 
 from .engine_watch import EngineWatch, watching
 from .terminal import Terminal
@@ -256,7 +256,7 @@ def test_a_recorded_run_finds_the_same_when_it_is_replayed(terminal: Terminal, t
     path = tmp_path / "demo.trace"
     options = ("--calls", str(CALLS), "--patience", "0", "--index", index)
     told = terminal.show("demo", *options, "--record", str(path))
-    assert "Recorded, to be replayed: ostinato simulate" in told
+    assert "Recorded; replay it with: ostinato simulate" in told
 
     simulated = terminal.show("simulate", str(path), "-c", "100,1000", "--timed-requests", "0")
     text = " ".join(simulated.split())

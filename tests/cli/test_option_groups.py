@@ -7,9 +7,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ostinato.cli._engine_options import ServedEngineOptions
+from ostinato.cli._engine_options import SamplingOptions, ServedEngineOptions
 from ostinato.cli._option_groups import grouped
-from ostinato.cli._sampling_options import SamplingOptions
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.sampling_params import SamplingParams
 

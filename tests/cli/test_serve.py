@@ -8,7 +8,8 @@ import httpx
 import openai
 
 from tests.support.served_process import served
-from tests.support.servers import events_of, wait_until
+from tests.support.servers import events_of
+from tests.support.waiting import wait_until
 
 from .terminal import Terminal
 

@@ -3,6 +3,7 @@
 import json
 import re
 import xml.etree.ElementTree as ET
+from typing import Any
 
 import pytest
 
@@ -211,7 +212,7 @@ def test_a_plan_says_in_words_what_to_buy(terminal: Terminal, trace, tmp_path):
     dear = terminal.show(*how, *slow, "--memory-price", "1e9")
     assert "Buy no memory for this cache alone" in " ".join(dear.split())
     assert "…" not in dear and "memory would pay below" in dear
-    assert "does not say what a token takes: add --model" in terminal.refuse("plan", trace)
+    assert "does not tell the size of a token: add --model" in terminal.refuse("plan", trace)
     assert "points=1000000000: 200 at most" in terminal.refuse(*how, "--points", "1000000000")
     assert "utilisation=2.0: must be above 0" in terminal.refuse(*how, "--utilisation", "2")
     assert "choose another folder" in terminal.refuse(*how, "--out", __file__)
@@ -220,7 +221,7 @@ def test_a_plan_says_in_words_what_to_buy(terminal: Terminal, trace, tmp_path):
 def test_a_plan_prices_each_model_by_its_own_config(terminal: Terminal, trace, tmp_path):
     """The same traffic: 70B needs more of the same GPUs than 8B, and its weights must fit."""
 
-    def plan(name: str, *more: str) -> dict[str, object]:
+    def plan(name: str, *more: str) -> dict[str, Any]:
         path = tmp_path / "config.json"
         path.write_text(json.dumps(getattr(known_configs, name)))
         how = ("plan", trace, "-m", str(path), "--points", "2", "-p", "lru", *more, "--json")

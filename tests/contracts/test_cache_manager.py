@@ -3,6 +3,7 @@
 Laws 1, 5, 6 and 9.
 """
 
+from ostinato.observe.introspection import cached_blocks
 from tests.support.tiny_cache import Sequence, on_both_indexes, tiny_cache
 
 pytestmark = on_both_indexes
@@ -60,7 +61,7 @@ def test_when_nothing_runs_all_blocks_are_free(index):
         cache.finish(name)
     assert cache.manager.pool.num_free == 8
     assert cache.manager.num_live_tables == 0
-    assert {cached.ref_count for cached in cache.manager.index.contents()} == {0}
+    assert {cached.ref_count for cached in cached_blocks(cache.manager.index)} == {0}
 
 
 # --- refusals (law 6) -----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import pytest
 
 from ostinato.core.errors import CacheInUse
+from ostinato.observe.introspection import cached_blocks
 from tests.support.tiny_cache import on_both_indexes, tiny_cache
 
 pytestmark = on_both_indexes
@@ -18,7 +19,7 @@ def test_evicting_one_by_one_every_ancestor_of_a_cached_block_is_cached(index, f
     cache = tiny_cache(12, index=index, free_order=free_order)
     for prompt in prompts:
         cache.serve(prompt)
-    cached = len(list(cache.manager.index.contents()))
+    cached = len(list(cached_blocks(cache.manager.index)))
     assert cached == 10
     for number in range(12):
         reachable = {
@@ -27,7 +28,7 @@ def test_evicting_one_by_one_every_ancestor_of_a_cached_block_is_cached(index, f
             for match in [cache.match(prompt + "?")]
             for block in [*match.blocks, *([match.tail.block] if match.tail else [])]
         }
-        assert reachable == {block.block for block in cache.manager.index.contents()}
+        assert reachable == {block.block for block in cached_blocks(cache.manager.index)}
         cache.admit(f"stranger {number}", "!", writes=False)
     assert cache.picture() == " ".join(["!:private"] * 12)
 

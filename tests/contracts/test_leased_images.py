@@ -26,16 +26,16 @@ def test_a_hit_on_another_image_does_not_renew_a_lease(index):
     cache = tiny_cache(8, index=index)
     cache.serve("ABCCCCGH", images=[CAT])
     cache.serve("ABCCCCGH", images=[DOG])
-    custody = cache.prefix_cache.admin
-    custody.lease(prefix_key("ABCCCCGH", [CAT]), LeaseTerms(2.5, refresh_on_hit=True))
+    admin = cache.prefix_cache.admin
+    admin.lease(prefix_key("ABCCCCGH", [CAT]), LeaseTerms(2.5, refresh_on_hit=True))
 
     cache.serve("ABCCCCGHI", images=[DOG])
     cache.serve("ABCCCCGHJ", images=[CAT])
     cache.serve("ABCCCCGHK", images=[DOG])
-    custody.expire()
-    assert custody.num_leases == 1, "the cat's own hit renewed it"
+    admin.expire()
+    assert admin.num_leases == 1, "the cat's own hit renewed it"
 
     cache.serve("ABCCCCGHL", images=[DOG])
     cache.serve("ABCCCCGHM", images=[DOG])
-    custody.expire()
-    assert custody.num_leases == 0
+    admin.expire()
+    assert admin.num_leases == 0

@@ -51,6 +51,16 @@ def test_a_table_is_released_once(index):
     assert cache.admit("two", "QRSTUVWXYZabcdefghijklmnopqrstuv") is not None, "all 8 blocks"
 
 
+def test_what_another_cache_has_pinned_is_not_unpinned_here(index):
+    """Both are the first table of their cache; the refusal leaves ours pinned."""
+    ours, theirs = tiny_cache(8, index=index), tiny_cache(8, index=index)
+    for cache in (ours, theirs):
+        cache.serve("ABCDEFGH")
+        cache.prefix_cache.admin.lease(prefix_key("ABCDEFGH"), PINNED)
+    [table] = theirs.manager.pinned_tables
+    refused(ours, ReleasedTable, lambda: ours.manager.unpin(table))
+
+
 def test_a_failed_step_has_released_its_tables(index):
     """As the example of the README invites: ``fail`` in ``except``, ``release`` in ``finally``."""
     cache = tiny_cache(8, index=index)

@@ -2,6 +2,7 @@
 
 from ostinato.core.config import Allotment
 from ostinato.core.identity import tenant_of
+from ostinato.observe.introspection import cached_blocks
 from ostinato.tenants.terms import derive_salt
 from tests.support.tiny_cache import on_both_indexes, tiny_cache
 
@@ -32,7 +33,7 @@ def test_quota_floor_and_counts_are_the_tenant_s_whatever_it_is_narrowed_by(inde
     cache = tiny_cache(12, index=index, allotments={b"tenant": Allotment(quota=3)})
     for number in range(5):
         cache.serve("ABCDEFGH", tenant=derive_salt("tenant", str(number)).encode())
-    cached = list(cache.manager.index.contents())
+    cached = list(cached_blocks(cache.manager.index))
     assert len(cached) == 3
     assert set(cache.prefix_cache.stats.tenants) == {b"tenant"}
 

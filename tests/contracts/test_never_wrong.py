@@ -3,6 +3,7 @@
 import pytest
 
 from ostinato.core.identity import ImageSpan
+from ostinato.observe.introspection import cached_blocks
 from tests.support.tiny_cache import on_both_indexes, tiny_cache
 
 pytestmark = on_both_indexes
@@ -95,7 +96,7 @@ def test_variants_of_an_image_live_side_by_side(index):
         cache.serve("A###", images=images)
     blocks = [cache.match("A###B", images=images).blocks[0] for images in pictures]
     assert len(set(blocks)) == 3
-    contents = list(cache.manager.index.contents())
+    contents = list(cached_blocks(cache.manager.index))
     assert len({(c.parent, c.tokens) for c in contents}) == 1
     assert len({(c.parent, c.tokens, c.extra) for c in contents}) == 3
 

@@ -8,6 +8,8 @@ from array import array
 
 import pytest
 
+from ostinato.cache.block_table import BlockTable
+from ostinato.observe.introspection import cached_blocks
 from tests.support.tiny_cache import letters, on_both_indexes, prefix_key, tiny_cache
 
 pytestmark = on_both_indexes
@@ -218,17 +220,17 @@ def test_publishing_extends_the_path_and_retracting_shortens_it(index):
     cache = tiny_cache(4, index=index)
     pool, prefixes = cache.manager.pool, cache.manager.index
     key = prefix_key("ABCDEFGHIJKL")
-    blocks = pool.take_free(3, b"")
+    blocks = pool.take(BlockTable(key, array("i")), 3, prefixes)
     path, tail = prefixes.acquire(key, prefixes.match(key, 12))
     assert tail is None
-    path, publication = prefixes.publish(path, key, blocks)
+    path, publication = prefixes.publish(path, key, blocks, 12)
     assert publication.duplicates == ()
     prefixes.check([path])
 
-    path, forgotten = prefixes.retract(path, 1)
+    path, forgotten = prefixes.retract(path, 1, pytest.fail)
     prefixes.check([path])
     assert list(forgotten.blocks) == list(blocks[:0:-1])
-    assert [letters(cached.tokens) for cached in prefixes.contents()] == ["ABCD"]
+    assert [letters(cached.tokens) for cached in cached_blocks(prefixes)] == ["ABCD"]
 
     prefixes.release(path)
     prefixes.check([])
@@ -242,7 +244,7 @@ def test_contents_name_each_block_with_its_whole_prefix(index):
     cache.serve("ABCDEFGH")
     cache.serve("XXXXEFGH")
     cache.serve("ABCDEFGH", tenant=b"somebody")
-    names = {(cached.parent, cached.tokens) for cached in cache.manager.index.contents()}
+    names = {(cached.parent, cached.tokens) for cached in cached_blocks(cache.manager.index)}
     assert len(names) == 6
     plain = prefix_key("").identity.encoded
     assert (plain + array("I", map(ord, "ABCD")).tobytes(), _packed("EFGH")) in names

@@ -6,10 +6,11 @@ go on behind it. Copies, erasure, accounts, events and windows are met at the na
 
 import pytest
 
-from ostinato.cache.block_hash import BlockHasher, sha256
 from ostinato.core.config import Allotment, WindowConfig
 from ostinato.core.errors import CacheInUse
 from ostinato.core.identity import ImageSpan, PublicPrefix
+from ostinato.indexes.block_hash import BlockHasher, sha256
+from ostinato.observe.introspection import cached_blocks
 from ostinato.tenants.terms import PINNED, LeaseStatus
 from tests.support.memory_search import Traces, search
 from tests.support.tiny_cache import letters, on_both_indexes, prefix_key, tiny_cache
@@ -35,7 +36,7 @@ def published(index, num_blocks=12, **settings):
 
 def contents(cache) -> dict[str, int]:
     """What is cached, and how often."""
-    texts = [letters(cached.tokens) for cached in cache.manager.index.contents()]
+    texts = [letters(cached.tokens) for cached in cached_blocks(cache.manager.index)]
     return {text: texts.count(text) for text in sorted(texts)}
 
 

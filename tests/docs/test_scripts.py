@@ -101,7 +101,7 @@ def requirements() -> list[Requirement]:
 def pins() -> dict[str, str]:
     """Package to version, from constraints.txt; any other kind of line is an error."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    rows = [re.fullmatch(r"([\w.-]+)==([\w.]+)", line) for line in lines if line[:1] != "#"]
+    rows = [re.fullmatch(r"([\w.-]+)==([\w.!]+)", line) for line in lines if line[:1] != "#"]
     assert all(rows), "only `name==version`: no addresses, no local versions such as +cpu"
     return {canonicalize_name(row[1]): row[2] for row in rows if row}
 

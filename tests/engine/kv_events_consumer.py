@@ -11,10 +11,11 @@ import msgspec
 import zmq
 
 from ostinato.assembly import PrefixCache
-from ostinato.cache.block_hash import BlockHasher, sha256
 from ostinato.core.identity import PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES, pack_tokens
 from ostinato.engine.kv_events_publisher import KVEventsPublisher
+from ostinato.indexes.block_hash import BlockHasher, sha256
+from ostinato.observe.introspection import cached_blocks
 from tests.support.tiny_cache import windows_of
 
 PATIENCE_MS = 20_000
@@ -69,15 +70,15 @@ class KVEventBatch(EventBatch):
 
 DECODER = msgspec.msgpack.Decoder(KVEventBatch)
 
-Place = tuple[bytes, int]
-"""Digest and group."""
+Place = tuple[Any, int]
+"""Digest (bytes or an integer) and group."""
 
 
 @dataclass(frozen=True)
 class Block:
     """What a consumer knows of a block; the same of every group."""
 
-    parent: bytes | None
+    parent: Any
     tokens: tuple[int, ...]
     extra: bytes = b""
 
@@ -194,7 +195,7 @@ class Consumer:
 def truth(cache: PrefixCache) -> dict[Place, Block]:
     """Return what is cached according to the cache itself: its contents, not its digests."""
     size = cache.block_size * TOKEN_BYTES
-    full = [cached for cached in cache.manager.index.contents() if len(cached.tokens) == size]
+    full = [cached for cached in cached_blocks(cache.manager.index) if len(cached.tokens) == size]
     texts = {cached.parent + cached.tokens + cached.extra: cached for cached in full}
     digests: dict[bytes, bytes] = {}
     for text, cached in sorted(texts.items(), key=lambda item: len(item[0])):

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from ostinato import AsyncLLM
 from tests.support.checkpoints import Checkpoints
 from tests.support.engines import assert_idle
+from tests.support.waiting import until
 
 
 @contextmanager
@@ -65,9 +66,13 @@ class StepByStep:
 
     async def until(self, task: asyncio.Future) -> None:
         """Let steps pass, a few at a time, until something is done."""
-        while not task.done():
+
+        def is_done() -> bool:
             self.go_on()
-            await asyncio.sleep(0.002)
+            return task.done()
+
+        if not task.done():
+            await until(is_done)
 
 
 async def last(stream):

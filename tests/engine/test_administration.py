@@ -25,6 +25,7 @@ from tests.engine.stepping import StepByStep, async_llm, last
 from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM, assert_idle
 from tests.support.memory_search import search
+from tests.support.waiting import other_tasks_have_started, until
 
 ONE = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, ignore_eos=True)
 ONE_LONG = SamplingParams(max_tokens=30, temperature=0.0, detokenize=False, ignore_eos=True)
@@ -257,7 +258,7 @@ def test_engine_scheduler_and_cache_know_an_erased_tenant_no_more(make_llm: Make
     llm = make_llm("llama", keep_event_batches=8, **SMALL)
     llm.generate(salted_prompt(PROMPT, SALT), ONE, use_tqdm=False)
     engine = llm.engine
-    places = [engine.cache, engine.scheduler, engine._states, engine._closed]
+    places = [engine.cache, engine.scheduler, engine._states, engine._blocked]
     assert search(places, SALT.encode()).salts
     llm.erase(SALT)
     assert search(places, SALT.encode()).salts == 0
@@ -298,7 +299,7 @@ def test_an_erasure_waits_for_the_tenant_s_requests_and_lets_no_new_ones_in(
         running = asyncio.create_task(last(llm.generate(salted_prompt(PROMPT, SALT), ONE_LONG)))
         await steps.until(asyncio.create_task(until_live(llm, 1)))
         erasing = asyncio.create_task(llm.erase(SALT))
-        await asyncio.sleep(0)  # its first command is in the queue now
+        await other_tasks_have_started()  # its first command is in the queue now
         refused = asyncio.create_task(last(llm.generate(salted_prompt(PROMPT, SALT), ONE)))
         other = asyncio.create_task(last(llm.generate(tokens_of(1), ONE)))
         await steps.until(asyncio.gather(refused, other, return_exceptions=True))
@@ -320,8 +321,7 @@ def test_an_erasure_waits_for_the_tenant_s_requests_and_lets_no_new_ones_in(
 
 async def until_live(llm: AsyncLLM, count: int) -> None:
     """Wait until so many requests of the tenant are live."""
-    while len(llm._engine.requests_of(SALT)) < count:
-        await asyncio.sleep(0.001)
+    await until(lambda: len(llm.engine.requests_of(SALT)) >= count)
 
 
 def test_an_erasure_that_cancels_ends_the_tenant_s_requests_and_no_others(
@@ -343,7 +343,7 @@ def test_an_erasure_that_cancels_ends_the_tenant_s_requests_and_no_others(
         assert not theirs.done(), "the neighbour's request is in the middle"
         for output in await asyncio.gather(*mine):
             assert output.outputs[0].finish_reason == "abort"
-        assert search(llm._engine.cache, SALT.encode()).salts == 0
+        assert search(llm.engine.cache, SALT.encode()).salts == 0
         steps.go_on(1000)
         assert (await theirs).outputs[0].token_ids == alone
 
@@ -358,15 +358,15 @@ def test_keys_and_values_are_gone_while_others_run(checkpoints: Checkpoints):
 
     async def story(llm: AsyncLLM):
         await last(llm.generate(salted_prompt(PROMPT, SALT), ONE))
-        secrets = kv_now(llm._engine)
+        secrets = kv_now(llm.engine)
         steps = StepByStep(llm)
         theirs = asyncio.create_task(last(llm.generate(tokens_of(1), ONE_LONG)))
         erasing = asyncio.create_task(llm.erase(SALT))
-        await asyncio.sleep(0)
-        assert num_found(llm._engine, secrets) >= 24 * len(secrets)
+        await other_tasks_have_started()
+        assert num_found(llm.engine, secrets) >= 24 * len(secrets)
         await steps.until(erasing)
         assert not theirs.done()
-        assert num_found(llm._engine, secrets) == 0
+        assert num_found(llm.engine, secrets) == 0
         steps.go_on(1000)
         assert (await theirs).finished
 
@@ -384,7 +384,7 @@ def test_an_erasure_that_nobody_waits_for_any_more_lets_the_tenant_in_again(
         running = asyncio.create_task(last(llm.generate(salted_prompt(PROMPT, SALT), ONE_LONG)))
         await steps.until(asyncio.create_task(until_live(llm, 1)))
         erasing = asyncio.create_task(llm.erase(SALT))
-        await asyncio.sleep(0.01)
+        await other_tasks_have_started()
         erasing.cancel()
         await asyncio.gather(erasing, return_exceptions=True)
         steps.go_on(1000)

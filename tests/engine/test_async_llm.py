@@ -22,12 +22,13 @@ from ostinato.core.errors import (
 )
 from ostinato.core.plan import StepPlan, StepResult
 from ostinato.engine import engine_thread
-from ostinato.engine.engine import PreparedRequest
+from ostinato.engine.request_validation import PreparedRequest
 from ostinato.engine.thread_bridge import CommandQueue
 from tests.engine.faults import Sabotage
 from tests.engine.stepping import StepByStep, async_llm, last
 from tests.support.checkpoints import Checkpoints
 from tests.support.tiny_cache import on_both_indexes
+from tests.support.waiting import other_tasks_have_started, until
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 STEM = list(range(30, 51))
@@ -51,11 +52,6 @@ def run(story: Coroutine[Any, Any, Any]) -> Any:
 def tokens_of(output: RequestOutput) -> list[int]:
     """Return the ids of the first continuation."""
     return output.outputs[0].token_ids
-
-
-async def begin() -> None:
-    """Let every new task run up to its first wait: its request or question is in the queue then."""
-    await asyncio.sleep(0)
 
 
 async def ends(*streams: AsyncGenerator[RequestOutput, None]) -> list[RequestOutput]:
@@ -239,7 +235,7 @@ def test_a_follower_takes_over_when_its_leaders_task_is_cancelled(
         leader = asyncio.create_task(last(llm.generate(STEM, GREEDY)))
         await steps.reached()
         follower = asyncio.create_task(last(llm.generate(STEM, GREEDY)))
-        await begin()
+        await other_tasks_have_started()
         steps.go_on(1)
         await steps.reached()
 
@@ -340,7 +336,7 @@ def test_an_event_loop_that_is_gone_hurts_nobody(
         stream = llm.generate(STEM, long)
         loop.run_until_complete(anext(stream))
         question = loop.create_task(llm.reset_prefix_cache())
-        loop.run_until_complete(begin())
+        loop.run_until_complete(other_tasks_have_started())
         question.cancel()
         loop.run_until_complete(asyncio.gather(question, return_exceptions=True))
         loop.close()
@@ -400,7 +396,7 @@ def test_a_name_in_use_is_refused_and_who_had_it_goes_on(
         steps = StepByStep(llm)
         twins = [asyncio.create_task(last(llm.generate(STEM, GREEDY, request_id="twin")))
                  for _ in range(2)]  # fmt: skip
-        await begin()
+        await other_tasks_have_started()
         steps.go_on(1000)
         results = await asyncio.gather(*twins, return_exceptions=True)
         return results, await last(llm.generate(STEM, GREEDY, request_id="twin"))
@@ -427,7 +423,7 @@ def test_who_is_refused_and_leaves_before_it_is_told_ends_nobody_else(
         first = asyncio.create_task(last(llm.generate(STEM, GREEDY)))
         await steps.reached()
         second = asyncio.create_task(last(llm.generate(STEM, GREEDY)))
-        await begin()
+        await other_tasks_have_started()
         assert not twins
         second.cancel()
         steps.go_on(1000)
@@ -529,7 +525,7 @@ def test_when_the_loop_breaks_everybody_is_told(
         monkeypatch.setattr(llm.engine.scheduler, "plan", break_down)
         waiting = asyncio.create_task(last(llm.generate(PROMPTS[1], GREEDY)))
         question = asyncio.ensure_future(llm.reset_prefix_cache())
-        await begin()
+        await other_tasks_have_started()
         steps.go_on(1000)
 
         results = await asyncio.gather(last(running), waiting, question, return_exceptions=True)
@@ -562,7 +558,7 @@ def test_a_question_that_breaks_the_loop_is_answered_with_what_broke_it(
 
         monkeypatch.setattr(llm.engine, "reset_cache", break_down)
         question = asyncio.ensure_future(llm.reset_prefix_cache())
-        await begin()
+        await other_tasks_have_started()
         steps.go_on(1000)
 
         with pytest.raises(Sabotage):
@@ -632,11 +628,10 @@ def test_requests_in_the_queue_during_the_shutdown_are_refused(checkpoints: Chec
         tasks = [asyncio.create_task(last(llm.generate(STEM, GREEDY)))]
         await steps.reached()
         tasks += [asyncio.create_task(last(llm.generate(p, GREEDY))) for p in PROMPTS]
-        tasks.append(asyncio.create_task(llm.reset_prefix_cache()))  # type: ignore[arg-type]
-        await begin()
+        tasks.append(asyncio.create_task(llm.reset_prefix_cache()))
+        await other_tasks_have_started()
         closing = asyncio.create_task(asyncio.to_thread(llm.shutdown))
-        while llm.is_running:
-            await asyncio.sleep(0)
+        await until(lambda: not llm.is_running)
         steps.go_on(1000)
         await closing
         return await asyncio.gather(*tasks, return_exceptions=True)

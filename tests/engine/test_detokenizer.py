@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ostinato.engine.detokenizer import Detokenizer
@@ -77,7 +77,6 @@ def some_ids(name: str) -> st.SearchStrategy[list[int]]:
     return parts.map(lambda lists: [token for ids in lists for token in ids])
 
 
-@settings(max_examples=500)
 @given(st.data(), st.sampled_from(sorted(FAST)), st.booleans())
 def test_any_ids_become_the_text_that_they_add_to_the_prompt(
     data: st.DataObject, name: str, skip: bool

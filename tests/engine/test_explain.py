@@ -1,4 +1,4 @@
-"""Every miss is explained, through the public faces and with real models (law 10)."""
+"""Every miss is explained, through the public interfaces and with real models (law 10)."""
 
 import asyncio
 from dataclasses import replace

@@ -16,6 +16,7 @@ from ostinato.core.errors import CacheInUse, DuplicateRequest, RequestError, Ste
 from ostinato.engine.engine import Engine
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.request_state import RequestState
+from ostinato.observe.introspection import cached_blocks
 from tests.engine.faults import Sabotage, sabotage
 from tests.support.engines import MakeLLM, assert_idle
 from tests.support.tiny_cache import on_both_indexes
@@ -164,7 +165,7 @@ def test_a_follower_takes_over_when_its_leader_fails(
 def test_an_error_behind_the_forward_pass_leaves_nothing_either(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, expected: list[list[int]]
 ) -> None:
-    """A mistake of ours reaches the caller as it is, and the engine goes on."""
+    """A mistake of ours reaches the caller as it is, and the engine continues."""
 
     def give_up(*_: Any) -> None:
         raise Sabotage("no text today")
@@ -439,7 +440,7 @@ def test_a_reset_is_refused_while_requests_run_unless_they_are_preempted(
     engine.step()
     engine.reset_cache(preempt_running=True)
     assert (engine.scheduler.num_running, engine.scheduler.num_waiting) == (0, 5)
-    assert list(engine.cache.manager.index.contents()) == []
+    assert list(cached_blocks(engine.cache.manager.index)) == []
 
     outputs = run(engine)
     assert tokens_of([outputs[name] for name in names]) == expected

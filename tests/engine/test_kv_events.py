@@ -15,7 +15,6 @@ import zmq
 
 from ostinato import LLM, AsyncLLM, SamplingParams
 from ostinato.assembly import PrefixCache
-from ostinato.cache.block_hash import BlockHasher, sha256
 from ostinato.core.config import IndexName, WindowConfig
 from ostinato.core.errors import CacheInUse, ConfigError
 from ostinato.core.identity import ImageSpan
@@ -23,6 +22,7 @@ from ostinato.engine.config import KEPT_EVENT_BATCHES, EngineConfig
 from ostinato.engine.kv_events_publisher import KVEventsPublisher
 from ostinato.engine.kv_events_wire import BatchEncoder
 from ostinato.engine.prompts import Prompt
+from ostinato.indexes.block_hash import BlockHasher, sha256
 from ostinato.observe.events import EventBatch
 from ostinato.tenants.terms import PINNED
 from tests.engine.kv_events_consumer import PATIENCE_MS, Consumer, agree, truth
@@ -97,7 +97,7 @@ def random_prompt(chance: random.Random, length: int) -> tuple[str, tuple[ImageS
 
 def disturb(tiny: TinyScheduler, chance: random.Random, number: int) -> None:
     """Let one thing happen: a request, a failure, a cancellation, a reset, an update, a lease."""
-    event, custody = chance.random(), tiny.cache.admin
+    event, admin = chance.random(), tiny.cache.admin
     if event < 0.5:
         prompt, images = random_prompt(chance, chance.randint(1, 16))
         tiny.add(
@@ -117,9 +117,9 @@ def disturb(tiny: TinyScheduler, chance: random.Random, number: int) -> None:
         tiny.reset()
     elif event < 0.7:
         key = prefix_key("".join(chance.choices("AB", k=8)))
-        lease = custody.lease(key, PINNED)
+        lease = admin.lease(key, PINNED)
         if lease.lease_id is not None and chance.random() < 0.8:
-            custody.end_lease(lease.lease_id)
+            admin.end_lease(lease.lease_id)
     elif event < 0.75 and str(number - 1) not in tiny.reasons:
         tiny.cancel(str(number - 1))
     tiny.step()
@@ -219,7 +219,7 @@ def test_a_whole_engine_is_known_from_outside(index: IndexName, make_llm: MakeLL
             raise RuntimeError("out of luck")
         return execute(plan)
 
-    engine.runner.execute = fail_at_times  # type: ignore[method-assign]
+    engine.runner.execute = fail_at_times
     common = [chance.randrange(3, 300) for _ in range(24)]
     prompts = [[*common[: 4 * i], *(chance.randrange(3, 300) for _ in range(9))] for i in range(6)]
     for prompt in prompts * 2:
@@ -537,7 +537,7 @@ def test_shutting_an_async_engine_down_closes_its_sockets(checkpoints: Any):
         kv_events_endpoint=ANY_PORT,
         kv_events_replay_endpoint=ANY_PORT,
     )
-    publisher = llm._engine.kv_events
+    publisher = llm.engine.kv_events
     assert publisher is not None
 
     async def one() -> None:
@@ -587,7 +587,7 @@ def test_a_fault_of_the_publisher_ends_events_and_nothing_else(
     cache.serve("IJKLMNOP", tenant=b"x")
     assert cache.prefix_cache.admin.erase(b"x").num_blocks == 4
     publisher.close()
-    assert "KV events ended; the engine goes on without them" in caplog.text
+    assert "KV events ended; the engine continues without them" in caplog.text
 
 
 # --- settings ---
@@ -613,7 +613,7 @@ def test_batches_are_kept_if_they_are_published_and_nothing_else_is_said():
         ({"kv_events_endpoint": ANY_PORT, "enable_prefix_caching": False}, "nothing is cached"),
         (
             {"kv_events_endpoint": "ipc://x", "kv_events_replay_endpoint": "ipc://x"},
-            "each socket needs an address of its own",
+            "each socket needs its own address",
         ),
     ],
 )

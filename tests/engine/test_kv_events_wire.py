@@ -25,7 +25,7 @@ def stored(**changes: object) -> events.BlockStored:
         "identity": Identity(),
         "extras": (None, None),
     }
-    return events.BlockStored(**{**fields, **changes})  # type: ignore[arg-type]
+    return events.BlockStored(**{**fields, **changes})
 
 
 def batch(*told: events.Event) -> events.EventBatch:

@@ -55,7 +55,7 @@ def test_moments_come_in_order(llm: LLM) -> None:
     moments = (timings.arrival, timings.first_scheduled, timings.first_token, timings.finished)
 
     assert None not in moments
-    assert list(moments) == sorted(moments)  # type: ignore[type-var]
+    assert list(moments) == sorted(moments)
 
 
 def test_a_clock_may_start_at_zero(checkpoints: Checkpoints) -> None:

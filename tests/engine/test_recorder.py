@@ -248,7 +248,7 @@ def test_a_fault_of_the_recorder_ends_the_recording_and_not_the_engine(
     monkeypatch.setattr("ostinato.engine.recorder.Steps", None)
     outputs = bard.generate("To be", SamplingParams(max_tokens=4), use_tqdm=False)
     assert outputs[0].finished and bard.engine.recorder.path is None
-    assert "the recording to" in caplog.text and "the engine goes on" in caplog.text
+    assert "the recording to" in caplog.text and "the engine continues" in caplog.text
 
 
 def test_a_trace_is_never_written_over(bard, tmp_path):

@@ -268,7 +268,7 @@ def test_what_is_no_form_is_refused(form: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidSamplingParams, match=message):
         StructuredOutputs(**form)
     with pytest.raises(InvalidSamplingParams, match="must be a StructuredOutputs"):
-        SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
+        SamplingParams(structured_outputs={"regex": "a"})
 
 
 def test_what_the_letters_cannot_write_is_refused(bard: LLM) -> None:
@@ -376,3 +376,34 @@ def test_a_model_without_end_of_sequence_keeps_forms(checkpoints: Checkpoints) -
     assert (ends.text, ends.finish_reason) == ("xyy", "stop")
     assert re.fullmatch("x+", goes_on.text) and goes_on.finish_reason == "length"
     assert len(goes_on.token_ids) == 30
+
+
+def test_a_form_waits_for_the_end_of_what_is_free(scribe: LLM) -> None:
+    """Begun free, all may come until the expression is passed; else the first token decides."""
+    compiler = GrammarCompiler(scribe.engine.loaded)
+    tokens = TokenTable(scribe.engine.loaded.require_tokenizer())
+    ids = {text: tokens.id_of(text) for text in ("a", "b", "x", "<")}
+
+    def allowed(constraint: Any, text: str) -> bool:
+        place = ids[text]
+        return bool(constraint.mask()[place // 8] >> place % 8 & 1)
+
+    free = compiler.compile(StructuredOutputs(choice=["ab"], after="x<"), "")
+    for text, ends in (("x", False), ("b", False), ("x", False), ("<", True)):
+        assert allowed(free, text) and not free.is_complete
+        copied = free.copy()
+        free.advance(ids[text])
+        assert allowed(free, "b") != ends and allowed(copied, "b")
+    for text in "ab":
+        assert allowed(free, text)
+        free.advance(ids[text])
+    assert free.is_complete and not free.error
+
+    asked = StructuredOutputs(choice=["ab"], after="x", opening="<")
+    for first, is_free in (("<", True), ("a", False)):
+        undecided = compiler.compile(asked, "")
+        assert allowed(undecided, first) and not allowed(undecided, "x")
+        undecided.advance(ids[first])
+        assert allowed(undecided, "x") == is_free
+    with pytest.raises(InvalidSamplingParams, match="is no expression"):
+        StructuredOutputs(choice=["ab"], after="(")

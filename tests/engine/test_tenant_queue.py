@@ -2,10 +2,12 @@
 
 import asyncio
 import threading
+from functools import partial
 
 import pytest
 
 from ostinato.engine.tenant_queue import TenantQueue
+from tests.support.waiting import other_tasks_have_started
 
 
 def test_a_tenant_waits_for_one_piece_of_each_other_tenant() -> None:
@@ -17,10 +19,10 @@ def test_a_tenant_waits_for_one_piece_of_each_other_tenant() -> None:
         queue = TenantQueue("test")
         first = asyncio.create_task(queue.run("ann", lambda: (gate.wait(), done.append("a1"))))
         rest = [
-            asyncio.create_task(queue.run(tenant, lambda name=name: done.append(name)))
+            asyncio.create_task(queue.run(tenant, partial(done.append, name)))
             for tenant, name in (("ann", "a2"), ("ann", "a3"), ("ann", "a4"), ("bob", "b1"))
         ]
-        await asyncio.sleep(0)  # all of them are in the queue
+        await other_tasks_have_started()  # all of them are in the queue
         gate.set()
         await asyncio.gather(first, *rest)
 
@@ -68,9 +70,9 @@ def test_a_sender_that_goes_away_gives_up_its_place() -> None:
         first = asyncio.create_task(queue.run("ann", gate.wait))
         gone = asyncio.create_task(queue.run("ann", lambda: done.append("gone")))
         last = asyncio.create_task(queue.run("ann", lambda: done.append("last")))
-        await asyncio.sleep(0)
+        await other_tasks_have_started()
         gone.cancel()
-        await asyncio.sleep(0)
+        await other_tasks_have_started()
         gate.set()
         await asyncio.gather(first, last)
 

@@ -13,6 +13,7 @@ from ostinato.core.errors import BrokenCheckpoint, ConfigError, ModelError
 from tests.engine.stepping import StepByStep, async_llm, last
 from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM
+from tests.support.waiting import queued_commands, until
 
 NAME = "model.layers.1.mlp.up_proj.weight"
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, detokenize=False, ignore_eos=True)
@@ -185,10 +186,7 @@ def test_running_requests_end_and_publish_nothing_and_who_waits_gets_the_new_wei
         waiting = asyncio.create_task(last(llm.generate(PROMPT, PARAMS, request_id="waits")))
         await steps.until(asyncio.create_task(until_waiting(llm)))
         updating = asyncio.create_task(llm.update_weights(path))
-        while not updating.done():
-            if updating_is_loaded(llm):
-                steps.go_on()
-            await asyncio.sleep(0.005)
+        await let_pass(steps, updating)
         assert updating.result() == 1
         assert not running.done() and not waiting.done()
         steps.go_on(1000)
@@ -202,21 +200,23 @@ def test_running_requests_end_and_publish_nothing_and_who_waits_gets_the_new_wei
         asyncio.run(story(llm))
 
 
-def updating_is_loaded(llm) -> bool:
-    """Whether the new weights wait for the step to end."""
-    return not llm._thread.commands._commands.empty()
+async def let_pass(steps: StepByStep, updating: asyncio.Task) -> None:
+    """Let steps pass only while new weights wait for a step to end, until they are in use."""
+    with queued_commands() as commands:
+        while not updating.done():
+            await until(lambda: commands or updating.done())
+            steps.go_on()
+            await until(lambda: not commands or updating.done())
 
 
 async def until_running(llm) -> None:
     """Wait until a request runs."""
-    while not llm._engine.scheduler.num_running:
-        await asyncio.sleep(0.001)
+    await until(lambda: llm.engine.scheduler.num_running)
 
 
 async def until_waiting(llm) -> None:
     """Wait until a request waits for a seat."""
-    while not (llm._engine.scheduler.num_waiting and llm._engine.scheduler.num_running):
-        await asyncio.sleep(0.001)
+    await until(lambda: llm.engine.scheduler.num_waiting and llm.engine.scheduler.num_running)
 
 
 def test_the_tokens_of_a_running_request_hang_on_the_weights_of_their_step(
@@ -229,12 +229,9 @@ def test_the_tokens_of_a_running_request_hang_on_the_weights_of_their_step(
         steps = StepByStep(llm)
         running = asyncio.create_task(last(llm.generate(PROMPT, LONG)))
         await steps.until(asyncio.create_task(until_running(llm)))
-        weights = llm._engine.loaded.model.state_dict()["lm_head.weight"]
+        weights = llm.engine.loaded.model.state_dict()["lm_head.weight"]
         updating = asyncio.create_task(llm.update_weights({"lm_head.weight": -weights.clone()}))
-        while not updating.done():
-            if updating_is_loaded(llm):
-                steps.go_on()
-            await asyncio.sleep(0.005)
+        await let_pass(steps, updating)
         steps.go_on(1000)
         tokens = (await running).outputs[0].token_ids
         assert len(tokens) == 30

@@ -14,7 +14,6 @@ from ostinato.engine.config import EngineConfig
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.sampling_params import UNSUPPORTED_SAMPLING, RequestOutputKind
 from ostinato.engine.vllm_keywords import ALIASES, UNSUPPORTED_CALLS, UNSUPPORTED_SETTINGS
-from ostinato.runner import resolve
 from tests.engine.stepping import async_llm, last
 from tests.support.checkpoints import VOCAB_SIZE, Checkpoints
 from tests.support.engines import MakeLLM
@@ -349,7 +348,7 @@ def test_a_revision_is_what_is_fetched_from_the_hub(
         asked.append((name, revision))
         return str(checkpoints.path("llama"))
 
-    monkeypatch.setattr(resolve.huggingface_hub, "snapshot_download", fetch)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
 
     LLM("somebody/some-model", revision="v1.5", num_blocks=4)
 

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from ostinato import RequestOutput, SamplingParams
-from ostinato.runner.attention import torch_backend
+from ostinato.runner.attention import cascade, torch_backend
 from tests.exactness.conftest import ReferenceOf
 from tests.exactness.reference import NUM_NEW, PROMPTS, Reference, random_ids
 from tests.support.checkpoints import FAMILIES
@@ -124,7 +124,7 @@ def test_reading_shared_blocks_once(
     llm = make_llm(family, read_once="always")
     prompts = [*PROMPTS, *PROMPTS, PROMPTS[0][:19]]
 
-    with mock.patch.object(torch_backend, "read_run", wraps=torch_backend.read_run) as read:
+    with mock.patch.object(torch_backend, "read_run", wraps=cascade.read_run) as read:
         for _ in range(2):
             outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
             assert_exact(outputs, reference_of(family), prompts)

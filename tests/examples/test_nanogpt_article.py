@@ -13,6 +13,7 @@ Whole blocks are the article's unit. We copy single tokens besides; both numbers
 from ostinato.assembly import build_cache
 from ostinato.core.config import CacheConfig
 from ostinato.core.identity import Identity, PrefixKey
+from ostinato.observe.introspection import cached_blocks
 from tests.support.tiny_cache import on_both_indexes, tiny_cache
 
 TO_BE = "To be or not to be"
@@ -67,7 +68,7 @@ def test_2_a_shared_prefix_is_cached_once(index):
 
     assert second.num_shared == 12
     assert second.num_computed_here == 3
-    assert len(list(cache.manager.index.contents())) == 3
+    assert len(list(cached_blocks(cache.manager.index))) == 3
 
 
 @on_both_indexes
@@ -79,7 +80,7 @@ def test_2_with_the_answers_nine_full_blocks_are_cached(index):
     cache.admit("request 1", "Hello world " + "dog")
     cache.append("request 1", ", your ju")
 
-    assert len(list(cache.manager.index.contents())) == 9
+    assert len(list(cached_blocks(cache.manager.index))) == 9
 
 
 @on_both_indexes
@@ -90,7 +91,7 @@ def test_3_prompts_that_share_nothing_fill_five_blocks_each(index):
     second = cache.admit("request 1", "Once upon a midnight")
 
     assert first.num_computed_here == 22 and second.num_computed_here == 20
-    assert len(list(cache.manager.index.contents())) == 10
+    assert len(list(cached_blocks(cache.manager.index))) == 10
 
 
 @on_both_indexes

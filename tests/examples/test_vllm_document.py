@@ -12,6 +12,7 @@ state both numbers. Corrected against the document:
 import pytest
 
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
+from ostinato.observe.introspection import cached_blocks
 from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
 
 FIRST_16 = "ABCDEFGHIJKLMNOP"
@@ -164,7 +165,7 @@ def test_an_image_prompt_of_50_tokens_fills_three_blocks(index):
     manager.check()
 
     assert len(key) == 50 and len(table.blocks) == 4
-    assert len(list(manager.index.contents())) == 3
+    assert len(list(cached_blocks(manager.index))) == 3
     assert manager.match(image_key(b"cat")).num_tokens == 48
 
 

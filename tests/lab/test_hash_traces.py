@@ -65,7 +65,9 @@ def test_hashes_may_be_strings_or_integers_of_any_size(tmp_path):
     """As engines write them: hexadecimal digests, signed 64 bits, or more."""
     numbers = read_trace(write(tmp_path / "n.jsonl", MOONCAKE))
     for name in (lambda n: f"sha256:{n:064x}", lambda n: -(2**62) + n, lambda n: 2**200 + n):
-        rows = [{**row, "hash_ids": [name(n) for n in row["hash_ids"]]} for row in MOONCAKE]
+        rows: list[dict] = [row.copy() for row in MOONCAKE]
+        for row in rows:
+            row["hash_ids"] = [name(n) for n in row["hash_ids"]]
         assert read_trace(write(tmp_path / "t.jsonl", rows)).paths() == numbers.paths()
 
 

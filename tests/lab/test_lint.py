@@ -281,9 +281,9 @@ def test_every_request_of_the_planted_log_is_explained():
         tokenizer(),
         CacheConfig(4096),
     )
-    assert explanations[0].causes == ("never seen",)
+    assert explanations[0].reasons == ("never seen",)
     for explanation in explanations[1:]:
-        assert explanation.causes == ("differs",)
+        assert explanation.reasons == ("differs",)
         assert explanation.difference is not None
         assert explanation.difference.place.startswith("messages[0] (system), line 1")
 

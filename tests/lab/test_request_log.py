@@ -54,7 +54,7 @@ def test_anthropic_requests_with_other_systems_are_other_prompts():
     """Both were once read as the same messages, so that nothing seemed to differ."""
     two = [read({**ANTHROPIC, "system": system}) for system in ("Be brief.", "Be long.")]
     first, second = explain_log(two, word_tokenizer(), CacheConfig(64, 4))
-    assert first.causes == ("never seen",)
+    assert first.reasons == ("never seen",)
     assert second.difference is not None
     assert second.difference.place.startswith("system, line 1, column 4")
 
@@ -203,7 +203,7 @@ def test_a_field_that_does_not_matter_can_be_ignored_at_any_depth():
 # --- what it is wrapped in -------------------------------------------------------------------
 
 ANSWER = {"id": "resp_7", "choices": [{"message": {"role": "assistant", "content": "A knight."}}]}
-WRAPPED = {
+WRAPPED: dict[str, dict] = {
     "bare": CHAT,
     "openai batch": {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": CHAT},
     "anthropic batch": {"custom_id": "1", "params": ANTHROPIC},
@@ -291,7 +291,7 @@ def test_several_prompts_of_one_request_are_several_requests(tmp_path: Path):
 def test_two_models_share_nothing():
     two = [read({**CHAT, "model": model}) for model in ("m-1", "m-2")]
     _, second = explain_log(two, word_tokenizer(), CacheConfig(64, 4))
-    assert second.num_cached_tokens == 0 and second.causes[0] == "other model"
+    assert second.num_cached_tokens == 0 and second.reasons[0] == "other model"
     assert "seen from line 1, which asked for another model" in str(second)
 
 

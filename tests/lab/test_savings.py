@@ -145,11 +145,11 @@ def test_figures_add_up_and_finer_caches_save_more(workload: Workload):
 
 def served(workload: Workload, granularity: int) -> int:
     """Tokens that a slow and obvious cache computes: it keeps prefixes of this granularity."""
-    remembered = {()}
+    remembered: set[tuple[str, ...]] = {()}
     computed = 0
     for request in range(workload.num_requests):
         own = [f"own {request}"] * workload.suffix_tokens
-        prompt = (*["shared"] * workload.shared_tokens, *own)
+        prompt = tuple(["shared"] * workload.shared_tokens + own)
         ends = range(0, len(prompt) + 1, granularity)
         hit = max(end for end in ends if end < len(prompt) and prompt[:end] in remembered)
         computed += len(prompt) - hit

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
     AutoModelForCausalLM,
@@ -92,7 +92,6 @@ def test_each_character_of_the_corpus_is_one_token_and_none_is_added(tokenizer):
     assert tokenizer.unk_token_id not in ids
 
 
-@settings(deadline=None)
 @given(text=st.text(alphabet=CHARACTERS))
 def test_every_text_in_the_alphabet_comes_back_exactly(tokenizer, text):
     """Spaces at the ends, double spaces and spaces before a comma included."""

@@ -39,7 +39,7 @@ def test_a_required_tool_is_called_with_its_arguments(client: openai.OpenAI):
         max_tokens=60,
     )
 
-    (call,) = answer.choices[0].message.tool_calls or ()
+    (call,) = answer.choices[0].message.tool_calls
     assert call.type == "function" and call.function.name == "freeze_date"
     assert json.loads(call.function.arguments)["river"] in ("Ostra", "Mern")
 

@@ -116,7 +116,7 @@ class Bench:
         generated = [token]
         while len(generated) < num_tokens:
             sequence.tokens.append(generated[-1])
-            generated.append(self.step(sequence.rest())[0])  # type: ignore[arg-type]
+            generated.append(self.step(sequence.rest())[0])
         return generated
 
 
@@ -130,7 +130,7 @@ def generated_alone(loaded: LoadedModel, prompt: Sequence[int], num_tokens: int)
             do_sample=False,
             eos_token_id=NO_EOS,
         )
-    return output[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+    return output[0, len(prompt) :].tolist()
 
 
 def own_logits(loaded: LoadedModel, prompt: Sequence[int]) -> Tensor:

@@ -24,7 +24,7 @@ def task(
 ) -> SampleTask:
     """A sample task from plain lists."""
     return SampleTask(
-        SamplingParams(**params),  # type: ignore[arg-type]
+        SamplingParams(**params),
         tuple(seeds),
         array("I", prompt),
         array("I", output),

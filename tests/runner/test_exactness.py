@@ -31,7 +31,7 @@ def test_a_prompt_in_two_chunks_and_scattered_blocks_decodes_like_generate(
     sequence = bench.sequence(prompt)
 
     assert bench.step(sequence.next(13)) == [None]
-    generated = bench.finish(sequence, *bench.step(sequence.rest()), NUM_NEW)
+    generated = bench.finish(sequence, bench.step(sequence.rest())[0], NUM_NEW)
 
     assert generated == generated_alone(loaded, prompt, NUM_NEW)
 
@@ -51,8 +51,8 @@ def test_strangers_in_one_step_do_not_notice_each_other(family: str, served: Ser
     assert sampled[1:3] == [None, None]
     tokens = [
         [first, *bench.finish(decoding, sampled[0], NUM_NEW)],
-        bench.finish(chunked, *bench.step(chunked.rest()), NUM_NEW),
-        bench.finish(new, *bench.step(new.rest()), NUM_NEW),
+        bench.finish(chunked, bench.step(chunked.rest())[0], NUM_NEW),
+        bench.finish(new, bench.step(new.rest())[0], NUM_NEW),
         bench.finish(whole, sampled[3], NUM_NEW),
     ]
 

@@ -22,7 +22,9 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NewStore = Callable[..., KVStore]
 
 
-def native_store(spec: KVSpec, num_blocks: int, block_size: int, dtype: torch.dtype) -> KVStore:
+def native_store(
+    spec: KVSpec, num_blocks: int, block_size: int, dtype: torch.dtype
+) -> NativeKVStore:
     native = library()
     if native is None:
         pytest.skip("the native library is not built")
@@ -227,7 +229,8 @@ def test_a_native_store_refuses_slots_that_it_does_not_have(slots: list[int]):
 def test_a_native_store_asks_for_huge_pages():
     """``hg`` among the flags of its memory, see proc(5)."""
     store = native_store(KVSpec((LayerKV(4, 64, 64),)), 1024, 16, torch.float32)
-    addresses = [memory.ctypes.data for memory in store._memory]
+    layer = store.of_layer(0)
+    addresses = [layer.keys, layer.values]
     flags = {address: "" for address in addresses}
     inside: list[int] = []
     for line in Path("/proc/self/smaps").read_text().splitlines():

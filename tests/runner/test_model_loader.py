@@ -72,7 +72,7 @@ def test_auto_is_the_dtype_of_the_checkpoint(checkpoints: Checkpoints):
 
 def test_an_unknown_dtype_is_refused_with_the_choices():
     with pytest.raises(ConfigError, match=r"dtype='int8'.*bfloat16"):
-        load_model("tiny-shakespeare", "int8")  # type: ignore[arg-type]
+        load_model("tiny-shakespeare", "int8")
 
 
 def test_a_sharded_checkpoint_is_the_same_model(checkpoints: Checkpoints, tmp_path: Path):

@@ -75,7 +75,9 @@ def test_a_step_that_fails_leaves_the_next_one_right(served: Served):
         bench.step(step)
 
     assert bench.runner.num_tokens_computed == 0
-    assert bench.finish(sequence, *bench.step(step), 6) == generated_alone(bench.loaded, PROMPT, 6)
+    assert bench.finish(sequence, bench.step(step)[0], 6) == generated_alone(
+        bench.loaded, PROMPT, 6
+    )
 
 
 def test_a_fork_samples_one_token_per_seed_from_one_row(served: Served):

@@ -193,7 +193,7 @@ def with_pre_hook(linear: nn.Linear) -> None:
 
 
 def with_own_forward(linear: nn.Linear) -> None:
-    linear.forward = lambda rows: 2 * rows  # type: ignore[method-assign]
+    linear.forward = lambda input: 2 * input
 
 
 def with_scale(linear: nn.Linear) -> None:

@@ -67,7 +67,7 @@ def test_checking_a_request_does_not_add_it():
     """The same refusals, and no effects."""
     tiny = tiny_scheduler(num_blocks=1)
     tiny.add("one", "ABC")
-    request = tiny.watch.live()[0].request
+    request = tiny.checks.live()[0].request
     with pytest.raises(DuplicateRequest):
         tiny.scheduler.check(request)
     tiny.cancel("one")
@@ -79,7 +79,7 @@ def test_a_refused_request_takes_no_number():
     tiny = tiny_scheduler(num_blocks=2)
     refuses(tiny, PromptTooLong, "ABCDEFGHI", n=3)
     tiny.add("one", "ABC")
-    assert tiny.watch.live()[0].sequence_id == 0
+    assert tiny.checks.live()[0].sequence_id == 0
 
 
 def test_the_longest_sequence_is_the_models_or_the_pools_with_one_token_more():

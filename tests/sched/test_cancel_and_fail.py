@@ -2,6 +2,7 @@
 
 import pytest
 
+from ostinato.observe.introspection import cached_blocks
 from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import tiny_scheduler
 
@@ -26,7 +27,7 @@ def test_cancelling_in_the_middle_of_a_prompt_leaves_what_was_computed(index):
     tiny.add("one", "ABCDEFGHIJ")
     tiny.step()
     tiny.cancel("one")
-    tiny.watch.nothing_runs()
+    tiny.checks.nothing_runs()
     tiny.add("two", "ABCDEFGHIJ")
     assert tiny.step() == "two:....,,GHIJ"
 
@@ -99,8 +100,8 @@ def test_followers_that_found_blocks_of_the_failed_step_end_with_it(index):
     tiny.add("three", "ABCDEFxyz", n=2, max_tokens=3)
     assert tiny.failing_step() == "one:ABCDEFGH two:....,,xy three:........z"
     assert set(tiny.reasons.values()) == {"error"}
-    tiny.watch.nothing_runs()
-    assert list(tiny.cache.manager.index.contents()) == []
+    tiny.checks.nothing_runs()
+    assert list(cached_blocks(tiny.cache.manager.index)) == []
 
 
 @pytest.mark.parametrize("step", range(4))
@@ -150,7 +151,7 @@ def test_a_prompt_from_which_nothing_can_be_sampled_ends_all_its_continuations(i
     tiny.fail_to_sample("one")
     tiny.step()
     assert tiny.reasons == {"one": "error", "one/1": "error", "one/2": "error"}
-    tiny.watch.nothing_runs()
+    tiny.checks.nothing_runs()
 
 
 # --- the discipline of steps ----------------------------------------------------------------------

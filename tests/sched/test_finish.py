@@ -110,7 +110,7 @@ def test_a_stop_string_may_end_an_answer_that_waits():
     tiny.preempt_all()
     tiny.stop("one", "a")
     assert tiny.state == "|"
-    tiny.watch.nothing_runs()
+    tiny.checks.nothing_runs()
 
 
 def test_the_next_turn_of_a_chat_finds_prompt_and_answer():

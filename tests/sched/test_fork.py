@@ -142,7 +142,7 @@ def test_continuations_of_one_token_need_no_room(index):
     assert tiny.step() == "one:ABC"
     assert tiny.plan.copies == ()
     assert tiny.outputs == {"one": "a", "one/1": "k", "one/2": "u", "one/3": "a"}
-    tiny.watch.nothing_runs()
+    tiny.checks.nothing_runs()
 
 
 def test_continuations_of_one_token_are_not_forked_at_all(index):
@@ -255,7 +255,7 @@ def test_a_failing_step_ends_the_siblings_that_it_was_to_fork(index):
     tiny.add("one", "ABCDEF", n=3, max_tokens=2)
     assert tiny.failing_step() == "one:ABCDEF"
     assert tiny.reasons == {"one": "error", "one/1": "error", "one/2": "error"}
-    tiny.watch.nothing_runs()
+    tiny.checks.nothing_runs()
     tiny.add("two", "ABCDEF")
     assert tiny.step() == "two:ABCDEF"
 

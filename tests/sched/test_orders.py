@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.core.config import SchedulerConfig, WaitingOrder
@@ -183,7 +183,6 @@ crowds = st.lists(
 
 
 @given(crowds)
-@settings(max_examples=400, deadline=None)
 def test_the_order_is_that_of_a_walk_over_a_naive_trie(crowd: list[tuple[str, str, int]]):
     waiting = [make_sequence(i, prompt, tenant) for i, (prompt, tenant, _) in enumerate(crowd)]
     cached = [num_cached for _, _, num_cached in crowd]
@@ -194,7 +193,6 @@ pictures = st.sampled_from([(), (ImageSpan(b"cat", 1, 2),), (ImageSpan(b"dog", 1
 
 
 @given(st.lists(st.tuples(st.text("AB", min_size=3, max_size=6), pictures), max_size=9))
-@settings(max_examples=200, deadline=None)
 def test_whoever_shares_a_prefix_stands_together_also_with_images(crowd):
     """Between two that share some tokens stands nobody who shares fewer with either."""
     waiting = [
@@ -394,9 +392,9 @@ def test_counters_of_tenants_that_are_gone_are_forgotten(monkeypatch):
     order.planned(make_sequence(1, "A", tenant="debtor"), 10**6)
     for number in range(2, 200):
         passing = make_sequence(number, "A", tenant=f"tenant {number}")
-        assert len(list(order.walk([patient, passing]))) == 2
+        assert len(list(order.candidates([patient, passing]))) == 2
         order.planned(passing, number)
     assert len(order._served) <= 13
     assert order.num_served_tokens(b"debtor") == 10**6, "the lowest are forgotten first"
-    assert not list(order.walk([]))
+    assert not list(order.candidates([]))
     assert not order._served

@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from ostinato.core.tokens import pack_tokens
-from ostinato.server.ledger import salt_label
+from ostinato.observe.introspection import cached_blocks
+from ostinato.server.tenant_usage import salt_label
 from tests.server.keyed import MODEL, Keyed, keyed_server
 from tests.support.memory_search import reachable, search
 
@@ -138,7 +139,7 @@ def test_statistics_name_tenants_and_no_salt(keyed: Keyed):
 
 
 def test_erasing_a_tenant_leaves_nothing_of_it_in_the_whole_server(keyed: Keyed):
-    """Cache, statistics, ledger, metrics, meter: neither its salt's blocks nor its tokens."""
+    """Cache, statistics, usage, metrics, limits: neither its salt's blocks nor its tokens."""
     secret = random.Random(5).choices(range(68), k=50)
     keyed.complete("eve", secret, max_tokens=4, user="eve's user")
     keyed.complete("eve", secret, cache_salt="team")
@@ -150,10 +151,10 @@ def test_erasing_a_tenant_leaves_nothing_of_it_in_the_whole_server(keyed: Keyed)
     receipt = keyed.administer("/admin/erase", {"tenant": "eve"})
 
     assert receipt["num_blocks"] >= 6 and receipt["num_leases"] == 1
-    assert receipt["num_zeroed_slots"] > 0 and "ledger" in receipt["noted_by"]
+    assert receipt["num_zeroed_slots"] > 0 and "tenant_usage" in receipt["noted_by"]
     assert search(heart, salt.encode()).salts == 0
     assert num_traces(keyed.state.llm, secret[:16]) == num_traces(keyed.state, secret[16:32]) == 0
-    assert "eve" not in keyed.state.ledger.accounts
+    assert "eve" not in keyed.state.usage.accounts
     assert keyed.num_cached("eve", secret) == 0
     status, _ = refusal(keyed, "/admin/erase", {"tenant": "nobody"})
     assert status == 404
@@ -172,7 +173,7 @@ def test_what_must_not_be_written_leaves_nothing(keyed: Keyed):
     secret = random.Random(6).choices(range(68), k=48)  # nobody sent it before
     keyed.complete("ann", secret, max_tokens=3, cache={"write": False})
     heart = keyed.state.llm.engine.cache
-    assert list(heart.manager.index.contents()) == []
+    assert list(cached_blocks(heart.manager.index)) == []
     assert num_traces(keyed.state.llm, secret[:16]) == 0
     assert keyed.num_cached("ann", secret) == 0, "this one writes"
     assert num_traces(heart, secret[:16]) > 0, "the search can find it"

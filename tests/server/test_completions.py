@@ -156,7 +156,7 @@ def test_a_seed_gives_the_same_text_and_penalties_another(client: openai.OpenAI)
             model=MODEL,
             seed=3,
             max_tokens=30,
-            **more,  # type: ignore[call-overload]
+            **more,
         )
         return str(answer.choices[0].text)
 

@@ -6,7 +6,7 @@ import pytest
 
 from ostinato.core.errors import ConfigError
 from ostinato.server.config import ServerConfig
-from ostinato.server.running import listen
+from ostinato.server.lifecycle import listen
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
@@ -36,7 +36,7 @@ def test_without_keys_a_server_listens_nowhere_else(host: str) -> None:
 )
 def test_a_wrong_value_is_refused_by_name(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=f"^{next(iter(wrong))}="):
-        ServerConfig(**wrong)  # type: ignore[arg-type]
+        ServerConfig(**wrong)
 
 
 def test_answers_are_sent_at_once() -> None:

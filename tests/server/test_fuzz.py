@@ -3,21 +3,35 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
 from ostinato import AsyncLLM
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
+from tests.server.keyed import keyed_server
 from tests.support.servers import await_idle, serving
 
 MODEL = "tiny-shakespeare"
+CHECKS: Any = [
+    not_a_server_error,
+    status_code_conformance,
+    response_schema_conformance,
+    content_type_conformance,
+]
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 
 
@@ -33,7 +47,8 @@ def fuzz(state: ServerState, max_examples: int) -> Counter[int]:
     """Send so many requests of each kind to each route; returns how often each status came.
 
     Raises:
-        AssertionError: One was answered with 500 or above, or left something running (law 9).
+        AssertionError: One was answered with 500 or above, or as the description does not say, or
+            left something running (law 9).
     """
     statuses: Counter[int] = Counter()
     with serving(state) as url:
@@ -62,7 +77,7 @@ def _fuzz(operation: Any, mode: GenerationMode, max_examples: int, statuses: Cou
             case.body = {**body, "model": MODEL}  # more often than chance would have it
         response = case.call()
         statuses[response.status_code] += 1
-        case.validate_response(response, checks=[not_a_server_error])
+        case.validate_response(response, checks=CHECKS)
 
     # A route without a body and parameters cannot be asked wrongly.
     with suppress(Unsatisfiable):
@@ -70,9 +85,24 @@ def _fuzz(operation: Any, mode: GenerationMode, max_examples: int, statuses: Cou
 
 
 def test_nothing_that_is_sent_is_a_mistake_of_the_server(state: ServerState) -> None:
-    statuses = fuzz(state, max_examples=5)
+    statuses = fuzz(state, max_examples=4)
 
     assert statuses[200] > 0 and statuses[400] > 0
+
+
+def test_whoever_may_not_gets_an_answer_that_is_described(tmp_path: Path) -> None:
+    """Without a key, and with a tenant's: each status is listed, and security says who may."""
+    with keyed_server(tmp_path) as server:
+        description = server.ask("ops", "/openapi.json", method="GET").json()
+        for path, operations in description["paths"].items():
+            for method, operation in operations.items():
+                url = f"{server.url}{path}".replace("{", "").replace("}", "")
+                for headers in ({}, {"Authorization": f"Bearer {server.keys['ann']}"}):
+                    answer = httpx.request(method, url, headers=headers, json={})
+                    assert str(answer.status_code) in operation["responses"], (method, path)
+                    if operation["security"] and not headers:
+                        assert answer.status_code == 401
+        assert set(description["components"]["securitySchemes"]) == {"bearer", "x-api-key"}
 
 
 @pytest.mark.nightly

@@ -19,7 +19,8 @@ from ostinato.server.observer import ServedRequest
 from ostinato.server.state import ServerState
 from ostinato.tenants.terms import LeaseId
 from tests.engine.faults import sabotage
-from tests.support.servers import ServerThread, await_idle, events_of, serving, wait_until
+from tests.support.servers import ServerThread, await_idle, events_of, serving
+from tests.support.waiting import wait_until
 
 MODEL = "tiny-shakespeare"
 LONG: Any = {"model": MODEL, "prompt": "To be", "max_tokens": 400, "ignore_eos": True}

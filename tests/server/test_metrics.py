@@ -23,6 +23,7 @@ from ostinato.server.metrics import hit_share_label
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
 from tests.support.servers import await_idle, serving
+from tests.support.waiting import queued_commands, until
 
 ANN = Caller(tenant="ann", salt="salt of ann")
 BOB = Caller(tenant="bob", salt="salt of bob")
@@ -97,10 +98,9 @@ async def at_once(state: ServerState, *texts: str) -> None:
 
     holding = asyncio.create_task(state.llm.look(hold))
     await asyncio.to_thread(held.wait, 30)
-    asking = [asyncio.create_task(ask(state, ANN, text)) for text in texts]
-    commands = state.llm._thread.commands._commands
-    while commands.qsize() < len(texts):
-        await asyncio.sleep(0.002)
+    with queued_commands() as commands:
+        asking = [asyncio.create_task(ask(state, ANN, text)) for text in texts]
+        await until(lambda: len(commands) >= len(texts))
     goes_on.set()
     await asyncio.gather(holding, *asking)
 

@@ -1,6 +1,8 @@
 """The page in a real browser, against the real server: live, by keyboard, dark, with keys."""
 
+import json
 import re
+from array import array
 from collections.abc import Iterator, Mapping
 
 import httpx
@@ -9,11 +11,13 @@ from playwright.sync_api import Browser, Page, expect
 
 from ostinato import AsyncLLM
 from ostinato.lab.savings import Workload, by_token
+from ostinato.observe.introspection import BlockMap, BlockState
 from ostinato.server.callers import Caller
 from ostinato.server.config import ServerConfig
 from ostinato.server.errors import ApiError
-from ostinato.server.ledger import salt_label
+from ostinato.server.page_state import lay_out_blocks
 from ostinato.server.state import ServerState
+from ostinato.server.tenant_usage import salt_label
 from tests.support.browsers import chromium
 from tests.support.servers import await_idle, serving
 
@@ -123,6 +127,12 @@ def test_figures_follow_the_traffic_without_a_reload(open_url, view) -> None:
     expect(view.locator("#prefixes tbody tr").first).to_contain_text("What light through")
     expect(view.locator("#origins-text")).to_contain_text("Of 82 prompt tokens")
     expect(view.locator("#origins path.cached")).to_have_attribute("d", re.compile("^M"))
+    expect(view.locator("#generated path")).to_have_attribute("d", re.compile("^M"))
+    expect(view.locator("#kv path.evictable")).to_have_attribute("d", re.compile("^M"))
+    expect(view.locator("#rate-detail")).to_have_text("4 in all")
+    expect(view.locator("#gap-detail")).to_have_text(re.compile("95%: .*s · 99%: .*s"))
+    for chart in ("origins", "first", "generated", "gaps", "queue", "kv"):
+        assert view.locator(f"#{chart}-scale span").count() >= 2, f"{chart} has no y axis"
     assert view.locator("#first circle").count() == 2
     expect(view.locator("#tenants tbody")).to_contain_text(salt_label("live"))
 
@@ -157,6 +167,52 @@ def test_what_clients_write_stays_text(open_url, view) -> None:
     view.goto(open_url)  # the model has no letter "<": its unknown token looks like markup itself
     expect(view.locator("#prefixes tbody")).to_contain_text("<unk>img src<unk>x onerror")
     assert view.locator("main img").count() == 0
+
+
+# --- chat, explanations, large pools -------------------------------------------------------------
+
+
+def test_a_chat_streams_and_each_turn_leads_to_its_explanation(open_url, view) -> None:
+    """The second turn finds the first; Escape leads back to the plain address."""
+
+    def shorten(route) -> None:
+        body = {**json.loads(route.request.post_data), "max_tokens": 8}
+        route.continue_(post_data=json.dumps(body))
+
+    view.route("**/v1/chat/completions", shorten)
+    view.goto(open_url)
+    expect(view.locator("#status")).to_have_text("live")
+    for number, text in enumerate(("Good morrow, cousin.", "And to thee?"), 1):
+        view.fill("#chat-text", text)
+        view.keyboard.press("Enter")
+        expect(view.locator(".assistant .note a")).to_have_count(number, timeout=60_000)
+    note = view.locator(".assistant .note").last
+    cached, total = map(int, re.findall(r"\d+", note.text_content())[:2])
+    assert 0 < cached < total
+    assert view.locator(".assistant .said").first.text_content()
+
+    note.locator("a").click()
+    expect(view.locator("#explanation-title")).to_have_text(
+        f"{cached} of {total} prompt tokens were cached"
+    )
+    assert view.locator("#explanation-list li").count() >= 2
+    view.keyboard.press("Escape")
+    expect(view.locator("#explanation")).to_be_hidden()
+    expect(view).to_have_url(f"{open_url}/")
+    expect(view.locator("#ended tbody a")).to_have_count(2)
+
+
+def test_a_cell_of_a_large_pool_says_how_its_blocks_are_divided(state) -> None:
+    """131,072 blocks in 1,024 cells of 128; the first cell is half evictable."""
+    owners = array("i", [0] * 64 + [-1] * (2**17 - 64))
+    drawn = BlockMap(bytearray([BlockState.EVICTABLE] * 64) + bytes(2**17 - 64), owners, [b""])
+
+    found = lay_out_blocks(state, drawn, Caller("root", "", may_administer=True))
+
+    assert (found["per_cell"], len(found["states"])) == (128, 1024)
+    assert found["mixes"][0] == [64, 0, 0, 64] and found["mixes"][1] == [128, 0, 0, 0]
+    assert found["owners"][:2] == [0, -1] and found["states"][:2] == "30"
+    assert found["counts"] == {"scratch": 2**17 - 64, "private": 0, "held": 0, "evictable": 64}
 
 
 # --- the playground and the accountant ------------------------------------------------------------
@@ -322,10 +378,12 @@ def luminance(colour: str) -> float:
 
 
 def test_the_page_fits_a_narrow_screen(open_url, view) -> None:
-    view.set_viewport_size({"width": 380, "height": 800})
+    """With lines in all of its tables."""
+    complete(open_url, "A narrow prompt with a long tail of words", cache_salt="narrow tenant")
+    view.set_viewport_size({"width": 390, "height": 800})
     view.goto(open_url)
-    expect(view.locator("#status")).to_have_text("live")
-    assert view.evaluate("document.documentElement.scrollWidth") <= 380
+    expect(view.locator("#tenants tbody tr")).to_have_count(1)
+    assert view.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 # --- keys ----------------------------------------------------------------------------------------

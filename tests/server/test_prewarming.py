@@ -6,7 +6,7 @@ import pytest
 
 from ostinato.core.errors import ConfigError
 from ostinato.server.admin.prewarming import read_prewarm_file
-from ostinato.server.opening import warm_up
+from ostinato.server.lifecycle import warm_up
 from tests.server.keyed import keyed_server
 
 PROMPT = "All the world's a stage, and all the men and women merely players: they have exits."

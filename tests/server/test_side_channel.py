@@ -10,6 +10,7 @@ import pytest
 
 from ostinato.core.identity import ImageSpan, PublicPrefix
 from ostinato.server.callers import KeyedCallers
+from ostinato.server.keys import KeysFile
 from tests.server.keyed import Keyed, keyed_server
 from tests.support.prefix_probe import ENDPOINTS, Endpoint, Send, recover
 from tests.support.tiny_cache import on_both_indexes, prefix_key, tiny_cache
@@ -43,8 +44,7 @@ def keyed(shared: Keyed):
 @pytest.fixture
 def open_house(keyed: Keyed, monkeypatch: pytest.MonkeyPatch) -> Keyed:
     """The same server with isolation switched off: every tenant has the same salt."""
-    keys = type(keyed.state.callers.keys)
-    monkeypatch.setattr(keys, "salt_of", lambda self, tenant: "")
+    monkeypatch.setattr(KeysFile, "salt_of", lambda self, tenant: "")
     return keyed
 
 
@@ -160,7 +160,7 @@ def test_an_explanation_tells_of_nobody_else(keyed: Keyed):
 
 def test_other_endpoints_say_the_same_before_and_after(keyed: Keyed):
     """Those that compute no prompt: their answers do not hang on the cache."""
-    asked = {
+    asked: dict[str, dict] = {
         "/tokenize": {"prompt": SECRET},
         "/detokenize": {"tokens": [1, 2, 3]},
         "/v1/messages/count_tokens": ENDPOINTS["/v1/messages"].body(SECRET),

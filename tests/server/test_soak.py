@@ -14,7 +14,8 @@ from ostinato import LLM, AsyncLLM, SamplingParams
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
 from tests.support import soak_client
-from tests.support.servers import await_idle, serving, wait_until
+from tests.support.servers import await_idle, serving
+from tests.support.waiting import wait_until
 
 SCENES = (
     "Enter ROMEO and JULIET above, at the window.\n\n",

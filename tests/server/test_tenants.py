@@ -9,7 +9,7 @@ from ostinato.core.errors import ConfigError
 from ostinato.server.callers import Caller, Limits
 from ostinato.server.errors import ApiError
 from ostinato.server.keys import add_key
-from ostinato.server.meter import Meter
+from ostinato.server.rate_limit import RateLimit
 from tests.server.keyed import MODEL, Keyed, keyed_server
 
 PROMPT = "Shall I compare thee to a summer's day? Thou art more lovely and more temperate. "
@@ -120,45 +120,45 @@ def test_a_server_with_a_broken_keys_file_does_not_start(tmp_path):
         pass
 
 
-# --- the meter, with a clock of its own -----------------------------------------------------
+# --- the limit, with a clock of its own -----------------------------------------------------
 
 
-def meter_at(now: list[float]) -> Meter:
-    return Meter(lambda: now[0])
+def limit_at(now: list[float]) -> RateLimit:
+    return RateLimit(lambda: now[0])
 
 
 def test_continuations_under_way_are_counted_and_let_out():
-    meter, caller = meter_at([0.0]), Caller("t", "s", limits=Limits(max_requests=2))
-    meter.enter(caller, 2)
+    limit, caller = limit_at([0.0]), Caller("t", "s", limits=Limits(max_requests=2))
+    limit.enter(caller, 2)
     with pytest.raises(ApiError, match="2 of 2") as refusal:
-        meter.enter(caller, 1)
+        limit.enter(caller, 1)
     assert (refusal.value.status, refusal.value.headers["Retry-After"]) == (429, "1")
-    meter.leave(caller, 2, None)
-    meter.enter(caller, 1)
+    limit.leave(caller, 2, None)
+    limit.enter(caller, 1)
     with pytest.raises(ApiError) as never:
-        meter.enter(caller, 3)
+        limit.enter(caller, 3)
     assert never.value.status == 400
 
 
 def test_a_bucket_in_debt_is_paid_by_the_minute():
     """600 a minute are 10 a second: 605 used tokens are paid back after one second."""
     now = [0.0]
-    meter, caller = meter_at(now), Caller("t", "s", limits=Limits(tokens_per_minute=600))
-    meter.enter(caller, 1)
-    meter.charge(caller, 605)
+    limit, caller = limit_at(now), Caller("t", "s", limits=Limits(tokens_per_minute=600))
+    limit.enter(caller, 1)
+    limit.charge(caller, 605)
     with pytest.raises(ApiError) as refusal:
-        meter.enter(caller, 1)
+        limit.enter(caller, 1)
     assert refusal.value.headers["Retry-After"] == "1"
     now[0] = 0.4
     with pytest.raises(ApiError):
-        meter.enter(caller, 1)
+        limit.enter(caller, 1)
     now[0] = 1.0
-    meter.enter(caller, 1)
+    limit.enter(caller, 1)
 
 
 def test_whoever_has_no_limits_is_not_metered():
-    meter, caller = meter_at([0.0]), Caller("t", "s")
+    limit, caller = limit_at([0.0]), Caller("t", "s")
     for _ in range(1000):
-        meter.enter(caller, 100)
-    meter.charge(caller, 10**9)
-    meter.enter(caller, 1)
+        limit.enter(caller, 100)
+    limit.charge(caller, 10**9)
+    limit.enter(caller, 1)

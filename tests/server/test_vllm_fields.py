@@ -131,6 +131,74 @@ def test_the_last_message_is_continued_on_request(http: httpx.Client) -> None:
     assert text.endswith("Nay, answer")
 
 
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+def test_a_long_prompt_is_cut_on_request(
+    http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    """Its last tokens stay, of a text and of a conversation; 0 leaves no prompt."""
+    asked = {**body, "return_token_ids": True}
+    whole, cut = (
+        http.post(path, json={**asked, **more}).json()
+        for more in ({}, {"truncate_prompt_tokens": 3})
+    )
+    ids = [{**answer, **answer["choices"][0]}["prompt_token_ids"] for answer in (whole, cut)]
+    assert ids[1] == ids[0][-3:] and cut["usage"]["prompt_tokens"] == 3
+    refused = http.post(path, json={**asked, "truncate_prompt_tokens": 0})
+    assert refused.json()["error"]["param"] == "truncate_prompt_tokens"
+
+
+def test_the_end_of_a_text_that_no_model_holds_is_found_cheaply(
+    http: httpx.Client, state: ServerState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two megabytes, of which a few thousand letters are tokenized."""
+    tokenizer = state.llm.engine.loaded.require_tokenizer()
+    lengths: list[int] = []
+    encode = type(tokenizer).__call__
+
+    def counted(self: Any, text: Any, *args: Any, **settings: Any) -> Any:
+        lengths.append(len(text))
+        return encode(self, text, *args, **settings)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", counted)
+    asked = {**TEXT, "prompt": "To be " * 350_000, "truncate_prompt_tokens": 8}
+    answer = http.post("/v1/completions", json={**asked, "return_token_ids": True}).json()
+    assert (
+        http.post("/detokenize", json={"tokens": answer["choices"][0]["prompt_token_ids"]}).json()[
+            "prompt"
+        ]
+        == "e To be "
+    )
+    assert sum(lengths) < 100_000
+
+
+def test_tokens_of_texts_and_conversations(http: httpx.Client) -> None:
+    """As the routes of answers compute them, with vLLM's options."""
+    text = http.post("/tokenize", json={"prompt": "To be", "return_token_strs": True}).json()
+    assert text["token_strs"] == list("To be") and text["count"] == 5
+    plain = http.post("/tokenize", json={"prompt": "To be", "add_special_tokens": False}).json()
+    assert plain["tokens"] == text["tokens"][-5:] and plain["token_strs"] is None
+    said = {"messages": CHAT["messages"]}
+    chat = http.post("/tokenize", json=said).json()["count"]
+    answer = http.post("/v1/chat/completions", json=CHAT).json()
+    assert chat == answer["usage"]["prompt_tokens"]
+    tool = {"type": "function", "function": {"name": "look"}}
+    for more, is_longer in (
+        ({"add_generation_prompt": False}, False),
+        ({"tools": [tool]}, True),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, None),
+    ):
+        count = http.post("/tokenize", json={**said, **more}).json()["count"]
+        assert count == chat if is_longer is None else (count > chat) == is_longer
+    refused = http.post("/tokenize", json={**said, "add_special_tokens": True})
+    assert "for texts" in refused.json()["error"]["message"]
+
+
+def test_the_page_of_the_api_loads_nothing(http: httpx.Client) -> None:
+    page = http.get("/docs")
+    assert "POST /v1/chat/completions" in page.text and "continue_final_message" in page.text
+    assert "<script" not in page.text and "//" not in page.text.replace("<!doctype", "")
+
+
 def test_small_routes_answer_as_vllms_do(http: httpx.Client) -> None:
     assert http.get("/ping").status_code == http.post("/ping").status_code == 200
     assert http.get("/load").json() == {"server_load": 0}
@@ -179,6 +247,6 @@ def test_tls_with_a_key_and_a_certificate(tmp_path: Path) -> None:
             with openai.OpenAI(
                 base_url=f"{url}/v1", api_key="none", http_client=httpx.Client(verify=context)
             ) as client:
-                assert client.completions.create(**TEXT).choices[0].text  # type: ignore[call-overload]
+                assert client.completions.create(**TEXT).choices[0].text
     finally:
         llm.shutdown()

@@ -15,6 +15,7 @@ import pytest
 
 from ostinato import LLM
 from ostinato.engine.engine import Engine
+from ostinato.observe.introspection import cached_blocks
 from tests.support.checkpoints import Checkpoints
 
 MakeLLM = Callable[..., LLM]
@@ -52,5 +53,5 @@ def assert_idle(engine: Engine) -> None:
     assert (scheduler.num_waiting, scheduler.num_running) == (0, 0), "sequences are left"
     assert cache.num_live_tables == 0, "tables are left"
     assert cache.pool.num_free == cache.config.num_blocks, "blocks are held"
-    assert not any(cached.ref_count for cached in cache.index.contents()), "references are left"
+    assert not any(cached.ref_count for cached in cached_blocks(cache.index)), "references are left"
     engine.cache.manager.check()

@@ -153,6 +153,12 @@ class FakeRunner:
         """Return what a sequence is."""
         return self._truths[sequence_id]
 
+    def renew(self, sequence_id: SequenceId, epoch: int) -> None:
+        """Let a sequence that it knows begin again under other weights, if they are others."""
+        truth = self._truths.get(sequence_id)
+        if truth is not None and truth.identity.epoch != epoch:
+            truth.renew(epoch)
+
     def forget(self, sequence_id: SequenceId) -> None:
         """Let go of a sequence that ended, before or after its first token."""
         self._truths.pop(sequence_id, None)

@@ -7,17 +7,17 @@
 """
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
 
 from ostinato import AsyncLLM
 from ostinato.server.config import ServerConfig
-from ostinato.server.running import DrainingServer, listen
+from ostinato.server.lifecycle import DrainingServer, listen
 from ostinato.server.state import ServerState
 from tests.support.engines import assert_idle
+from tests.support.waiting import wait_until
 
 _PATIENCE_S = 30
 
@@ -67,14 +67,6 @@ def await_idle(llm: AsyncLLM) -> None:
     """Wait until an engine has nothing to do, and assert law 9 with its indexes checked."""
     wait_until(lambda: not llm.engine.has_work)
     assert_idle(llm.engine)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for something that will be so in a moment."""
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline_s, "it never came to be so"
-        time.sleep(0.002)
 
 
 def events_of(response: httpx.Response) -> Iterator[str]:

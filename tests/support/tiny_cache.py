@@ -20,7 +20,6 @@ from typing import Any, get_args
 import pytest
 
 from ostinato.assembly import build_cache
-from ostinato.cache.block_hash import DigestFunction
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.eviction import LeastRecentlyUsed
 from ostinato.cache.manager import CacheManager
@@ -33,6 +32,8 @@ from ostinato.core.plan import CopyRun
 from ostinato.hybrid.manager import HybridBlockTable, HybridCacheManager
 from ostinato.hybrid.window_content import WindowTable
 from ostinato.hybrid.window_group import WindowGroup
+from ostinato.indexes.block_hash import DigestFunction
+from ostinato.observe.introspection import cached_blocks
 from ostinato.tenants.shares import TenantShares
 
 on_both_indexes = pytest.mark.parametrize("index", get_args(IndexName))
@@ -70,8 +71,8 @@ def held_windows(table: BlockTable) -> list[WindowTable]:
 
 def shares_of(pool: BlockPool) -> TenantShares:
     """Return the accounts of a pool; empty ones where all blocks are everyone's."""
-    is_shared = not isinstance(pool.shares, TenantShares)
-    return TenantShares({}, LeastRecentlyUsed) if is_shared else pool.shares
+    shares = pool.shares
+    return shares if isinstance(shares, TenantShares) else TenantShares({}, LeastRecentlyUsed)
 
 
 def letters(packed: "bytes | array[int]") -> str:
@@ -260,7 +261,7 @@ class TinyCache:
         pictures = ["free"] * self.manager.config.num_blocks
         for sequence in self.sequences.values():
             self._draw_private(sequence, pictures)
-        for cached in self.manager.index.contents():
+        for cached in cached_blocks(self.manager.index):
             text = letters(cached.tokens)
             text += "~" * (len(text) < self.block_size)
             pictures[cached.block] = f"{text}:{'held' if cached.ref_count else 'evictable'}"

@@ -11,7 +11,7 @@
 
 A dot stands for a token that hit in a whole block, a comma for one that was copied out of a
 block. The second continuation of a request is drawn as ``"name/1"``. Behind the scenes runs the
-fake runner, and the watch looks at every step.
+fake runner, and ``StepChecks`` looks at every step.
 """
 
 from array import array
@@ -26,7 +26,7 @@ from ostinato.core.request import FinishReason, Request
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.sched.sequence import Sequence, SequenceUpdate
 from tests.support.fake_runner import FakeRunner, ForwardPassFailed, Sampler, count_letters
-from tests.support.scheduler_watch import Watch
+from tests.support.step_checks import StepChecks
 
 MANY_STEPS = 1000
 """More than any figure needs; whoever gets here waits for ever."""
@@ -102,13 +102,23 @@ class TinyScheduler:
         plan: The last plan.
     """
 
-    def __init__(self, config: SchedulerConfig, cache: CacheConfig, sample: Sampler) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        sample: Sampler,
+        checks: type[StepChecks] = StepChecks,
+    ) -> None:
         """Make a scheduler whose clock shows the number of steps so far."""
         self.num_steps = 0
-        self.cache = build_cache(cache, clock=lambda: float(self.num_steps))
-        self.scheduler = build_scheduler(config, self.cache, clock=lambda: float(self.num_steps))
+
+        def clock() -> float:
+            return float(self.num_steps)
+
+        self.cache = build_cache(cache, clock)
+        self.scheduler = build_scheduler(config, self.cache, clock)
         self.runner = FakeRunner(cache, sample)
-        self.watch = Watch(self.scheduler, self.cache, self.runner)
+        self.checks = checks(self.scheduler, self.cache, self.runner, clock)
         self.outputs: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
         self.sequences: dict[str, Sequence] = {}
@@ -130,7 +140,7 @@ class TinyScheduler:
             name = request.request_id if index == 0 else f"{request.request_id}/{index}"
             self._names[SequenceId(first + index)] = name
         self.runner.expect(SequenceId(first), request, seeds)
-        self.watch.know(request)
+        self.checks.know(request)
 
     def step(self) -> str:
         """Run one step.
@@ -138,10 +148,10 @@ class TinyScheduler:
         Returns:
             What every sequence computed, in the order of the plan; empty if nobody is live.
         """
-        self.watch.before_plan()
+        self.checks.before_plan()
         self.plan = self.scheduler.plan()
-        self.watch.after_plan(self.plan)
-        self.sequences |= {self._names[s.sequence_id]: s for s in self.watch.live()}
+        self.checks.after_plan(self.plan)
+        self.sequences |= {self._names[s.sequence_id]: s for s in self.checks.live()}
         if not self.plan.sequences:
             return ""
         picture = " ".join(map(self._draw, self.plan.sequences))
@@ -152,10 +162,10 @@ class TinyScheduler:
             updates = self.scheduler.fail()
         else:
             updates = self.scheduler.commit(result)
-            self.watch.count(self.plan)
+            self.checks.count(self.plan)
         for update in updates:
             self._take(update)
-        self.watch.between_steps()
+        self.checks.after_step()
         return picture
 
     def failing_step(self) -> str:
@@ -171,9 +181,9 @@ class TinyScheduler:
         """
         steps = []
         while self.scheduler.has_work:
-            assert len(steps) < most, f"still alive after {most} steps: {self.watch.live()}"
+            assert len(steps) < most, f"still alive after {most} steps: {self.checks.live()}"
             steps.append(self.step())
-        self.watch.nothing_runs()
+        self.checks.nothing_runs()
         return steps
 
     def cancel(self, name: str) -> list[str]:
@@ -181,7 +191,7 @@ class TinyScheduler:
         ended = self.scheduler.cancel(RequestId(name))
         for sequence in ended:
             self._end(sequence)
-        self.watch.between_steps()
+        self.checks.between_steps()
         return [self._names[sequence.sequence_id] for sequence in ended]
 
     def fail_to_sample(self, name: str) -> None:
@@ -194,26 +204,26 @@ class TinyScheduler:
         sequence = self.sequences[name]
         self.scheduler.finish(sequence, FinishReason.STOP, string)
         self._end(sequence)
-        self.watch.between_steps()
+        self.checks.between_steps()
 
     def preempt_all(self) -> None:
         """Send everybody back to the queue."""
         self.scheduler.preempt_all()
-        self.watch.between_steps()
+        self.checks.between_steps()
 
     def reset(self) -> None:
         """Preempt everybody and forget every prefix."""
         self.preempt_all()
         self.cache.admin.reset()
-        self.watch.between_steps()
+        self.checks.between_steps()
 
     # --- what can be seen ---
 
     @property
     def state(self) -> str:
         """Return who runs and who waits, each by rank: ``"first other | third"``."""
-        running = [self._name(s) for s in self.watch.live() if s.table is not None]
-        waiting = [self._name(s) for s in self.watch.live() if s.table is None]
+        running = [self._name(s) for s in self.checks.live() if s.table is not None]
+        waiting = [self._name(s) for s in self.checks.live() if s.table is None]
         return f"{' '.join(running)} | {' '.join(waiting)}".strip()
 
     def hits(self, name: str) -> tuple[int, int]:
@@ -240,6 +250,7 @@ class TinyScheduler:
         assert "".join(map(chr, sequence.output)) == self.outputs.get(name, ""), "lost a token"
         self.reasons[name] = str(sequence.finish_reason)
         self.runner.forget(sequence.sequence_id)
+        self.checks.forget(sequence)
 
     def _name(self, sequence: Sequence) -> str:
         """Name a sequence by its number, and see that request and index agree."""
@@ -251,7 +262,7 @@ class TinyScheduler:
     def _draw(self, scheduled: ScheduledSequence) -> str:
         name, text = self._names[scheduled.sequence_id], "".join(map(chr, scheduled.tokens))
         sequence = self.sequences[name]
-        if sequence in self.watch.admitted:
+        if sequence in self.checks.admitted:
             assert sequence.table is not None
             hits = "." * sequence.table.num_shared_tokens + "," * sequence.table.num_copied_tokens
             text = hits + text

@@ -1,6 +1,7 @@
 """How does the checkpoint become a file that llama.cpp reads? Only Qwen3, in bfloat16.
 
-There is no tokenizer in it: all prompts are token ids.
+A checkpoint that came out of a GGUF file has that file in it, which is taken as it is. There is no
+tokenizer in a converted one: all prompts are token ids.
 """
 
 import json
@@ -24,7 +25,9 @@ NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
 
 
 def convert(model: Path) -> Path:
-    """Return the checkpoint as a file beside its folder, written if it is not there."""
+    """Return the checkpoint's own file, or one beside its folder, written if it is not there."""
+    if (model / "model.gguf").is_file():
+        return model / "model.gguf"
     goal = model.with_name(model.name + "-bf16.gguf")
     if not goal.is_file():
         partial = goal.with_suffix(".partial")

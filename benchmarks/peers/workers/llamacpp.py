@@ -1,22 +1,24 @@
 """llama.cpp by its C interface: batches of rows with sequence ids, as its server makes them.
 
-A sequence of its own keeps the last prefix; what prompts begin with is computed once, and its
-cells are shared with ``llama_memory_seq_cp``. It has no scheduler at this level, so conversations
-are left out.
+A sequence of its own keeps the last prefix of a batch; what prompts begin with is computed once,
+and its cells are shared with ``llama_memory_seq_cp``. Conversations run in slots, as in its server:
+a request takes the free slot that begins most like it, or the shared cells of another one, and each
+step computes one token of every slot that decodes and fills up with prompts.
 """
 
 import ctypes
+from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.protocol import (
     Served,
     Talk,
-    Unsupported,
     Worker,
     answer_questions,
     common,
     now,
+    serve_by_steps,
 )
 from benchmarks.peers.workers.gguf_file import convert
 
@@ -53,15 +55,20 @@ class LlamaCpp(Worker):
         self.memory = lib.llama_get_memory(self.context)
         self.batch = lib.llama_batch_init(BATCH, 0, 1)
         self.kept: list[int] = []
-        taken = {"n_ubatch": MICRO_BATCH, "flash_attention": True, "kv": "bf16", "weights": "bf16"}
+        taken = {
+            "n_ubatch": MICRO_BATCH,
+            "flash_attention": True,
+            "kv": "bf16",
+            "weights": path.name,
+        }
         taken["system"] = lib.llama_print_system_info().decode()
         return {"version": lib.__version__, "settings": taken}
 
     def serve(self, talks: list[Talk]) -> Served:
-        """Serve one batch of single turns."""
+        """Serve one batch of single turns, or conversations in slots."""
         prompts, lengths = [talk[0][0] for talk in talks], {talk[0][1] for talk in talks}
         if any(len(talk) > 1 for talk in talks) or len(lengths) > 1:
-            raise Unsupported("has no scheduler below its server")
+            return self._serve_in_slots(talks)
         [num_outputs] = lengths
         start = now()
         tokens, firsts = self._prefill(prompts, start)
@@ -79,6 +86,15 @@ class LlamaCpp(Worker):
             self.lib.llama_memory_seq_rm(self.memory, sequence, -1, -1)
         cached = [self.reused] * count
         return Served(seconds, firsts, [seconds] * count, [num_outputs] * count, cached, outputs)
+
+    def _serve_in_slots(self, talks: list[Talk]) -> Served:
+        for sequence in range(self.keeper + 1):
+            self.lib.llama_memory_seq_rm(self.memory, sequence, -1, -1)
+        self.kept = []
+        slots = Slots(self, self.keeper)
+        served = serve_by_steps(slots, talks)
+        served.cached = slots.cached
+        return served
 
     def _prefill(self, prompts: list[list[int]], start: float) -> tuple[list[int], list[float]]:
         """Compute the head that all share once, in the keeper's sequence, then each one's own."""
@@ -124,6 +140,59 @@ class LlamaCpp(Worker):
                 if note is not None:
                     note()
         return found
+
+
+class Slots:
+    """Continuous batching over sequences.
+
+    Attributes:
+        cached: Prompt tokens of each request that were there.
+    """
+
+    def __init__(self, worker: LlamaCpp, num_slots: int) -> None:
+        """All are free and empty."""
+        self.worker, self.cached = worker, list[int]()
+        self.held: list[list[int]] = [[] for _ in range(num_slots)]  # tokens with cells
+        self.todo: dict[int, list[int]] = {}  # by slot, what is to be computed next
+        self.left: dict[int, int] = {}  # by slot, how many tokens are still wanted
+        self.names: dict[int, int] = {}
+
+    def add(self, prompt: list[int], num_outputs: int) -> Hashable:
+        """Take a request into the free slot that begins most like it."""
+        lib, memory = self.worker.lib, self.worker.memory
+        alike = [min(common([held, prompt]), len(prompt) - 1) for held in self.held]
+        free = [slot for slot in range(len(self.held)) if slot not in self.left]
+        slot = max(free, key=lambda at: (alike[at], -len(self.held[at])))
+        best = max(range(len(alike)), key=alike.__getitem__)
+        num_cached = alike[best]
+        if alike[slot] < num_cached:
+            lib.llama_memory_seq_rm(memory, slot, -1, -1)
+            lib.llama_memory_seq_cp(memory, best, slot, 0, num_cached)
+        else:
+            lib.llama_memory_seq_rm(memory, slot, num_cached, -1)
+        self.held[slot], self.todo[slot] = prompt[:num_cached], prompt[num_cached:]
+        self.left[slot], self.names[slot] = num_outputs, len(self.cached)
+        self.cached.append(num_cached)
+        return self.names[slot]
+
+    def poll(self) -> Iterable[tuple[Hashable, list[int]]]:
+        """Compute a batch: what decodes first, then as much of prompts as fits."""
+        rows: list[tuple[int, int, int, bool]] = []
+        done: list[int] = []
+        for slot in sorted(self.left, key=lambda at: len(self.todo[at])):
+            tokens, begin = self.todo[slot][: BATCH - len(rows)], len(self.held[slot])
+            rest = self.todo[slot] = self.todo[slot][len(tokens) :]
+            last = begin + len(tokens) - 1
+            rows += [
+                (token, at, slot, at == last and not rest) for at, token in enumerate(tokens, begin)
+            ]
+            self.held[slot] = self.held[slot] + tokens
+            done += [slot] if tokens and not rest else []
+        for slot, token in zip(done, self.worker._decode(rows), strict=True):
+            self.left[slot], self.todo[slot] = self.left[slot] - 1, [token]
+            if not self.left[slot]:
+                del self.left[slot], self.todo[slot]
+            yield self.names[slot], [token]
 
 
 if __name__ == "__main__":

@@ -97,5 +97,5 @@ class StandIns(MetaPathFinder, Loader):
         """Whether the import statement stands in SGLang."""
         frame = sys._getframe(2)
         while frame is not None and "importlib" in frame.f_code.co_filename:
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return frame is not None and frame.f_globals.get("__name__", "").startswith("sglang")

@@ -26,6 +26,7 @@ class VLLM(Worker):
             max_num_seqs=settings["max_num_seqs"],
             enable_prefix_caching=True,
             enforce_eager=settings.get("eager", False),
+            block_size=settings.get("block_size"),
             disable_log_stats=True,
         )
         self.engine, self.made = self.llm.llm_engine, 0

@@ -3,18 +3,14 @@
 Files in reading order:
 
 * ``block``: blocks, the states they are in, and the entries that indexes keep of them
-* ``free_list``: queues of what can be given away: blocks without content, and entries to evict
-* ``eviction``: the port of eviction policies, and LRU
+* ``eviction``: the port of eviction policies, the queue of entries, and LRU
 * ``block_shares``: the port of who may take whose blocks, and the pool that all share
-* ``pool``: a fixed number of blocks, and which are given away next
-* ``block_hash``: chained digests of blocks
 * ``prefix_index``: the port of prefix indexes
+* ``block_table``: which blocks one sequence holds, and copies on write
+* ``observer``: the port of observers of what the cache does
+* ``pool``: a fixed number of blocks: which are given away next, and what is evicted for them
 * ``child_index``: the children of one prefix
-* ``radix_node``, ``radix_walk``, ``radix_index``: prefixes found by walking a tree
-* ``block_table``: which blocks one sequence holds
-* ``observer``: the port of observers: who is told of what the cache does
-* ``allocator``: takes blocks for a table, evicting what they hold
-* ``copy_on_write``: the slots that are copied in the running step
+* ``radix_node``, ``radix_index``: prefixes found by walking a tree
 * ``manager``: admission, growth, publication and release of block tables
 
 Four ports (``EvictionPolicy``, ``BlockShares``, ``PrefixIndex``, ``CacheObserver``) are all that

@@ -1,4 +1,4 @@
-"""Blocks, the states they are in, and the entries that indexes keep of them.
+"""Blocks, their states, and the entries that indexes keep of them.
 
 A block is a number: the KV of ``block_size`` tokens is in slots ``id * block_size ..``.
 It is in exactly one of four states::
@@ -12,15 +12,15 @@ It is in exactly one of four states::
 * held: published in an index, and read by at least one live request;
 * evictable: published, and read by none; it can be given away, and is found until it is.
 
-The unit that indexes hold, release and evict is a ``CacheEntry``: one block in the hash
-index, a radix node with a run of blocks in the radix index. Entries carry the links of the
-eviction queue themselves, so that any of them leaves the queue in O(1) (vLLM's design).
+The unit that indexes hold, release and evict is a ``CacheEntry``: one block in the hash index, a
+radix node with a run of blocks in the radix index. Entries carry the links of the eviction queue,
+so that any of them leaves it in O(1) (vLLM's design).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from ostinato.core.identity import Identity
-from ostinato.core.ids import BlockId
 
 
 class CacheEntry:
@@ -35,23 +35,14 @@ class CacheEntry:
         idle_tick: When it last became evictable, in pool ticks; orders the queue.
         idle_since_s: The same moment by the clock.
         idle_allocated: The same moment in blocks given away so far.
-        uses: How often it was used: at publication and each time that it was acquired again,
-            including what the eviction policy remembers from before an eviction.
-        policy_state: The eviction policy's own state.
+        uses: How often it was published or acquired, as far as the eviction policy remembers.
+        policy_state: The eviction policy's own.
     """
 
     __slots__ = (
-        "born_s",
-        "identity",
-        "idle_allocated",
-        "idle_since_s",
-        "idle_tick",
-        "next",
-        "policy_state",
-        "prev",
-        "ref_count",
-        "uses",
-    )
+        "born_s", "identity", "idle_allocated", "idle_since_s", "idle_tick", "next",
+        "policy_state", "prev", "ref_count", "uses",
+    )  # fmt: skip
 
     def __init__(self, identity: Identity) -> None:
         """Make an entry that is neither held nor queued."""
@@ -69,6 +60,11 @@ class CacheEntry:
     # An entry of no index has no content; those of an index override all of these.
 
     @property
+    def blocks(self) -> Sequence[int]:
+        """Block ids in token order."""
+        return ()
+
+    @property
     def num_blocks(self) -> int:
         """Blocks that become free when it is evicted."""
         return 0
@@ -77,16 +73,6 @@ class CacheEntry:
     def is_leaf(self) -> bool:
         """Whether no cached content builds on it (law 8: tails go before roots)."""
         return True
-
-    @property
-    def blocks_tail_first(self) -> list[BlockId]:
-        """Its block ids in the order in which they would be evicted."""
-        return []
-
-    @property
-    def depth(self) -> int:
-        """Blocks between the root and its end."""
-        return 0
 
     def name_of(self, index: int, block_size: int) -> bytes:
         """Return the packed tokens and extras of its ``index``-th block."""

@@ -1,4 +1,4 @@
-"""The block table of one sequence: which blocks it holds.
+"""The block table of one sequence: which blocks it holds, and the copies on write of a step.
 
 ::
 
@@ -11,12 +11,15 @@ they are what a failed step has to take back.
 """
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ostinato.cache.block import CacheEntry
 from ostinato.cache.eviction import RequestSummary
 from ostinato.core.identity import PrefixKey
-from ostinato.core.ids import BlockId
+from ostinato.core.ids import BlockId, SlotId
+from ostinato.core.plan import CopyRun
 
 
 @dataclass(slots=True, eq=False)
@@ -26,46 +29,43 @@ class BlockTable:
     Attributes:
         key: The sequence: identity, tokens so far, images.
         blocks: Block ids, shape (num_blocks,).
+        tenant: Whose they are.
         num_shared_tokens: Tokens that hit in whole blocks at admission.
         num_copied_tokens: Tokens that were copied at admission.
+        needs_settling: Whether the step that has run left something to do.
         writes: Whether full blocks are published.
         table_id: Its number, unique for the life of a manager; -1 once it is released.
         num_planned: Tokens that are computed when the step that was planned last has run.
         path: The index's record of what is held; None with prefix caching off.
         num_published: Leading blocks that the path covers.
-        tail_path: Holds the source of a copy until the step has run.
+        copy_source: The entry that is copied from, held until the step has run.
         first_published: First block that this step published; None if it published none.
         summary: What the eviction policy will learn of it.
         duplicates: Positions whose content was published before, and the canonical block.
         num_slots: Leading tokens that have slots; -1 once it is released.
-        needs_settling: Whether the step that has run left something to do.
     """
 
     key: PrefixKey
     blocks: "array[int]"
+    tenant: bytes = b""
     num_shared_tokens: int = 0
     num_copied_tokens: int = 0
+    needs_settling: bool = False
     writes: bool = True
     table_id: int = -1
     num_planned: int = 0
     path: Any = None
     num_published: int = 0
-    tail_path: Any = None
+    copy_source: CacheEntry | None = None
     first_published: int | None = None
     summary: RequestSummary = field(default_factory=RequestSummary)
     duplicates: list[tuple[int, BlockId]] = field(default_factory=list)
     num_slots: int = 0
-    needs_settling: bool = False
 
     @property
     def num_cached_tokens(self) -> int:
         """Tokens that need not be computed, as of admission."""
         return self.num_shared_tokens + self.num_copied_tokens
-
-    @property
-    def tenant(self) -> bytes:
-        """Whose blocks they are."""
-        return self.key.identity.owner
 
     @property
     def groups(self) -> "tuple[array[int], ...]":
@@ -75,8 +75,55 @@ class BlockTable:
     @property
     def private_blocks(self) -> "array[int]":
         """Blocks that no index has, in token order."""
-        if not self.duplicates:
-            return self.blocks[self.num_published :]
-        duplicates = {position for position, _ in self.duplicates}
-        own = [self.blocks[i] for i in sorted(duplicates)]
-        return array("i", own) + self.blocks[self.num_published :]
+        private = self.blocks[self.num_published :]
+        if self.duplicates:
+            own = [self.blocks[place] for place, _ in sorted(self.duplicates)]
+            private = array("i", own) + private
+        return private
+
+
+class StepCopies:
+    """Copy-on-write: the slots that are copied in the running step, by group and target block.
+
+    A prompt that shares the beginning of a cached block copies its first slots, and a fork those
+    of its parent's last block. A copy of what is itself a copy of this step reads the first source:
+
+        slots of block 7    a b c d          cached
+        copied to block 9   a b c .          in this step
+        copied to block 12  a b . .          from 7, not from 9
+    """
+
+    def __init__(self, block_size: int) -> None:
+        """Start without a copy."""
+        self._block_size = block_size
+        self._runs: dict[tuple[int, int], tuple[CopyRun, ...]] = {}
+        self.clear = self._runs.clear
+
+    def of_fork(
+        self, parent: BlockTable, child: BlockTable, firsts: Sequence[int], num_tokens: int
+    ) -> tuple[CopyRun, ...]:
+        """Plan the copies of what a fork does not share: from ``firsts`` on, group by group."""
+        runs: tuple[CopyRun, ...] = ()
+        pairs = zip(child.groups, parent.groups, firsts, strict=True)
+        for group, (mine, theirs, first) in enumerate(pairs):
+            for place in range(first, len(mine)):
+                used = min(self._block_size, num_tokens - place * self._block_size)
+                runs += self.of_block(group, BlockId(theirs[place]), BlockId(mine[place]), used)
+        return runs
+
+    def of_block(
+        self, group: int, source: BlockId, target: BlockId, num_tokens: int
+    ) -> tuple[CopyRun, ...]:
+        """Plan the copy of a block's first slots, around slots that are copies themselves."""
+        runs, done = [], 0
+        first, target_slot = source * self._block_size, target * self._block_size
+        for earlier in self._runs.get((group, source), ()):
+            size = min(earlier.num_tokens, num_tokens - done)
+            if size > 0:
+                runs.append(CopyRun(earlier.source, SlotId(target_slot + done), size, group))
+                done += size
+        if done < num_tokens:
+            slots = SlotId(first + done), SlotId(target_slot + done)
+            runs.append(CopyRun(*slots, num_tokens - done, group))
+        self._runs[group, target] = tuple(runs)
+        return tuple(runs)

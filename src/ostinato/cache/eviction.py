@@ -1,7 +1,7 @@
-"""The port of eviction policies, and the default: LRU.
+"""The port of eviction policies, the queue they keep entries in, and the default: LRU.
 
-A policy keeps the entries that no request holds, radix nodes or blocks of the hash index. The pool
-tells it what is released and used again, and asks it for a victim when free blocks have run out::
+A policy keeps the entries that no request holds. The pool tells it what is released and used
+again, and asks it for a victim when free blocks have run out::
 
     add ──► (evictable) ──remove──► held again
                  │  ▲
@@ -10,6 +10,8 @@ tells it what is released and used again, and asks it for a victim when free blo
              evicted ──recall──► published anew: it was wanted after all
 
 Policies that learn from what was evicted set ``remembers``; the others pay nothing for it.
+
+Source: the free block queue of vLLM's automatic prefix caching design.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.free_list import EntryQueue
-from ostinato.core.identity import PrefixKey
+from ostinato.core.identity import Identity, PrefixKey
 
 
 @dataclass(slots=True)
@@ -62,12 +63,12 @@ class EvictionPolicy(Protocol):
     builds on it (law 8).
 
     Attributes:
-        remembers: Whether it is told what is looked up and published.
+        remembers: Whether it is asked what it remembers of what is published.
     """
 
     remembers: bool = False
 
-    def add(self, entries: Sequence[CacheEntry], turn: RequestSummary | None) -> None:
+    def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
         """Take all entries that a request releases, tail first; None if it was no request."""
 
     def remove(self, entries: Sequence[CacheEntry]) -> None:
@@ -84,11 +85,7 @@ class EvictionPolicy(Protocol):
         return None
 
     def victim(self, num_wanted: int = 0) -> CacheEntry | None:
-        """Return the leaf to evict next; None if there is no entry.
-
-        Args:
-            num_wanted: Blocks that will be evicted in a row, if that is known.
-        """
+        """Return the leaf to evict next, of so many blocks if known; None without an entry."""
 
     def takeable(self, victim: CacheEntry) -> int:
         """Return how many of its victim's blocks may go before it names another."""
@@ -102,17 +99,8 @@ class EvictionPolicy(Protocol):
 
     # --- for policies that remember ---
 
-    def look_up(
-        self, key: PrefixKey, first: int, last: int, block_size: int, turn: RequestSummary
-    ) -> None:
-        """Note that a request asks for ``last`` blocks, and those from ``first`` on are missing.
-
-        Called once per request, when it holds what it found and before anything is evicted.
-        """
-        return None
-
     def recall(
-        self, key: PrefixKey, first: int, most: int, block_size: int, turn: RequestSummary | None
+        self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
     ) -> Recall:
         """Return what is remembered of blocks ``first ..`` of a sequence, now published anew."""
         return Recall(most)
@@ -126,6 +114,78 @@ PolicyFactory = Callable[[int, Callable[[], float]], EvictionPolicy]
 """Makes a policy for a pool of so many blocks, with a clock whose seconds never fall."""
 
 
+class EntryQueue:
+    """Entries in a doubly linked ring; any of them leaves in O(1).
+
+    ::
+
+        sentinel ⇄ least recently released ⇄ … ⇄ most recently released ⇄ (sentinel)
+    """
+
+    __slots__ = ("_length", "_sentinel")
+
+    def __init__(self) -> None:
+        """Make an empty queue."""
+        self._sentinel = CacheEntry(Identity())
+        self._sentinel.prev = self._sentinel.next = self._sentinel
+        self._length = 0
+
+    def __len__(self) -> int:
+        """Number of entries."""
+        return self._length
+
+    def __iter__(self) -> Iterator[CacheEntry]:
+        """Walk from the head; the queue must not change meanwhile."""
+        entry = self._sentinel.next
+        while entry is not None and entry is not self._sentinel:
+            yield entry
+            entry = entry.next
+
+    @property
+    def head(self) -> CacheEntry | None:
+        """The entry that would be given away next; None if empty."""
+        return self._sentinel.next if self._length else None
+
+    def extend(self, entries: Sequence[CacheEntry]) -> None:
+        """Put entries at the tail, one after the other."""
+        sentinel = self._sentinel
+        last = sentinel.prev
+        assert last is not None
+        for entry in entries:
+            assert entry.next is None, "an entry is in at most one queue"
+            last.next, entry.prev = entry, last
+            last = entry
+        last.next, sentinel.prev = sentinel, last
+        self._length += len(entries)
+
+    def insert_after(self, left: CacheEntry, entry: CacheEntry) -> None:
+        """Put an entry right after another one."""
+        assert entry.next is None, "an entry is in at most one queue"
+        right = left.next
+        assert right is not None
+        entry.prev, entry.next = left, right
+        left.next = right.prev = entry
+        self._length += 1
+
+    def remove(self, entries: Sequence[CacheEntry]) -> None:
+        """Take entries out, wherever each of them stands."""
+        for entry in entries:
+            left, right = entry.prev, entry.next
+            assert left is not None and right is not None, "the entry is in no queue"
+            left.next, right.prev = right, left
+            entry.prev = entry.next = None
+        self._length -= len(entries)
+
+    def check(self) -> None:
+        """Walk the ring and assert that both directions agree."""
+        entry, count = self._sentinel, 0
+        while (following := entry.next) is not self._sentinel:
+            assert following is not None and following.prev is entry, "the ring is broken"
+            entry, count = following, count + 1
+        assert self._sentinel.prev is entry, "the ring is broken"
+        assert count == self._length, f"{count} entries linked, {self._length} counted"
+
+
 class LeastRecentlyUsed(EvictionPolicy):
     """Evict what was released longest ago, and of one request the deepest first.
 
@@ -137,7 +197,7 @@ class LeastRecentlyUsed(EvictionPolicy):
         """Make an empty policy."""
         self._queue = EntryQueue()
 
-    def add(self, entries: Sequence[CacheEntry], turn: RequestSummary | None) -> None:
+    def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
         """Append them."""
         self._queue.extend(entries)
 

@@ -23,11 +23,9 @@ from dataclasses import replace
 from threading import get_ident
 from typing import Any
 
-from ostinato.cache.allocator import Allocator
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.block_shares import BlockShares, SharedPool
-from ostinato.cache.block_table import BlockTable
-from ostinato.cache.copy_on_write import StepCopies
+from ostinato.cache.block_shares import BlockShares
+from ostinato.cache.block_table import BlockTable, StepCopies
 from ostinato.cache.eviction import LeastRecentlyUsed
 from ostinato.cache.observer import CacheObserver, Observers
 from ostinato.cache.pool import BlockPool
@@ -57,10 +55,15 @@ MakeIndex = Callable[[BlockPool, int], PrefixIndex[Any]]
 class CacheManager:
     """Which request holds which blocks, and what is found where.
 
+    All that is given a table raises ``ReleasedTable`` if that is not a live table of this cache,
+    and ``TableOverrun`` if it has fewer slots, or its sequence fewer tokens, than are asked for.
+
     Attributes:
         config: As given.
+        block_size: Tokens per block.
         pool: The blocks.
         index: What is findable in them.
+        observers: As given.
         epoch: Raised with each update of the weights; part of every new identity.
     """
 
@@ -90,11 +93,10 @@ class CacheManager:
         self.block_size = config.block_size
         self.epoch = epoch
         self.observers = Observers(observers)
-        shares = SharedPool(LeastRecentlyUsed()) if shares is None else shares
+        shares = BlockShares(LeastRecentlyUsed()) if shares is None else shares
         order = config.free_order
         self.pool = BlockPool(config.num_blocks, shares, order, clock, self.observers)
         self.index = make_index(self.pool, config.block_size)
-        self._allocator = Allocator(self.pool, self.index, self.observers, 0)
         self._copies = StepCopies(config.block_size)
         self._may_publish = may_publish
         self._weights: bytes | None = None
@@ -126,21 +128,20 @@ class CacheManager:
 
     def content_sizes(self) -> list[dict[int, int]]:
         """Return the tokens in each published block, group by group."""
-        return [{c.block: len(c.tokens) // TOKEN_BYTES for c in self.index.contents()}]
-
-    def blocks_for(self, num_tokens: int) -> int:
-        """Number of blocks that so many tokens fill or begin."""
-        return -(-num_tokens // self.block_size)
+        sizes: dict[int, int] = {}
+        for run in self.index.runs():
+            for entry in run.entries:
+                num_tokens = len(entry.run_from(0)[1]) // TOKEN_BYTES
+                for place, block in enumerate(entry.blocks):
+                    sizes[block] = min(self.block_size, num_tokens - place * self.block_size)
+        return [sizes]
 
     # --- one sequence ---
 
     def match(self, key: PrefixKey) -> PrefixMatch:
-        """Find the longest cached prefix of a prompt: at most all but its last token.
-
-        Effects: none.
-        """
+        """Find the longest cached prefix of all but the last token of a prompt; no effects."""
         if not self.config.enable_prefix_caching:
-            return PrefixMatch(self.block_size)
+            return self.no_match()
         return self.match_first(key, len(key.tokens) - 1)
 
     def match_first(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
@@ -186,7 +187,7 @@ class CacheManager:
         wanted = num_tokens if most_new is None else min(num_tokens, hit + most_new)
         room = self._room_to_admit(key, match, wanted)
         if room <= hit and match.tail is not None:
-            match = self._without_tail(match)
+            match = replace(match, tail=None)
             hit = match.num_tokens
             room = self._room_to_admit(key, match, wanted)
         if room <= hit:
@@ -198,41 +199,29 @@ class CacheManager:
                 key.identity.public_prefix is None or self._may_publish(key, hit)
             )
         else:
-            table = self._empty_table(key)
+            table = self._make_table(key, array("i"))
+            table.writes = False
         self._enter(table, hit)
         for notify in self.observers.on_admit:
             notify(table, context, preempted)
-        if self.pool.learns and table.writes and not preempted:
-            self._look_up(table)
         self._take(table, num_tokens, room)
         return table, self._copies_of_tail(table, match) if match.tail is not None else ()
 
     def growable(self, table: BlockTable, num_tokens: int) -> int:
-        """Return how many tokens ``grow`` could give slots to, at most ``num_tokens``.
-
-        Effects: none.
-        """
+        """Return how many tokens ``grow`` could give slots to, at most ``num_tokens``."""
         if num_tokens <= table.num_slots:
             return num_tokens
         self._check_table(table)
         return self._room_to_grow(table, num_tokens)
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
-        """Give a table slots for its first ``num_tokens`` tokens.
-
-        Returns:
-            False, with no effect, if too few blocks are free.
-
-        Raises:
-            ReleasedTable: It is not a live table of this cache.
-        """
+        """Give a table slots for its first tokens; False, with no effect, if they do not fit."""
         if num_tokens <= table.num_slots:
             return True
-        self._check_table(table)
-        if self._room_to_grow(table, num_tokens) < num_tokens:
-            return False
-        self._take(table, num_tokens, num_tokens)
-        return True
+        fits = self.growable(table, num_tokens) == num_tokens
+        if fits:
+            self._take(table, num_tokens, num_tokens)
+        return fits
 
     def publish(self, table: BlockTable, num_tokens: int) -> None:
         """Make the full blocks among the first tokens findable, before they are computed.
@@ -240,10 +229,6 @@ class CacheManager:
         Args:
             table: Whose blocks.
             num_tokens: Tokens that will have been computed after this step.
-
-        Raises:
-            TableOverrun: The table has fewer slots, or its sequence fewer tokens.
-            ReleasedTable: It is not a live table of this cache.
         """
         last = num_tokens // self.block_size
         if num_tokens > table.num_slots or (last > table.num_published and table.writes):
@@ -260,17 +245,15 @@ class CacheManager:
             if table.needs_settling:
                 self._check_table(table)
                 self._settle(table)
-        self._publishing.clear()
         self._end_step()
 
     def fail(self, tables: Iterable[BlockTable]) -> None:
         """Take back what a failed step published, and release all its tables.
 
         Args:
-            tables: Every table of the step, in the order of the plan.
+            tables: Every table of the step, once, in the order of the plan.
 
         Raises:
-            ReleasedTable: One of them is not a live table of this cache, or is listed twice.
             StepInProgress: A table that published in this step is missing.
         """
         failed = list(tables)
@@ -278,10 +261,9 @@ class CacheManager:
         self._copies.clear()
         for table in failed:
             self._release_tail(table)
-        for table in reversed(failed):  # who found a block is planned after its publisher
+        for table in reversed(failed):  # what found a block is planned after its publisher
             self._retract(table)
-            self._leave(table, table.num_published * self.block_size, None)
-        self._publishing.clear()
+            self._leave(table, table.num_published * self.block_size, False)
         self._end_step()
 
     def release(self, table: BlockTable, num_tokens: int, num_output_tokens: int = 0) -> None:
@@ -293,9 +275,7 @@ class CacheManager:
             num_output_tokens: Tokens that were generated, for the eviction policy.
 
         Raises:
-            ReleasedTable: It is not a live table of this cache.
             StepInProgress: It has published in this step: ``commit`` or ``fail`` comes first.
-            TableOverrun: The table has fewer slots, or its sequence fewer tokens.
         """
         self._check_table(table)
         self._check_range(table, num_tokens, "release")
@@ -306,13 +286,8 @@ class CacheManager:
             )
         table.summary.num_output_tokens = num_output_tokens
         self._release_tail(table)
-        is_partial = num_tokens % self.block_size != 0
-        partial = None
-        if is_partial and table.writes and self.config.seal_tails and not table.duplicates:
-            partial = self._publish_partial(table, num_tokens)
-        self._leave(table, num_tokens, partial)
-        for notify in self.observers.on_settle:
-            notify()
+        self._leave(table, num_tokens, self._publish_partial(table, num_tokens))
+        self.settle()
 
     def fork(
         self, table: BlockTable, num_tokens: int
@@ -327,22 +302,19 @@ class CacheManager:
 
         Returns:
             The child's table and the slots to copy; None, with no effect, if it does not fit.
-
-        Raises:
-            ReleasedTable: It is not a live table of this cache.
-            TableOverrun: The table has fewer slots, or its sequence fewer tokens.
         """
         self._check_table(table)
         self._check_range(table, num_tokens, "fork")
-        if not self._has_room_to_fork(table, num_tokens):
+        shared, needed = self._num_shared(table, num_tokens), self.blocks_for(num_tokens)
+        pairs = zip(self.pools, shared, strict=True)
+        if any(needed - count > pool.num_free_for(table.tenant) for pool, count in pairs):
             return None
-        child = self._fork(table, num_tokens)
-        firsts = [self._num_shared(table, group, num_tokens) for group in range(len(table.groups))]
+        child = self._fork(table, shared[0])
         self._enter(child, num_tokens)
         for notify in self.observers.on_fork:
             notify(table, child)
         self._take(child, num_tokens, num_tokens)
-        return child, self._copies.of_fork(table, child, firsts, num_tokens)
+        return child, self._copies.of_fork(table, child, shared, num_tokens)
 
     # --- between steps ---
 
@@ -351,35 +323,36 @@ class CacheManager:
         for notify in self.observers.on_step:
             notify(self.unpin)
 
+    def settle(self) -> None:
+        """Tell observers that an operation is complete."""
+        for notify in self.observers.on_settle:
+            notify()
+
     def pin(self, key: PrefixKey, num_tokens: int) -> BlockTable:
         """Hold the cached whole blocks among a sequence's first tokens for no sequence.
 
         Raises:
-            StepInProgress: Blocks are published and not computed.
+            StepInProgress: A step is under way.
         """
         self.check_between_steps()
-        table = self._hold(
-            key, self.match_first(key, num_tokens // self.block_size * self.block_size)
-        )
+        num_tokens -= num_tokens % self.block_size
+        table = self._hold(key, self.match_first(key, num_tokens))
         table.writes, table.num_planned = False, num_tokens
         table.table_id = self._num_tables = self._num_tables + 1
         self._pinned[table.table_id] = table
         return table
 
     def unpin(self, table: BlockTable) -> None:
-        """Release what ``pin`` returned.
-
-        Raises:
-            ReleasedTable: It is not pinned in this cache.
-        """
-        if self._pinned.pop(table.table_id, None) is not table:
+        """Release what ``pin`` returned."""
+        if self._pinned.get(table.table_id) is not table:
             raise ReleasedTable("the table is not pinned in this cache, or not any more")
-        self._release_path(table, None)
+        del self._pinned[table.table_id]
+        self._release_path(table)
         table.table_id = table.num_slots = -1
 
     def remove(self, belongs: Callable[[CacheEntry], bool]) -> int:
         """Free every evictable block whose entry matches; return how many."""
-        return self._allocator.remove(belongs)
+        return self.pool.remove(belongs, self.index)
 
     def new_epoch(self, weights: bytes | None = None) -> None:
         """Note that the weights have changed: nothing computed before may hit.
@@ -399,28 +372,20 @@ class CacheManager:
         self._remove_stale()
 
     def rekey(self, key: PrefixKey) -> PrefixKey:
-        """Return a waiting sequence's key under the weights of now."""
+        """Return a waiting sequence's key under the present weights."""
         weights = key.identity.weights if self._weights is None else self._weights
         identity = replace(key.identity, epoch=self.epoch, weights=weights)
         return PrefixKey(identity, key.tokens, key.images)
 
     def check_between_steps(self) -> None:
-        """Refuse to go on while blocks are published and not computed.
-
-        Raises:
-            StepInProgress: A step is under way.
-        """
+        """Raise ``StepInProgress`` while blocks are published and not computed."""
         if self._publishing:
             raise StepInProgress("a step is under way: commit or fail it first")
 
     # --- for pictures and checks ---
 
     def check(self) -> None:
-        """Assert every invariant of pool and index; slow, for tests.
-
-        Raises:
-            AssertionError: With a picture of the whole state.
-        """
+        """Assert every invariant of pool and index, and show the whole state; slow, for tests."""
         tables = [*self._tables.values(), *self._pinned.values()]
         try:
             self._check_state(tables)
@@ -429,22 +394,30 @@ class CacheManager:
 
     def describe(self) -> str:
         """Return the whole state as text, one line per block and per live table."""
-        contents = {cached.block: cached for cached in self.index.contents()}
-        lines = [f"free order: {list(self.pool.free_order())}"]
-        for block in range(self.config.num_blocks):
-            lines.append(f"block {block}: {contents.get(BlockId(block), 'no content')}")
-        return "\n".join([*lines, *(f"table {table}" for table in self._tables.values())])
+        lines = {block: "no content" for block in range(self.config.num_blocks)}
+        for run in self.index.runs():
+            for entry in run.entries:
+                for place, block in enumerate(entry.blocks):
+                    name = entry.name_of(place, self.block_size)
+                    lines[block] = f"{name!r} after run {run.parent}, {entry.ref_count} holders"
+        blocks = [f"block {block}: {line}" for block, line in lines.items()]
+        tables = [f"table {table}" for table in self._tables.values()]
+        return "\n".join([f"free order: {list(self.pool.free_order())}", *blocks, *tables])
 
     # --- what a manager of several groups of layers extends ---
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Number of blocks that so many tokens fill or begin."""
+        return -(-num_tokens // self.block_size)
 
     def _room_to_admit(self, key: PrefixKey, match: PrefixMatch, num_tokens: int) -> int:
         """Return how many tokens could have slots if a match were held; 0 if not all blocks fit.
 
         Blocks that would be held, and an idle source of a copy, are free until they are.
         """
-        missing = self.blocks_for(len(key.tokens)) - len(match.blocks)
-        if missing > self.pool.num_scratch or self.pool.shares.are_limited:
-            free = self.pool.num_free_for(key.identity.owner) - self.index.num_idle_blocks(match)
+        missing = -(-len(key.tokens) // self.block_size) - len(match.blocks)
+        if not self.pool.has_unused(missing):
+            free = self.pool.num_free_for(key.identity.owner) - match.num_idle_blocks
             if match.tail is not None and not match.tail.entry.ref_count:
                 free -= 1
             if missing > free:
@@ -456,37 +429,26 @@ class CacheManager:
         free = self.pool.num_free_for(table.tenant)
         return min(num_tokens, (len(table.blocks) + free) * self.block_size)
 
-    def _without_tail(self, match: PrefixMatch) -> PrefixMatch:
-        """Return a match without what would be copied."""
-        return replace(match, tail=None)
-
     def _make_table(
-        self, key: PrefixKey, blocks: "array[int]", shared: int = 0, copied: int = 0,
-        writes: bool = True,
-    ) -> BlockTable:  # fmt: skip
+        self, key: PrefixKey, blocks: "array[int]", shared: int = 0, copied: int = 0
+    ) -> BlockTable:
         """Make a table; it is numbered when it becomes live."""
-        return BlockTable(key, blocks, shared, copied, writes)
+        return BlockTable(key, blocks, key.identity.owner, shared, copied, copied > 0)
 
     def _hold(self, key: PrefixKey, match: PrefixMatch) -> BlockTable:
         """Hold a match, and the source of what will be copied."""
         num_blocks, tail = len(match.blocks), match.tail
         copied = 0 if tail is None else tail.num_tokens
-        shared = num_blocks * self.block_size
-        table = self._make_table(key, match.blocks[:], shared, copied)
-        table.path, table.tail_path = self.index.acquire(key, match, table.summary)
+        table = self._make_table(key, match.blocks[:], num_blocks * self.block_size, copied)
+        table.path, table.copy_source = self.index.acquire(key, match, table.summary)
         table.num_published = num_blocks
-        table.needs_settling |= tail is not None
         return table
-
-    def _empty_table(self, key: PrefixKey) -> BlockTable:
-        """Return the table of a sequence that neither reads nor writes the cache."""
-        return self._make_table(key, array("i"), writes=False)
 
     def _take(self, table: BlockTable, num_tokens: int, num_window_tokens: int) -> None:
         """Give a table slots; the caller knows that there is room."""
         missing = -(-num_tokens // self.block_size) - len(table.blocks)
         if missing > 0:
-            table.blocks.extend(self._allocator.take(table, missing))
+            table.blocks.extend(self.pool.take(table, missing, self.index))
         table.num_slots = len(table.blocks) * self.block_size
 
     def _copies_of_tail(self, table: BlockTable, match: PrefixMatch) -> tuple[CopyRun, ...]:
@@ -494,15 +456,15 @@ class CacheManager:
         tail = match.tail
         assert tail is not None
         target = BlockId(table.blocks[len(match.blocks)])
-        return self._copies.of_tail(0, tail.block, target, tail.num_tokens)
+        return self._copies.of_block(0, tail.block, target, tail.num_tokens)
 
     def _publish(self, table: BlockTable, last: int) -> None:
         """Make a table's first full blocks findable."""
         first = fresh = table.num_published
         if last <= first or not table.writes:
             return
-        blocks = table.blocks[first:last]
-        published = self.index.publish(table.path, table.key, blocks, table.summary)
+        blocks, num_tokens = table.blocks[first:last], last * self.block_size
+        published = self.index.publish(table.path, table.key, blocks, num_tokens, table.summary)
         table.path, result = published
         table.num_published = last
         if result.duplicates:  # they come before new content
@@ -519,74 +481,69 @@ class CacheManager:
         """Release the sources of copies, and exchange duplicates for canonical blocks."""
         self._release_tail(table)
         table.first_published, table.needs_settling = None, False
-        if table.duplicates:
-            for position, canonical in table.duplicates:
-                own = array("i", [table.blocks[position]])
-                table.blocks[position] = canonical
-                self.pool.free(own, table.tenant)
-            table.duplicates.clear()
+        for position, canonical in table.duplicates:
+            own = array("i", [table.blocks[position]])
+            table.blocks[position] = canonical
+            self.pool.free(own, table.tenant)
+        table.duplicates.clear()
 
     def _retract(self, table: BlockTable) -> None:
         """Take back what a table published in this step."""
+
+        def evict(entry: CacheEntry) -> None:
+            self.pool.evict(entry, "space", table, self.index)
+
         if table.first_published is not None:
-            self._allocator.evict(self.index.orphans(table.path, table.first_published), table)
-            table.path, removal = self.index.retract(table.path, table.first_published)
-            table.num_published, table.first_published = table.first_published, None
+            first, table.first_published = table.first_published, None
+            table.path, removal = self.index.retract(table.path, first, evict)
+            table.num_published = first
             for notify in self.observers.on_retract:
                 notify(table, removal)
 
-    def _publish_partial(self, table: BlockTable, num_tokens: int) -> CacheEntry | None:
-        """Make the partial last block of an ended sequence findable token by token."""
-        full = num_tokens // self.block_size
-        if table.num_published != full:
-            return None
-        block = BlockId(table.blocks[full])
-        return self.index.publish_partial(table.path, table.key, block, num_tokens)
+    def _publish_partial(self, table: BlockTable, num_tokens: int) -> bool:
+        """Make the partial last block of an ended sequence findable, if there is one."""
+        full, rest = divmod(num_tokens, self.block_size)
+        is_next = table.num_published == full and not table.duplicates
+        if not (rest and is_next and table.writes and self.config.seal_tails):
+            return False
+        blocks = table.blocks[full : full + 1]
+        table.path, result = self.index.publish(table.path, table.key, blocks, num_tokens)
+        table.num_published += not result.num_known
+        return not result.num_known
 
     def _release_tail(self, table: BlockTable) -> None:
         """Release the source of a copy."""
-        if table.tail_path is not None:
-            self.index.release_tail(table.tail_path)
-            table.tail_path = None
+        if table.copy_source is not None:
+            self.pool.release(table.copy_source)
+            table.copy_source = None
 
-    def _release_path(self, table: BlockTable, partial: CacheEntry | None) -> None:
+    def _release_path(self, table: BlockTable) -> None:
         """Release what a table shares, and evict what its tenant has above its quota."""
         if table.path is not None:
-            self.index.release(table.path, table.summary, partial)
+            self.index.release(table.path, table.summary)
         if self.pool.shares.are_limited:
-            self._allocator.enforce_quota(table)
+            self.pool.enforce_quota(table, self.index)
 
-    def _num_shared(self, table: BlockTable, group: int, num_tokens: int) -> int:
-        """Return how many leading blocks a fork of a table shares with it in a group."""
-        return min(table.num_published, num_tokens // self.block_size)
+    def _num_shared(self, table: BlockTable, num_tokens: int) -> list[int]:
+        """Return how many leading blocks a fork of a table shares with it, group by group."""
+        return [min(table.num_published, num_tokens // self.block_size)]
 
-    def _has_room_to_fork(self, table: BlockTable, num_tokens: int) -> bool:
-        """Whether there are blocks for what a fork does not share."""
-        missing = self.blocks_for(num_tokens) - self._num_shared(table, 0, num_tokens)
-        return missing <= self.pool.num_free_for(table.tenant)
-
-    def _fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
-        """Share a table's published blocks with a new one."""
-        shared = self._num_shared(table, 0, num_tokens)
-        blocks = table.blocks[:shared]
-        child = self._make_table(table.key.copy(), blocks, writes=table.writes)
+    def _fork(self, table: BlockTable, num_shared: int) -> BlockTable:
+        """Share a table's first blocks, which are published, with a new one."""
+        child = self._make_table(table.key.copy(), table.blocks[:num_shared])
         for position, canonical in table.duplicates:
             child.blocks[position] = canonical
-        child.num_published = shared
+        child.writes, child.num_published = table.writes, num_shared
         if table.path is not None:
             child.path = self.index.fork(table.path)
         return child
 
     def _check_state(self, tables: list[BlockTable]) -> None:
         """Assert that pool, index and tables agree."""
-        self.pool.check()
         paths = [table.path for table in tables if table.path is not None]
-        tails = [table.tail_path for table in tables if table.tail_path is not None]
-        self.index.check(paths, tails)
-        cached: list[int] = [block.block for block in self.index.contents()]
-        private = [block for table in tables for block in table.private_blocks]
-        owned = sorted([*cached, *private, *self.pool.scratch])
-        assert owned == list(range(self.config.num_blocks)), "a block has two owners or none"
+        self.index.check(paths, [t.copy_source for t in tables if t.copy_source is not None])
+        cached = [b for run in self.index.runs() for entry in run.entries for b in entry.blocks]
+        self.pool.check([*cached, *(block for table in tables for block in table.private_blocks)])
         for table in tables:
             assert len(set(table.blocks)) == len(table.blocks), "a block twice in a table"
         assert tables or self.pool.num_free == self.pool.num_blocks, "blocks leaked (law 9)"
@@ -599,26 +556,17 @@ class CacheManager:
         table.num_planned = num_planned
         self._tables[table.table_id] = table
 
-    def _look_up(self, table: BlockTable) -> None:
-        """Tell the eviction policy what a request asks for and did not find."""
-        num_asked = (len(table.key) - 1) // self.block_size
-        if num_asked:
-            policy = self.pool.shares.policy_of(table.tenant)
-            found = table.num_published
-            policy.look_up(table.key, found, num_asked, self.block_size, table.summary)
-
-    def _leave(self, table: BlockTable, num_tokens: int, partial: CacheEntry | None) -> None:
+    def _leave(self, table: BlockTable, num_tokens: int, sealed: bool) -> None:
         """Release all that a table holds: private blocks first, then what it shares.
 
         Observers are told in between, while the published blocks are held.
         """
-        sealed = partial is not None
-        if table.duplicates or len(table.blocks) > table.num_published + sealed:
-            self.pool.free(table.private_blocks[sealed:], table.tenant)
+        if table.duplicates or len(table.blocks) > table.num_published:
+            self.pool.free(table.private_blocks, table.tenant)
         findable = num_tokens if sealed else table.num_published * self.block_size
         for notify in self.observers.on_release:
             notify(table, num_tokens, findable, sealed)
-        self._release_path(table, partial)
+        self._release_path(table)
         del self._tables[table.table_id]
         table.table_id = table.num_slots = -1
         if table.key.identity.epoch < self.epoch:
@@ -626,10 +574,10 @@ class CacheManager:
 
     def _end_step(self) -> None:
         """Tell observers that a step has ended."""
+        self._publishing.clear()
         for notify in self.observers.on_commit:
             notify()
-        for notify in self.observers.on_settle:
-            notify()
+        self.settle()
 
     def _remove_stale(self) -> None:
         """Remove what was computed under old weights and is not held."""

@@ -1,4 +1,4 @@
-"""The port of observers: who is told of what the cache does, without changing it.
+"""The port of observers: what the cache does, for rooms that follow it without changing it.
 
 History, counters, events, leases and the ghost are observers, in rooms of their own. What one
 keeps of a request is in its own memory, by the block table's number.
@@ -13,21 +13,23 @@ from ostinato.cache.block_table import BlockTable
 from ostinato.cache.prefix_index import PublishResult, Removal
 from ostinato.core.request import RequestContext
 
+EvictionCause = Literal["space", "quota", "removed"]
+"""For another's content, because the owner is above its quota, or by an administrator."""
+
 
 @dataclass(slots=True)
 class Eviction:
     """Cached blocks that are given away or removed.
 
     Attributes:
-        cause: ``space`` for another's content, ``quota`` where the owner is above its own, or
-            ``removed`` by an administrator.
+        cause: Why.
         entry: What they belonged to.
         removal: Which blocks.
         table: For whom; None if for no request.
         group: Of layers: 0 for full attention.
     """
 
-    cause: Literal["space", "quota", "removed"]
+    cause: EvictionCause
     entry: CacheEntry
     removal: Removal
     table: BlockTable | None

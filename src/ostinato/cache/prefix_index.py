@@ -1,22 +1,21 @@
 """The port of prefix indexes: which blocks hold the KV of which prefix?
 
-Two are built in: ``radix_index`` walks a tree and compares tokens, the hash index looks up
-chained digests. One manager drives either, one suite of tests holds both to this page, and on the
-same content they give the same answers.
+Two are built in: the radix index walks a tree and compares tokens, the hash index
+(``ostinato.indexes``) looks up chained digests. On the same content they give the same answers.
 
-A *path* is an index's own record of what one request holds, from the root on. Holding a block
+A *path* is an index's own record of what one request holds, from the root on: holding a block
 means holding all before it (law 8). Values that are made for every request are not frozen, which
 would take three times as long; they are never changed.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.eviction import RequestSummary
-from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockId
 
 PathT = TypeVar("PathT")
@@ -47,7 +46,8 @@ class PrefixMatch:
         block_size: Tokens per block.
         blocks: Whole blocks that hit, in token order, shape (num_blocks,).
         tail: What can be copied out of the next block; None if nothing.
-        cursor: Where the index's walk ended; read by that index alone.
+        entries: The index's entries of the whole blocks, root first.
+        num_unmatched: Blocks of the last entry, at its end, that are no part of the match.
         key: The sequence that was looked up; None if nothing was.
         index: Which index was asked.
         version: Of the index, at the look-up.
@@ -56,7 +56,8 @@ class PrefixMatch:
     block_size: int
     blocks: "array[int]" = field(default_factory=lambda: array("i"))
     tail: TailMatch | None = None
-    cursor: Any = None
+    entries: Sequence[Any] = ()
+    num_unmatched: int = 0
     key: PrefixKey | None = None
     index: Any = None
     version: int = 0
@@ -74,7 +75,16 @@ class PrefixMatch:
     @property
     def num_tokens(self) -> int:
         """All tokens that need not be computed."""
-        return self.num_shared_tokens + self.num_copied_tokens
+        shared, tail = len(self.blocks) * self.block_size, self.tail
+        return shared if tail is None else shared + tail.num_tokens
+
+    @property
+    def num_idle_blocks(self) -> int:
+        """Matched whole blocks that no request holds; they count as free until acquired."""
+        idle: int = sum(entry.num_blocks for entry in self.entries if not entry.ref_count)
+        if self.num_unmatched and not self.entries[-1].ref_count:
+            idle -= self.num_unmatched
+        return idle
 
 
 @dataclass(slots=True)
@@ -106,80 +116,46 @@ class Removal:
     before: BlockId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CachedBlock:
-    """One published block, for pictures and checks.
-
-    Attributes:
-        block: Its id.
-        tokens: Its packed tokens; shorter than a block for a partial one.
-        ref_count: Live requests that hold it.
-        parent: Digest-free name of its prefix: the packed blocks before it, extras included.
-        extra: What the images that touch it add to its tokens; empty without any.
-    """
-
-    block: BlockId
-    tokens: bytes
-    ref_count: int
-    parent: bytes
-    extra: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CachedRun:
-    """Published blocks that follow each other, for surveys: cheaper than block by block.
+    """Published blocks that follow each other, for inspection.
 
     Attributes:
-        number: Its number in the walk, from 0 on; a run comes after the one it continues.
-        parent: Number of the run that it continues; None at the beginning of a prompt.
-        identity: Whose it is, and under which weights.
-        tokens: Packed tokens; the last block of a partial one is not full.
-        held: Blocks that live requests or leases hold.
-        idle: Blocks that no request holds: evictable.
-        num_holders: Holds on its last block.
-        born_s: When it was published, by the cache's clock.
+        parent: Number, in the walk, of the run that it continues; None at the beginning of a
+            prompt.
+        entries: A node with its blocks, or all copies of one block.
     """
 
-    number: int
     parent: int | None
-    identity: Identity
-    tokens: bytes
-    held: "array[int]"
-    idle: "array[int]"
-    num_holders: int
-    born_s: float
+    entries: Sequence[CacheEntry]
 
 
 class PrefixIndex(Protocol[PathT]):
     """Which blocks hold the KV of which prefix?
 
     Attributes:
+        block_size: Tokens per block.
         version: Raised whenever content is added, split or removed: older matches are stale.
     """
 
+    block_size: int
     version: int
 
     def match(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
-        """Find the longest cached prefix among a sequence's first ``num_tokens`` tokens.
+        """Find the longest cached prefix among a sequence's first tokens.
 
         Effects: none; references and times of use change at admission only.
         """
 
-    def num_idle_blocks(self, match: PrefixMatch) -> int:
-        """Count the matched whole blocks that no request holds; they are free until acquired."""
-
     def acquire(
         self, key: PrefixKey, match: PrefixMatch, summary: RequestSummary | None = None
-    ) -> tuple[PathT, PathT | None]:
+    ) -> tuple[PathT, CacheEntry | None]:
         """Hold a match for one more request, whose summary learns when it was used last.
 
         Returns:
-            The path, which holds the whole blocks, and what holds a tail's source block until the
-            copy has run; None without a tail.
+            The path of the whole blocks, and the entry of a tail's source block, to be released
+            in the pool when the copy has run and before the path; None without a tail.
         """
-
-    def release_tail(self, tail: PathT) -> None:
-        """Release a tail's source block, before the path that it came with."""
 
     def fork(self, path: PathT) -> PathT:
         """Hold the blocks of a path once more."""
@@ -189,60 +165,46 @@ class PrefixIndex(Protocol[PathT]):
         path: PathT,
         key: PrefixKey,
         blocks: "array[int]",
+        num_tokens: int,
         summary: RequestSummary | None = None,
     ) -> tuple[PathT, PublishResult]:
-        """Make private full blocks findable that continue a path.
+        """Make private blocks findable that continue a path.
+
+        Args:
+            path: Of the sequence.
+            key: The sequence.
+            blocks: Full blocks; or one that is partial, at the end of the sequence, to be found
+                token by token. A partial block is not taken, and counts as known, if a sibling
+                begins with the same tokens.
+            num_tokens: Tokens of the sequence, from position 0 to the end of the blocks.
+            summary: Learns how much of it was new.
 
         Returns:
             The longer path, and which content was there before.
         """
 
-    def publish_partial(
-        self, path: PathT, key: PrefixKey, block: BlockId, num_tokens: int
-    ) -> CacheEntry | None:
-        """Make the partial last block of an ended sequence findable token by token.
-
-        Args:
-            path: The sequence's path; the block is its continuation.
-            key: The sequence.
-            block: A private block.
-            num_tokens: Leading tokens of the sequence that are computed; the last of them
-                are in ``block``.
-
-        Returns:
-            The entry, to be released with the path; None, with no effect, if a sibling begins
-            with the same tokens.
-        """
-
-    def orphans(self, path: PathT, num_blocks: int) -> Sequence[CacheEntry]:
-        """List what nothing would lead to if a path were retracted, descendants first.
-
-        Where a block that a step publishes is another copy of known content, the first copy may
-        be evicted in the same step; what builds on it is to be evicted before a ``retract``.
-        """
-
-    def retract(self, path: PathT, num_blocks: int) -> tuple[PathT, Removal]:
+    def retract(
+        self, path: PathT, num_blocks: int, evict: Callable[[CacheEntry], None]
+    ) -> tuple[PathT, Removal]:
         """Take back what a path published last, down to ``num_blocks``; no other request holds it.
 
-        The orphans have been evicted.
+        Args:
+            path: Of the sequence.
+            num_blocks: Blocks that stay.
+            evict: Evicts an entry: called, descendants first, for what nothing would lead to.
 
         Returns:
             The shorter path, and what was taken back.
         """
 
-    def release(
-        self, path: PathT, summary: RequestSummary | None = None, partial: CacheEntry | None = None
-    ) -> None:
-        """Release a path and the partial block after it, tail first."""
+    def release(self, path: PathT, summary: RequestSummary | None = None) -> None:
+        """Release a path, tail first."""
 
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove up to ``most`` blocks of an evictable leaf, at least one, tail first."""
 
-    def contents(self) -> Iterator[CachedBlock]:
-        """Walk every published block; for pictures and checks."""
-
     def runs(self) -> Iterator[CachedRun]:
-        """Walk everything published in runs, parents before children; for surveys."""
+        """Walk everything published, parents before children; for inspection."""
 
-    def check(self, paths: "list[PathT]", tails: "Sequence[PathT]" = ()) -> None:
-        """Assert the index's invariants; reference counts are recounted from live paths."""
+    def check(self, paths: "list[PathT]", sources: Sequence[CacheEntry] = ()) -> None:
+        """Assert the index's invariants; references are recounted from live paths and sources."""

@@ -24,13 +24,14 @@ Source: RadixAttention, arXiv 2312.07104; SGLang's radix cache.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
+from ostinato.cache.child_index import partial_text, tail_text, walk
 from ostinato.cache.eviction import RequestSummary
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import (
-    CachedBlock,
     CachedRun,
     PrefixMatch,
     PublishResult,
@@ -38,7 +39,6 @@ from ostinato.cache.prefix_index import (
     TailMatch,
 )
 from ostinato.cache.radix_node import RadixNode
-from ostinato.cache.radix_walk import cached_blocks, cached_runs, check
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockId
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
@@ -51,27 +51,26 @@ class RadixIndex:
     """A tree of token runs.
 
     Attributes:
+        block_size: Tokens per block.
         version: Raised whenever content is added, split or removed: older matches are stale.
     """
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         """Make an empty index over a pool."""
-        self.version = 0
+        self.version, self.block_size = 0, block_size
         self._pool = pool
-        self._block_size = block_size
         self._roots: dict[Identity, RadixNode] = {}
 
     def match(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
         """Find the longest cached prefix among a sequence's first tokens.
 
-        The match's cursor is the last node, and how many of its blocks match.
-
         Cost: O(num_tokens) compared bytes, O(depth) steps in Python.
         """
-        size, blocks, root = self._block_size, array("i"), self._roots.get(key.identity.root)
+        size, blocks, root = self.block_size, array("i"), self._roots.get(key.identity.root)
+        entries: list[RadixNode] = []
         if root is None:
-            return PrefixMatch(size, blocks, None, None, key, self, self.version)
-        node, used, done, most = root, 0, 0, num_tokens // size
+            return PrefixMatch(size, blocks, None, entries, 0, key, self, self.version)
+        node, done, most, unmatched = root, 0, num_tokens // size, 0
         is_plain = not key.has_extras
         view = memoryview(key.tokens)  # a slice of it copies nothing
         while done < most and (child := node.children.newest) is not None:
@@ -82,45 +81,34 @@ class RadixIndex:
                 if child is None:
                     break
                 is_whole = is_plain and _agrees(child, view, most, size)
-            node, used = child, child.num_blocks
+            node = child
+            entries.append(node)
             if not is_whole:
-                used = child.num_common_blocks(key, view.cast("B"), most - done, size)
-            done += used
-            if used < child.num_blocks:
-                blocks.extend(child.blocks[:used])
-                break
-            blocks.extend(child.blocks)
+                used = node.num_common_blocks(key, view.cast("B"), most - done, size)
+                unmatched = node.num_blocks - used
+                if unmatched:
+                    blocks.extend(node.blocks[:used])
+                    break
+            done += node.num_blocks
+            blocks.extend(node.blocks)
         tail = None
-        if used < node.num_blocks or node.children.by_text:
-            tail = self._tail(key, num_tokens, node, used)
-        return PrefixMatch(size, blocks, tail, (node, used), key, self, self.version)
+        if unmatched or node.children.by_text:
+            tail = self._tail(key, num_tokens, node, node.num_blocks - unmatched)
+        return PrefixMatch(size, blocks, tail, entries, unmatched, key, self, self.version)
 
     def _tail(
         self, key: PrefixKey, num_tokens: int, node: RadixNode, used: int
     ) -> TailMatch | None:
         """Find the block after a match with the longest common prefix with the sequence."""
-        size = self._block_size
-        start = (node.start + used) * size
-        stop = min(num_tokens, start + size)
-        if key.has_extras:
-            stop = start + key.num_text_tokens(start, stop)
-        if stop <= start or size == 1:  # no prompt ends inside a block of one token
+        size = self.block_size
+        text = tail_text(key, (node.start + used) * size, num_tokens, size)
+        if not text:
             return None
-        text = key.tokens[start:stop].tobytes()
         if used < node.num_blocks:
             common = num_common_tokens(node.text_of(used, size), text)
             return TailMatch(BlockId(node.blocks[used]), common, node, used) if common else None
         best = node.children.longest_common_prefix(text)
         return None if best is None else TailMatch(BlockId(best[0].blocks[0]), best[1], best[0])
-
-    def num_idle_blocks(self, match: PrefixMatch) -> int:
-        """Count the matched whole blocks that no request holds, in O(depth)."""
-        if match.cursor is None:
-            return 0
-        node: RadixNode = match.cursor[0]
-        skipped = node.num_blocks - match.cursor[1]
-        idle = sum(n.num_blocks for n in node.up() if not n.ref_count)
-        return idle - (skipped if not node.ref_count else 0)
 
     def acquire(
         self, key: PrefixKey, match: PrefixMatch, summary: RequestSummary | None = None
@@ -129,12 +117,9 @@ class RadixIndex:
 
         Of a tail's node, what follows the source block is split off.
         """
-        if match.cursor is None or not match.blocks:
-            path = self._root(key.identity.root)
-        else:
-            path, used = match.cursor
-            if used < path.num_blocks:
-                path = self._split(path, used)
+        path = match.entries[-1] if match.entries else self._root(key.identity.root)
+        if match.num_unmatched:
+            path = self._split(path, path.num_blocks - match.num_unmatched)
         idle, source = _hold(path), None
         if match.tail is not None:
             source = match.tail.entry
@@ -146,15 +131,9 @@ class RadixIndex:
             source.ref_count += 1
         if idle:
             self._pool.mark_used(idle)
-        if summary is not None and path.idle_tick:
+        if self._pool.learns and summary is not None and path.idle_tick:
             self._pool.note_gap(summary, path.uses, path.idle_since_s)
         return path, source
-
-    def release_tail(self, tail: RadixNode) -> None:
-        """Release the source block of a copy."""
-        tail.ref_count -= 1
-        if not tail.ref_count:
-            self._pool.mark_evictable((tail,))
 
     def fork(self, path: RadixNode) -> RadixNode:
         """Hold the blocks of a path once more."""
@@ -166,10 +145,13 @@ class RadixIndex:
         path: RadixNode,
         key: PrefixKey,
         blocks: "array[int]",
+        num_tokens: int,
         summary: RequestSummary | None = None,
     ) -> tuple[RadixNode, PublishResult]:
         """Add new content to the tree; follow the content that it has and report duplicates."""
-        node, size, done, num_blocks = path, self._block_size, 0, len(blocks)
+        node, size, done, num_blocks = path, self.block_size, 0, len(blocks)
+        if num_tokens % size:
+            return self._publish_partial(path, key, blocks, num_tokens)
         duplicates: list[tuple[int, BlockId]] = []
         self.version += 1
         while done < num_blocks:
@@ -190,11 +172,9 @@ class RadixIndex:
             node, done = child, done + used
         return node, PublishResult(len(duplicates), tuple(duplicates)) if duplicates else _ALL_NEW
 
-    def orphans(self, path: RadixNode, num_blocks: int) -> Sequence[RadixNode]:
-        """Return none: what a path published is in no other block (rule 4)."""
-        return ()
-
-    def retract(self, path: RadixNode, num_blocks: int) -> tuple[RadixNode, Removal]:
+    def retract(
+        self, path: RadixNode, num_blocks: int, evict: Callable[[CacheEntry], None]
+    ) -> tuple[RadixNode, Removal]:
         """Remove what a path published last; rule 1 makes it whole nodes after one split."""
         node, removed = path, array("i")
         self.version += 1
@@ -205,38 +185,13 @@ class RadixIndex:
             parent = node.parent
             assert parent is not None
             removed.extend(node.blocks[::-1])
-            parent.children.remove(*node.names(self._block_size), node)
+            parent.children.remove(*node.names(self.block_size), node)
             node = parent
         return node, Removal(removed, _last_block(node))
 
-    def publish_partial(
-        self, path: RadixNode, key: PrefixKey, block: BlockId, num_tokens: int
-    ) -> RadixNode | None:
-        """Add a leaf with fewer tokens than a block."""
-        start = path.end * self._block_size
-        if key.has_extras and key.num_text_tokens(start, num_tokens) < num_tokens - start:
-            return None  # only text is shared token by token
-        text = key.packed_range(start, num_tokens)
-        if path.children.by_text:
-            best = path.children.longest_common_prefix(text)
-            if best is not None and best[1] == num_tokens - start:
-                return None
-        self.version += 1
-        tail = RadixNode(path, key.identity)
-        tail.tokens += text
-        tail.add_blocks(array("i", (block,)))
-        path.add_child(None, text, tail)
-        self._pool.stamp(tail)
-        return tail
-
-    def release(
-        self,
-        path: RadixNode,
-        summary: RequestSummary | None = None,
-        partial: CacheEntry | None = None,
-    ) -> None:
+    def release(self, path: RadixNode, summary: RequestSummary | None = None) -> None:
         """Release a path, tail first, in O(depth)."""
-        idle = [] if partial is None else [partial]
+        idle: list[RadixNode] = []
         node = path
         while (parent := node.parent) is not None:
             count = node.ref_count = node.ref_count - 1
@@ -253,7 +208,7 @@ class RadixIndex:
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove the last blocks of an idle leaf."""
         assert isinstance(entry, RadixNode) and not entry.ref_count and entry.is_leaf
-        parent, size = entry.parent, self._block_size
+        parent, size = entry.parent, self.block_size
         assert parent is not None
         self.version += 1
         kept = max(0, entry.num_blocks - most)
@@ -268,18 +223,31 @@ class RadixIndex:
             self._pool.expose(parent)
         return Removal(entry.cut(0, size)[::-1], _last_block(parent))
 
-    def contents(self) -> Iterator[CachedBlock]:
-        """Walk every published block."""
-        return cached_blocks(self._roots, self._block_size)
-
     def runs(self) -> Iterator[CachedRun]:
-        """Walk everything published; a node is one run."""
-        return cached_runs(self._roots, self._block_size)
+        """Walk all nodes but the roots; each is one run."""
+        return (CachedRun(parent, (node,)) for parent, node in walk(self._roots.values()))
 
-    def check(self, paths: "list[RadixNode]", tails: "Sequence[RadixNode]" = ()) -> None:
+    def check(self, paths: "list[RadixNode]", sources: Sequence[CacheEntry] = ()) -> None:
         """Assert rules 1 to 5 and that the tree's links agree."""
         idle = {id(entry) for entry in self._pool.entries()}
-        check(self._roots, self._block_size, idle, paths, tails)
+        counted = Counter(id(node) for path in paths for node in path.up())
+        counted.update(map(id, sources))
+        nodes = [node for _, node in walk(self._roots.values())]
+        for node in nodes:
+            parent, partial = node.parent, node.is_partial(self.block_size)
+            assert node.ref_count == counted.pop(id(node), 0), "a node's references are miscounted"
+            assert node.blocks and node.tokens, "a node has no blocks"
+            assert node.num_blocks == len(node.blocks) == node.end - node.start, "miscounted blocks"
+            assert parent is not None and node.start == parent.end, "not where its parent ends"
+            assert (id(node) in idle) == (node.ref_count == 0), "idle nodes alone are evictable"
+            parted = node.identity != parent.identity and parent.parent is not None
+            assert not parted or parent.ref_count, "content after a public prefix that may go"
+            assert not partial or (node.num_blocks == 1 and not node.children)
+        assert len(idle) == sum(not node.ref_count for node in nodes), "a lost node is evictable"
+        for root in self._roots.values():
+            assert root.ref_count == counted.pop(id(root), 0), "a root's references"
+            assert root.ref_count or root.children, "an empty root was left behind"
+        assert not counted, "a path leads to a node outside the tree"
 
     def _root(self, identity: Identity) -> RadixNode:
         root = self._roots.get(identity)
@@ -295,38 +263,49 @@ class RadixIndex:
         name: bytes,
         summary: RequestSummary | None,
     ) -> tuple[RadixNode, int]:
-        """Add new content after a held node, in it or in a child.
+        """Add new content after a held node, in it or in a child; return that, and how many blocks.
 
         Blocks that were used differently often, as far as the policy remembers, are different
         nodes: some are worth more than others.
-
-        Returns:
-            The node that has the blocks now, and how many it took.
         """
         uses = 1
         if self._pool.learns:
-            known = self._pool.recall(key, node.end, len(blocks), self._block_size, summary)
+            known = self._pool.recall(key, node.end, len(blocks), self.block_size, summary)
             blocks, uses = blocks[: known.num_blocks], known.uses + 1
         is_public = key.identity.public_prefix is not None and node.identity != key.identity
         extends = node.ref_count == 1 and node.uses == uses and node.is_leaf and not is_public
         if not extends or node.parent is None:
             child = RadixNode(node, key.identity if is_public else node.identity)
-            child.ref_count, child.uses = 1, uses
-            self._pool.stamp(child)
+            child.ref_count, child.uses, child.born_s = 1, uses, self._pool.now()
             text = name
             if key.has_extras:
-                start = node.end * self._block_size
-                count = key.num_text_tokens(start, start + self._block_size)
+                start = node.end * self.block_size
+                count = key.num_text_tokens(start, start + self.block_size)
                 text = name[: count * TOKEN_BYTES]
             node.add_child(name, text, child)
             node = child
-        node.append(key, blocks, self._block_size)
+        node.append(key, blocks, self.block_size)
         return node, len(blocks)
+
+    def _publish_partial(
+        self, path: RadixNode, key: PrefixKey, blocks: "array[int]", num_tokens: int
+    ) -> tuple[RadixNode, PublishResult]:
+        """Add a leaf with fewer tokens than a block, unless one begins with the same."""
+        text = partial_text(key, path.end * self.block_size, num_tokens)
+        if text is None or path.children.begins_with(text):
+            return path, PublishResult(1)
+        self.version += 1
+        tail = RadixNode(path, key.identity)
+        tail.tokens += text
+        tail.add_blocks(blocks)
+        tail.ref_count, tail.born_s = 1, self._pool.now()
+        path.add_child(None, text, tail)
+        return tail, _ALL_NEW
 
     def _split(self, node: RadixNode, num_blocks: int) -> RadixNode:
         """Make the first blocks of a node a node of their own, which is returned."""
         self.version += 1
-        head = node.split(num_blocks, self._block_size)
+        head = node.split(num_blocks, self.block_size)
         self._pool.split(node, head)
         return head
 

@@ -22,7 +22,6 @@ from typing import Any
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.child_index import ChildIndex
 from ostinato.core.identity import BlockExtra, Identity, PrefixKey
-from ostinato.core.ids import BlockId
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 
 _NO_EXTRAS: Any = MappingProxyType({})
@@ -64,16 +63,6 @@ class RadixNode(CacheEntry):
     def is_leaf(self) -> bool:
         """Whether no cached content builds on it."""
         return not self.children.by_text
-
-    @property
-    def blocks_tail_first(self) -> list[BlockId]:
-        """Block ids in the order in which they would be evicted."""
-        return [BlockId(block) for block in reversed(self.blocks)]
-
-    @property
-    def depth(self) -> int:
-        """Blocks between the root and its end."""
-        return self.end
 
     def run_from(self, first: int) -> tuple[int, bytes]:
         """Return the position and the packed tokens of its blocks from its ``first``-th on."""
@@ -125,14 +114,7 @@ class RadixNode(CacheEntry):
     def num_common_blocks(
         self, key: PrefixKey, packed: memoryview, most: int, block_size: int
     ) -> int:
-        """Count the leading blocks of this node that a sequence agrees with.
-
-        Args:
-            key: The sequence.
-            packed: Its tokens, byte by byte.
-            most: Compare at most so many blocks.
-            block_size: Tokens per block.
-        """
+        """Count the leading blocks, up to ``most``, that a sequence, packed, agrees with."""
         offset, whole = self.start * block_size * TOKEN_BYTES, self.tokens
         theirs = packed[offset : offset + len(whole)]
         if most >= len(self.blocks) and len(theirs) == len(whole) and whole.startswith(theirs):

@@ -8,7 +8,7 @@ Files in reading order:
 
 * ``demo``, ``generate``, ``chat``: run a model in the shell
 * ``serve``: serves it over HTTP
-* ``explain``, ``lint``: why prompts miss, and what would mend it
+* ``explain``, ``lint``: why prompts miss, and how to fix it
 * ``size``, ``savings``, ``simulate``, ``plan``: what caching costs and saves
 * ``models``, ``cache``, ``keys``: fetch models, administer a running server and its API keys
 

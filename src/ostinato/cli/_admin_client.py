@@ -1,7 +1,4 @@
-"""How does a shell talk to a server's administration?
-
-By the standard library alone: a handful of small JSON bodies needs no HTTP client.
-"""
+"""A client for a server's administration, with the standard library only."""
 
 import json
 import urllib.error
@@ -12,7 +9,7 @@ from typing import Any
 from ostinato.core.errors import OstinatoError
 
 _PATIENCE_S = 600
-"""Prewarming a long prompt takes its time."""
+"""Prewarming a long prompt is slow."""
 
 
 class AdministrationFailed(OstinatoError):
@@ -21,30 +18,30 @@ class AdministrationFailed(OstinatoError):
 
 @dataclass(frozen=True, slots=True)
 class AdminClient:
-    """A server's administration.
+    """Calls a server's administration.
 
     Attributes:
         url: Of the server, such as ``http://127.0.0.1:8000``.
-        key: Of an administrator, or of whoever sent what is asked about; None where the server
-            has no keys.
+        key: An administrator's, or that of the tenant whose request is asked about; None where
+            the server has no keys.
     """
 
     url: str
     key: str | None = None
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Ask for something, and return the answer.
+        """Call a route under ``/admin``, and return the answer.
 
         Raises:
-            AdministrationFailed: The server refused, saying why, or could not be reached.
+            AdministrationFailed: The server refused, or could not be reached.
         """
         return self.ask(method, f"admin/{path}", body)
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Ask for something that is not only for administrators, and return the answer.
+        """Call any route, and return the answer.
 
         Raises:
-            AdministrationFailed: The server refused, saying why, or could not be reached.
+            AdministrationFailed: The server refused, or could not be reached.
         """
         headers = {"Content-Type": "application/json"}
         if self.key:
@@ -62,13 +59,13 @@ class AdminClient:
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise AdministrationFailed(
-                f"url={self.url!r}: no server answers there ({reason}); give another --url, or "
+                f"url={self.url!r}: no server answers ({reason}); give another --url, or "
                 "start one with 'ostinato serve'"
             ) from error
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    """Return what the server said, and what to do about a missing key."""
+    """Return the server's message, with a hint for a missing key."""
     try:
         message = str(json.load(error)["error"]["message"])
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""How are answers of a server's administration drawn?"""
+"""Tables for the answers of a server's administration."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli._durations import write_seconds
+from ostinato.cli._quantities import write_seconds
 
 
 def draw_stats(console: Console, answer: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ def draw_heaviest(console: Console, answer: dict[str, Any]) -> None:
 
 
 def draw_prewarmed(console: Console, answer: dict[str, Any]) -> None:
-    """Say how much was computed."""
+    """Return how much was computed."""
     console.print(
         f"{answer['num_tokens']:,} tokens are cached; {answer['num_computed_tokens']:,} of them "
         "were computed for it",
@@ -80,7 +80,7 @@ def draw_prewarmed(console: Console, answer: dict[str, Any]) -> None:
 
 
 def draw_lease(console: Console, answer: dict[str, Any]) -> None:
-    """Say what is kept, and why not all of it."""
+    """Return what is kept, and why not all of it."""
     colour = {"accepted": "green", "clipped": "yellow"}.get(answer["status"], "red")
     line = Text(answer["status"], style=f"bold {colour}")
     if answer["lease_id"] is not None:
@@ -117,7 +117,7 @@ def draw_public(console: Console, answer: dict[str, Any]) -> None:
 
 
 def draw_receipt(console: Console, answer: dict[str, Any]) -> None:
-    """Draw what was erased, place by place."""
+    """Draw what was erased, by place."""
     table = _table("Erased", ("Count",))
     for place, count in answer.items():
         shown = ", ".join(count) or "-" if isinstance(count, list) else f"{count:,}"
@@ -134,5 +134,5 @@ def _table(first: str, others: tuple[str, ...]) -> Table:
 
 
 def _line(text: str | list[int]) -> str:
-    """Write a text in one line; without a tokenizer there are ids alone."""
+    """Return a text on one line; ids without a tokenizer."""
     return " ".join(text.split()) if isinstance(text, str) else " ".join(map(str, text))

@@ -1,4 +1,4 @@
-"""Where does a model's config come from?
+"""Finds a model's config.
 
 In this order: a model that is fetched by name, a file, a directory, a model inside the package,
 the Hugging Face hub. Only the config is read or fetched, never the weights.
@@ -45,7 +45,7 @@ def load_config(model: str) -> Config:
 
 
 def _find(model: str) -> Traversable:
-    """Say which file is meant."""
+    """Return the file that is meant."""
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / _NAME).is_file():

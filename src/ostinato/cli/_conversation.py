@@ -1,6 +1,6 @@
-"""What has been said so far, and what is answered next?
+"""A conversation with a model.
 
-Each turn's prompt is the whole conversation, so all but the newest words are in the cache.
+Each turn's prompt is the whole conversation, so all but the newest message is cached.
 """
 
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ class Conversation:
         system: str | None = None,
         chat_template: str | None = None,
     ) -> None:
-        """Begin with the system prompt alone, or with nothing."""
+        """Start with the system prompt, if there is one."""
         self._llm = llm
         self._params = params
         self._system = system
@@ -38,13 +38,13 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        """Begin again; what is cached stays cached."""
+        """Start again; the cache is kept."""
         self.messages = []
         if self._system is not None:
             self.messages.append({"role": "system", "content": self._system})
 
     def answer(self, line: str) -> bool:
-        """Answer a line on stdout, and say on stderr what it cost.
+        """Answer a line on stdout, and print on stderr what it cost.
 
         Returns:
             Whether the answer came to its end. After Ctrl-C there may be half of one, which stays

@@ -1,17 +1,20 @@
-"""What does a step cost: derived from a model and a GPU, given, measured here, or assumed?"""
+"""Options for the machine of a replica, and for the cost of a step.
+
+The cost is derived from a model and a GPU, given, measured here, or assumed.
+"""
 
 import random
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 
-from ostinato.cli._machine_options import MachineOptions
+from ostinato.cli._option_groups import option
 from ostinato.core.config import at_least
 from ostinato.core.errors import ConfigError
 from ostinato.lab.cost_model import (
@@ -24,15 +27,18 @@ from ostinato.lab.cost_model import (
     fit,
     measured_steps,
 )
+from ostinato.lab.gpus import DENSE_SHARE, GPUS, MEMORY_SHARE, MOE_SHARE, find_gpu
 from ostinato.lab.kv_config import Config
-from ostinato.lab.model_work import model_work
+from ostinato.lab.model_work import WEIGHT_FORMATS, model_work
+from ostinato.lab.quantities import read_bytes
 from ostinato.lab.recording import Recording, read_recording
-from ostinato.lab.roofline import RooflineCost, choose_machine
+from ostinato.lab.roofline import Machine, RooflineCost, choose_machine
 
 if TYPE_CHECKING:
     from ostinato import LLM
 
-_COST = "What a step costs, where it is not derived from model and GPU"
+_cost = partial(option, panel="What a step costs, where it is not derived from model and GPU")
+_machine = partial(option, panel="The machine")
 
 _LENGTHS = (32, 128, 512)
 _TAILS = (4, 16, 64, 256)
@@ -41,41 +47,67 @@ _NEW_TOKENS, _FEW_TOKENS = 24, 8
 _SHORT = 16
 _REPEATS = 3
 
-StepMs = Annotated[
-    float | None,
-    typer.Option(help="Milliseconds per step, however little it computes.", rich_help_panel=_COST),
-]
-PrefillRate = Annotated[
-    float | None,
-    typer.Option(help="Prompt tokens per second, attention aside.", rich_help_panel=_COST),
-]
-AttentionDoubles = Annotated[
-    float | None,
-    typer.Option(
-        help="Context, in tokens, at which attention costs as much as all else.",
-        rich_help_panel=_COST,
-    ),
-]
-Measure = Annotated[
-    str | None,
-    typer.Option(
-        help="A model to measure on this machine instead: some seconds of work.",
-        rich_help_panel=_COST,
-    ),
-]
+
+@dataclass(frozen=True)
+class MachineOptions:
+    """The GPUs of one replica."""
+
+    gpu: str | None = _machine(None, f"{', '.join(GPUS)}; h100 by default.", "--gpu")
+    gpus: int | None = _machine(
+        None,
+        "Of one replica, by tensor parallelism; by default as few as hold the weights.",
+        "--gpus",
+    )
+    weights: str | None = _machine(
+        None, f"Format of the weights: {', '.join(WEIGHT_FORMATS)}. auto takes the config's."
+    )
+    compute_share: float | None = _machine(
+        None,
+        f"Share of the GPU's peak that prefill reaches; by default {DENSE_SHARE} for dense models "
+        f"and {MOE_SHARE} for mixtures of experts.",
+    )
+    memory_share: float | None = _machine(
+        None,
+        f"Share of the memory bandwidth that decoding reaches; {MEMORY_SHARE} by default.",
+    )
+    gpu_tflops: float | None = _machine(None, "Peak TFLOP/s in bfloat16, instead of --gpu's.")
+    gpu_bandwidth: float | None = _machine(None, "TB/s of its memory, instead of --gpu's.")
+    gpu_memory: str | None = _machine(None, "Memory of one GPU, such as 80GiB, instead of --gpu's.")
+
+    @property
+    def given(self) -> list[str]:
+        """Names of the options that were given."""
+        return [field.name for field in fields(self) if getattr(self, field.name) is not None]
+
+    def machine(self) -> Machine:
+        """Return the machine; 0 GPUs are as few as hold the weights.
+
+        Raises:
+            ConfigError: An option is out of range.
+        """
+        if self.gpus is not None:
+            at_least("gpus", self.gpus, 1)
+        memory = None if self.gpu_memory is None else read_bytes("gpu_memory", self.gpu_memory)
+        gpu = find_gpu(self.gpu or "h100").overridden(self.gpu_tflops, self.gpu_bandwidth, memory)
+        share = MEMORY_SHARE if self.memory_share is None else self.memory_share
+        return Machine(gpu, self.gpus or 0, self.compute_share, share)
 
 
 @dataclass(frozen=True)
 class CostOptions:
     """What a step costs: derived, given, measured here, or assumed."""
 
-    step_ms: StepMs = None
-    prefill_rate: PrefillRate = None
-    attention_doubles: AttentionDoubles = None
-    measure: Measure = None
+    step_ms: float | None = _cost(None, "Milliseconds per step, however little it computes.")
+    prefill_rate: float | None = _cost(None, "Prompt tokens per second, attention aside.")
+    attention_doubles: float | None = _cost(
+        None, "Context, in tokens, at which attention costs as much as all else."
+    )
+    measure: str | None = _cost(
+        None, "A model to measure on this machine instead: some seconds of work."
+    )
 
     def check(self, machine: MachineOptions) -> None:
-        """Refuse what cannot be, before anything is read.
+        """Check the options, before anything is read.
 
         Raises:
             ConfigError: A figure is not above 0, or figures are given in two ways.
@@ -96,10 +128,10 @@ class CostOptions:
     def choose(
         self, machine: MachineOptions, recording: Recording | None, config: Config | None
     ) -> StepCost:
-        """Return what steps cost; what is not given is derived from the model's config.
+        """Return the cost of steps; by default derived from the model's config.
 
-        If nothing is given, a recording that is whole brings its own. Without a model, the figures
-        are those of a usual one.
+        Without options, a complete recording has its own. Without a model, the cost of a common
+        one is assumed.
 
         Raises:
             ConfigError: The model's weights do not fit, or a machine is described without a model.
@@ -136,14 +168,14 @@ class CostOptions:
 
 
 def measure_cost(model: str, **settings: int) -> CostModel:
-    """Serve some prompts with a model on this machine, and fit the prices to the steps' times.
+    """Serve some prompts with a model on this machine, and fit the cost to the steps' times.
 
     Args:
         model: As ``LLM`` takes it.
         **settings: Of ``LLM``.
 
     Effects: the model is loaded and runs for some seconds; a line on stderr says how well the
-    prices explain what was measured.
+    cost fits the measured steps.
     """
     # Imported here: only this needs tensors.
     from ostinato import LLM
@@ -171,17 +203,17 @@ def measure_cost(model: str, **settings: int) -> CostModel:
 
 @dataclass(frozen=True, slots=True)
 class _Wave:
-    """Prompts that are sent together, and with how many tokens each is answered."""
+    """Prompts that are sent together, and how many tokens each generates."""
 
     prompts: list[list[int]]
     num_new: list[int]
 
 
 def _waves(longest: int) -> Iterator[_Wave]:
-    """List what is served.
+    """Return the waves to serve.
 
-    Prompts by themselves, behind cached ones, many at once, and more than run at once, so that
-    prompts are computed beside answers.
+    Single prompts, prompts after cached ones, many at once, and more than run at once, so that
+    prefill and decode share steps.
     """
     at_least("max_model_len", longest, _SHORT + _NEW_TOKENS)
     draw = random.Random(0)
@@ -221,7 +253,7 @@ def _serve(llm: "LLM", waves: list[_Wave]) -> None:
 
 
 def _recorded(llm: "LLM", waves: list[_Wave], path: Path) -> Measured:
-    """Serve from a cold cache, and return what each step computed and took."""
+    """Serve from a cold cache, and return what each step computed and its time."""
     llm.reset_prefix_cache()
     llm.start_recording(path)
     _serve(llm, waves)

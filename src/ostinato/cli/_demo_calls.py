@@ -1,8 +1,7 @@
-"""Which calls does the demo make?
+"""The calls of the demo: one system prompt of 512 tokens, then 16 tokens that no other call has.
 
-An API's day in miniature: one system prompt of 512 characters, which are 512 tokens to the
-embedded model, and after it 16 characters that no other call has. Another model gets questions
-in words on a note of one page, counted in its own tokens.
+A token of the embedded model is a character. Another model gets questions in words on a note of
+one page, counted in its own tokens.
 """
 
 import re

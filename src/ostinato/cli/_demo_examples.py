@@ -1,7 +1,7 @@
-"""What do four small tests show?
+"""Four small tests.
 
 Those of the article "Adding Prefix Caching to NanoGPT", with its prompts and its blocks of four
-tokens, on the embedded model, to which every letter is a token. The numbers differ from the
+tokens, on the embedded model, whose tokens are letters. The numbers differ from the
 article's where that errs: its log says "16/1 tokens cached, -15 to prefill" of the first test
 (16 of 18 by whole blocks, 17 by token), it computes nothing at all for a prompt that is cached
 in full, and its fourth test evicts the root, which makes all other blocks unreachable.
@@ -44,7 +44,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one prompt.
+    """The result of one prompt.
 
     Attributes:
         prompt: Its text.
@@ -160,7 +160,7 @@ def _columns(offset: int = 0) -> Table:
 
 
 def _row(outcome: Outcome) -> Iterator[RenderableType]:
-    """Write what became of one prompt; what was reused is green."""
+    """Draw the result of one prompt, with reused tokens in green."""
     yield Text(outcome.prompt)
     yield str(outcome.prompt_tokens)
     for reused in (outcome.found_tokens, outcome.copied_tokens):

@@ -1,4 +1,4 @@
-"""How are the demo's figures shown?"""
+"""Tables of the demo's figures."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -10,8 +10,7 @@ from rich.text import Text
 from ostinato.cli._demo_calls import Calls
 from ostinato.cli._demo_examples import EXAMPLES, Outcome
 from ostinato.cli._demo_waves import FirstToken, Wave
-from ostinato.cli._durations import write_seconds
-from ostinato.cli._quantities import count
+from ostinato.cli._quantities import count, write_seconds
 from ostinato.lab.savings import Reuse, Workload, by_token
 
 
@@ -89,8 +88,8 @@ def calls_table(figures: Figures) -> Table:
 
 
 def first_token_table(figures: Figures) -> Table:
-    """Put a cold call beside a warm one."""
-    table = _table("One call alone", "computed", "first token", "sooner")
+    """Compare a cold call with a warm one."""
+    table = _table("A single call", "computed", "first token", "sooner")
     cold, warm = figures.cold_call, figures.warm_call
     table.add_row(
         "cold: nothing is cached", f"{cold.computed_tokens:,}", write_seconds(cold.seconds), "-"
@@ -105,7 +104,7 @@ def first_token_table(figures: Figures) -> Table:
 
 
 def notes(figures: Figures) -> Iterator[str]:
-    """Say what stands behind the figures."""
+    """Return notes on the figures."""
     wave = figures.no_cache
     question = figures.calls.prompts[0].rpartition("\n\n")[2]
     yield f"One of the calls: {question!r} goes on {figures.cold.answers[0]!r}."
@@ -126,7 +125,7 @@ def notes(figures: Figures) -> Iterator[str]:
 
 
 def _difference(computed: int, expected: Reuse) -> str:
-    """Say why a wave computed less or more than arithmetic says."""
+    """Return why a wave computed less or more than expected."""
     more = computed - expected.computed_tokens
     if more < 0:
         return (
@@ -158,7 +157,7 @@ def _all(compared: int) -> str:
 
 
 def as_json(results: list[list[Outcome]], figures: Figures) -> dict[str, object]:
-    """Lay out all figures."""
+    """Return all figures as plain values."""
     waves = {"no_cache": figures.no_cache, "cold": figures.cold, "warm": figures.warm}
     return {
         "calls": figures.cold.num_calls,

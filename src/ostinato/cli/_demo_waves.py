@@ -1,4 +1,4 @@
-"""What does a wave of calls cost: tokens through the model, seconds, time to the first token?
+"""Runs a wave of calls and measures tokens, seconds and the time to the first token.
 
 A wave is many prompts that are submitted at once. Tokens are those that the engine counts;
 seconds are those of a clock on the wall.
@@ -28,7 +28,7 @@ _TRIALS = 5
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """What became of a wave.
+    """The result of a wave.
 
     Attributes:
         num_calls: Prompts that were submitted.
@@ -52,7 +52,7 @@ class Wave:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """How long a call waits for its first token when there is no other.
+    """Time to first token of a single call.
 
     Attributes:
         computed_tokens: Prompt tokens that it sent through the model.
@@ -104,7 +104,7 @@ def first_tokens(engine: "Engine", cold: str, warm: str) -> tuple[FirstToken, Fi
     Args:
         engine: Without other requests; its cache is emptied.
         cold: Prompt of the first call.
-        warm: Prompt of the second one, which may find what the first one left.
+        warm: Prompt of the second one, which may hit what the first one cached.
     """
     trials = []
     for _ in range(_TRIALS):

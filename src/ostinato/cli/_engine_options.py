@@ -1,21 +1,27 @@
-"""Which settings of an engine do commands share?
+"""Options of the engine and of sampling that commands share.
 
-Ranges are checked where they are known, by ``EngineConfig``, before anything is loaded.
+Ranges are checked by ``EngineConfig`` and ``SamplingParams``, before anything is loaded.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
+from ostinato.cli._option_groups import option
 from ostinato.engine.config import EngineConfig
+from ostinato.engine.sampling_params import SamplingParams
 from ostinato.lab.quantities import read_bytes
 
 _CACHE = "Model and cache"
-_COMPUTING = "Computing"
-_SCHEDULING = "Scheduling"
-_KEEPING = "What stays cached"
-_EVENTS = "KV events"
+_cache = partial(option, panel=_CACHE)
+_computing = partial(option, panel="Computing")
+_scheduling = partial(option, panel="Scheduling")
+_caching = partial(option, panel="What stays cached")
+_events = partial(option, panel="KV events")
+_sampling = partial(option, panel="Sampling")
 
 Model = Annotated[
     str,
@@ -24,25 +30,6 @@ Model = Annotated[
         "-m",
         help="A model's name, a checkpoint's directory, a GGUF file, or a name on the hub.",
         rich_help_panel=_CACHE,
-    ),
-]
-Revision = Annotated[
-    str | None,
-    typer.Option(help="Branch, tag or commit of a model on the hub.", rich_help_panel=_CACHE),
-]
-OtherTokenizer = Annotated[
-    str | None,
-    typer.Option(
-        "--tokenizer",
-        help="Directory or hub name of another tokenizer than the model's own.",
-        rich_help_panel=_CACHE,
-    ),
-]
-Dtype = Annotated[
-    str,
-    typer.Option(
-        help="In which to compute: float32, bfloat16, float16 or float64; auto is the model's own.",
-        rich_help_panel=_COMPUTING,
     ),
 ]
 Index = Annotated[
@@ -62,265 +49,144 @@ NumBlocks = Annotated[
         rich_help_panel=_CACHE,
     ),
 ]
-KVCacheMemory = Annotated[
-    str | None,
-    typer.Option(help="Memory for the pool, such as 512MiB or 4GB.", rich_help_panel=_CACHE),
-]
-MaxModelLen = Annotated[
-    int | None,
-    typer.Option(
-        help="Most tokens of prompt and answer together; else the model's own limit.",
-        rich_help_panel=_CACHE,
-    ),
-]
-MaxLogprobs = Annotated[
-    int,
-    typer.Option(
-        help="Most alternatives per token in log-probabilities; -1 allows the whole vocabulary.",
-        rich_help_panel=_SCHEDULING,
-    ),
-]
-Caching = Annotated[
-    bool,
-    typer.Option("--cache/--no-cache", help="Keep and reuse prefixes.", rich_help_panel=_CACHE),
-]
-
-KVCacheDtype = Annotated[
-    str,
-    typer.Option(
-        help="In which keys and values are kept; auto is the model's own.",
-        rich_help_panel=_COMPUTING,
-    ),
-]
-Device = Annotated[
-    str,
-    typer.Option(
-        help="Where to compute, as torch names it.",
-        rich_help_panel=_COMPUTING,
-    ),
-]
-Attention = Annotated[
-    str,
-    typer.Option(
-        help="Who computes attention: native, torch, or auto, the native library where it can.",
-        rich_help_panel=_COMPUTING,
-    ),
-]
-QuantizationOption = Annotated[
-    str | None,
-    typer.Option(
-        "--quantization",
-        help="Keep the weights of linear layers in fewer bits: int8 or int4.",
-        rich_help_panel=_COMPUTING,
-    ),
-]
-Forward = Annotated[
-    str,
-    typer.Option(
-        help="How steps are computed on a CPU: auto, packed or plain.",
-        rich_help_panel=_COMPUTING,
-    ),
-]
-MaxNumBatchedTokens = Annotated[
-    int,
-    typer.Option(
-        help="Most tokens that one step computes; longer prompts come in chunks.",
-        rich_help_panel=_SCHEDULING,
-    ),
-]
-MaxChunkTokens = Annotated[
-    int | None,
-    typer.Option(
-        help="Most tokens of one prompt in a step; else it may take all of them.",
-        rich_help_panel=_SCHEDULING,
-    ),
-]
-MaxNumSeqs = Annotated[
-    int,
-    typer.Option(
-        help="Most sequences that run at once.",
-        rich_help_panel=_SCHEDULING,
-    ),
-]
-Order = Annotated[
-    str,
-    typer.Option(
-        help="Who is next: fcfs, longest_prefix, depth_first or fair_share.",
-        rich_help_panel=_SCHEDULING,
-    ),
-]
-MaxOvertakes = Annotated[
-    int,
-    typer.Option(
-        help="How often a request may be overtaken, except with fcfs.",
-        rich_help_panel=_SCHEDULING,
-    ),
-]
-FreeOrder = Annotated[
-    str,
-    typer.Option(
-        help="Which free block is taken first: scratch_first or classic.",
-        rich_help_panel=_KEEPING,
-    ),
-]
-EvictionPolicy = Annotated[
-    str,
-    typer.Option(
-        help="Which cached block is worth least.",
-        rich_help_panel=_KEEPING,
-    ),
-]
-Digest = Annotated[
-    str,
-    typer.Option(
-        help="Of the hash index: sha256 or xxh3_128.",
-        rich_help_panel=_KEEPING,
-    ),
-]
-SealTails = Annotated[
-    bool,
-    typer.Option(
-        "--seal-tails/--no-seal-tails",
-        help="Keep the last, partial block of an ended sequence.",
-        rich_help_panel=_KEEPING,
-    ),
-]
-ReadOnceWhen = Annotated[
-    str,
-    typer.Option(
-        "--read-once",
-        help="Whether a step reads blocks that its sequences share once for all of them: auto, "
-        "where that is cheaper, always or never.",
-        rich_help_panel=_COMPUTING,
-    ),
-]
-KeepExplanations = Annotated[
-    int,
-    typer.Option(
-        help="Sequences that are remembered so that misses can be explained; 0 is none.",
-        rich_help_panel=_KEEPING,
-    ),
-]
-GhostBlocks = Annotated[
-    int | None,
-    typer.Option(
-        help="Most blocks of the small caches that estimate other sizes and policies; 0 is none.",
-        rich_help_panel=_KEEPING,
-    ),
-]
-GhostShare = Annotated[
-    float,
-    typer.Option(
-        help="Processor time for them, as a share of what the cache takes.",
-        rich_help_panel=_KEEPING,
-    ),
-]
-KeepEventBatches = Annotated[
-    int | None,
-    typer.Option(
-        help="Batches of KV events kept for those who missed some.",
-        rich_help_panel=_EVENTS,
-    ),
-]
-KVEventsEndpoint = Annotated[
-    str | None,
-    typer.Option(
-        help="Publish KV events there, such as tcp://127.0.0.1:5557; they carry token ids.",
-        rich_help_panel=_EVENTS,
-    ),
-]
-KVEventsReplayEndpoint = Annotated[
-    str | None,
-    typer.Option(
-        help="Answer there who missed some.",
-        rich_help_panel=_EVENTS,
-    ),
-]
-KVEventsTopic = Annotated[
-    str,
-    typer.Option(
-        help="First frame of every message with KV events.",
-        rich_help_panel=_EVENTS,
-    ),
-]
-EngineSeed = Annotated[
-    int,
-    typer.Option(
-        help="Of the seeds of requests that bring none.",
-        rich_help_panel=_SCHEDULING,
-    ),
-]
 
 
 @dataclass(frozen=True)
 class EngineOptions:
     """Settings of any engine, as ``EngineConfig`` names them."""
 
-    revision: Revision = None
-    tokenizer: OtherTokenizer = None
-    dtype: Dtype = "auto"
-    kv_cache_dtype: KVCacheDtype = "auto"
-    device: Device = "cpu"
-    attention: Attention = "auto"
-    forward: Forward = "auto"
-    quantization: QuantizationOption = None
-    read_once: ReadOnceWhen = "auto"
+    revision: str | None = _cache(None, "Branch, tag or commit of a model on the hub.")
+    tokenizer: str | None = _cache(
+        None, "Directory or hub name of another tokenizer than the model's own."
+    )
+    dtype: str = _computing(
+        "auto", "Computes in float32, bfloat16, float16 or float64; auto is the model's own."
+    )
+    kv_cache_dtype: str = _computing(
+        "auto", "Format of cached keys and values; auto is the model's own."
+    )
+    device: str = _computing("cpu", "Where to compute, as torch names it.")
+    attention: str = _computing(
+        "auto", "Attention by native, torch, or auto: the native library where it can."
+    )
+    forward: str = _computing("auto", "How steps are computed on a CPU: auto, packed or plain.")
+    quantization: str | None = _computing(
+        None, "Keep the weights of linear layers in fewer bits: int8 or int4."
+    )
+    read_once: str = _computing(
+        "auto",
+        "Whether a step reads blocks that its sequences share once for all of them: auto, "
+        "where that is cheaper, always or never.",
+    )
     index: Index = "radix"
     block_size: BlockSize = 16
     num_blocks: NumBlocks = None
-    kv_cache_memory: KVCacheMemory = None
-    max_model_len: MaxModelLen = None
-    enable_prefix_caching: Caching = True
+    kv_cache_memory: str | None = _cache(None, "Memory for the pool, such as 512MiB or 4GB.")
+    max_model_len: int | None = _cache(
+        None, "Most tokens of prompt and answer together; else the model's own limit."
+    )
+    enable_prefix_caching: bool = _cache(True, "Keep and reuse prefixes.", "--cache/--no-cache")
 
     def settings(self, model: str) -> dict[str, Any]:
-        """Return the keywords of ``AsyncLLM``, checked as far as that goes without the model.
+        """Return the keywords of ``AsyncLLM``, checked as far as possible without the model.
 
         Args:
-            model: For the check alone.
+            model: For the check only.
 
         Raises:
             ConfigError: A setting is out of range, or two contradict each other.
         """
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return engine_settings(model, given.pop("kv_cache_memory"), **given)
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.kv_cache_memory is None:
+            del settings["kv_cache_memory"]
+        else:
+            settings["kv_cache_memory"] = read_bytes("kv_cache_memory", self.kv_cache_memory)
+        EngineConfig.of(model, settings)
+        return settings
 
 
 @dataclass(frozen=True)
 class ServedEngineOptions(EngineOptions):
     """Settings of an engine that serves many."""
 
-    max_num_batched_tokens: MaxNumBatchedTokens = 2048
-    max_chunk_tokens: MaxChunkTokens = None
-    max_num_seqs: MaxNumSeqs = 256
-    max_logprobs: MaxLogprobs = 20
-    order: Order = "fcfs"
-    max_overtakes: MaxOvertakes = 64
-    free_order: FreeOrder = "scratch_first"
-    eviction_policy: EvictionPolicy = "reuse_hazard"
-    digest: Digest = "sha256"
-    seal_tails: SealTails = True
-    keep_explanations: KeepExplanations = 1000
-    ghost_blocks: GhostBlocks = None
-    ghost_share: GhostShare = 0.01
-    keep_event_batches: KeepEventBatches = None
-    kv_events_endpoint: KVEventsEndpoint = None
-    kv_events_replay_endpoint: KVEventsReplayEndpoint = None
-    kv_events_topic: KVEventsTopic = ""
-    seed: EngineSeed = 0
+    max_num_batched_tokens: int = _scheduling(
+        2048, "Most tokens that one step computes; longer prompts are computed in chunks."
+    )
+    max_chunk_tokens: int | None = _scheduling(
+        None, "Most tokens of one prompt in a step; else it may take all of them."
+    )
+    max_num_seqs: int = _scheduling(256, "Most sequences that run at once.")
+    max_logprobs: int = _scheduling(
+        20, "Most alternatives per token in log-probabilities; -1 allows the whole vocabulary."
+    )
+    order: str = _scheduling(
+        "fcfs", "Waiting order: fcfs, longest_prefix, depth_first or fair_share."
+    )
+    max_overtakes: int = _scheduling(64, "How often a request may be overtaken, except with fcfs.")
+    free_order: str = _caching(
+        "scratch_first", "Which free block is taken first: scratch_first or classic."
+    )
+    eviction_policy: str = _caching("reuse_hazard", "Which cached block is worth least.")
+    digest: str = _caching("sha256", "Digest of the hash index: sha256 or xxh3_128.")
+    seal_tails: bool = _caching(
+        True,
+        "Keep the last, partial block of an ended sequence.",
+        "--seal-tails/--no-seal-tails",
+    )
+    keep_explanations: int = _caching(
+        1000, "Sequences that are remembered so that misses can be explained; 0 is none."
+    )
+    ghost_blocks: int | None = _caching(
+        None, "Most blocks of the small caches that estimate other sizes and policies; 0 is none."
+    )
+    ghost_share: float = _caching(0.01, "Processor time for them, as a share of the cache's.")
+    keep_event_batches: int | None = _events(
+        None, "Batches of KV events kept for consumers that missed some."
+    )
+    kv_events_endpoint: str | None = _events(
+        None, "Publish KV events there, such as tcp://127.0.0.1:5557; they carry token ids."
+    )
+    kv_events_replay_endpoint: str | None = _events(None, "Replay missed KV events there.")
+    kv_events_topic: str = _events("", "First frame of every message with KV events.")
+    seed: int = _scheduling(0, "Seed of the generator of seeds, for requests without one.")
 
 
-def engine_settings(model: str, kv_cache_memory: str | None, **settings: Any) -> dict[str, Any]:
-    """Return the keywords of ``AsyncLLM``, checked as far as that goes without the model.
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How the next token is chosen, as ``SamplingParams`` names it."""
 
-    Args:
-        model: For the check alone.
-        kv_cache_memory: An amount with a unit, as the user wrote it.
-        **settings: As ``EngineConfig`` names them.
+    max_tokens: int = _sampling(200, "Most tokens to generate.")
+    temperature: float = _sampling(
+        0.8, "0 always takes the likeliest token; higher is bolder.", "--temperature", "-t"
+    )
+    top_p: float = _sampling(
+        1.0, "Sample from the likeliest tokens that together have this probability; 1 is off."
+    )
+    top_k: int = _sampling(0, "Sample from this many of the likeliest tokens; 0 is off.")
+    min_p: float = _sampling(
+        0.0, "Drop tokens less likely than this share of the likeliest; 0 is off."
+    )
+    presence_penalty: float = _sampling(
+        0.0, "Lower the logit of every token generated so far, once."
+    )
+    frequency_penalty: float = _sampling(0.0, "Lower it for each time that it was generated.")
+    repetition_penalty: float = _sampling(
+        1.0, "Divide logits of tokens seen so far, prompt included; 1 is off."
+    )
+    seed: int | None = _sampling(None, "The same seed gives the same text.")
+    stop: list[str] | None = _sampling(
+        None, "Stop before this text; may be repeated. In most shells $'\\n' is a line break."
+    )
 
-    Raises:
-        ConfigError: A setting is out of range, or two contradict each other.
-    """
-    if kv_cache_memory is not None:
-        settings["kv_cache_memory"] = read_bytes("kv_cache_memory", kv_cache_memory)
-    EngineConfig.of(model, settings)
-    return settings
+    def params(self, stop: Sequence[str] = (), **more: Any) -> SamplingParams:
+        """Return the parameters, with those that only one command has.
+
+        Args:
+            stop: Texts to stop before if none are given.
+            **more: As ``SamplingParams`` names them.
+
+        Raises:
+            InvalidSamplingParams: One is out of range.
+        """
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return SamplingParams(**{**given, "stop": self.stop or tuple(stop), **more})

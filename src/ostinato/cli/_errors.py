@@ -1,16 +1,14 @@
-"""How does a command end when something goes wrong?
-
-One line on stderr, and an exit code that scripts can tell apart:
+"""Turns errors into one line on stderr and an exit code.
 
 ====  ==============================================================
 code  meaning
 ====  ==============================================================
-1     our own mistake
-2     the user can mend it: an error of ours, or a wrong option
+1     a bug of ours
+2     the user can fix it: an ``OstinatoError``, or a wrong option
 130   interrupted with Ctrl-C
 ====  ==============================================================
 
-``OSTINATO_TRACEBACK=1`` shows where it was raised instead.
+``OSTINATO_TRACEBACK=1`` prints the traceback instead.
 """
 
 import os
@@ -24,8 +22,8 @@ from typer.core import TyperGroup
 
 from ostinato.core.errors import OstinatoError
 
-OUR_MISTAKE = 1
-USER_CAN_MEND_IT = 2
+OUR_BUG = 1
+USER_CAN_FIX_IT = 2
 INTERRUPTED = 130
 
 
@@ -39,11 +37,11 @@ class CommandGroup(TyperGroup):
         except OstinatoError as error:
             _raise_if_wanted(error)
             complain(str(error))
-            raise typer.Exit(USER_CAN_MEND_IT) from error
+            raise typer.Exit(USER_CAN_FIX_IT) from error
         except MemoryError as error:
             _raise_if_wanted(error)
-            complain("there is not enough memory for this: ask for less, or close what takes it")
-            raise typer.Exit(USER_CAN_MEND_IT) from error
+            complain("there is not enough memory for this: use less, or close other programs")
+            raise typer.Exit(USER_CAN_FIX_IT) from error
         except KeyboardInterrupt as interrupt:
             complain("interrupted")
             raise typer.Exit(INTERRUPTED) from interrupt
@@ -56,10 +54,10 @@ def run(app: typer.Typer) -> None:
     except Exception as error:
         _raise_if_wanted(error)
         complain(
-            f"this is a mistake of ours: {type(error).__name__}: {error} "
+            f"this is a bug of ours: {type(error).__name__}: {error} "
             "(OSTINATO_TRACEBACK=1 shows where)"
         )
-        sys.exit(OUR_MISTAKE)
+        sys.exit(OUR_BUG)
 
 
 def complain(message: str) -> None:

@@ -1,28 +1,45 @@
-"""How does a command take options that others take as well?
+"""Options of commands, and groups of them that several commands share.
 
-A parameter that is annotated with a dataclass stands for all of its fields, each an option::
+A parameter that is annotated with a dataclass is replaced by an option for each of its fields::
 
     @dataclass(frozen=True)
     class Sampling:
-        max_tokens: MaxTokens = 200
-        temperature: Temperature = 0.8
+        max_tokens: int = option(200, "Most tokens to generate.")
+        temperature: Temperature = 0.8          # or an annotated type, as in Typer
 
     @grouped
-    def run(prompt: str, sampling: Sampling) -> None: ...      # --max-tokens, --temperature
+    def run(prompt: str, n: int = option(1, "Continuations.", "-n"), *, sampling: Sampling) -> None:
+        ...                                     # -n, --max-tokens, --temperature
 
-So an option has one name, one default and one help text, wherever it stands.
+So an option has one name, one default and one help text in all commands.
 """
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+
+def option(default: Any, help: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+    """Return the default of an option: a parameter of a command, or a field of a group.
+
+    Args:
+        default: Of the option.
+        help: Of the option.
+        *names: Such as ``--cache/--no-cache``; without any, the parameter's name.
+        panel: Heading in the command's help.
+        **more: Of ``typer.Option``.
+    """
+    info = typer.Option(*names, help=help, rich_help_panel=panel, **more)
+    return field(default=default, metadata={"option": info})
 
 
 def grouped(run: Callable[..., None]) -> Callable[..., None]:
-    """Return a command whose groups of options are spread out, as Typer wants them."""
+    """Return a command with the fields of its groups as options, as Typer wants them."""
     parameters: dict[str, Parameter] = {}
     groups: dict[str, type] = {}
     for parameter in inspect.signature(run).parameters.values():
@@ -31,10 +48,10 @@ def grouped(run: Callable[..., None]) -> Callable[..., None]:
             groups[parameter.name] = kind
             spread = _options(kind)
         else:
-            spread = [parameter.replace(kind=Parameter.KEYWORD_ONLY)]
-        for option in spread:
-            assert option.name not in parameters, f"{option.name} stands in two groups"
-            parameters[option.name] = option
+            spread = [_parameter(parameter.name, kind, parameter.default)]
+        for each in spread:
+            assert each.name not in parameters, f"{each.name} stands in two groups"
+            parameters[each.name] = each
 
     @wraps(run)
     def command(**given: Any) -> None:
@@ -43,16 +60,20 @@ def grouped(run: Callable[..., None]) -> Callable[..., None]:
         run(**given)
 
     command.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
-    command.__annotations__ = {name: option.annotation for name, option in parameters.items()}
+    command.__annotations__ = {name: each.annotation for name, each in parameters.items()}
     return command
 
 
 def _options(kind: type) -> list[Parameter]:
     """Return a group's options, in the order of its fields; each has a default."""
     hints = get_type_hints(kind, include_extras=True)
-    return [
-        Parameter(
-            field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
-        )
-        for field in fields(kind)
-    ]
+    return [_parameter(each.name, hints[each.name], each) for each in fields(kind)]
+
+
+def _parameter(name: str, hint: Any, default: Any) -> Parameter:
+    """Return a parameter as Typer wants it; its default may be a field of ``option``."""
+    if isinstance(default, Field):
+        if "option" in default.metadata:
+            hint = Annotated[hint, default.metadata["option"]]
+        default = default.default
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)

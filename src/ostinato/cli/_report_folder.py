@@ -1,4 +1,4 @@
-"""Where does a report go?"""
+"""The folder of a report."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,7 +9,7 @@ from ostinato.core.errors import ConfigError
 
 
 def open_folder(out: Path | None) -> None:
-    """Make the folder of a report, before the work whose outcome goes there.
+    """Create the folder of a report, before the work for it.
 
     Raises:
         ConfigError: Nothing can be written there.
@@ -28,12 +28,12 @@ def open_folder(out: Path | None) -> None:
 
 
 def unwritable(out: Path, error: OSError) -> ConfigError:
-    """Return the error of a folder that takes no report."""
+    """Return the error of a folder that cannot be written to."""
     reason = "is no folder" if isinstance(error, FileExistsError) else error.strerror or error
     return ConfigError(f"out={str(out)!r}: {reason}; choose another folder")
 
 
 def say_written(out: Path, paths: Iterable[Path]) -> None:
-    """Name on stderr what was written."""
+    """List the written files on stderr."""
     names = ", ".join(path.name for path in paths)
     Console(stderr=True).print(f"Written to {out}: {names}", style="dim", markup=False)

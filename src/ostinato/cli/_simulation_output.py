@@ -1,4 +1,4 @@
-"""How are a simulation's figures shown: on a terminal, as JSON, as plots and a page?"""
+"""Prints a simulation's figures: on a terminal, as JSON, as plots and a page."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli._durations import write_seconds
-from ostinato.cli._quantities import count
+from ostinato.cli._quantities import count, write_seconds
 from ostinato.cli._report_folder import say_written, unwritable
 from ostinato.cli._trace_source import describe
 from ostinato.lab.quantities import write_bytes, write_count
@@ -78,7 +77,7 @@ def _sentence(found: Simulation) -> str:
 
 
 def _replayed(requests: list[ReplayedRequest]) -> str:
-    """Say whether a recorded run, done again with its own settings, found the same."""
+    """Return whether a replay of a recorded run with its own settings hit the same."""
     agreeing = sum(request.agrees for request in requests)
     tokens = sum(request.replayed.cached for request in requests if request.replayed)
     if agreeing == len(requests):
@@ -93,13 +92,13 @@ def _replayed(requests: list[ReplayedRequest]) -> str:
 
 
 def _cut(found: Simulation) -> str:
-    """Say of how many prompts the smallest cache could hold the beginning alone."""
+    """Return of how many prompts the smallest cache could only hold the beginning."""
     num_cut = max((results[0].num_cut for results in found.results.values()), default=0)
     if not num_cut:
         return ""
     size = count(found.capacities[0], "block")
     holds = "holds" if found.capacities[0] == 1 else "hold"
-    return f" Of {count(num_cut, 'prompt')}, {size} {holds} the beginning alone."
+    return f" Of {count(num_cut, 'prompt')}, {size} {holds} only the beginning."
 
 
 _TIMES_HEADINGS = ("", "hits", "first token, half", "9 of 10", "99 of 100", "preempted", "steps")
@@ -197,7 +196,7 @@ def _sections(found: Simulation, plots: dict[str, Any]) -> "Iterator[Section]":
 
 
 def as_json(found: Simulation) -> dict[str, object]:
-    """Lay out all figures."""
+    """Return all figures as plain values."""
     trace = found.trace
     return {
         "trace": trace.name,

@@ -1,7 +1,7 @@
-"""How does an answer appear while it is made, and what is said of it after?
+"""Streams an answer to the terminal, and sums it up in a line.
 
 Ctrl-C ends the answer and not the program: the engine cancels the request between two steps and
-gives its blocks back, and what there is of the answer stays.
+releases its blocks, and the text so far is kept.
 """
 
 import asyncio
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from ostinato.cli._durations import write_seconds
-from ostinato.cli._quantities import count
+from ostinato.cli._quantities import count, write_seconds
 from ostinato.core.errors import StepFailed
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def write_prompt(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Say something about an answer on stderr; terminals wrap it between words."""
+    """Print a note on stderr; terminals wrap it between words."""
     console = Console(stderr=True)
     console.print(
         text, style="dim", markup=False, highlight=False, soft_wrap=not console.is_terminal
@@ -88,14 +87,14 @@ def follow(
             shown = output.outputs[0].text
             if pressed.is_set() and not output.finished:
                 llm.abort(request_id)  # the first time, the engine did not have the request yet
-        assert output is not None, "a request brings at least one output"
+        assert output is not None, "a request has at least one output"
         return output
 
     return asyncio.run(wait())
 
 
 def _show_more(output: "RequestOutput", shown: str, show: Callable[[str], None]) -> None:
-    """Show what is new of a text, or say what went wrong."""
+    """Show the new part of a text, or print the error."""
     if output.error is not None:
         if shown:
             show("\n")
@@ -109,7 +108,7 @@ def was_interrupted(output: "RequestOutput") -> bool:
 
 
 def account(output: "RequestOutput") -> str:
-    """Say in one line what was reused, what was made, and how fast."""
+    """Return in one line what was reused, what was generated, and how fast."""
     made = sum(len(completion.token_ids) for completion in output.outputs)
     words = [
         f"{count(len(output.prompt_token_ids), 'prompt token')}, "

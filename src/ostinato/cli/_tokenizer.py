@@ -1,4 +1,4 @@
-"""How does a command get a model's tokenizer without its weights?"""
+"""Loads a model's tokenizer without its weights."""
 
 from typing import Annotated, Any
 

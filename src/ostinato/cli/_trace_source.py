@@ -1,4 +1,4 @@
-"""How does a command read a trace, and what does it say of it?"""
+"""Options for reading a trace, and one line about it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,8 +17,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from ostinato.cli._durations import write_span
-from ostinato.cli._quantities import count
+from ostinato.cli._option_groups import option
+from ostinato.cli._quantities import count, write_span
 from ostinato.core.config import at_least, one_of
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.hash_traces import TimeUnit
@@ -35,14 +35,6 @@ TracePath = Annotated[
         "JSONL of requests; JSONL may be packed as .gz."
     ),
 ]
-BlockTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--block-size",
-        "-b",
-        help="Tokens per block, for recorded traces and logs; derived where a trace has hash_ids.",
-    ),
-]
 SkipBroken = Annotated[
     bool,
     typer.Option(
@@ -50,34 +42,33 @@ SkipBroken = Annotated[
         help="Leave out lines that cannot be read, and name them; or stop at the first.",
     ),
 ]
-TokenizerName = Annotated[
-    str | None,
-    typer.Option(help="For logs of requests: the model whose tokenizer and chat template to use."),
-]
-
-TimestampUnit = Annotated[
-    str,
-    typer.Option(
-        help="Of a trace with hash_ids: s, ms, us or ns; auto derives it from the rate of requests."
-    ),
-]
 
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """How a trace is read."""
+    """Options for reading a trace."""
 
-    block_size: BlockTokens = None
+    block_size: int | None = option(
+        None,
+        "Tokens per block, for recorded traces and logs; derived where a trace has hash_ids.",
+        "--block-size",
+        "-b",
+    )
     skip_broken: SkipBroken = False
-    tokenizer: TokenizerName = None
-    timestamp_unit: TimestampUnit = "auto"
+    tokenizer: str | None = option(
+        None, "For logs of requests: the model whose tokenizer and chat template to use."
+    )
+    timestamp_unit: str = option(
+        "auto",
+        "Of a trace with hash_ids: s, ms, us or ns; auto derives it from the rate of requests.",
+    )
 
     def open(self, path: Path, model: str | None) -> BlockTrace:
         """Read a trace, and name the lines that were left out on stderr.
 
         Args:
             path: The file.
-            model: Whose tokenizer reads a log, unless another one is named.
+            model: The model whose tokenizer reads a log, unless another one is named.
 
         Raises:
             BrokenTrace: It cannot be read.
@@ -117,7 +108,7 @@ def name_broken(broken: Sequence[BrokenLine]) -> None:
 
 
 def describe(trace: BlockTrace) -> str:
-    """Say what a trace holds, in a line."""
+    """Describe a trace in a line."""
     return (
         f"{count(len(trace), 'request')} in {write_span(trace.duration_s)}, "
         f"{count(trace.total_input_tokens, 'prompt token')}, "

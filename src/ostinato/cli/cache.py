@@ -1,4 +1,4 @@
-"""``ostinato cache``: what is in a running server's cache, and what shall be in it?"""
+"""``ostinato cache``: administers the cache of a running server."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ostinato.cli import _cache_tables as tables
 from ostinato.cli._admin_client import AdminClient
-from ostinato.cli._option_groups import grouped
+from ostinato.cli._option_groups import grouped, option
 from ostinato.core.errors import ConfigError
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -23,21 +23,21 @@ Key = Annotated[
     typer.Option("--key", envvar="OSTINATO_ADMIN_KEY", help="Of an administrator."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
-PromptText = Annotated[str, typer.Argument(help="A text, or @FILE for what is in a file.")]
+PromptText = Annotated[str, typer.Argument(help="A text, or @FILE for the content of a file.")]
 Tenant = Annotated[str, typer.Option(help="Whose, where the server has keys.")]
 Salt = Annotated[str, typer.Option(help="The cache_salt that its client sends.")]
 
 
 @dataclass(frozen=True)
 class Server:
-    """Which server, and who asks."""
+    """The server, and the API key."""
 
     url: Url = URL
     key: Key = None
 
     @property
     def client(self) -> AdminClient:
-        """What speaks to it."""
+        """The client."""
         return AdminClient(self.url, self.key)
 
 
@@ -59,8 +59,8 @@ def stats(server: Server, as_json: AsJson = False) -> None:
 @app.command("heaviest")
 @grouped
 def heaviest(
-    most: Annotated[int, typer.Option(help="How many at most.")] = 20,
-    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
+    most: int = option(20, "How many at most."),
+    tenant: str | None = option(None, "Only this tenant's."),
     as_json: AsJson = False,
     *,
     server: Server,
@@ -98,7 +98,7 @@ def pin(
     *,
     server: Server,
 ) -> None:
-    """Keep what is cached of a prompt until it is released."""
+    """Keep the cached part of a prompt until it is released."""
     body = _prefix(prompt, tenant, salt)
     _show(server.client.call("POST", "leases", body), as_json, tables.draw_lease)
 
@@ -107,15 +107,15 @@ def pin(
 @grouped
 def lease(
     prompt: PromptText,
-    ttl: Annotated[str, typer.Option(help="For how long, such as 300, 5m or 24h.")] = "5m",
-    refresh: Annotated[bool, typer.Option(help="Each use starts the time anew.")] = False,
+    ttl: str = option("5m", "For how long, such as 300, 5m or 24h."),
+    refresh: bool = option(False, "Each use starts the time anew."),
     tenant: Tenant = "",
     salt: Salt = "",
     as_json: AsJson = False,
     *,
     server: Server,
 ) -> None:
-    """Keep what is cached of a prompt for a time."""
+    """Keep the cached part of a prompt for a time."""
     terms = {"ttl_s": read_seconds("ttl", ttl), "refresh_on_hit": refresh}
     body = {**_prefix(prompt, tenant, salt), **terms}
     _show(server.client.call("POST", "leases", body), as_json, tables.draw_lease)
@@ -124,7 +124,7 @@ def lease(
 @app.command("leases")
 @grouped
 def leases(server: Server, as_json: AsJson = False) -> None:
-    """List what is kept, and until when."""
+    """List leases, and when they end."""
     _show(server.client.call("GET", "leases"), as_json, tables.draw_leases)
 
 
@@ -135,7 +135,7 @@ def release(
     *,
     server: Server,
 ) -> None:
-    """Let go of a lease; what it kept may be evicted from now on."""
+    """End a lease; what it kept may be evicted from now on."""
     server.client.call("DELETE", f"leases/{lease_id}")
     typer.echo(f"Lease {lease_id} is released.")
 
@@ -159,7 +159,7 @@ def publish(
 @app.command("public")
 @grouped
 def public(server: Server, as_json: AsJson = False) -> None:
-    """List what is public."""
+    """List public prefixes."""
     _show(server.client.call("GET", "public"), as_json, tables.draw_public)
 
 
@@ -167,11 +167,11 @@ def public(server: Server, as_json: AsJson = False) -> None:
 @grouped
 def unpublish(
     name: Annotated[str, typer.Argument(help="Name of the public prefix.")],
-    cancel: Annotated[bool, typer.Option(help="Cancel requests that begin with it.")] = False,
+    cancel: bool = option(False, "Cancel requests that begin with it."),
     *,
     server: Server,
 ) -> None:
-    """Forget a public prefix, and what all tenants computed behind it."""
+    """Remove a public prefix, and what all tenants computed after it."""
     from urllib.parse import quote
 
     path = f"public/{quote(name, safe='')}/unpublish"
@@ -182,9 +182,7 @@ def unpublish(
 @app.command("reset")
 @grouped
 def reset(
-    preempt: Annotated[
-        bool, typer.Option(help="Running requests give their blocks back and start again.")
-    ] = False,
+    preempt: bool = option(False, "Running requests give their blocks back and start again."),
     *,
     server: Server,
 ) -> None:
@@ -197,13 +195,13 @@ def reset(
 @grouped
 def erase(
     tenant: Annotated[str, typer.Argument(help="Whose; '' where the server has no keys.")],
-    salt: Annotated[str, typer.Option(help="Only what its client narrowed by this salt.")] = "",
-    cancel: Annotated[bool, typer.Option(help="Cancel its requests; else wait for them.")] = False,
+    salt: str = option("", "Only what its client sent with this salt."),
+    cancel: bool = option(False, "Cancel its requests; else wait for them."),
     as_json: AsJson = False,
     *,
     server: Server,
 ) -> None:
-    """Leave nothing of a tenant, and say what was erased."""
+    """Remove everything of a tenant, and print what was erased."""
     body = {"tenant": tenant, "cache_salt": salt, "cancel_running": cancel}
     _show(server.client.call("POST", "erase", body), as_json, tables.draw_receipt)
 
@@ -250,7 +248,7 @@ def _prefix(prompt: str, tenant: str, salt: str) -> dict[str, Any]:
 
 
 def _read(prompt: str) -> str:
-    """Return a prompt that was given, or what is in the file that was named.
+    """Return a given prompt, or the content of the named file.
 
     Raises:
         ConfigError: The file cannot be read.

@@ -1,5 +1,7 @@
-"""How is a conversation held from a shell?"""
+"""``ostinato chat``: a conversation, one line per turn."""
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,12 +11,10 @@ from rich.table import Table
 
 from ostinato.cli import _engine_options as options
 from ostinato.cli._conversation import Conversation
-from ostinato.cli._option_groups import grouped
+from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._quantities import count
-from ostinato.cli._sampling_options import SamplingOptions
 from ostinato.cli._streaming import loaded, note
-from ostinato.cli._typed_lines import is_interactive, typed_lines
-from ostinato.core.errors import ConfigError
+from ostinato.core.errors import ConfigError, RequestError
 from ostinato.engine.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "/help": "this list",
-    "/reset": "begin a new conversation; what is cached stays",
-    "/stats": "what the cache did so far",
+    "/reset": "begin a new conversation; the cache is kept",
+    "/stats": "counters of the cache",
     "/quit": "leave, as does Ctrl-D",
 }
 _CTRL_C = "Ctrl-C stops an answer; Ctrl-D or /quit leaves"
@@ -37,21 +37,18 @@ def run(
         str | None, typer.Argument(metavar="[MODEL]", help="The model, as with --model.")
     ] = None,
     model: options.Model = DEFAULT_MODEL,
-    system: Annotated[
-        str | None, typer.Option("--system", "-s", help="What stands before the conversation.")
-    ] = None,
-    chat_template: Annotated[
-        Path | None,
-        typer.Option(help="A file with a Jinja chat template, for models that have none."),
-    ] = None,
+    system: str | None = option(None, "System prompt of the conversation.", "--system", "-s"),
+    chat_template: Path | None = option(
+        None, "A file with a Jinja chat template, for models that have none."
+    ),
     *,
-    sampling: SamplingOptions,
+    sampling: options.SamplingOptions,
     engine: options.EngineOptions,
 ) -> None:
-    """Talk to a model; every turn says what it reused.
+    """Talk to a model; every turn prints what it reused.
 
-    A turn's prompt is the whole conversation so far, and all of it but the newest words is in the
-    cache. Ctrl-C stops an answer and keeps the conversation, Ctrl-D leaves, /help lists commands.
+    A turn's prompt is the whole conversation so far; all of it but the newest message is cached.
+    Ctrl-C stops an answer and keeps the conversation, Ctrl-D leaves, /help lists commands.
     Lines may also be piped in, one per turn. Try: ostinato chat smollm2
     """
     model = name or model
@@ -78,15 +75,15 @@ def _read(chat_template: Path) -> str:
 
 def _hold(conversation: Conversation, llm: "AsyncLLM", model: str) -> None:
     """Take lines and answer them, to the end of input."""
-    if is_interactive():
+    if _is_interactive():
         note(f"This is {model}. {_CTRL_C}; /help lists commands.")
-    for line in typed_lines("you: ", _CTRL_C):
+    for line in _typed_lines("you: ", _CTRL_C):
         try:
             if line.strip() == "/quit":
                 return
             _take(line, conversation, llm)
         except KeyboardInterrupt:  # pressed when the answer had just ended
-            if not is_interactive():
+            if not _is_interactive():
                 raise
 
 
@@ -118,7 +115,7 @@ def _help() -> Table:
 
 
 def _stats(llm: "AsyncLLM") -> str:
-    """Say what the cache did since the start."""
+    """Print the cache's counters since the start."""
     stats = llm.cache_stats
     looked_up = stats.first
     return (
@@ -127,3 +124,58 @@ def _stats(llm: "AsyncLLM") -> str:
         f"({looked_up.hit_ratio:.1%}); {count(stats.published_blocks, 'block')} published, "
         f"{stats.evicted_blocks:,} evicted"
     )
+
+
+def _is_interactive() -> bool:
+    """Whether a person types and reads."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _typed_lines(prompt: str, hint: str) -> Iterator[str]:
+    """Yield lines until the end of input; at a terminal, that is Ctrl-D on an empty line.
+
+    Args:
+        prompt: Shown at a terminal.
+        hint: Shown at a terminal after Ctrl-C, which drops the line that is being typed.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C without a terminal.
+        RequestError: A line is no text.
+    """
+    if not _is_interactive():
+        yield from _piped_lines()
+        return
+    shown = _prompt(prompt)
+    while True:
+        try:
+            print()
+            line = input(shown)
+        except KeyboardInterrupt:
+            print()
+            note(hint)
+            continue
+        except EOFError:
+            print()
+            return
+        yield line
+
+
+def _piped_lines() -> Iterator[str]:
+    try:
+        for line in sys.stdin:
+            yield line.removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"standard input is not UTF-8: {error}") from error
+
+
+def _prompt(text: str) -> str:
+    """Make a prompt bold; ``input`` edits lines and keeps a history once readline is loaded."""
+    if Console().is_dumb_terminal:
+        return text
+    try:
+        import readline
+    except ImportError:  # not on every platform; lines can be typed all the same
+        return f"\x1b[1m{text}\x1b[0m"
+    readline.set_auto_history(True)
+    # What is between \x01 and \x02 takes no room on the screen.
+    return f"\x01\x1b[1m\x02{text}\x01\x1b[0m\x02"

@@ -1,15 +1,14 @@
-"""How does a newcomer see what prefix caching does? By running it.
+"""``ostinato demo``: shows what prefix caching does, in figures measured on the spot.
 
-Everything is measured while it is shown, on the model that ships with the package: first four
-small tests, after the article "Adding Prefix Caching to NanoGPT", then a thousand calls with
-one system prompt, without a cache and with one.
+Four small tests after the article "Adding Prefix Caching to NanoGPT", then a thousand calls with
+one system prompt, without a cache and with one, on the model inside the package.
 """
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -22,8 +21,8 @@ from ostinato.cli._demo_calls import MOST_CALLS, Calls, calls, calls_in_words
 from ostinato.cli._demo_examples import Outcome, draw_examples, run_examples
 from ostinato.cli._demo_tables import Figures, as_json, calls_table, first_token_table, notes
 from ostinato.cli._demo_waves import OUTPUT_TOKENS, Wave, first_tokens, run_wave
-from ostinato.cli._durations import write_seconds
-from ostinato.cli._quantities import count
+from ostinato.cli._option_groups import grouped, option
+from ostinato.cli._quantities import count, write_seconds
 from ostinato.core.errors import ConfigError
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 
@@ -31,52 +30,46 @@ if TYPE_CHECKING:
     from ostinato.engine.engine import Engine
 
 _WIDEST = 100
-"""Columns of prose that still read well."""
+"""Maximal width of prose, in columns."""
 
 _OPENING = (
-    "\nPrompts that begin alike need not be computed twice: the keys and values of their tokens "
-    "are kept in blocks, and found again.\n\n"
-    "Watch it in less than a minute, on a small model that has read Shakespeare letter by letter: "
-    "to it, a letter is a token. Every figure below is measured now.\n"
+    "\nA prefix that prompts share need not be computed twice: the keys and values of its tokens "
+    "are cached in blocks and reused.\n\n"
+    "This takes less than a minute, on a small model of Shakespeare's plays whose tokens are "
+    "letters. Every figure below is measured now.\n"
 )
 _NEXT = {
     "ostinato models get smollm2": "fetch a real model, for ostinato chat smollm2",
-    "ostinato chat": "talk to it; each turn says what it reused",
+    "ostinato chat": "talk to it; each turn prints what it reused",
     'ostinato generate "ROMEO:"': "continue a text, with any model",
-    "ostinato savings --help": "the same sum for your own prompts",
-    f"ostinato size {DEFAULT_MODEL}": "what a model's cache weighs in bytes",
-    "ostinato demo --index hash": "this once more, with other settings",
+    "ostinato savings --help": "the same calculation for your own prompts",
+    f"ostinato size {DEFAULT_MODEL}": "the size of a model's cache in bytes",
+    "ostinato demo --index hash": "this demo with other settings",
 }
 
 
+@grouped
 def run(
-    num_calls: Annotated[
-        int, typer.Option("--calls", "-n", help="Calls with one system prompt.")
-    ] = 1000,
+    num_calls: int = option(1000, "Calls with one system prompt.", "--calls", "-n"),
     model: options.Model = DEFAULT_MODEL,
     block_size: options.BlockSize = 16,
     index: options.Index = "radix",
-    patience: Annotated[
-        float,
-        typer.Option(help="Seconds until the run without a cache is stopped and its time scaled."),
-    ] = 20.0,
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            dir_okay=False,
-            help="A new file to record the calls with a cache to, for 'ostinato simulate': times, "
-            "lengths and pseudonyms, no content.",
-        ),
-    ] = None,
-    as_json_: Annotated[
-        bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")
-    ] = False,
+    patience: float = option(
+        20.0, "Seconds until the run without a cache is stopped and its time scaled."
+    ),
+    record: Path | None = option(
+        None,
+        "A new file to record the calls with a cache to, for 'ostinato simulate': times, "
+        "lengths and pseudonyms, no content.",
+        dir_okay=False,
+    ),
+    as_json_: bool = option(False, "Print the figures as JSON and nothing else.", "--json"),
 ) -> None:
     """Show in a minute what prefix caching does: start here.
 
     Runs on the small model inside the package, without a download. Four tests of a few letters,
     then 1,000 calls that share a system prompt of 512 tokens: without a cache, on an empty cache,
-    and once more. In the end a table of tokens computed and saved, and of the time to the first
+    and once more. At the end a table of tokens computed and saved, and of the time to the first
     token. With --model smollm2, or another, the calls are questions in words.
     """
     _check(model, num_calls, block_size, index, patience)
@@ -94,7 +87,7 @@ def run(
 
 
 def _check(model: str, num_calls: int, block_size: int, index: str, patience: float) -> None:
-    """Refuse what cannot be before anything is loaded."""
+    """Check the options before anything is loaded."""
     if not 2 <= num_calls <= MOST_CALLS:
         raise ConfigError(f"calls={num_calls}: must be from 2 to {MOST_CALLS:,}")
     if not patience >= 0:  # nor NaN
@@ -106,17 +99,17 @@ def _check(model: str, num_calls: int, block_size: int, index: str, patience: fl
 
 
 def _check_record(path: Path | None) -> None:
-    """Refuse a file that cannot be recorded to before anything is shown."""
+    """Check the path of a recording before anything is shown."""
     if path is None:
         return
     if path.exists():
-        raise ConfigError(f"record={path}: it exists already, and a trace is never written over")
+        raise ConfigError(f"record={path}: it exists already, and a trace never overwrites a file")
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"record={path}: there is no such folder; choose another path")
 
 
 def _console(quiet: bool) -> Console:
-    """Make a console that is no wider than prose should be."""
+    """Return a console of limited width."""
     console = Console(quiet=quiet, highlight=False)
     console.width = min(console.width, _WIDEST)
     return console
@@ -132,7 +125,7 @@ def _small_tests(console: Console, index: str) -> list[list[Outcome]]:
 
 @contextmanager
 def _recording(console: Console, engine: "Engine", path: Path | None) -> Iterator[None]:
-    """Record what an engine does meanwhile, if somebody wants it."""
+    """Record a trace of the engine meanwhile, if a path is given."""
     if path is None:
         yield
         return
@@ -144,11 +137,11 @@ def _recording(console: Console, engine: "Engine", path: Path | None) -> Iterato
         yield
     finally:
         recording.stop_recording()
-    console.print("Recorded, to be replayed:", Text(f"ostinato simulate {path}", style="cyan"))
+    console.print("Recorded; replay it with:", Text(f"ostinato simulate {path}", style="cyan"))
 
 
 def _calls(model: str, num_calls: int, engine: "Engine") -> Calls:
-    """Make calls that a model understands."""
+    """Return calls in the model's tokens."""
     if model == DEFAULT_MODEL:
         return Calls(calls(num_calls))
     tokenizer = engine.loaded.require_tokenizer()
@@ -158,7 +151,7 @@ def _calls(model: str, num_calls: int, engine: "Engine") -> Calls:
 def _many_calls(
     console: Console, plain: "Engine", cached: "Engine", asked: Calls, patience: float
 ) -> Figures:
-    """Run the calls in all three ways, and show each while it runs and after it."""
+    """Run the calls in all three ways, with progress and results."""
     console.print(
         f"[bold]{count(len(asked.prompts), 'call')} at once[/]: {asked.system_tokens} tokens of "
         f"system prompt, {asked.suffix_tokens} of their own, {OUTPUT_TOKENS} of answer"
@@ -177,7 +170,7 @@ def _many_calls(
 
 
 def _engines(console: Console, model: str, block_size: int, index: str) -> "tuple[Engine, Engine]":
-    """Load the model without a cache and with one; float32, which most machines do fast."""
+    """Load the model without a cache and with one; in float32, fast on most machines."""
     from ostinato.engine.engine import Engine
 
     settings = {"dtype": "float32", "block_size": block_size, "index": index}
@@ -195,7 +188,7 @@ def _show_wave(
     prompts: list[str],
     limit_s: float | None = None,
 ) -> Wave:
-    """Run a wave under a progress bar that leaves one line behind."""
+    """Run a wave under a progress bar, and print one line at its end."""
     columns = (
         TextColumn("   {task.description:<10}"),
         BarColumn(bar_width=20),
@@ -215,7 +208,7 @@ def _show_wave(
 
 
 def _wave_line(name: str, wave: Wave) -> str:
-    """Say what a wave took."""
+    """Return the line of a wave."""
     line = (
         f"   {name:<10}{write_seconds(wave.seconds):>9}{wave.computed_tokens:>12,} tokens computed"
     )

@@ -1,4 +1,4 @@
-"""``ostinato explain``: why did a prompt miss?"""
+"""``ostinato explain``: why a prompt missed."""
 
 import json
 from dataclasses import replace
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ostinato.cli import _engine_options as options
 from ostinato.cli._admin_client import AdminClient, AdministrationFailed
+from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._quantities import count
 from ostinato.cli._tokenizer import IgnoredFields, ModelOfTokens, load_tokenizer
 from ostinato.cli._trace_source import SkipBroken, name_broken
@@ -48,6 +49,7 @@ _PSEUDONYMS = (
 )
 
 
+@grouped
 def run(
     files: Annotated[
         list[Path] | None,
@@ -57,46 +59,34 @@ def run(
             show_default=False,
         ),
     ] = None,
-    prompt: Annotated[
-        list[str] | None, typer.Option("--prompt", "-p", help="A prompt; may be repeated.")
-    ] = None,
-    request: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--request",
-            "-r",
-            help="Explain this request: in a log its line or number, otherwise the id of a "
-            "running server's answer; may be repeated.",
-        ),
-    ] = None,
-    every: Annotated[
-        bool, typer.Option("--all", "-a", help="Explain every prompt, not only the last.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print explanations as JSON, one per line.")
-    ] = False,
+    prompt: list[str] | None = option(None, "A prompt; may be repeated.", "--prompt", "-p"),
+    request: list[str] | None = option(
+        None,
+        "Explain this request: in a log its line or number, otherwise the id of a running "
+        "server's answer; may be repeated.",
+        "--request",
+        "-r",
+    ),
+    every: bool = option(False, "Explain every prompt, not only the last.", "--all", "-a"),
+    as_json: bool = option(False, "Print explanations as JSON, one per line.", "--json"),
     model: ModelOfTokens = None,
     index: options.Index = "radix",
     block_size: options.BlockSize = 16,
     num_blocks: options.NumBlocks = None,
     skip_broken: SkipBroken = False,
     ignore: IgnoredFields = None,
-    url: Annotated[
-        str, typer.Option(envvar="OSTINATO_URL", help="Of the server.", rich_help_panel=_SERVER)
-    ] = URL,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            envvar=["OSTINATO_KEY", "OSTINATO_ADMIN_KEY"],
-            help="API key with which the request was sent.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
+    url: str = option(URL, "Of the server.", panel=_SERVER, envvar="OSTINATO_URL"),
+    key: str | None = option(
+        None,
+        "API key with which the request was sent.",
+        panel=_SERVER,
+        envvar=["OSTINATO_KEY", "OSTINATO_ADMIN_KEY"],
+    ),
 ) -> None:
     """Explain why each part of a prompt hit or missed the cache.
 
     Prompts are run one after the other, and the last one is explained. For a log no model is run:
-    its requests are served by the cache alone, and without --model a token is a word. For a
+    its requests only go through the cache, and without --model a token is a word. For a
     running server, --request names one of its answers.
 
     Try: ostinato explain -p "One two three" -p "One too three"
@@ -124,9 +114,8 @@ def run(
         every, explanations = True, [_ask(name, AdminClient(url, key)) for name in names]
     else:
         model = model or DEFAULT_MODEL
-        settings = options.engine_settings(
-            model, None, index=index, block_size=block_size, num_blocks=num_blocks
-        )
+        engine = options.EngineOptions(index=index, block_size=block_size, num_blocks=num_blocks)
+        settings = engine.settings(model)
         explanations = _explain_prompts([*map(_read, files), *texts], model, settings)
     _print(explanations if every else explanations[-1:], as_json, note)
 
@@ -165,7 +154,9 @@ def _ask(name: str, server: AdminClient) -> Explanation:
     try:
         return Explanation.from_dict(answer)
     except (KeyError, TypeError, ValueError) as error:
-        raise AdministrationFailed(f"{server.url} answered no explanation: {error!r}") from error
+        raise AdministrationFailed(
+            f"{server.url} did not answer with an explanation: {error!r}"
+        ) from error
 
 
 def _explain_log(
@@ -179,7 +170,7 @@ def _explain_log(
 
     Args:
         path: The log.
-        model: Whose tokens they are.
+        model: The model whose tokenizer to use.
         cache: Its settings.
         wanted: Lines or numbers of the requests to explain; an empty list is the last, None all.
         read: How to read it.
@@ -240,7 +231,7 @@ def _print(explanations: list[Explanation], as_json: bool, note: str) -> None:
 
 
 def _page(explanation: Explanation) -> list[Text]:
-    """Lay an explanation out for a terminal."""
+    """Format an explanation for a terminal."""
     lines = [Text(explanation.title, style="bold"), Text()]
     width = len(str(explanation.num_tokens))
     for span in explanation.spans:

@@ -1,17 +1,15 @@
-"""How is a text continued from a shell?"""
+"""``ostinato generate``: continues a text."""
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from ostinato.cli import _engine_options as options
-from ostinato.cli._option_groups import grouped
-from ostinato.cli._result_json import result_as_json
-from ostinato.cli._sampling_options import IgnoreEos, SamplingOptions
+from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._streaming import (
     account,
     follow,
@@ -26,7 +24,8 @@ from ostinato.engine.config import DEFAULT_MODEL
 from ostinato.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from ostinato import AsyncLLM, RequestOutput
+    from ostinato import AsyncLLM, CompletionOutput, RequestOutput
+    from ostinato.engine.outputs import Logprob
 
 _OUTPUT = "Output"
 _REQUEST_ID = "generate"
@@ -38,47 +37,33 @@ def run(
         str | None, typer.Argument(help="Text to continue; - or nothing reads standard input.")
     ] = None,
     model: options.Model = DEFAULT_MODEL,
-    ignore_eos: IgnoreEos = False,
-    n: Annotated[
-        int,
-        typer.Option("-n", help="Continuations of the one prompt.", rich_help_panel=_OUTPUT),
-    ] = 1,
-    echo: Annotated[
-        bool,
-        typer.Option(
-            "--echo/--no-echo",
-            help="Print the prompt before its continuation.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = True,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print token ids, cached tokens, reasons and times as JSON.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = False,
-    logprobs: Annotated[
-        int | None,
-        typer.Option(
-            help="With --json: log-probabilities of each token and this many alternatives.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
-    prompt_logprobs: Annotated[
-        int | None,
-        typer.Option(help="With --json: the same of the prompt.", rich_help_panel=_OUTPUT),
-    ] = None,
+    ignore_eos: bool = option(
+        False, "Continue after the model ends the text.", "--ignore-eos", panel="Sampling"
+    ),
+    n: int = option(1, "Continuations of the one prompt.", "-n", panel=_OUTPUT),
+    echo: bool = option(
+        True, "Print the prompt before its continuation.", "--echo/--no-echo", panel=_OUTPUT
+    ),
+    as_json: bool = option(
+        False, "Print token ids, cached tokens, reasons and times as JSON.", "--json", panel=_OUTPUT
+    ),
+    logprobs: int | None = option(
+        None,
+        "With --json: log-probabilities of each token and this many alternatives.",
+        panel=_OUTPUT,
+    ),
+    prompt_logprobs: int | None = option(
+        None, "With --json: the same of the prompt.", panel=_OUTPUT
+    ),
     *,
-    sampling: SamplingOptions,
+    sampling: options.SamplingOptions,
     engine: options.EngineOptions,
 ) -> None:
-    """Continue a text, and say what it cost.
+    """Continue a text, and print what it cost.
 
-    The text goes to standard output while it is made, one line about tokens and times to standard
+    The text is streamed to standard output, and one line about tokens and times goes to standard
     error. Of piped text, one line break at the end is not part of the prompt. Ctrl-C stops early
-    and keeps what there is.
+    and keeps the text so far.
 
     Try: ostinato generate "ROMEO:" --seed 1
     """
@@ -91,7 +76,7 @@ def run(
     with loaded(model, settings) as llm:
         output = _generate(llm, text, params, _page(text, echo) if n == 1 and not as_json else None)
     if as_json:
-        typer.echo(json.dumps(result_as_json(model, output), indent=2))
+        typer.echo(json.dumps(_as_json(model, output), indent=2))
     else:
         _finish(output, echo)
     if was_interrupted(output):
@@ -123,11 +108,11 @@ def _read_stdin() -> str:
 
 
 def _check_shown(params: SamplingParams, as_json: bool) -> None:
-    """Refuse what would be computed and not shown."""
+    """Refuse options whose results would not be shown."""
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
         if value is not None and not as_json:
-            raise ConfigError(f"{name}={value} is printed as JSON alone: add --json")
+            raise ConfigError(f"{name}={value} is only printed as JSON: add --json")
 
 
 def _page(prompt: str, echo: bool) -> Callable[[str], None]:
@@ -154,7 +139,7 @@ def _generate(
 
 
 def _finish(output: "RequestOutput", echo: bool) -> None:
-    """End the text, or print all of several, and say what it cost."""
+    """End the text, or print all of several, and print what it cost."""
     if len(output.outputs) == 1:
         write("\n")
     else:
@@ -164,3 +149,58 @@ def _finish(output: "RequestOutput", echo: bool) -> None:
                 write_prompt(output.prompt or "")
             write(f"{completion.text}\n")
     note(account(output))
+
+
+def _as_json(model: str, output: "RequestOutput") -> dict[str, object]:
+    """Return a result as plain values; seconds are durations, null where nothing happened."""
+    timings = output.timings
+    return {
+        "model": model,
+        "prompt": output.prompt,
+        "prompt_token_ids": output.prompt_token_ids,
+        "num_cached_tokens": output.num_cached_tokens,
+        "num_copied_tokens": output.num_copied_tokens,
+        "outputs": [_completion(completion) for completion in output.outputs],
+        "prompt_logprobs": _logprobs(output.prompt_logprobs),
+        "seconds": {
+            "queue": timings.queue_time,
+            "prefill": timings.prefill_time,
+            "first_token": timings.time_to_first_token,
+            "decode": timings.decode_time,
+            "total": timings.total_time,
+        },
+    }
+
+
+def _completion(completion: "CompletionOutput") -> dict[str, object]:
+    return {
+        "index": completion.index,
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "cumulative_logprob": completion.cumulative_logprob,
+        "logprobs": _logprobs(completion.logprobs),
+    }
+
+
+def _logprobs(
+    positions: "Sequence[dict[int, Logprob] | None] | None",
+) -> list[list[dict[str, object]] | None] | None:
+    """Return one list per position, the token itself first."""
+    if positions is None:
+        return None
+    return [
+        None
+        if position is None
+        else [
+            {
+                "token_id": token_id,
+                "token": logprob.decoded_token,
+                "logprob": logprob.logprob,
+                "rank": logprob.rank,
+            }
+            for token_id, logprob in position.items()
+        ]
+        for position in positions
+    ]

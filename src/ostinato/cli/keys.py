@@ -1,4 +1,4 @@
-"""``ostinato keys``: who may call the server?"""
+"""``ostinato keys``: API keys of a server's tenants."""
 
 from typing import Annotated
 
@@ -7,39 +7,36 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ostinato.cli._option_groups import grouped, option
+
 _FILE = Annotated[str, typer.Option("--file", "-f", help="The keys file.")]
 
 app = typer.Typer(
-    no_args_is_help=True, help="Make keys for tenants of a server, and list who has some."
+    no_args_is_help=True, help="Make API keys for tenants of a server, and list the tenants."
 )
 
 
 @app.command("new")
+@grouped
 def new(
-    tenant: Annotated[str, typer.Argument(help="Whose key.")],
+    tenant: Annotated[str, typer.Argument(help="Name of the tenant.")],
     file: _FILE = "keys.json",
-    quota: Annotated[int | None, typer.Option(help="Blocks that it may keep.")] = None,
-    floor: Annotated[int | None, typer.Option(help="Blocks that nobody else can evict.")] = None,
-    priority: Annotated[int | None, typer.Option(help="Lower goes first.")] = None,
-    max_requests: Annotated[
-        int | None, typer.Option(help="Continuations that it may have under way at once.")
-    ] = None,
-    tokens_per_minute: Annotated[
-        int | None, typer.Option(help="Prompt and generated tokens that it may use.")
-    ] = None,
-    public: Annotated[
-        list[str] | None,
-        typer.Option(help="Public prefix that it may begin with; may be repeated, '*' is all."),
-    ] = None,
-    administers: Annotated[
-        bool | None,
-        typer.Option("--administers/--no-administers", help="Whether it may administer."),
-    ] = None,
+    quota: int | None = option(None, "Blocks that it may keep."),
+    floor: int | None = option(None, "Blocks that others cannot evict."),
+    priority: int | None = option(None, "Lower goes first."),
+    max_requests: int | None = option(None, "Continuations that it may run at once."),
+    tokens_per_minute: int | None = option(None, "Prompt and generated tokens that it may use."),
+    public: list[str] | None = option(
+        None, "Public prefix that it may begin with; may be repeated, '*' is all."
+    ),
+    administers: bool | None = option(
+        None, "Whether it may administer.", "--administers/--no-administers"
+    ),
 ) -> None:
     """Make a key, print it once, and keep its hash.
 
-    A tenant may have several keys. What is given is written for the tenant; what is left out
-    stays as it is.
+    A tenant may have several keys. Options that are given change the tenant's settings; the others
+    stay as they are.
     """
     from ostinato.server.keys import add_key
 
@@ -55,13 +52,13 @@ def new(
     given = {name: value for name, value in changes.items() if value is not None}
     key = add_key(file, tenant, **given)
     typer.echo(key)
-    note = f"Its hash is in {file}. The key itself is kept nowhere: copy it now."
+    note = f"Its hash is in {file}. The key itself is not stored: copy it now."
     Console(stderr=True, soft_wrap=True).print(note, style="dim", highlight=False)
 
 
 @app.command("list")
 def list_tenants(file: _FILE = "keys.json") -> None:
-    """List tenants, what they are entitled to, and how many keys they have."""
+    """List tenants with their limits and numbers of keys."""
     from ostinato.server.keys import read_keys
 
     table = Table(box=box.SIMPLE, pad_edge=False, header_style="bold")

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato.cli import _engine_options as options
+from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._quantities import count
 from ostinato.cli._tokenizer import IgnoredFields, ModelOfTokens, load_tokenizer
 from ostinato.cli._trace_source import SkipBroken, name_broken, progress_bar
@@ -18,6 +19,7 @@ from ostinato.lab.quantities import read_bytes
 from ostinato.lab.request_log import LogOptions, read_request_log
 
 
+@grouped
 def run(
     requests: Annotated[
         Path,
@@ -31,13 +33,9 @@ def run(
     block_size: options.BlockSize = 16,
     skip_broken: SkipBroken = False,
     ignore: IgnoredFields = None,
-    max_text: Annotated[
-        str, typer.Option(help="Check the requests up to this much prompt text.")
-    ] = "64MiB",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with code 1 if there is a finding.")
-    ] = False,
+    max_text: str = option("64MiB", "Check the requests up to this much prompt text."),
+    as_json: bool = option(False, "Print the findings as JSON.", "--json"),
+    strict: bool = option(False, "Exit with code 1 if there is a finding.", "--strict"),
 ) -> None:
     """Find what breaks prefixes early, and what fixing it would save.
 
@@ -105,7 +103,7 @@ def _lines(place: int, finding: Finding, report: LintReport) -> list[Text]:
 
 
 def _place(finding: Finding) -> str:
-    """Say where it is: a field, or the words before it; empty if it is everywhere."""
+    """Return where it is: a field, or the words before it; empty if it is everywhere."""
     if finding.kind == "cache_control":
         return "sent on" if finding.examples else ""
     if finding.kind not in get_args(SlotKind):

@@ -1,10 +1,10 @@
-"""``ostinato plan``: how many replicas serve this traffic, with how much memory for the cache?"""
+"""``ostinato plan``: how many replicas serve some traffic, and how much cache memory pays."""
 
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, cast
+from typing import cast
 
 import numpy as np
 import typer
@@ -15,9 +15,8 @@ from rich.text import Text
 
 from ostinato.cli import _trace_source as source
 from ostinato.cli._config_source import load_config
-from ostinato.cli._cost_options import CostOptions
-from ostinato.cli._machine_options import MachineOptions
-from ostinato.cli._option_groups import grouped
+from ostinato.cli._cost_options import CostOptions, MachineOptions
+from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._quantities import count
 from ostinato.cli._report_folder import open_folder, say_written, unwritable
 from ostinato.core.config import PolicyName, one_of
@@ -39,7 +38,7 @@ _MONEY = "What things cost"
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """A plan, and what is said around it.
+    """A plan with its text.
 
     Attributes:
         trace: The traffic.
@@ -52,50 +51,38 @@ class Paper:
     currency: str
 
     def words(self) -> tuple[str, ...]:
-        """What to do."""
+        """The advice."""
         return tuple(in_words(self.plan, self.currency))
 
     def notes(self) -> tuple[str, ...]:
-        """What the figures assume."""
+        """The assumptions."""
         return (*_notes(self.plan.setup, self.currency), *self.trace.notes)
 
 
 @grouped
 def run(
     trace: source.TracePath,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            help="What is served: a config.json, a directory, an embedded model, or a name on the "
-            "hub. A recorded trace knows what a token takes.",
-        ),
-    ] = None,
-    policy: Annotated[
-        str, typer.Option("--policy", "-p", help="Which cached block is worth least.")
-    ] = USUAL_POLICY,
-    points: Annotated[int, typer.Option(help="Sizes of the cache to look at.")] = 8,
-    utilisation: Annotated[
-        float, typer.Option(help="Share of the time that replicas may be busy on average.")
-    ] = 0.7,
-    compute_price: Annotated[
-        float,
-        typer.Option(help="Of an hour of one GPU.", rich_help_panel=_MONEY),
-    ] = 2.5,
-    memory_price: Annotated[
-        float,
-        typer.Option(
-            help="Of a GiB for an hour, beyond what the GPUs have left beside the weights.",
-            rich_help_panel=_MONEY,
-        ),
-    ] = 0.005,
-    currency: Annotated[str, typer.Option(help="Of both.", rich_help_panel=_MONEY)] = "USD",
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="A directory for the plot (PNG, SVG) and report.html."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    model: str | None = option(
+        None,
+        "What is served: a config.json, a directory, an embedded model, or a name on the hub. A "
+        "recorded trace knows what a token takes.",
+        "--model",
+        "-m",
+    ),
+    policy: str = option(USUAL_POLICY, "Which cached block is worth least.", "--policy", "-p"),
+    points: int = option(8, "Number of cache sizes."),
+    utilisation: float = option(0.7, "Share of the time that replicas may be busy on average."),
+    compute_price: float = option(2.5, "Of an hour of one GPU.", panel=_MONEY),
+    memory_price: float = option(
+        0.005,
+        "Of a GiB for an hour, beyond what the weights leave of the GPUs' memory.",
+        panel=_MONEY,
+    ),
+    currency: str = option("USD", "Of both.", panel=_MONEY),
+    out: Path | None = option(
+        None, "A directory for the plot (PNG, SVG) and report.html.", "--out", "-o"
+    ),
+    as_json: bool = option(False, "Print the figures as JSON.", "--json"),
     *,
     reading: source.TraceOptions,
     machine: MachineOptions,
@@ -135,10 +122,10 @@ def run(
 
 
 def _groups(trace: BlockTrace, cost: StepCost, config: Config | None) -> KVGroups:
-    """Say what is kept of a token.
+    """Return what is kept of a token.
 
     Raises:
-        ConfigError: Neither the trace nor a model says.
+        ConfigError: Neither the trace nor a model tells.
     """
     if isinstance(cost, RooflineCost):
         context = float(np.mean(trace.input_tokens + trace.output_tokens / 2))
@@ -146,7 +133,7 @@ def _groups(trace: BlockTrace, cost: StepCost, config: Config | None) -> KVGroup
     if config is not None:
         return kv_groups(kv_bytes(config))
     if trace.token_bytes is None:
-        raise ConfigError(f"{trace.name} does not say what a token takes: add --model")
+        raise ConfigError(f"{trace.name} does not tell the size of a token: add --model")
     return KVGroups(trace.token_bytes)
 
 
@@ -165,8 +152,8 @@ def _print(paper: Paper) -> None:
     for heading in _headings(paper):
         table.add_column(heading, justify="right", no_wrap=bool(heading))
     plan = paper.plan
-    for option, row in zip((None, *plan.options), _rows(paper), strict=True):
-        style = "bold" if option is not None and option in (plan.knee, plan.best) else ""
+    for choice, row in zip((None, *plan.options), _rows(paper), strict=True):
+        style = "bold" if choice is not None and choice in (plan.knee, plan.best) else ""
         table.add_row(*row, style=style)
     console.print(table)
     for sentence in paper.words():
@@ -184,9 +171,9 @@ def _rows(paper: Paper) -> Iterator[tuple[str, ...]]:
     """Write the figures without a cache, then those of each size."""
     plan = paper.plan
     yield _row("no cache", plan.without, plan.without, "")
-    for option in plan.options:
-        memory, remark = write_bytes(option.memory_bytes), _remark(plan, option)
-        yield _row(memory, option.affinity, option.round_robin, remark)
+    for choice in plan.options:
+        memory, remark = write_bytes(choice.memory_bytes), _remark(plan, choice)
+        yield _row(memory, choice.affinity, choice.round_robin, remark)
 
 
 def _row(memory: str, routed: Fleet, in_turn: Fleet, remark: str) -> tuple[str, ...]:
@@ -216,7 +203,7 @@ def _evicts_nothing(plan: Plan) -> str:
 
 
 def _notes(setup: Setup, currency: str) -> Iterator[str]:
-    """Say what the figures assume."""
+    """Return the assumptions of the figures."""
     yield f"Steps: {setup.cost.origin}."
     if setup.own_bytes:
         yield (
@@ -269,7 +256,7 @@ def _write(paper: Paper, out: Path) -> None:
 
 
 def _as_json(paper: Paper) -> dict[str, object]:
-    """Lay out all figures; money is per hour of the trace."""
+    """Return all figures as plain values; money is per hour of the trace."""
     plan, setup = paper.plan, paper.plan.setup
     return {
         "trace": paper.trace.name,

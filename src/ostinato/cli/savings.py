@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from typing import Annotated
 
 import typer
 from rich import box
@@ -10,22 +9,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._quantities import count
 from ostinato.lab.savings import Reuse, Workload, by_token, by_whole_blocks, without_cache
 
 
+@grouped
 def run(
-    shared: Annotated[
-        int, typer.Option("--shared", "-s", help="Tokens that all prompts begin with.")
-    ] = 512,
-    suffix: Annotated[
-        int, typer.Option("--suffix", "-x", help="Tokens that each prompt has of its own.")
-    ] = 16,
-    requests: Annotated[int, typer.Option("--requests", "-n", help="Number of requests.")] = 1000,
-    block_size: Annotated[
-        int, typer.Option("--block-size", "-b", help="Tokens per block of the cache.")
-    ] = 16,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    shared: int = option(512, "Tokens that all prompts begin with.", "--shared", "-s"),
+    suffix: int = option(16, "Tokens that only this prompt has.", "--suffix", "-x"),
+    requests: int = option(1000, "Number of requests.", "--requests", "-n"),
+    block_size: int = option(16, "Tokens per block of the cache.", "--block-size", "-b"),
+    as_json: bool = option(False, "Print the figures as JSON.", "--json"),
 ) -> None:
     """Count the tokens that a shared prefix keeps out of the model.
 
@@ -82,7 +77,7 @@ def _table(workload: Workload) -> Table:
 
 
 def _sentence(reuse: Reuse) -> Text:
-    """Say it in words."""
+    """Return the result in words."""
     workload = reuse.workload
     if not reuse.saved_tokens:
         return Text("Nothing is saved: there is no second request that shares a token.")
@@ -95,7 +90,7 @@ def _sentence(reuse: Reuse) -> Text:
 
 
 def _notes(workload: Workload) -> Iterator[str]:
-    """Say why the figures are not rounder."""
+    """Return why the figures are not rounder."""
     token = by_token(workload)
     more = token.saved_tokens - by_whole_blocks(workload).saved_tokens
     if workload.num_requests > 1:
@@ -119,7 +114,7 @@ def _notes(workload: Workload) -> Iterator[str]:
 
 
 def _as_json(workload: Workload) -> dict[str, object]:
-    """Lay out all figures."""
+    """Return all figures as plain values."""
     return {
         "shared_tokens": workload.shared_tokens,
         "suffix_tokens": workload.suffix_tokens,

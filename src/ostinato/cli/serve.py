@@ -1,5 +1,7 @@
-"""How is a model served over HTTP?"""
+"""``ostinato serve``: serves a model over HTTP."""
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -7,11 +9,70 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato.cli import _engine_options as options
-from ostinato.cli._option_groups import grouped
+from ostinato.cli._option_groups import grouped, option
 from ostinato.engine.config import DEFAULT_MODEL
 from ostinato.lab.quantities import read_bytes
 
-_SERVER = "Server"
+_server = partial(option, panel="Server")
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Settings of the server."""
+
+    host: str = _server("127.0.0.1", "Where to listen.")
+    port: int = _server(8000, "Where to listen; 0 takes any free port.")
+    name: list[str] | None = _server(
+        None, "What clients call the model; may be repeated. Else as it is loaded."
+    )
+    max_requests: int = _server(
+        1024, "Continuations at once, running and waiting; more are answered with 429."
+    )
+    max_n: int = _server(128, "Most continuations of one prompt.")
+    max_body: str = _server("8MiB", "Longest body of a request.")
+    max_tenant_bodies: str = _server("64MiB", "Bodies of one tenant's running requests, together.")
+    max_json_items: int | None = _server(
+        None, "Most values in a body; else 8 per token of the model."
+    )
+    max_connections: int = _server(8192, "Most open connections.")
+    max_per_address: int = _server(2048, "Most open connections of one address.")
+    header_timeout: float = _server(10.0, "Seconds for the head of a request.")
+    body_timeout: float = _server(60.0, "Seconds for the body of a request.")
+    allowed_origin: list[str] | None = _server(
+        None, "Origin of web pages that may call from browsers; may be repeated, '*' is all."
+    )
+    tls_key: str | None = _server(None, "File of a private key, for TLS.")
+    tls_certificate: str | None = _server(None, "File of its certificates.")
+    tool_call_parser: str = _server(
+        "auto",
+        "Format of calls: hermes, llama3_json, mistral, deepseek_v3 or openai; else as the chat "
+        "template shows.",
+    )
+    reasoning_parser: str | None = _server(
+        None,
+        "Format of reasoning, which then has a field of its own: qwen3, deepseek_r1, mistral, "
+        "granite or openai_gptoss.",
+    )
+    metrics_tenant_names: bool = _server(
+        False,
+        "Metrics and spans may name tenants; else metrics number them.",
+        "--metrics-tenant-names",
+    )
+    otel_traces: bool = _server(
+        False,
+        "Send a span per request to OpenTelemetry; needs ostinato[otel].",
+        "--otel-traces",
+    )
+    drain_timeout: float = _server(
+        30.0, "Seconds that running requests may continue after SIGTERM."
+    )
+    keys: str | None = _server(
+        None, "File of keys, see 'ostinato keys'; without it only this machine can call."
+    )
+    prewarm: str | None = _server(
+        None, "File of prompts to compute before the first request, one JSON object a line."
+    )
+    traces: str | None = _server(None, "Folder for traces that 'ostinato cache record' starts.")
 
 
 @grouped
@@ -20,162 +81,58 @@ def run(
         str,
         typer.Argument(help="A model's name, a directory, a GGUF file, or a name on the hub."),
     ] = DEFAULT_MODEL,
-    host: Annotated[
-        str, typer.Option(help="Where to listen.", rich_help_panel=_SERVER)
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(help="Where to listen; 0 takes any free port.", rich_help_panel=_SERVER)
-    ] = 8000,
-    name: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="What clients call the model; may be repeated. Else as it is loaded.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
-    max_requests: Annotated[
-        int,
-        typer.Option(
-            help="Continuations at once, running and waiting; more are answered with 429.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = 1024,
-    max_n: Annotated[
-        int, typer.Option(help="Most continuations of one prompt.", rich_help_panel=_SERVER)
-    ] = 128,
-    max_body: Annotated[
-        str, typer.Option(help="Longest body of a request.", rich_help_panel=_SERVER)
-    ] = "8MiB",
-    max_tenant_bodies: Annotated[
-        str,
-        typer.Option(
-            help="Bodies of one tenant's requests under way, together.", rich_help_panel=_SERVER
-        ),
-    ] = "64MiB",
-    max_json_items: Annotated[
-        int | None,
-        typer.Option(
-            help="Most values in a body; else 8 per token of the model.", rich_help_panel=_SERVER
-        ),
-    ] = None,
-    max_connections: Annotated[
-        int, typer.Option(help="Most open connections.", rich_help_panel=_SERVER)
-    ] = 8192,
-    max_per_address: Annotated[
-        int, typer.Option(help="Most open connections of one address.", rich_help_panel=_SERVER)
-    ] = 2048,
-    header_timeout: Annotated[
-        float, typer.Option(help="Seconds for the head of a request.", rich_help_panel=_SERVER)
-    ] = 10.0,
-    body_timeout: Annotated[
-        float, typer.Option(help="Seconds for the body of a request.", rich_help_panel=_SERVER)
-    ] = 60.0,
-    allowed_origin: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Origin of web pages that may call from browsers; may be repeated, '*' is all.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
-    tls_key: Annotated[
-        str | None, typer.Option(help="File of a private key, for TLS.", rich_help_panel=_SERVER)
-    ] = None,
-    tls_certificate: Annotated[
-        str | None, typer.Option(help="File of its certificates.", rich_help_panel=_SERVER)
-    ] = None,
-    metrics_tenant_names: Annotated[
-        bool,
-        typer.Option(
-            "--metrics-tenant-names",
-            help="Metrics and spans may name tenants; else metrics number them.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = False,
-    otel_traces: Annotated[
-        bool,
-        typer.Option(
-            "--otel-traces",
-            help="Send a span per request to OpenTelemetry; needs ostinato[otel].",
-            rich_help_panel=_SERVER,
-        ),
-    ] = False,
-    drain_timeout: Annotated[
-        float,
-        typer.Option(
-            help="Seconds that running requests may go on after SIGTERM.", rich_help_panel=_SERVER
-        ),
-    ] = 30.0,
-    keys: Annotated[
-        str | None,
-        typer.Option(
-            help="File of keys, see 'ostinato keys'; without it only this machine is let in.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
-    prewarm: Annotated[
-        str | None,
-        typer.Option(
-            help="File of prompts to compute before the first request, one JSON object a line.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
-    traces: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder for traces that 'ostinato cache record' starts.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
     *,
+    server: ServerOptions,
     engine: options.ServedEngineOptions,
 ) -> None:
     """Serve a model over HTTP, to clients of OpenAI's API.
 
-    Without keys it listens on this machine alone. SIGTERM or Ctrl-C lets running requests end;
-    the second one ends them.
+    Without keys it only serves this machine. SIGTERM or Ctrl-C lets running requests end; a second
+    one ends them.
 
     Try: ostinato serve tiny-shakespeare
     """
     from ostinato.server.config import ServerConfig
 
     config = ServerConfig(
-        host=host,
-        port=port,
-        model_names=tuple(name or (model,)),
-        max_requests=max_requests,
-        max_n=max_n,
-        max_body_bytes=read_bytes("max_body", max_body),
-        max_tenant_body_bytes=read_bytes("max_tenant_bodies", max_tenant_bodies),
-        max_json_items=max_json_items,
-        max_connections=max_connections,
-        max_connections_per_address=max_per_address,
-        allowed_origins=tuple(allowed_origin or ()),
-        tls_key_file=tls_key,
-        tls_certificate_file=tls_certificate,
-        header_timeout_s=header_timeout,
-        body_timeout_s=body_timeout,
-        drain_timeout_s=drain_timeout,
-        metrics_tenant_names=metrics_tenant_names,
-        otel_traces=otel_traces,
-        keys_file=keys,
-        traces_folder=traces,
+        host=server.host,
+        port=server.port,
+        model_names=tuple(server.name or (model,)),
+        max_requests=server.max_requests,
+        max_n=server.max_n,
+        max_body_bytes=read_bytes("max_body", server.max_body),
+        max_tenant_body_bytes=read_bytes("max_tenant_bodies", server.max_tenant_bodies),
+        max_json_items=server.max_json_items,
+        max_connections=server.max_connections,
+        max_connections_per_address=server.max_per_address,
+        allowed_origins=tuple(server.allowed_origin or ()),
+        tls_key_file=server.tls_key,
+        tls_certificate_file=server.tls_certificate,
+        tool_call_parser=server.tool_call_parser,
+        reasoning_parser=server.reasoning_parser,
+        header_timeout_s=server.header_timeout,
+        body_timeout_s=server.body_timeout,
+        drain_timeout_s=server.drain_timeout,
+        metrics_tenant_names=server.metrics_tenant_names,
+        otel_traces=server.otel_traces,
+        keys_file=server.keys,
+        traces_folder=server.traces,
     )
     settings = engine.settings(model)
     from ostinato.server.admin.prewarming import read_prewarm_file
-    from ostinato.server.opening import open_state, warm_up
-    from ostinato.server.running import listen, run_server
+    from ostinato.server.lifecycle import listen, open_state, run_server, warm_up
 
-    prompts = [] if prewarm is None else read_prewarm_file(prewarm)
+    prompts = [] if server.prewarm is None else read_prewarm_file(server.prewarm)
     with listen(config) as listener:
         with Console(stderr=True).status(f"Loading {model} ..."):
             state = open_state(model, settings, config)
             warm_up(state, prompts)
         path = str(state.llm.engine.compute_path)
-        run_server(state, listener, lambda address: _announce(model, address, keys, path))
+        run_server(state, listener, lambda address: _announce(model, address, server.keys, path))
 
 
 def _announce(model: str, address: str, keys_file: str | None, compute_path: str) -> None:
-    """Say where the model is served, to whom, and how it is computed."""
+    """Print where the model is served, to whom, and how it is computed."""
     console = Console(stderr=True, soft_wrap=True)
     line = Text("Serving ").append(model, style="bold").append(" on ")
     console.print(line.append(f"{address}/v1", style="bold"))

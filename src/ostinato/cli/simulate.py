@@ -1,17 +1,16 @@
-"""``ostinato simulate``: what would which cache have found of this traffic?"""
+"""``ostinato simulate``: what caches of other sizes and policies would have hit."""
 
 import json
 from pathlib import Path
-from typing import Annotated, cast
+from typing import cast
 
 import typer
 
 from ostinato.cli import _simulation_output as output
 from ostinato.cli import _trace_source as source
 from ostinato.cli._config_source import load_config
-from ostinato.cli._cost_options import CostOptions
-from ostinato.cli._machine_options import MachineOptions
-from ostinato.cli._option_groups import grouped
+from ostinato.cli._cost_options import CostOptions, MachineOptions
+from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._report_folder import open_folder
 from ostinato.core.config import (
     CacheConfig,
@@ -43,69 +42,54 @@ _MOST_SLOWDOWN = 1_000_000.0
 @grouped
 def run(
     trace: source.TracePath,
-    capacity: Annotated[
-        str | None,
-        typer.Option(
-            "--capacity",
-            "-c",
-            help="Sizes of the cache, with commas: blocks of the trace such as 2k, or memory such "
-            "as 8GiB where --model says what a token takes.",
-            rich_help_panel=_CACHE,
-        ),
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            "--policy",
-            "-p",
-            help=f"Which to try, with commas: {', '.join(SIMULATED_POLICIES)}. All unless said.",
-            rich_help_panel=_CACHE,
-        ),
-    ] = None,
-    bounds: Annotated[
-        bool,
-        typer.Option(
-            "--bounds/--no-bounds",
-            help="Add what could have been found with knowledge of the future.",
-            rich_help_panel=_CACHE,
-        ),
-    ] = True,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            help="A config.json, a directory, an embedded model, or a name on the hub.",
-            rich_help_panel=_CACHE,
-        ),
-    ] = None,
-    timed_requests: Annotated[
-        int,
-        typer.Option(
-            help="First requests to serve with the scheduler as well, for times; 0 is none.",
-            rich_help_panel=_TIMED,
-        ),
-    ] = 200,
-    timed_capacity: Annotated[
-        int | None,
-        typer.Option(
-            help="Blocks of the cache for that, enough for the longest request at least; else "
-            "half of what these requests bring.",
-            rich_help_panel=_TIMED,
-        ),
-    ] = None,
-    slowdown: Annotated[
-        float | None,
-        typer.Option(
-            help="Stretch the gaps between arrivals by this; else until one engine can serve them.",
-            rich_help_panel=_TIMED,
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="A directory for plots (PNG, SVG) and report.html."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    capacity: str | None = option(
+        None,
+        "Sizes of the cache, with commas: blocks of the trace such as 2k, or memory such as "
+        "8GiB where --model says what a token takes.",
+        "--capacity",
+        "-c",
+        panel=_CACHE,
+    ),
+    policy: str | None = option(
+        None,
+        f"Which to try, with commas: {', '.join(SIMULATED_POLICIES)}. All by default.",
+        "--policy",
+        "-p",
+        panel=_CACHE,
+    ),
+    bounds: bool = option(
+        True,
+        "Add what could have been found with knowledge of the future.",
+        "--bounds/--no-bounds",
+        panel=_CACHE,
+    ),
+    model: str | None = option(
+        None,
+        "A config.json, a directory, an embedded model, or a name on the hub.",
+        "--model",
+        "-m",
+        panel=_CACHE,
+    ),
+    timed_requests: int = option(
+        200,
+        "First requests to serve with the scheduler as well, for times; 0 is none.",
+        panel=_TIMED,
+    ),
+    timed_capacity: int | None = option(
+        None,
+        "Blocks of the cache for that, enough for the longest request at least; else half of "
+        "what these requests need.",
+        panel=_TIMED,
+    ),
+    slowdown: float | None = option(
+        None,
+        "Stretch the gaps between arrivals by this; else until one engine can serve them.",
+        panel=_TIMED,
+    ),
+    out: Path | None = option(
+        None, "A directory for plots (PNG, SVG) and report.html.", "--out", "-o"
+    ),
+    as_json: bool = option(False, "Print the figures as JSON.", "--json"),
     *,
     reading: source.TraceOptions,
     machine: MachineOptions,
@@ -152,7 +136,7 @@ def run(
 
 
 def _groups(trace: BlockTrace, config: Config | None) -> KVGroups | None:
-    """Say what is kept of a token, if a model or the trace says."""
+    """Return what is kept of a token, if a model or the trace tells."""
     if config is not None:
         return kv_groups(kv_bytes(config))
     return None if trace.token_bytes is None else KVGroups(trace.token_bytes)

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli._config_source import load_config
+from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._quantities import count
 from ostinato.core.config import at_least
 from ostinato.lab.kv_bytes import DTYPE_BITS, Footprint, KVBytes, LayerGroup, kv_bytes
@@ -23,7 +24,7 @@ _DTYPES = ", ".join(["auto", *DTYPE_BITS])
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What was asked.
+    """The arguments.
 
     Attributes:
         model: The model as the user named it.
@@ -43,20 +44,19 @@ class Question:
         return read_bytes("memory", self.memory)
 
 
+@grouped
 def run(
     model: Annotated[
         str,
         typer.Argument(help="A config.json, a directory, an embedded model, or a name on the hub."),
     ],
-    dtype: Annotated[
-        str, typer.Option(help=f"Format of the KV: {_DTYPES}. auto takes the model's own.")
-    ] = "auto",
-    tokens: Annotated[int, typer.Option(help="Length of a sequence.")] = 1000,
-    requests: Annotated[int, typer.Option(help="Sequences at once, sharing nothing.")] = 100,
-    memory: Annotated[str, typer.Option(help="Memory for KV, such as 24GiB or 80GB.")] = "24GiB",
-    as_json: Annotated[bool, typer.Option("--json", help="Print exact bytes as JSON.")] = False,
+    dtype: str = option("auto", f"Format of the KV: {_DTYPES}. auto takes the model's own."),
+    tokens: int = option(1000, "Length of a sequence."),
+    requests: int = option(100, "Sequences at once, sharing nothing."),
+    memory: str = option("24GiB", "Memory for KV, such as 24GiB or 80GB."),
+    as_json: bool = option(False, "Print exact bytes as JSON.", "--json"),
 ) -> None:
-    """Size a model's KV cache from its config alone: no weights, no GPU.
+    """Size a model's KV cache from its config: no weights, no GPU.
 
     Multi-head, grouped-query, multi-query and latent attention, sliding windows, layers that
     share KV, and layers that keep a state instead. Try: ostinato size tiny-shakespeare
@@ -194,7 +194,7 @@ def _number(value: int | None, noun: str | None = None) -> str:
 
 
 def _notes(question: Question, size: KVBytes) -> Iterator[str]:
-    """Say what the figures do not."""
+    """Return notes on the figures."""
     yield from size.notes
     if size.windowed is not None:
         yield "Windows kept: for engines that free what slid out of a window."
@@ -209,7 +209,7 @@ def _notes(question: Question, size: KVBytes) -> Iterator[str]:
 
 
 def _as_json(question: Question, size: KVBytes) -> dict[str, object]:
-    """Lay out all figures in exact bytes; null where there is no such figure."""
+    """Return all figures in exact bytes; null where there is none."""
     ways = {"whole": size.whole, "windowed": size.windowed, "expanded": size.expanded}
     return {
         "model": question.model,

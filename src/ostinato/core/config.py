@@ -13,13 +13,6 @@ IndexName = Literal["radix", "hash"]
 FreeOrder = Literal["scratch_first", "classic"]
 DigestName = Literal["sha256", "xxh3_128"]
 PolicyName = Literal["lru", "s3fifo", "arc", "reuse_hazard"]
-AttentionName = Literal["auto", "native", "torch"]
-NATIVE_BLOCK = 16
-"""Tokens of which a block must have a multiple for the native library."""
-
-ReadOnce = Literal["auto", "always", "never"]
-ForwardName = Literal["auto", "packed", "plain"]
-QuantizationName = Literal["int8", "int4"]
 WaitingOrder = Literal["fcfs", "longest_prefix", "depth_first", "fair_share"]
 
 
@@ -29,7 +22,7 @@ class WindowConfig:
 
     Attributes:
         window: Tokens that a query sees, itself included, at least 1.
-        num_blocks: Blocks of its own pool: at least as many as one sequence needs to go on.
+        num_blocks: Blocks of its own pool: at least as many as one sequence needs to continue.
     """
 
     window: int

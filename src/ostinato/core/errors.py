@@ -59,7 +59,7 @@ class BrokenCheckpoint(ModelError):
 
 
 class MissingTokenizer(ModelError):
-    """Text was given or asked for, but the checkpoint has no tokenizer."""
+    """Text was given or requested, but the checkpoint has no tokenizer."""
 
 
 class UnsupportedModel(ModelError):

@@ -87,7 +87,7 @@ class Identity:
 
     @cached_property
     def encoded(self) -> bytes:
-        """One unambiguous byte string: each field behind its length."""
+        """One unambiguous byte string: each field after its length."""
         fields = [
             self.weights,
             self.epoch.to_bytes(8, "little"),
@@ -171,11 +171,11 @@ class PrefixKey:
     def __init__(
         self, identity: Identity, tokens: Iterable[int], images: Iterable[ImageSpan] = ()
     ) -> None:
-        """Take a prompt.
+        """Pack a prompt.
 
         Raises:
             TokenOutOfRange: An id does not fit four bytes.
-            RequestError: Images overlap or lie outside the prompt.
+            RequestError: Images overlap or leave the prompt.
         """
         self.identity = identity
         self._is_shared = isinstance(tokens, array) and tokens.typecode == "I"
@@ -261,7 +261,7 @@ class PrefixKey:
         return (boundary,) if first <= boundary < last else ()
 
     def num_common_tokens(self, other: "PrefixKey") -> int:
-        """Count the tokens from position 0 on whose KV the two sequences could share.
+        """Return the length of the longest prefix whose KV the two sequences could share.
 
         Two images at one place are the same if digest, start and length are.
         """

@@ -105,7 +105,7 @@ class ScheduledSequence:
             null block (as many as it has blocks) where the window does not reach.
         sample: What to sample after the last token; None in the middle of a prompt.
         prompt_targets: For prompt log-probs, the prompt ids that follow each new token, shape
-            (<= num_new_tokens,); empty if none are asked for.
+            (<= num_new_tokens,); empty if none are requested.
         num_prompt_logprobs: Alternatives per prompt target.
     """
 
@@ -162,7 +162,7 @@ class SampledToken:
 
     Attributes:
         token_id: The token.
-        logprobs: If asked for, its own log-probability first, then those of the alternatives
+        logprobs: If requested, its own log-probability first, then those of the alternatives
             from the most likely one on.
         error: Why nothing could be sampled; empty if something was. It ends this sequence
             and no other of the batch.

@@ -39,7 +39,7 @@ class Request:
         cache_write: Whether computed KV may be found by others.
         eos_token_ids: The model's end-of-sequence ids.
         constraint: Restricts each continuation, in its first state; each works on a copy.
-        fields: Names and texts of the messages and fields that the prompt was made of, in
+        prompt_sections: Names and texts of the messages and fields that the prompt was made of, in
             order; used in explanations only.
     """
 
@@ -53,7 +53,7 @@ class Request:
     cache_write: bool = True
     eos_token_ids: frozenset[int] = frozenset()
     constraint: TokenConstraint | None = None
-    fields: tuple[tuple[str, str], ...] = ()
+    prompt_sections: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class RequestContext:
     Attributes:
         name: The request's id.
         off: The setting that keeps it from reading the cache; empty if it reads.
-        fields: As of the request.
+        prompt_sections: As of the request.
         num_known_tokens: Tokens in whole blocks that were cached when it arrived; None if no
             lookup was made.
         waits_for: Name of the request that it waited for, if any.
@@ -72,7 +72,7 @@ class RequestContext:
 
     name: str = ""
     off: str = ""
-    fields: tuple[tuple[str, str], ...] = ()
+    prompt_sections: tuple[tuple[str, str], ...] = ()
     num_known_tokens: int | None = None
     waits_for: str = ""
     is_sibling: bool = False

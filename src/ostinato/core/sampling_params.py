@@ -28,7 +28,7 @@ class SamplingParams:
             is not sampled.
         seed: The same seed gives the same tokens whatever else is in the batch; None draws one.
         stop_token_ids: Ids that end the text, besides the model's end-of-sequence ids.
-        max_tokens: Most tokens to generate; None goes on to the model's or the pool's limit.
+        max_tokens: Most tokens to generate; None is the model's or the pool's limit.
         min_tokens: No end-of-sequence, stop id or stop string before so many tokens.
         ignore_eos: Go on after the model's end-of-sequence ids.
         logprobs: Log-probabilities of the sampled token and of this many alternatives; -1 is the

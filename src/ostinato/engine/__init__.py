@@ -11,7 +11,7 @@ Files in reading order:
 * ``token_table``, ``detokenizer``, ``stop_strings``: from token ids to text, and to its end
 * ``request_validation``: tokenizes a prompt and checks a request, before it is added
 * ``request_state``: the tokens, texts and times of one request
-* ``sizing``: how many blocks each group of layers gets
+* ``setup``: loads the model and sizes its pools
 * ``weights``: checks new weights against the model
 * ``kv_events_wire``, ``kv_events_publisher``: the format of KV events, and the socket
 * ``grammar_vocabulary``, ``grammar_worker``, ``grammar_check``: compile a grammar within limits
@@ -19,11 +19,12 @@ Files in reading order:
 * ``public_prefixes``: which prefixes are public, and which prompt begins with one
 * ``trace_writer``, ``recorder``: record what happens to an engine
 * ``engine``: the loop
-* ``snapshot``, ``explain_api``, ``admin_api``: counters, explanations, and what operators call
-* ``progress``, ``interrupts``, ``llm``: batches, with a progress bar and Ctrl-C
+* ``snapshot``, ``explain_api``: copies of its counters, explanations of its requests
+* ``interrupts``, ``batch``, ``llm``: batches, with a progress bar and Ctrl-C
 * ``thread_bridge``, ``engine_thread``: the engine's thread, and how event loops talk to it
 * ``tenant_queue``, ``tokenizer_executor``: tokenizing without blocking the event loop
-* ``async_admin_api``, ``async_llm``: many callers at once
+* ``admin_api``: leases, public prefixes, erasure, new weights, recordings
+* ``async_llm``: many callers at once
 
 Rules:
 

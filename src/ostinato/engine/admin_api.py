@@ -1,14 +1,18 @@
-"""What may an operator ask of an engine?
+"""What operators do with an engine, always between steps.
 
 * lease: keep a prefix, pinned or for a time, as hosted APIs sell it;
-* publish: let several tenants share a prefix, and compute only what follows it;
-* erase: leave nothing of a tenant, down to the keys and values;
+* publish: let several tenants share a prefix;
+* erase: remove everything of a tenant, down to the keys and values;
 * new weights: see ``weights``;
 * recordings: see ``recorder``.
 
-All of it happens between steps; the faces see to that, each in its way.
+``AsyncAdminApi`` has the calls that wait for steps: for the end of a tenant's requests before it
+is erased, for a prefix to be computed before it is published.
 """
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +21,33 @@ import torch
 from ostinato.core.errors import CacheInUse, ConfigError, EmptyPrompt, RequestError
 from ostinato.core.identity import PrefixKey
 from ostinato.engine.engine import Engine
-from ostinato.engine.prompts import Prompt
+from ostinato.engine.engine_thread import EngineThread
+from ostinato.engine.prompts import Prompt, check_salt
 from ostinato.engine.public_prefixes import salt_of_public
 from ostinato.engine.recorder import Settings
 from ostinato.engine.request_validation import tokenize
+from ostinato.engine.sampling_params import SamplingParams
+from ostinato.engine.tokenizer_executor import TokenizerExecutor
 from ostinato.engine.weights import WeightUpdate
 from ostinato.tenants.terms import EraseReceipt, LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
 
 
 class AdminApi:
-    """The operator's side of one engine."""
+    """Administers one engine; called between steps."""
 
     def __init__(self, engine: Engine) -> None:
-        """Serve an engine."""
+        """Administer an engine."""
         self._engine = engine
 
     def lease(self, prompt: Prompt, terms: LeaseTerms) -> LeaseReceipt:
         """Keep a prompt's cached blocks from being evicted.
 
         Args:
-            prompt: The prefix; its salt says whose it is.
+            prompt: The prefix, with its tenant's salt.
             terms: For how long.
 
         Returns:
-            What is held, and why not all of it.
+            What is held, and the reason if it is not all.
 
         Raises:
             RequestError: It is no prompt of this model.
@@ -56,14 +63,14 @@ class AdminApi:
         return receipt
 
     def end_lease(self, lease_id: LeaseId) -> bool:
-        """Let go of a lease; returns False if there is none of that number."""
+        """End a lease; returns False if there is none of that number."""
         self._engine.recorder.tick()
         ended = self._engine.cache.admin.end_lease(lease_id)
         self._engine.recorder.on_lease_ended(lease_id)
         return ended
 
     def publishable(self, name: str, prompt: Prompt) -> Prompt:
-        """Return the prompt that computes what is to be published: whole blocks of another.
+        """Return the whole blocks of a prompt, as the prompt that computes them for publication.
 
         Raises:
             RequestError: It is no prompt of this model, fills no block, or the name is taken.
@@ -76,16 +83,16 @@ class AdminApi:
         """Hold a prefix for all tenants that may read it.
 
         Args:
-            prompt: As ``publishable`` made it; computed by a request since.
+            prompt: As ``publishable`` returned it; computed by a request since.
 
         Returns:
-            Accepted or rejected, and why.
+            Accepted or rejected, with the reason.
 
         Raises:
-            RequestError: Somebody published another under that name meanwhile.
+            RequestError: Another prefix was published under that name meanwhile.
         """
         name, engine = prompt.publishes, self._engine
-        assert name is not None, "a prompt to be published says under which name"
+        assert name is not None, "a prompt to be published has a name"
         tokens = engine.public_prefixes.whole_blocks(name, tokenize(prompt, engine.loaded))
         key = PrefixKey(engine.identity_of(prompt, tokens), tokens)
         engine.recorder.tick()
@@ -96,11 +103,11 @@ class AdminApi:
         return receipt
 
     def unpublish(self, name: str, num_cancelled: int = 0) -> EraseReceipt:
-        """Forget a public prefix, and what all tenants computed behind it; as ``erase``.
+        """Remove a public prefix, and what all tenants computed after it; as ``erase``.
 
         Raises:
             RequestError: There is none of that name.
-            CacheInUse: Requests begin with it: let them end, or cancel them.
+            CacheInUse: Requests begin with it: wait for their end, or cancel them.
         """
         if all(known.name != name for known in self._engine.public_prefixes.listed()):
             raise RequestError(f"name={name!r:.80}: there is no public prefix of that name")
@@ -109,19 +116,19 @@ class AdminApi:
         return receipt
 
     def erase(self, cache_salt: str | bytes, num_cancelled: int = 0) -> EraseReceipt:
-        """Leave nothing of a tenant: no block, token id, digest, event, count, key or value.
+        """Remove every block, token id, digest, event, count, key and value of a tenant.
 
         Args:
-            cache_salt: The tenant's, or bytes that stand for a public prefix.
-            num_cancelled: Its requests that were cancelled for it; for the receipt.
+            cache_salt: The tenant's, or that of a public prefix.
+            num_cancelled: Requests that were cancelled for it; for the receipt.
 
         Raises:
-            CacheInUse: Requests of it are live: let them end, or cancel them.
+            CacheInUse: Requests of it are live: wait for their end, or cancel them.
 
         Effects: every slot of the KV stores without live content is overwritten with zeros,
-        since blocks that were evicted or given back still hold what was computed. The numbers
-        of the tenant's requests stay in the totals; salts of ``allotments`` stay in the
-        settings. Cost: every layer's unused slots are read once, and written where need be.
+        since evicted and free blocks still hold what was computed. The tenant's requests still
+        count in the totals; salts of ``allotments`` stay in the settings. Cost: every layer's
+        unused slots are read once, and written where they are not zero.
         """
         live = self._engine.requests_of(cache_salt)
         if live:
@@ -132,7 +139,7 @@ class AdminApi:
         salt = cache_salt.encode() if isinstance(cache_salt, str) else cache_salt
         self._engine.recorder.tick()
         receipt = self._engine.cache.admin.erase(salt)
-        self._engine.forget_grammars(salt)
+        self._engine.grammars.forget(salt.decode(errors="replace"))
         self._engine.recorder.on_erased(salt)
         return EraseReceipt(
             num_cancelled,
@@ -143,18 +150,23 @@ class AdminApi:
         )
 
     def update_weights(self, update: WeightUpdate) -> int:
-        """Put new weights in the place of the old ones.
+        """Replace the model's weights.
 
         Returns:
             The new epoch.
 
-        Effects: running requests go on over the keys and values that they have, and publish
-        nothing more; nothing that was computed before can hit. Leases end.
+        Effects: running requests continue with the keys and values that they have, and publish
+        nothing more; nothing computed before can hit. Leases end.
         """
-        return self._engine.apply_weights(update)
+        engine = self._engine
+        engine.loaded = update.apply(engine.loaded)
+        engine.recorder.tick()
+        epoch = engine.cache.admin.new_epoch(engine.loaded.fingerprint)
+        engine.recorder.on_new_epoch()
+        return epoch
 
     def start_recording(self, path: str | Path) -> Path:
-        """Record what happens from now on, without any content.
+        """Record a trace from now on, without any content.
 
         Args:
             path: A file that does not exist; ``ostinato simulate`` reads it.
@@ -168,14 +180,14 @@ class AdminApi:
                 f"a recording to {str(recorder.path)!r} runs: stop it before you begin another one"
             )
         cache = engine.cache
-        is_cold = not engine.has_work and cache.manager.pool.num_scratch == cache.config.num_blocks
+        is_cold = not engine.has_work and cache.manager.pool.num_unused == cache.config.num_blocks
         shape, epoch = self._shape(), cache.manager.epoch
         settings = Settings(cache.config, engine.scheduler.config, shape, epoch, is_cold)
         recorder.start(Path(path), settings)
         return Path(path)
 
     def start_recording_if_set(self) -> None:
-        """Record from the first request on, if ``record_trace`` says where.
+        """Record from the first request on, if ``record_trace`` is set.
 
         Raises:
             ConfigError: The file cannot be made.
@@ -184,12 +196,12 @@ class AdminApi:
             self.start_recording(self._engine.config.record_trace)
 
     def stop_recording(self) -> Path | None:
-        """End the recording and return where it is; None if none runs."""
+        """End the recording and return its path; None if none runs."""
         return self._engine.recorder.stop()
 
     def _shape(self) -> dict[str, Any]:
-        """Say what the model's tokens weigh, for the header of a trace."""
-        loaded, dtype = self._engine.loaded, self._engine.kv_dtype()
+        """Return the sizes of the model, for the header of a trace."""
+        loaded, dtype = self._engine.loaded, self._engine.runner.kv_stores[0].dtype
         return {
             "name": Path(loaded.name).name,
             "num_layers": len(loaded.kv_spec.layers),
@@ -211,3 +223,52 @@ class AdminApi:
             store.zero(unused.to(store.device))
             count += len(unused)
         return count
+
+
+class AsyncAdminApi:
+    """The calls of ``AdminApi`` that wait for steps of an engine in a thread."""
+
+    def __init__(
+        self, admin: AdminApi, thread: EngineThread, tokenizing: TokenizerExecutor
+    ) -> None:
+        """Administer the engine of a thread."""
+        self._admin, self._thread, self._tokenizing = admin, thread, tokenizing
+
+    async def erase(self, cache_salt: str, cancel_running: bool) -> EraseReceipt:
+        """Remove everything of a tenant, once its requests have ended."""
+        check_salt(cache_salt)
+        async with self._blocked(cache_salt, cancel_running) as cancelled:
+            return await self._thread.call(lambda: self._admin.erase(cache_salt, cancelled))
+
+    async def publish(self, name: str, prompt: Prompt) -> LeaseReceipt:
+        """Compute a prefix once for several tenants, and hold it."""
+        made = await self._tokenizing.do(lambda: self._admin.publishable(name, prompt))
+        params = SamplingParams(max_tokens=1, detokenize=False)
+        async for _ in self._thread.stream(await self._tokenizing.request(made, params, None, 0)):
+            pass  # if it fails, it is not cached, and the receipt says so
+        return await self._thread.call(lambda: self._admin.publish(made))
+
+    async def unpublish(self, name: str, cancel_running: bool) -> EraseReceipt:
+        """Remove a public prefix, once the requests that begin with it have ended."""
+        async with self._blocked(salt_of_public(name), cancel_running) as cancelled:
+            return await self._thread.call(lambda: self._admin.unpublish(name, cancelled))
+
+    @asynccontextmanager
+    async def _blocked(self, salt: str | bytes, cancel_running: bool) -> AsyncIterator[int]:
+        """Refuse a tenant's new requests meanwhile, and wait for the end of the others.
+
+        Yields:
+            How many of them were cancelled.
+        """
+        thread, engine = self._thread, self._thread.engine
+        # Not awaited: a caller that is cancelled in between must not leave the tenant blocked.
+        thread.commands.put(lambda: engine.block_tenant(salt))
+        try:
+            cancelled = 0
+            if cancel_running:
+                cancelled = await thread.call(lambda: thread.cancel_all(salt))
+            while await thread.call(lambda: engine.requests_of(salt)):
+                await asyncio.sleep(0)  # answered between steps: one question per step
+            yield cancelled
+        finally:
+            thread.tell(lambda: engine.unblock_tenant(salt))

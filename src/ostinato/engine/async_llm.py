@@ -1,4 +1,4 @@
-"""How is it used from an event loop?
+"""``AsyncLLM``: many callers at once, from an event loop.
 
 The engine runs in a thread of its own; the caller's loop never waits for a forward pass::
 
@@ -7,8 +7,8 @@ The engine runs in a thread of its own; the caller's loop never waits for a forw
        ▲                                            │
        └──────────── mailbox ◄── post_all ──────────┘
 
-What crosses is cumulative, so a mailbox keeps the newest alone: a slow reader misses no token
-and delays no one. The reader's side takes what is new out of it, if ``output_kind`` asks for that.
+Outputs are cumulative, so a mailbox keeps only the newest: a slow reader misses no token and
+delays no other. The reader's side takes the new part of it, if ``output_kind`` is ``DELTA``.
 """
 
 import asyncio
@@ -16,11 +16,9 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ostinato.engine.admin_api import AdminApi
-from ostinato.engine.async_admin_api import AsyncAdminApi
+from ostinato.engine.admin_api import AdminApi, AsyncAdminApi
 from ostinato.engine.chat import Message, fields_of, render_chat
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.engine import Engine
@@ -32,7 +30,7 @@ from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.thread_bridge import AnswerT
 from ostinato.engine.tokenizer_executor import TokenizerExecutor
 from ostinato.engine.vllm_keywords import refuse_arguments, refuse_call
-from ostinato.engine.weights import WeightSource
+from ostinato.engine.weights import WeightSource, read_weights
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.explanation import Explanation
 from ostinato.tenants.terms import PINNED, EraseReceipt, LeaseId, LeaseReceipt, LeaseTerms
@@ -53,16 +51,16 @@ class AsyncLLM:
             ModelError: The model cannot be served.
         """
         self._engine = Engine(EngineConfig.of(model, settings))
-        administration = AdminApi(self._engine)
-        administration.start_recording_if_set()
+        self._admin = AdminApi(self._engine)
+        self._admin.start_recording_if_set()
         self._tokenizing = TokenizerExecutor(self._engine)
         self._thread = EngineThread(self._engine)
-        self._operator = AsyncAdminApi(administration, self._thread, self._tokenizing)
+        self._waiting_admin = AsyncAdminApi(self._admin, self._thread, self._tokenizing)
 
-    if not TYPE_CHECKING:  # type checkers shall go on to see what is missing
+    if not TYPE_CHECKING:  # hidden from type checkers, which report missing methods
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Say what to use instead of a method that only vLLM has."""
+            """Raise an error that says what to use instead of a method of vLLM."""
             refuse_call(self, name)
 
     @property
@@ -72,17 +70,17 @@ class AsyncLLM:
 
     @property
     def engine(self) -> Engine:
-        """The loop underneath; while the thread runs, it is for reading counters alone."""
+        """The engine; while its thread runs, only counters may be read."""
         return self._engine
 
     async def look(self, question: Callable[[Engine], AnswerT]) -> AnswerT:
-        """Have the engine looked at between two steps.
+        """Read from the engine between two steps.
 
         Args:
-            question: Reads what it likes, and changes nothing.
+            question: Reads the engine, and changes nothing.
 
         Returns:
-            The answer, after the step that is under way.
+            Its answer, after the current step.
 
         Raises:
             EngineStopped: The engine was shut down.
@@ -91,7 +89,7 @@ class AsyncLLM:
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are taken: neither was it shut down, nor has its loop broken."""
+        """Whether requests are accepted: it was not shut down, and its thread has not failed."""
         return self._thread.commands.is_open
 
     @property
@@ -99,18 +97,22 @@ class AsyncLLM:
         """Most tokens of prompt and answer together."""
         return self._engine.max_model_len
 
-    async def encode(self, text: str, *, cache_salt: str = "") -> list[int]:
-        """Return a text's token ids, as ``generate`` would compute them.
+    async def encode(
+        self, text: str, *, cache_salt: str = "", add_special_tokens: bool = True
+    ) -> list[int]:
+        """Return a text's token ids, as ``generate`` tokenizes it.
 
         Args:
             text: What to tokenize.
             cache_salt: Of the tenant that asks: tenants take turns.
+            add_special_tokens: Whether the tokenizer adds what begins or ends a text.
 
         Raises:
             MissingTokenizer: The checkpoint has none.
             RequestError: It is no text.
         """
-        return await self._tokenizing.encode(replace(parse_prompt(text), cache_salt=cache_salt))
+        prompt = replace(parse_prompt(text), cache_salt=cache_salt)
+        return await self._tokenizing.encode(prompt, add_special_tokens)
 
     async def decode(self, token_ids: TokenIds) -> str:
         """Return the text of token ids, special ones included.
@@ -144,7 +146,7 @@ class AsyncLLM:
         cache_salt: str = "",
         **options: Any,
     ) -> list[int]:
-        """Write a conversation as token ids, as ``chat`` does, beside the event loop.
+        """Return a conversation's token ids, as ``chat`` makes them, off the event loop.
 
         Tenants, by ``cache_salt``, take turns; ``options`` are those of ``render_chat``.
 
@@ -165,20 +167,20 @@ class AsyncLLM:
         priority: int = 0,
         **unsupported: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue a prompt, and yield what ``output_kind`` asks for whenever there is more.
+        """Continue a prompt, and yield an output of ``output_kind`` whenever there is more.
 
         Args:
             prompt: A text, a row of token ids, or a dict (see ``PromptDict``).
             sampling_params: How to sample; None is ``SamplingParams()``.
-            request_id: To cancel it by; None makes one up.
+            request_id: For ``abort``; None generates one.
             priority: Lower goes first.
-            **unsupported: Arguments of vLLM's that ask for nothing special.
+            **unsupported: vLLM's arguments, at values that change nothing.
 
         Raises:
             RequestError: The request can never be served.
             EngineStopped: The engine was shut down, or this is a fork of its process.
 
-        Effects: leaving the iteration early cancels the request and frees its blocks.
+        Effects: leaving the iteration early cancels the request and releases its blocks.
         """
         refuse_arguments(unsupported)
         return self._stream(parse_prompt(prompt), sampling_params, request_id, priority)
@@ -211,58 +213,59 @@ class AsyncLLM:
         administrator: bool = False,
         cache_salt: str | None = None,
     ) -> Explanation:
-        """Say why a request's prompt hit and missed what it did; as ``LLM.explain``.
+        """Explain which tokens of a request's prompt hit; as ``LLM.explain``.
 
         Args:
             request: Its output, or its ``request_id``; one of the last ``keep_explanations``.
             administrator: Whether other tenants may be mentioned; their content never is.
-            cache_salt: Of the tenant that asks: others' requests are unknown to it; None asks
-                of all.
+            cache_salt: Of the tenant that asks, which sees its own requests only; None sees all.
         """
         return await self.look(
             lambda engine: explain_request(engine, request, administrator, cache_salt)
         )
 
     def abort(self, request_id: str) -> None:
-        """Cancel a request; its reader gets what there is, with ``finish_reason="abort"``.
+        """Cancel a request; its reader gets the output so far, with ``finish_reason="abort"``.
 
-        Unknown ids are ignored: the request may just have ended.
+        Unknown ids are ignored: the request may have ended.
         """
         self._thread.tell(lambda: self._thread.cancel(request_id))
 
     async def reset_prefix_cache(self, preempt_running: bool = False) -> None:
-        """Forget every cached prefix.
+        """Remove every cached prefix.
 
         Args:
-            preempt_running: Whether running requests give their blocks back and start again.
+            preempt_running: Whether running requests release their blocks and start again.
 
         Raises:
-            CacheInUse: Requests run, and they were not to be preempted.
+            CacheInUse: Requests run, and ``preempt_running`` is off.
         """
         await self._thread.call(lambda: self._engine.reset_cache(preempt_running))
 
     async def update_weights(self, source: WeightSource) -> int:
-        """Put new weights in the place of the old ones; as ``LLM.update_weights``.
+        """Replace the model's weights between two steps; as ``LLM.update_weights``.
 
-        Effects: it happens between two steps. Running requests go on, over the keys and values
-        that they have, and publish nothing more.
+        Effects: running requests continue with the keys and values that they have, and publish
+        nothing more.
         """
-        return await self._operator.update_weights(source)
+        update = await asyncio.to_thread(read_weights, source, self._engine.loaded)
+        return await self._thread.call(lambda: self._admin.update_weights(update))
 
     async def lease(self, prompt: PromptInput, terms: LeaseTerms = PINNED) -> LeaseReceipt:
         """Keep a prompt's cached blocks from being evicted; as ``LLM.lease``."""
-        return await self._operator.lease(parse_prompt(prompt), terms)
+        parsed = parse_prompt(prompt)
+        return await self._thread.call(lambda: self._admin.lease(parsed, terms))
 
     async def has_lease(self, lease_id: LeaseId) -> bool:
         """Whether a lease still runs: it has neither run out nor been ended."""
-        return await self._operator.has_lease(lease_id)
+        return await self.look(lambda engine: engine.cache.admin.has_lease(lease_id))
 
     async def end_lease(self, lease_id: LeaseId) -> bool:
-        """Let go of a lease; returns False if there is none of that number."""
-        return await self._operator.end_lease(lease_id)
+        """End a lease; returns False if there is none of that number."""
+        return await self._thread.call(lambda: self._admin.end_lease(lease_id))
 
     async def erase(self, cache_salt: str, cancel_running: bool = False) -> EraseReceipt:
-        """Leave nothing of a tenant in cache, statistics and KV store.
+        """Remove everything of a tenant from cache, statistics and KV store.
 
         Args:
             cache_salt: The tenant's.
@@ -274,27 +277,27 @@ class AsyncLLM:
         Effects: until it is done, new requests of the tenant are refused (RequestError). Other
         tenants' requests go on.
         """
-        return await self._operator.erase(cache_salt, cancel_running)
+        return await self._waiting_admin.erase(cache_salt, cancel_running)
 
     async def publish(self, name: str, prompt: PromptInput) -> LeaseReceipt:
         """Compute a prefix once for several tenants; as ``LLM.publish``."""
-        return await self._operator.publish(name, parse_prompt(prompt))
+        return await self._waiting_admin.publish(name, parse_prompt(prompt))
 
     async def unpublish(self, name: str, cancel_running: bool = False) -> EraseReceipt:
-        """Forget a public prefix, and what all tenants computed behind it; as ``erase``.
+        """Remove a public prefix, and what all tenants computed after it; as ``erase``.
 
         Raises:
             RequestError: There is none of that name.
         """
-        return await self._operator.unpublish(name, cancel_running)
+        return await self._waiting_admin.unpublish(name, cancel_running)
 
     async def start_recording(self, path: str | Path) -> Path:
-        """Record what happens from now on; as ``LLM.start_recording``."""
-        return await self._operator.start_recording(path)
+        """Record a trace from now on; as ``LLM.start_recording``."""
+        return await self._thread.call(lambda: self._admin.start_recording(path))
 
     async def stop_recording(self) -> Path | None:
-        """End the recording and return where it is; None if none runs."""
-        return await self._operator.stop_recording()
+        """End the recording and return its path; None if none runs."""
+        return await self._thread.call(self._admin.stop_recording)
 
     def shutdown(self) -> None:
         """End all requests and the engine's thread; a second call does nothing."""
@@ -304,12 +307,7 @@ class AsyncLLM:
         """Return itself."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Shut down without blocking the event loop."""
         await asyncio.to_thread(self.shutdown)
 

@@ -1,11 +1,11 @@
-"""May this thread and this process call the engine now?
+"""Refuses calls from a second thread and from a forked process.
 
-An ``LLM`` runs one call at a time, in the process that made it. Calls at once from several threads
-would corrupt the cache; they are refused rather than queued, since one after the other they would
-lose what batching brings, without a word.
+An ``LLM`` runs one call at a time, in the process that made it. Concurrent calls from several
+threads would corrupt the cache; they are refused rather than queued, since a queue would silently
+lose the benefit of batching.
 
-A fork copies the calling thread alone. torch and the native library compute with the threads of an
-OpenMP runtime, and these stay behind: a forked child would wait for them forever. It is refused.
+A fork copies only the calling thread, and not the OpenMP threads of torch and the native library:
+a forked child would wait for them forever.
 """
 
 import functools
@@ -30,7 +30,7 @@ class Owner:
         Raises:
             ForkedProcess: It was forked from one whose engine used several threads.
 
-        Effects: processes that are forked from this one are told so.
+        Effects: registers a hook for processes that are forked from this one.
         """
         _check_inherited_threads()
         _watch_forks()
@@ -38,11 +38,11 @@ class Owner:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the process."""
+        """Whether this is that process."""
         return os.getpid() == self._pid
 
     def check(self) -> None:
-        """Refuse to go on in a forked child.
+        """Refuse calls in a forked child.
 
         Raises:
             ForkedProcess: This is one.

@@ -1,7 +1,6 @@
-"""How does a conversation become a prompt?
+"""Renders a conversation as a prompt, with the tokenizer's chat template.
 
-Through the tokenizer's chat template. A template that keeps earlier turns as they are makes
-every turn a prefix of the next; then the next turn finds all of it in the cache.
+With a template that keeps earlier turns unchanged, every turn is a prefix of the next, and hits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -85,7 +84,7 @@ def render_chat(
             return_dict=True,
             tokenizer_kwargs={"verbose": False},  # that it is too long is for admission to say
         )
-    except Exception as error:  # a template may raise whatever its author liked
+    except Exception as error:  # a template may raise anything
         raise RequestError(f"the chat template refuses these messages: {error}") from error
     return list(encoded["input_ids"])
 

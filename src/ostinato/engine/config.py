@@ -1,7 +1,6 @@
-"""What may a user set?
+"""The settings of an engine: one flat set of keywords for ``LLM``, ``AsyncLLM`` and the shell.
 
-One flat set of keywords, shared by ``LLM``, ``AsyncLLM`` and the command line; from it come
-the settings of the torch-free rooms.
+The settings of cache and scheduler derive from them.
 """
 
 from collections.abc import Mapping
@@ -10,17 +9,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ostinato.core.config import (
-    NATIVE_BLOCK,
     Allotment,
-    AttentionName,
     CacheConfig,
     DigestName,
-    ForwardName,
     FreeOrder,
     IndexName,
     PolicyName,
-    QuantizationName,
-    ReadOnce,
     SchedulerConfig,
     WaitingOrder,
     WindowConfig,
@@ -29,13 +23,20 @@ from ostinato.core.config import (
 )
 from ostinato.core.errors import ConfigError
 from ostinato.engine.vllm_keywords import translate_settings
+from ostinato.runner.settings import (
+    NATIVE_BLOCK,
+    AttentionName,
+    ForwardName,
+    QuantizationName,
+    ReadOnce,
+)
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 KEPT_EVENT_BATCHES = 10_000
-"""Kept for consumers that missed some, if KV events are published and nothing else is said."""
+"""Batches kept for consumers that missed some, by default, if KV events are published."""
 
 DEFAULT_MODEL = "tiny-shakespeare"
 """The model that ships with the package."""
@@ -49,14 +50,15 @@ class EngineConfig:
         model: Embedded model, checkpoint directory or hub name.
         revision: Branch, tag or commit of a model on the hub; None is its main branch.
         tokenizer: Directory or hub name of another tokenizer; None is the model's own.
-        dtype: In which to compute; ``auto`` is the checkpoint's. ``half`` and ``float`` are other
-            names of ``float16`` and ``float32``.
-        kv_cache_dtype: In which keys and values are kept; ``auto`` is the model's.
+        dtype: The dtype to compute in; ``auto`` is the checkpoint's. ``half`` and ``float`` are
+            other names of ``float16`` and ``float32``.
+        kv_cache_dtype: The dtype of keys and values; ``auto`` is the model's.
         device: Where to compute, as torch names it.
-        attention: Who computes attention: the ``native`` library, plain ``torch``, or ``auto``, the
-            library wherever it can.
-        forward: How steps are computed on a CPU: ``auto`` packs weights and fuses what lies between
-            them where the result is the same, ``packed`` only packs, ``plain`` does neither.
+        attention: Attention by the ``native`` library, plain ``torch``, or ``auto``: the library
+            where it can.
+        forward: How steps are computed on a CPU: ``auto`` packs weights and fuses the operations
+            between products where the result is the same, ``packed`` only packs, ``plain`` does
+            neither.
         quantization: In how many bits linear layers keep their weights, ``int8`` or ``int4``; None
             leaves them as the checkpoint has them.
         index: ``radix`` or ``hash``.
@@ -65,10 +67,10 @@ class EngineConfig:
         kv_cache_memory: Bytes for keys and values; None takes a share of the free memory.
         max_num_batched_tokens: Token budget of one step.
         max_chunk_tokens: Most tokens of one prompt in a step; None lets it take all that is
-            left, and then nobody else is admitted while a long prompt is computed.
+            left, and no request is admitted while a long prompt is computed.
         max_num_seqs: Most sequences that run at once.
         max_model_len: Most tokens of a sequence; None is the model's own limit.
-        max_logprobs: Most alternatives per token that ``SamplingParams.logprobs`` may ask for; -1
+        max_logprobs: The highest ``SamplingParams.logprobs``; -1
             allows the whole vocabulary, each a Python object.
         enable_prefix_caching: Off, every prompt is computed in full.
         order: ``fcfs``, ``longest_prefix``, ``depth_first`` or ``fair_share``.
@@ -84,20 +86,20 @@ class EngineConfig:
             no events, None keeps 10,000 if they are published and none otherwise.
         keep_explanations: Sequences that are remembered so that misses can be explained; 0
             remembers nothing.
-        ghost_blocks: The most blocks of the small cache that stands for the whole one in estimates
-            of what more memory or another policy would bring; 0 makes no estimates, None takes
-            128 where the cache has 64 blocks or more.
-        ghost_share: Processor time that estimates take in the long run, about, as a share of what
-            the cache takes; 1 samples all the time.
+        ghost_blocks: The most blocks of the small cache that simulates the whole one, for estimates
+            of more memory or another policy; 0 makes no estimates, None takes 128 where the cache
+            has 64 blocks or more.
+        ghost_share: Processor time of estimates in the long run, about, as a share of the cache's;
+            1 samples all the time.
         kv_events_endpoint: Where to publish KV events over ZeroMQ, such as
-            ``tcp://127.0.0.1:5557``; None publishes none. They carry token ids: whoever can
+            ``tcp://127.0.0.1:5557``; None publishes none. They carry token ids: anyone who can
             connect can read prompts.
-        kv_events_replay_endpoint: Where consumers ask for batches that they missed; None
-            answers nobody.
+        kv_events_replay_endpoint: Where consumers request batches that they missed; None
+            answers none.
         kv_events_topic: First frame of every message with KV events.
         record_trace: Where to record what happens, for ``ostinato simulate``: times, lengths
-            and pseudonyms, no content; None records nothing until it is asked to.
-        seed: Of the seeds for requests that bring none.
+            and pseudonyms, no content; None records nothing until a recording is started.
+        seed: Of the generator of seeds, for requests without one.
     """
 
     model: str = DEFAULT_MODEL
@@ -138,7 +140,7 @@ class EngineConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be, before a model is loaded.
+        """Check the settings, before a model is loaded.
 
         Raises:
             ConfigError: A value is out of range or unknown, or two contradict each other.
@@ -182,9 +184,8 @@ class EngineConfig:
         """Return the settings given as keywords, by their names here or in vLLM.
 
         Raises:
-            ConfigError: There is no such setting, and the message names the nearest one; or it is
-                one of vLLM's that cannot be had here, and the message says why; or a value cannot
-                be.
+            ConfigError: There is no such setting (the message names the nearest one), it is one of
+                vLLM's that is not supported (the message says why), or a value is invalid.
         """
         if not isinstance(model, (str, Path)):
             raise ConfigError(f"model={model!r}: must be a name or a directory")
@@ -221,14 +222,14 @@ class EngineConfig:
         )
 
     def longest(self, limit: int, reason: str) -> int:
-        """Settle the longest sequence between user and model.
+        """Return the length of the longest sequence.
 
         Args:
-            limit: Most tokens that the model can do.
-            reason: What says so.
+            limit: Most tokens that the model supports.
+            reason: What limits it.
 
         Raises:
-            ConfigError: The user asked for more.
+            ConfigError: ``max_model_len`` is above it.
         """
         if self.max_model_len is not None and self.max_model_len > limit:
             raise ConfigError(
@@ -249,7 +250,7 @@ class EngineConfig:
         )
 
     def _check_attention(self) -> None:
-        """Refuse to ask for the native library by name where it could never compute."""
+        """Refuse ``native`` where the library can never compute."""
         if self.attention != "native":
             return
         at_least("block_size", self.block_size, 1)
@@ -298,7 +299,7 @@ class EngineConfig:
                 )
 
     def _check_kv_events(self) -> None:
-        """Refuse settings of KV events that cannot be or contradict each other."""
+        """Check the settings of KV events, each and together."""
         for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or "://" not in value):
@@ -322,7 +323,7 @@ class EngineConfig:
         if not self.enable_prefix_caching:
             raise ConfigError(
                 f"kv_events_endpoint={endpoint!r} and enable_prefix_caching=False: nothing is "
-                "cached, so there are no KV events; give up one of them"
+                "cached, so there are no KV events; change one of them"
             )
         if self.keep_event_batches == 0:
             raise ConfigError(
@@ -333,5 +334,5 @@ class EngineConfig:
         if self.kv_events_replay_endpoint == endpoint and not any_port:
             raise ConfigError(
                 f"kv_events_endpoint and kv_events_replay_endpoint are both {endpoint!r}: each "
-                "socket needs an address of its own"
+                "socket needs its own address"
             )

@@ -1,13 +1,12 @@
-"""How do tokens become text, never half a character?
+"""Turns tokens into text incrementally, never half a character.
 
 The text of an output is what it adds to the prompt: ``decode(prompt + output)`` without
-``decode(prompt)``. Tokens come one at a time, and two things stand between them and the text:
+``decode(prompt)``. Tokens arrive one at a time, and there are two difficulties:
 
-* **Characters in pieces.** A token may end within a character. Tokens that stand for bytes go
-  through an incremental UTF-8 decoder, which lets out whole characters and replaces what cannot
-  become one by U+FFFD.
-* **Tokens that need company.** ``▁world`` is " world" after another token and "world" at the start.
-  Other tokens are therefore decoded behind the last few before them::
+* **Partial characters.** A token may end within a character. Tokens of bytes go through an
+  incremental UTF-8 decoder, which emits whole characters and replaces invalid bytes by U+FFFD.
+* **Tokens that depend on others.** ``▁world`` is " world" after another token and "world" at the
+  start. Tokens of text are therefore decoded together with the last few before them::
 
       already text      pending
       ▁Hel lo , ▁      world          decode(all of these) without decode(already text)
@@ -15,12 +14,12 @@ The text of an output is what it adds to the prompt: ``decode(prompt + output)``
 
 Equal to ``tokenizer.decode`` of everything, with one exception: where a byte-fallback tokenizer
 meets a run of byte pieces that is not valid UTF-8 (``max_tokens`` cutting a character is enough),
-it replaces every byte of the whole run, also of good characters that were shown long before. Here
-the good ones stay, as in a byte-level tokenizer.
+it replaces every byte of the whole run, even of valid characters that were emitted long before.
+Here the valid ones are kept, as in a byte-level tokenizer.
 
-Rejected: ``tokenizers.decoders.DecodeStream``. It serves fast tokenizers only, has no call for the
-rest at the end, goes on growing its window while bytes are invalid, and raises "Invalid prefix
-encountered" where a run of byte pieces changes its beginning (vLLM catches this and starts over).
+Rejected: ``tokenizers.decoders.DecodeStream``. It supports fast tokenizers only, has no call to
+flush the rest, grows its window while bytes are invalid, and raises "Invalid prefix encountered"
+where a run of byte pieces changes its beginning (vLLM catches this and starts over).
 
 Source of the two offsets: Hugging Face text-generation-inference, as in vLLM's detokenizer.
 """
@@ -33,12 +32,12 @@ from typing import Any
 from ostinato.engine.token_table import TokenTable
 
 _CONTEXT_TOKENS = 4
-"""Tokens to decode behind: more than one, since one may decode to nothing; and the bytes of an
+"""Tokens of context: more than one, since one may decode to nothing; and the bytes of an
 unfinished character at the end of a prompt are at most three."""
 
 _PATIENCE_TOKENS = 16
-"""Tokens without final text before they are taken as they are: a character has four bytes, so
-this is garbage, and waiting on would cost more with each token."""
+"""Tokens without final text before they are accepted: a character has four bytes, so longer runs
+are invalid, and waiting would cost more with each token."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -52,13 +51,13 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         prompt: Sequence[int] = (),
     ) -> None:
-        """Start behind a prompt.
+        """Start after a prompt.
 
         Args:
-            tokenizer: Of ``transformers``, fast or slow; or a ``TokenTable`` of it, which saves
-                looking up the same tokens for each request.
+            tokenizer: Of ``transformers``, fast or slow; or its ``TokenTable``, which requests can
+                share.
             skip_special_tokens: Leave special tokens out of the text.
-            prompt: Ids that come before, of which the last few are read. A character that begins
+            prompt: Ids before the output, of which the last few are read. A character that begins
                 in the prompt and ends in the output belongs to the output.
         """
         self._table = tokenizer if isinstance(tokenizer, TokenTable) else TokenTable(tokenizer)
@@ -66,11 +65,11 @@ class Detokenizer:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._context: list[int] = []
         self._pending: list[int] = []
-        self._num_shown = 0  # characters of the pending tokens that are out already
+        self._num_shown = 0  # characters of the pending tokens that were emitted
         self.append(self._tail(prompt))
 
     def append(self, token_ids: Iterable[int]) -> str:
-        """Take tokens and return the text that is final with them.
+        """Add tokens and return the text that is final with them.
 
         Ids that the tokenizer does not know have no text. Cost: O(1) decoded ids per token.
         """
@@ -96,7 +95,7 @@ class Detokenizer:
         return tail[::-1]
 
     def _take(self, token: int) -> str:
-        """Take one token."""
+        """Add one token."""
         data = self._table.entry(token).data
         # At the start of a text a decoder may strip a space, even one spelled as a byte.
         starts = not self._context and data is not None and data.isascii()
@@ -107,7 +106,7 @@ class Detokenizer:
         return text
 
     def _take_text(self, token: int) -> str:
-        """Take a token that is decoded behind others; slow tokenizers may hide bytes in it."""
+        """Add a token that is decoded after others; slow tokenizers may hide bytes in it."""
         self._pending.append(token)
         text = self._pending_text()
         final = text.rstrip(_REPLACEMENT)
@@ -118,7 +117,7 @@ class Detokenizer:
         return new_text
 
     def _settle(self) -> str:
-        """Take the pending tokens as they are and return what they have to add."""
+        """Accept the pending tokens and return the text that they add."""
         if not self._pending:
             return ""
         text = self._pending_text()[self._num_shown :]
@@ -127,7 +126,7 @@ class Detokenizer:
         return text
 
     def _remember(self, tokens: list[int]) -> None:
-        """Put tokens that are out behind the context."""
+        """Move emitted tokens to the context."""
         self._context = [*self._context, *tokens][-_CONTEXT_TOKENS:]
 
     def _pending_text(self) -> str:
@@ -136,6 +135,6 @@ class Detokenizer:
         after = self._table.decode(self._context + self._pending)
         if after.startswith(before):
             return after[len(before) :]
-        # A decoder that rewrites its end, such as one for "@@ " marks: what is out stays out.
+        # A decoder may rewrite its end, such as one for "@@ " marks: emitted text stays.
         pairs = zip(before, after, strict=False)
         return after[sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) :]

@@ -1,27 +1,24 @@
-"""How does the loop go round?
+"""The engine loop, without I/O and without threads.
 
-Without I/O and without threads: requests go in, ``step`` is called while there is work,
-outputs come out. ``LLM`` and ``AsyncLLM`` wrap it, each in its way::
+Requests are added, ``step`` is called while there is work, and returns what changed. ``LLM`` and
+``AsyncLLM`` wrap it::
 
     add ─► scheduler.plan ─► runner.execute ─► scheduler.commit ─► request states ─► outputs
                                   └─ raises ─► scheduler.fail ───┘
 
-A step that raises ends the requests that took part in it and no other.
+A step that raises ends the requests that took part in it and no others.
 """
 
+import itertools
 import logging
 import random
 import time
 import weakref
 from array import array
 from collections.abc import Callable
-from dataclasses import replace
-
-import torch
-from transformers import PreTrainedTokenizerBase
 
 from ostinato.assembly import build_cache, build_scheduler
-from ostinato.core.errors import ConfigError, RequestError
+from ostinato.core.errors import RequestError
 from ostinato.core.identity import Identity
 from ostinato.core.ids import RequestId
 from ostinato.core.plan import TokenConstraint
@@ -45,19 +42,10 @@ from ostinato.engine.request_validation import (
     tokenize,
 )
 from ostinato.engine.sampling_params import SamplingParams
-from ostinato.engine.sizing import size_pools
-from ostinato.engine.structured_outputs import StructuredOutputs
+from ostinato.engine.setup import set_up
 from ostinato.engine.token_table import TokenTable
-from ostinato.engine.weights import WeightUpdate
 from ostinato.observe.counters import CacheStats
-from ostinato.runner.attention.choice import AttentionCase, check_asked_for, choose_attention
-from ostinato.runner.compute_path import ComputePath
-from ostinato.runner.forward.places import weight_bytes
-from ostinato.runner.heap import keep_large_blocks
-from ostinato.runner.layer_groups import group_layers
-from ostinato.runner.model_loader import LoadedModel, load_model, load_tokenizer
-from ostinato.runner.model_runner import ModelRunner
-from ostinato.runner.resolve import resolve_model
+from ostinato.runner.model_loader import LoadedModel
 from ostinato.sched.sequence import Sequence, SequenceUpdate
 from ostinato.sched.stats import SchedulerStats
 
@@ -65,7 +53,7 @@ logger = logging.getLogger("ostinato")
 
 
 class Engine:
-    """The loop: one model, one cache, one scheduler.
+    """One model, one cache, one scheduler.
 
     Attributes:
         owner: The process that it runs in.
@@ -73,13 +61,13 @@ class Engine:
         loaded: The model.
         runner: Executes steps.
         compute_path: How it does so, and why not faster.
-        cache: Who holds which block.
-        public_prefixes: Which prefixes several tenants share.
-        scheduler: Who computes what.
-        is_computing: Whether a forward pass is under way, so that whatever is raised now ends
-            the step and does no other harm.
-        recorder: Writes down what happens, for replays; nothing unless it was asked to.
-        kv_events: Tells outsiders what is cached; None unless ``kv_events_endpoint`` is set.
+        cache: The prefix cache.
+        public_prefixes: The prefixes that several tenants share.
+        scheduler: Plans steps.
+        grammars: Compiles structured outputs; safe in any thread.
+        is_computing: Whether a forward pass is running: an exception now only ends the step.
+        recorder: Records traces, where one was started.
+        kv_events: Publishes KV events; None unless ``kv_events_endpoint`` is set.
     """
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -92,45 +80,13 @@ class Engine:
         """
         self.owner = Owner()
         self.config = config
-        check_asked_for(config.attention)
-        other_tokenizer = _read_tokenizer(config)
-        self.loaded: LoadedModel = load_model(
-            config.model,
-            config.dtype,
-            config.device,
-            config.attention,
-            config.forward,
-            config.revision,
-            config.quantization,
-        )
-        if other_tokenizer is not None:
-            self.loaded = replace(self.loaded, tokenizer=other_tokenizer)
-        if self.loaded.device.type == "cpu":
-            keep_large_blocks()
-        limit = self.loaded.length_limit
-        scheduling = config.scheduler(config.longest(limit.num_tokens, limit.reason))
-        kv_dtype, spec = self.kv_dtype(), self.loaded.kv_spec
-        groups = group_layers(spec, scheduling.max_model_len)
-        sizes = size_pools(config, scheduling, spec, groups, kv_dtype, self.loaded.device)
-        self.runner = ModelRunner(
-            self.loaded,
-            sizes.all,
-            config.block_size,
-            kv_dtype,
-            choose_attention(config.attention, self._attention_case(), config.read_once),
-            groups,
-        )
-        self.compute_path = ComputePath.of(self.loaded, config.attention, self._attention_case())
-        logger.info(
-            "%s computes in %s; weights take %.2f GiB",
-            self.loaded.name,
-            self.compute_path,
-            weight_bytes(self.loaded.model) / 2**30,
-        )
+        setup = set_up(config)
+        self.loaded: LoadedModel = setup.loaded
+        self.runner, self.compute_path = setup.runner, setup.compute_path
+        scheduling, sizes = setup.scheduling, setup.sizes
         longest = -(-scheduling.max_model_len // config.block_size)
-        reserved = min(longest, sizes.num_blocks)
         self.recorder = Recorder(clock)
-        caching = config.cache(sizes.num_blocks, sizes.windows, reserved)
+        caching = config.cache(sizes.num_blocks, sizes.windows, min(longest, sizes.num_blocks))
         self.cache = build_cache(caching, self.recorder.clock)
         self.public_prefixes = PublicPrefixes(self.cache.admin, config.block_size)
         self.scheduler = build_scheduler(scheduling, self.cache, clock)
@@ -138,15 +94,14 @@ class Engine:
         self._clock = clock
         tokenizer = self.loaded.tokenizer
         self._tokens = None if tokenizer is None else TokenTable(tokenizer)
-        self._grammars = GrammarCompiler(self.loaded)
+        self.grammars = GrammarCompiler(self.loaded)
         self._states: dict[RequestId, RequestState] = {}
         self._random = random.Random(config.seed)
-        self._next_request = 0
-        device = self.loaded.device.type
-        self.kv_events = publish_kv_events(config, self.cache, device, clock)
+        self._numbers = itertools.count()
+        self.kv_events = publish_kv_events(config, self.cache, self.loaded.device.type, clock)
         if self.kv_events is not None:  # also without a call of close()
             weakref.finalize(self, self.owner.only_here(self.kv_events.close))
-        self._closed: list[bytes] = []  # tenants that are being erased
+        self._blocked: list[bytes] = []  # tenants that are being erased
         weakref.finalize(self, self.owner.only_here(self.recorder.stop))
 
     @property
@@ -158,10 +113,6 @@ class Engine:
     def cache_stats(self) -> CacheStats:
         """Counters of the cache."""
         return self.cache.stats
-
-    def run_idle_work(self) -> bool:
-        """Do a little of the work that waits for idle moments; returns whether there is more."""
-        return self.cache.ghost is not None and self.cache.ghost.rest()
 
     @property
     def max_model_len(self) -> int:
@@ -186,7 +137,7 @@ class Engine:
         Args:
             prompt: With a text or token ids; of both, the ids are taken.
             params: How to sample.
-            request_id: None makes one up.
+            request_id: None generates one.
             priority: Lower goes first.
             constraint: Compiled from ``params.structured_outputs``; None compiles it here.
 
@@ -203,7 +154,7 @@ class Engine:
         keep = kept_prompt_tokens(params, self.max_model_len)
         tokens = tokenize(prompt, self.loaded, self.max_model_len, keep=keep)
         if wanted is not None and constraint is None:
-            constraint = self.compile_constraint(wanted, prompt.cache_salt)
+            constraint = self.grammars.compile(wanted, prompt.cache_salt)
         cache_read = prompt.cache_read and not params.skip_reading_prefix_cache
         reads = cache_read and params.prompt_logprobs is None
         request = Request(
@@ -216,33 +167,20 @@ class Engine:
             cache_write=prompt.cache_write,
             eos_token_ids=self.loaded.eos_token_ids,
             constraint=constraint,
-            fields=prompt.fields,
+            prompt_sections=prompt.fields,
         )
         self.scheduler.check(request)
         seeds = draw_seeds(params, self._random)
         return PreparedRequest(request, params, prompt.text, seeds, arrival_s)
 
-    def compile_constraint(self, wanted: StructuredOutputs, cache_salt: str) -> TokenConstraint:
-        """Compile the constraint of a structured output; safe in any thread.
-
-        Raises:
-            MissingTokenizer: The checkpoint has none.
-            InvalidSamplingParams: It cannot be compiled, or takes too long.
-        """
-        return self._grammars.compile(wanted, cache_salt)
-
-    def forget_grammars(self, salt: bytes) -> None:
-        """Remove a tenant's compiled constraints."""
-        self._grammars.forget(salt.decode(errors="replace"))
-
     def add(self, made: PreparedRequest) -> None:
-        """Take a request that was made.
+        """Add a request.
 
         Raises:
-            DuplicateRequest: Another of its name was added meanwhile.
+            DuplicateRequest: Another one of its name was added meanwhile.
             RequestError: Its tenant is being erased.
         """
-        if any(made.request.identity.belongs_to(salt) for salt in self._closed):
+        if any(made.request.identity.belongs_to(salt) for salt in self._blocked):
             raise RequestError(
                 "the tenant of the request, or a public prefix that it begins with, is being "
                 "erased: send it again when that is done"
@@ -250,19 +188,18 @@ class Engine:
         self.recorder.tick()
         self.scheduler.add(made.request, made.seeds)
         self.recorder.on_added(made.request, made.arrival_s)
-        state = RequestState(made, self._tokens)
-        self._states[made.request.request_id] = state
+        self._states[made.request.request_id] = RequestState(made, self._tokens)
 
     def step(self) -> list[RequestState]:
         """Run one step.
 
         Returns:
-            The requests that got a token or ended; those that ended are forgotten by the
-            engine. An output is written when ``output()`` is called, not before.
+            The requests that got a token or ended; the engine drops those that ended. Their
+            outputs are made when ``output()`` is called.
 
         Raises:
-            BaseException: Only what is no ``Exception``, such as ``KeyboardInterrupt``; the
-                step's requests have ended then.
+            BaseException: Other than an ``Exception``, such as ``KeyboardInterrupt``, after the
+                step's requests have ended.
         """
         self.recorder.tick()
         plan = self.scheduler.plan()
@@ -287,10 +224,10 @@ class Engine:
         return self._take(updates)
 
     def cancel(self, request_id: str) -> RequestOutput | None:
-        """End a request between steps, and give its blocks back.
+        """End a request between steps, and release its blocks.
 
         Returns:
-            What it brought; None if no such request is live.
+            Its output; None if no such request is live.
         """
         now_s, ended = self._clock(), self._cancel(RequestId(request_id))
         state = self._states.pop(RequestId(request_id), None)
@@ -302,15 +239,15 @@ class Engine:
         return state.output()
 
     def discard(self, request_id: str) -> None:
-        """End a request whose output nobody wants; an unknown id is none."""
+        """End a request without an output; unknown ids are ignored."""
         self._cancel(RequestId(request_id))
         self._states.pop(RequestId(request_id), None)
 
     def reset_cache(self, preempt_running: bool = False) -> None:
-        """Forget every cached prefix, between steps.
+        """Remove every cached prefix, between steps.
 
         Raises:
-            CacheInUse: Requests run, and they were not to be preempted.
+            CacheInUse: Requests run, and ``preempt_running`` is off.
         """
         self.recorder.tick()
         if preempt_running:
@@ -319,50 +256,29 @@ class Engine:
         self.recorder.on_reset(preempt_running)
 
     def requests_of(self, salt: str | bytes) -> list[RequestId]:
-        """List the live requests of a tenant, or behind a public prefix."""
+        """List the live requests of a tenant, or of a public prefix."""
         tenant, states = _packed(salt), self._states.items()
         return [name for name, state in states if state.request.identity.belongs_to(tenant)]
 
     def block_tenant(self, salt: str | bytes) -> None:
-        """Refuse a tenant's requests until ``unblock_tenant`` was called as often as this."""
-        self._closed.append(_packed(salt))
+        """Refuse a tenant's requests until ``unblock_tenant`` was called as often."""
+        self._blocked.append(_packed(salt))
 
     def unblock_tenant(self, salt: str | bytes) -> None:
-        """Take a tenant's requests again."""
-        self._closed.remove(_packed(salt))
+        """Accept a tenant's requests again."""
+        self._blocked.remove(_packed(salt))
 
-    def apply_weights(self, update: WeightUpdate) -> int:
-        """Go on with new weights, between steps; returns the new epoch."""
-        self.loaded = update.apply(self.loaded)
-        self.recorder.tick()
-        epoch = self.cache.admin.new_epoch(self.loaded.fingerprint)
-        self.recorder.on_new_epoch()
-        return epoch
-
-    def identity(self, cache_salt: str) -> Identity:
-        """Return what a tenant's requests must agree on now."""
+    def identity_of(self, prompt: Prompt, tokens: "array[int]", reads: bool = True) -> Identity:
+        """Return the identity of a prompt now; unless it reads, it uses no public prefix."""
+        name, prefix = prompt.publishes, None
+        if reads and name is None:
+            prefix = self.public_prefixes.longest_of(tokens, prompt.public_prefixes)
         return Identity(
             weights=self.loaded.fingerprint,
             epoch=self.cache.manager.epoch,
             kv_dtype=str(self.runner.kv_stores[0].dtype),
-            tenant=cache_salt.encode(),
-        )
-
-    def identity_of(self, prompt: Prompt, tokens: "array[int]", reads: bool = True) -> Identity:
-        """Return what a prompt's KV must agree on now.
-
-        Args:
-            prompt: Says whose it is, and which public prefixes it may read.
-            tokens: Its ids.
-            reads: Whether it uses what is cached; else all of it is its own.
-        """
-        own = self.identity(prompt.cache_salt)
-        if prompt.publishes is not None:
-            return replace(own, tenant=salt_of_public(prompt.publishes))
-        if not reads:
-            return own
-        return replace(
-            own, public_prefix=self.public_prefixes.longest_of(tokens, prompt.public_prefixes)
+            tenant=prompt.cache_salt.encode() if name is None else salt_of_public(name),
+            public_prefix=prefix,
         )
 
     def close(self) -> None:
@@ -374,13 +290,12 @@ class Engine:
             self.kv_events.close()
 
     def _take(self, updates: list[SequenceUpdate]) -> list[RequestState]:
-        """Hand what a step brought to the requests, and end those that reached a stop string."""
+        """Add a step's tokens to the requests, and end those that reached a stop string."""
         now_s = self._clock()
         touched: dict[RequestId, RequestState] = {}
         for update in updates:
-            sequence = update.sequence
-            state = self._states[sequence.request.request_id]
-            touched[sequence.request.request_id] = state
+            sequence, request_id = update.sequence, update.sequence.request.request_id
+            state = touched[request_id] = self._states[request_id]
             stop = state.take(sequence, update.token, now_s)
             if stop is not None:
                 self.scheduler.finish(sequence, FinishReason.STOP, stop)
@@ -388,7 +303,7 @@ class Engine:
         return self._collect(touched)
 
     def _fail(self, error: str) -> list[RequestState]:
-        """End the requests of a failed step; their siblings in other steps end as well."""
+        """End the requests of a failed step, with all of their continuations."""
         now_s = self._clock()
         self.recorder.tick()
         touched: dict[RequestId, RequestState] = {}
@@ -406,7 +321,7 @@ class Engine:
         return self._collect(touched)
 
     def _collect(self, touched: dict[RequestId, RequestState]) -> list[RequestState]:
-        """Forget the requests that have ended."""
+        """Drop the requests that have ended."""
         for request_id, state in touched.items():
             if state.finished:
                 del self._states[request_id]
@@ -420,34 +335,12 @@ class Engine:
         self.recorder.on_cancelled(request_id, ended)
         return ended
 
-    def _attention_case(self) -> AttentionCase:
-        """Say what attention is wanted for."""
-        loaded, size = self.loaded, self.config.block_size
-        return AttentionCase(loaded.kv_spec, loaded.dtype, self.kv_dtype(), size, loaded.device)
-
     def _new_id(self) -> str:
         """Return a name that no live request has."""
-        while (name := f"request-{self._next_request}") in self._states:
-            self._next_request += 1
-        self._next_request += 1
-        return name
-
-    def kv_dtype(self) -> torch.dtype:
-        """Settle in which format keys and values are kept."""
-        name = self.config.kv_cache_dtype
-        return self.loaded.dtype if name == "auto" else getattr(torch, name)
-
-
-def _read_tokenizer(config: EngineConfig) -> PreTrainedTokenizerBase | None:
-    """Read the tokenizer that takes the place of the model's own, if one was asked for."""
-    if config.tokenizer is None:
-        return None
-    tokenizer = load_tokenizer(resolve_model(config.tokenizer))
-    if tokenizer is None:
-        raise ConfigError(f"tokenizer={str(config.tokenizer)!r}: no tokenizer files are there")
-    return tokenizer
+        names = map("request-{}".format, self._numbers)
+        return next(name for name in names if name not in self._states)
 
 
 def _packed(salt: str | bytes) -> bytes:
-    """Return a salt as identities hold it; those of public prefixes are no texts."""
+    """Return a salt as identities hold it; those of public prefixes are bytes already."""
     return salt.encode() if isinstance(salt, str) else salt

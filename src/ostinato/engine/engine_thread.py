@@ -1,14 +1,14 @@
-"""What does the engine's thread do?
+"""The engine's thread: runs the commands of event loops, then a step, and posts its outputs.
 
-It runs the commands of event loops, then a step, and posts the step's outputs::
+::
 
     commands ──► run_pending ─► step ─► post, one call per event loop ─┐
                       ▲                                                │
-                      └──── a moment for the next turns ◄──────────────┘
+                      └──── a short wait for next turns ◄──────────────┘
 
-A caller that was answered often asks again at once: the next turn of a conversation, the next call
-of an agent. Where a request ended and others go on, the thread therefore waits a moment before it
-plans the next step; a request that just missed it would wait for a whole step more.
+A caller often sends its next request at once: the next turn of a conversation, the next call of
+an agent. Where a request ended and others run, the thread therefore waits briefly before it plans
+the next step; a request that just missed it would wait for a whole step.
 """
 
 import threading
@@ -27,10 +27,10 @@ from ostinato.engine.thread_bridge import AnswerT, CommandQueue, Mailbox, post_a
 _FINAL_ONLY = RequestOutputKind.FINAL_ONLY
 
 PATIENCE = 1 / 32
-"""Share of the last step's time to wait for next turns; each that comes gains a whole step."""
+"""Share of the last step's time to wait for next turns; each that arrives gains a whole step."""
 
-MOST_IN_VAIN = 8
-"""After so many waits in vain, only one in so many is tried: these callers do not ask again."""
+MAX_USELESS_WAITS = 8
+"""After so many useless waits, only one in so many is tried: these callers send no next turn."""
 
 
 class EngineThread:
@@ -52,7 +52,7 @@ class EngineThread:
         self._thread.start()
 
     async def stream(self, made: PreparedRequest) -> AsyncGenerator[RequestOutput, None]:
-        """Have a request served, and yield what its ``output_kind`` asks for when there is more.
+        """Serve a request, and yield an output of its ``output_kind`` whenever there is more.
 
         Raises:
             EngineStopped: No requests are taken any more.
@@ -123,23 +123,28 @@ class EngineThread:
         self.engine.close()
 
     def _go_round(self) -> None:
-        """Run the commands that have come, or wait for one if there is no work; then step."""
-        self.commands.run_pending(wait=not self.engine.has_work and not self.engine.run_idle_work())
+        """Run the queued commands, or wait for one if there is no work; then step."""
+        self.commands.run_pending(wait=not self.engine.has_work and not self._run_idle_work())
         begun_s = time.monotonic()
         num_ended = self._post(self.engine.step())
         if num_ended and self.engine.has_work:
             self._wait_for_turns(num_ended, time.monotonic() - begun_s)
 
+    def _run_idle_work(self) -> bool:
+        """Do a little of the work that waits for idle moments; returns whether there is more."""
+        ghost = self.engine.cache.ghost
+        return ghost is not None and ghost.rest()
+
     def _wait_for_turns(self, num_ended: int, step_s: float) -> None:
         """Give callers that were answered a moment to ask again, unless they never do."""
         self._in_vain += 1
-        if self._in_vain > MOST_IN_VAIN and self._in_vain % MOST_IN_VAIN:
+        if self._in_vain > MAX_USELESS_WAITS and self._in_vain % MAX_USELESS_WAITS:
             return
         if self.commands.run_until(num_ended, time.monotonic() + step_s * PATIENCE):
             self._in_vain = 0
 
     def _post(self, states: Iterable[RequestState]) -> int:
-        """Hand out what a step brought; returns how many requests have ended with it."""
+        """Post a step's outputs; returns how many requests ended with it."""
         letters, num_ended = [], 0
         for state in states:
             name = state.request.request_id
@@ -160,7 +165,7 @@ class EngineThread:
         self._mailboxes.clear()
 
     def _add(self, made: PreparedRequest, mailbox: Mailbox) -> None:
-        """Take a request; a refusal goes to its reader."""
+        """Add a request; an error is posted to its reader."""
         try:
             self.commands.check()
             self.engine.add(made)
@@ -170,6 +175,6 @@ class EngineThread:
             self._mailboxes[made.request.request_id] = mailbox
 
     def _leave(self, request_id: str, mailbox: Mailbox) -> None:
-        """End a request whose reader has left; another of the same name goes on."""
+        """End a request whose reader has left; another one of the same name continues."""
         if self._mailboxes.get(request_id) is mailbox:
             self.cancel(request_id)

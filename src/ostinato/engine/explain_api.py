@@ -1,7 +1,7 @@
-"""How does a caller learn why a prompt missed?
+"""Explains a request of an engine.
 
-The chronicle of the cache knows what was admitted and lost; here it gets the tokenizer, and the
-tokens of a prompt that it was told not to keep.
+The history of the cache knows what was admitted and lost; the engine adds the tokenizer, and the
+output adds tokens that the history was told not to keep.
 """
 
 from ostinato.core.tokens import pack_tokens
@@ -17,13 +17,13 @@ def explain_request(
     administrator: bool,
     cache_salt: str | None = None,
 ) -> Explanation:
-    """Say why a request's prompt hit and missed what it did.
+    """Explain which tokens of a request's prompt hit, and why the others missed.
 
     Args:
-        engine: That served it.
+        engine: The engine that served it.
         request: Its output, or its name.
         administrator: Whether other tenants may be mentioned.
-        cache_salt: Of the tenant that asks: others' requests are unknown to it; None asks of all.
+        cache_salt: Of the tenant that asks, which sees its own requests only; None sees all.
 
     Raises:
         RequestError: It is not remembered, or not the tenant's.

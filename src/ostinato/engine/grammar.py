@@ -1,26 +1,26 @@
-"""Which tokens may come next under a grammar?
+"""Grammars as token constraints.
 
 ``llguidance`` (https://github.com/guidance-ai/llguidance) does the work: an Earley parser over
-lexemes that are derivatives of regular expressions, walking a trie of the vocabulary's bytes, so
-that the mask of the next token is computed as the text grows; nothing is
-precomputed for a grammar.
+lexemes that are derivatives of regular expressions, walking a trie of the vocabulary's bytes. The
+mask of the next token is computed as the text grows; nothing is precomputed for a grammar.
 
 A thousand requests with one schema compile it once; each continuation works on a copy, which
 shares what does not change.
 
-JSON is written with at most one space, or one line break and its indentation, between its parts:
-models that are bad at JSON love to go on with white space for ever, and every schema with bounded
-strings and arrays has a longest text now.
+JSON has at most one space, or one line break and its indentation, between its parts: weak models
+would emit white space forever. So every schema with bounded strings and arrays has a longest text.
 
-Each new grammar is first compiled in a process that can be killed (``grammar_check``). What was
-compiled is remembered for each tenant apart: whether a schema is known shows in the time that its
-first request takes, and must not tell one tenant what another asked for.
+Each new grammar is first compiled in a process that can be killed (``grammar_check``). Compiled
+grammars are cached per tenant: a shared cache would show in the time of a first request that
+another tenant has used a schema.
 
 Source: Willard and Louf, arXiv 2307.09702, for masks from regular expressions; Koo et al., arXiv
 2407.08103, for the walk over bytes.
 """
 
+import copy
 import json
+import re
 import threading
 from collections import OrderedDict
 from typing import Any
@@ -30,9 +30,11 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 from numpy.typing import NDArray
 
 from ostinato.core.errors import InvalidSamplingParams, MissingTokenizer
+from ostinato.core.plan import TokenConstraint
 from ostinato.engine.grammar_check import GrammarChecker
 from ostinato.engine.grammar_vocabulary import grammar_vocabulary
 from ostinato.engine.structured_outputs import StructuredOutputs
+from ostinato.engine.token_table import TokenTable
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.tenants.terms import is_salt_of
 
@@ -44,6 +46,9 @@ _MAX_COMPILED = 64
 
 _MAX_TENANTS = 256
 """Tenants whose grammars are remembered; the least recently served goes first."""
+
+_TOKEN_ID = re.compile(r"<\[\d+\]>")
+"""A token by its number: the process that tries grammars has another vocabulary."""
 
 _JSON_PARTS = '{}[]":,'
 
@@ -67,7 +72,7 @@ class GrammarConstraint:
         return _brief(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     def copy(self) -> "GrammarConstraint":
-        """Return one that stands where this one stands, and goes its own way."""
+        """Return an independent constraint in the same state."""
         return GrammarConstraint(self._matcher.deep_copy(), self._num_bytes)
 
     def mask(self) -> NDArray[np.uint8]:
@@ -82,11 +87,67 @@ class GrammarConstraint:
         self._matcher.consume_token(token_id)
 
 
+class DelayedConstraint:
+    """A constraint that applies once the output has passed an expression: after the reasoning."""
+
+    _MOST_TEXT = 256
+    """Characters at the end of the text that the expression is looked for in."""
+
+    def __init__(
+        self, constraint: TokenConstraint, wanted: StructuredOutputs, tokens: TokenTable
+    ) -> None:
+        """Begin an output."""
+        self._constraint, self._tokens = constraint, tokens
+        self._after = re.compile(wanted.after or "")
+        self._opening = wanted.opening
+        self._text = ""
+        self._is_free = wanted.opening is None
+        self._is_undecided = not self._is_free
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output satisfies the constraint and nothing may follow."""
+        return not self._is_free and self._constraint.is_complete
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on; empty if it can."""
+        return "" if self._is_free else self._constraint.error
+
+    def copy(self) -> "DelayedConstraint":
+        """Return an independent constraint in the same state."""
+        other = copy.copy(self)
+        other._constraint = self._constraint.copy()
+        return other
+
+    def mask(self) -> NDArray[np.uint8]:
+        """Return which ids may come next, one bit each: all while the output is free."""
+        mask = self._constraint.mask()
+        if self._is_free:
+            return np.full_like(mask, 255)
+        opening = self._tokens.id_of(self._opening or "") if self._is_undecided else None
+        if opening is not None:
+            mask = mask.copy()
+            mask[opening // 8] |= 1 << opening % 8
+        return mask
+
+    def advance(self, token_id: int) -> None:
+        """Add a sampled token; see whether it ends what is free."""
+        if self._is_undecided:
+            self._is_undecided = False
+            self._is_free = token_id == self._tokens.id_of(self._opening or "")
+        if not self._is_free:
+            self._constraint.advance(token_id)
+            return
+        self._text = (self._text + self._tokens.text(token_id))[-self._MOST_TEXT :]
+        self._is_free = self._after.search(self._text) is None
+
+
 class GrammarCompiler:
     """Compiles grammars for one model's vocabulary, read when first needed. Thread-safe."""
 
     def __init__(self, loaded: LoadedModel, checker: GrammarChecker | None = None) -> None:
-        """Read nothing yet; None makes a checker with worker processes of its own."""
+        """Read nothing yet; without a checker, one with its own worker processes is made."""
         self._loaded = loaded
         self._checker = checker or GrammarChecker()
         self._guard = threading.RLock()
@@ -94,7 +155,7 @@ class GrammarCompiler:
         self._compiled: OrderedDict[str, OrderedDict[tuple[str, str], GrammarConstraint | str]]
         self._compiled = OrderedDict()
 
-    def compile(self, wanted: StructuredOutputs, tenant: str) -> GrammarConstraint:
+    def compile(self, wanted: StructuredOutputs, tenant: str) -> TokenConstraint:
         """Return a constraint in its first state.
 
         Args:
@@ -103,12 +164,12 @@ class GrammarCompiler:
 
         Raises:
             MissingTokenizer: The model has none, so its ids have no text.
-            InvalidSamplingParams: The schema, regex or grammar is broken, asks for what is not
+            InvalidSamplingParams: The schema, regex or grammar is invalid, uses what is not
                 supported, takes too long to compile, or cannot be written with this vocabulary.
 
         Cost: an engine's first grammar starts a process (0.1 s) and reads the vocabulary, about
         10 microseconds per id; a new grammar takes a millisecond or so, a known one microseconds,
-        one that was refused before likewise.
+        and so does one that was refused before.
         """
         key = wanted.kind, wanted.source
         with self._guard:
@@ -126,10 +187,13 @@ class GrammarCompiler:
                 known.popitem(last=False)
         if isinstance(constraint, str):
             raise InvalidSamplingParams(constraint)
-        return constraint.copy()
+        if wanted.after is None:
+            return constraint.copy()
+        table = TokenTable(self._loaded.require_tokenizer())
+        return DelayedConstraint(constraint.copy(), wanted, table)
 
     def forget(self, tenant: str) -> None:
-        """Forget what was compiled for a tenant, by whichever salts it was narrowed."""
+        """Remove everything compiled for a tenant, whatever its clients added to its salt."""
         with self._guard:
             for salt in [salt for salt in self._compiled if is_salt_of(salt, tenant)]:
                 del self._compiled[salt]
@@ -148,7 +212,7 @@ class GrammarCompiler:
             grammar = _grammar(wanted)
         except ValueError as error:
             raise _refusal(wanted, str(error)) from error
-        if reason := self._checker.check(grammar):
+        if reason := self._checker.check(_TOKEN_ID.sub(r"<[1]>", grammar)):
             raise _refusal(wanted, reason)
         limits = LLParserLimits(verbose_errors=False)
         matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)

@@ -1,11 +1,10 @@
-"""Does a grammar compile within bounds? Tried in processes that can be killed.
+"""Compiles each new grammar in a worker process first, which can be killed.
 
-``llguidance`` bounds its own work nearly everywhere, but whether an intersection of expressions
-(``allOf`` over many patterns) is empty takes it exponential time and memory, and nothing inside its
-process can stop it. So each new grammar is compiled in a worker process first::
+``llguidance`` bounds most of its work, but takes exponential time and memory to decide whether an
+intersection of expressions (``allOf`` over many patterns) is empty, and cannot be stopped::
 
     check ─► a free worker ─► compiles: ""  or  why not
-                 └── over its limits: it dies, the grammar is refused, and a new worker starts
+                 └── over its limits: it is killed, the grammar is refused, a new worker starts
 """
 
 import contextlib

@@ -1,16 +1,16 @@
-"""Which bytes does each id stand for, so that a grammar can be followed id by id?
+"""The vocabulary of a tokenizer for ``llguidance``: the bytes of each token id.
 
-``llguidance`` reads byte-level BPE and byte fallback itself, and fast. For every other tokenizer,
-and for those that are not written in Rust, the bytes come from the table that the detokenizer uses.
+``llguidance`` reads byte-level BPE and byte fallback itself. For other tokenizers, and those that
+are not written in Rust, the bytes come from the detokenizer's table.
 
-Such a vocabulary may lack bytes, and the library takes for granted that any text can be written. So
-each missing byte gets an id beyond those of the model::
+Such a vocabulary may lack bytes, while the library assumes that any text can be written. So each
+missing byte gets an id beyond those of the model::
 
     0 .. vocab_size - 1        tokens of the model
     vocab_size ..              bytes that it lacks, and an end of sequence if it has none:
                                allowed at most, never sampled
 
-Where a grammar forces one of them, no id of the model is allowed, which is what is true.
+Where a grammar forces one of them, no id of the model is allowed.
 """
 
 from contextlib import suppress

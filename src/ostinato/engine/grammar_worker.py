@@ -17,11 +17,11 @@ CPU_LIMIT_S = 2.0
 """Processor time of one grammar. One of 3,000 properties takes 0.2 s."""
 
 MEMORY_LIMIT_BYTES = 2**30
-"""Address space that all grammars of one process may take, besides what it begins with."""
+"""Address space that all grammars of one process may take, on top of its initial size."""
 
 
 def main() -> None:
-    """Compile what comes in until there is no more."""
+    """Compile grammars from standard input until its end."""
     _limit(resource.RLIMIT_AS, _address_space_bytes() + MEMORY_LIMIT_BYTES)
     _limit(resource.RLIMIT_CORE, 0)
     tokenizer = LLTokenizer("byte")  # whether a grammar compiles does not depend on the vocabulary

@@ -1,10 +1,10 @@
-"""How does Ctrl-C end a batch without tearing the engine?
+"""Defers Ctrl-C to moments at which the engine is consistent.
 
-Python raises ``KeyboardInterrupt`` between any two instructions. In the middle of a plan or a
-commit that would leave blocks that nobody gives back. So while a batch runs, Ctrl-C is raised
+Python raises ``KeyboardInterrupt`` between any two instructions; in the middle of a plan or a
+commit that would leak blocks. So while a batch runs, Ctrl-C is raised
 
-* at once within a forward pass, which may take long: the engine ends that step as a failed one;
-* anywhere else when nothing is half done, at the next ``check``.
+* at once within a forward pass, which may take long: the engine ends that step as failed;
+* anywhere else at the next ``check``.
 """
 
 import signal
@@ -14,24 +14,24 @@ from types import FrameType, TracebackType
 
 
 class DeferredSigint:
-    """Lets Ctrl-C in where it does no harm; a context manager.
+    """Raises Ctrl-C only where it is safe; a context manager.
 
-    It stands in the main thread, which is the only one that gets signals, and only where
-    Python's own handler is installed: any other is the program's own affair.
+    Acts in the main thread, which is the only one that gets signals, and only where Python's own
+    handler is installed: a program's handler is left alone.
     """
 
     def __init__(self, may_raise: Callable[[], bool]) -> None:
-        """Ask ``may_raise`` whether an exception may be raised at once."""
+        """Take a function that tells whether an exception may be raised at once."""
         self._may_raise = may_raise
         self._is_pending = False
-        self._stands = False
+        self._is_installed = False
 
     def __enter__(self) -> "DeferredSigint":
-        """Take the place of Python's handler, if it is there."""
+        """Replace Python's handler, if it is installed."""
         in_main_thread = threading.current_thread() is threading.main_thread()
         if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._note)
-            self._stands = True
+            self._is_installed = True
         return self
 
     def __exit__(
@@ -40,21 +40,21 @@ class DeferredSigint:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give the place back.
+        """Restore Python's handler.
 
         Raises:
-            KeyboardInterrupt: It came late, and nothing else is being raised.
+            KeyboardInterrupt: One is pending, and nothing else is being raised.
         """
-        if self._stands:
+        if self._is_installed:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if error is None:
             self.check()
 
     def check(self) -> None:
-        """Let a Ctrl-C in that came while something was half done.
+        """Raise a pending Ctrl-C.
 
         Raises:
-            KeyboardInterrupt: There was one.
+            KeyboardInterrupt: One is pending.
         """
         if self._is_pending:
             self._is_pending = False

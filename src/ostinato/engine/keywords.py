@@ -1,8 +1,7 @@
-"""Which keywords of another engine are accepted, and what is said about the others?
+"""Accepts vLLM's keywords where their value changes nothing, and refuses the others.
 
-Programs written for vLLM pass keywords that Ostinato has no setting for. One that asks for what
-happens anyway (``tensor_parallel_size=1``) is accepted and dropped; any other value is refused with
-the reason and what to use instead; an unknown keyword is refused with the nearest known name.
+``tensor_parallel_size=1`` is accepted and dropped; any other value is refused with the reason and
+a replacement; an unknown keyword is refused with the nearest known name.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -21,15 +20,15 @@ class Unsupported:
     """A keyword that vLLM has and Ostinato does not.
 
     Attributes:
-        instead: Why it cannot be had, and what to use.
-        harmless: Values that ask for what happens anyway.
+        instead: The reason, and what to use instead.
+        harmless: Values that change nothing.
     """
 
     instead: str
     harmless: tuple[object, ...] = (None,)
 
     def accepts(self, value: object) -> bool:
-        """Whether a value asks for nothing special."""
+        """Whether a value changes nothing."""
         return any(type(value) is type(one) and value == one for one in self.harmless)
 
 
@@ -42,10 +41,10 @@ def known_keywords(
     unsupported: UnsupportedTable,
     error: type[OstinatoError],
 ) -> dict[str, Any]:
-    """Return the keywords that are known; harmless ones of vLLM are dropped.
+    """Return the known keywords; harmless ones of vLLM are dropped.
 
     Raises:
-        OstinatoError: Of the class ``error``: a keyword cannot be served or is unknown.
+        OstinatoError: Of the class ``error``: a keyword is not supported or is unknown.
     """
     kept = {}
     for name, value in given.items():
@@ -61,7 +60,7 @@ def known_keywords(
 def accepts_vllm_keywords(
     unsupported: UnsupportedTable, error: type[OstinatoError]
 ) -> Callable[[type[ClassT]], type[ClassT]]:
-    """Let a dataclass be made with the keywords of its counterpart in vLLM."""
+    """Let a dataclass accept the keywords of its counterpart in vLLM."""
 
     def decorate(cls: type[ClassT]) -> type[ClassT]:
         known = [field.name for field in fields(cls)]  # type: ignore[arg-type]

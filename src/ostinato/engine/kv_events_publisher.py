@@ -1,19 +1,19 @@
-"""Who sends the events?
+"""Publishes KV events from a thread that owns the sockets.
 
-A thread that owns the sockets; the engine's thread only leaves batches in a bounded queue::
+The engine's thread only puts batches into a bounded queue::
 
     engine thread                     publisher thread
-    EventLog.flush ──► queue ──► PUB  [topic, number, payload]           to all who listen
+    EventLog.flush ──► queue ──► PUB  [topic, number, payload]           to all subscribers
     EventLog (kept batches) ◄──► ROUTER  [b"", start] ◄── consumer with a gap
                                         [b"", number, payload] ... [b"", -1, b""] ──►
 
 Rules:
 
-1. The engine never waits: what the queue has no room for is not sent. Numbers run on, so a
-   consumer sees the gap and asks for a replay.
-2. A replay comes from the log itself, not from copies: what is erased there is gone.
-3. Numbers are 8 bytes, big-endian. The end of a replay is number -1 with no payload. An end that
-   comes first means: those batches are gone, start over.
+1. The engine never waits: batches that do not fit the queue are not sent. They keep their
+   numbers, so a consumer sees the gap and requests a replay.
+2. A replay reads the log itself, not copies: what is erased there is not replayed.
+3. Numbers are 8 bytes, big-endian. The end of a replay is number -1 with no payload. An end
+   without batches means: they are no longer kept, start over.
 
 Source: vLLM's documentation of KV events (PUB and ROUTER sockets, frames, end marker).
 """
@@ -37,7 +37,7 @@ from ostinato.observe.events import EventBatch, EventLog
 logger = logging.getLogger("ostinato")
 
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
-"""In place of a number, behind the last batch of a replay."""
+"""In place of a number, after the last batch of a replay."""
 
 MAX_QUEUED_BATCHES = 4096
 """On the way from the engine to the sockets."""
@@ -46,19 +46,19 @@ MAX_UNREAD_BATCHES = 4096
 """On the way to a slow consumer; what comes then, it misses."""
 
 LINGER_MS = 500
-"""How long closing waits for consumers to take what was sent."""
+"""How long closing waits for consumers to receive sent batches."""
 
 SETTLE_S = 10.0
-"""How long erasing waits for what is queued; sending never blocks, so only a fault takes it."""
+"""How long erasing waits for queued batches; sending never blocks, so only a fault takes it."""
 
 
 class KVEventsPublisher:
     """Publishes the batches of an event log over ZeroMQ until it is closed.
 
     Attributes:
-        endpoint: Where batches are published, with the port that was chosen if 0 was asked for.
+        endpoint: Where batches are published, with the actual port if 0 was configured.
         replay_endpoint: Where replays are answered; None if nowhere.
-        num_dropped: Batches that the queue had no room for.
+        num_dropped: Batches that did not fit the queue.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class KVEventsPublisher:
         """Bind the sockets, start the thread and subscribe to the log.
 
         Args:
-            log: Whose batches.
-            encoder: Writes them.
+            log: The event log.
+            encoder: Of its batches.
             endpoint: As ZeroMQ names it, such as ``tcp://127.0.0.1:5557``.
             replay_endpoint: Another one for replays; None answers none.
             topic: First frame of every message.
@@ -114,7 +114,7 @@ class KVEventsPublisher:
             self._changed.wait_for(lambda: not self._queue or self._closed, SETTLE_S)
 
     def close(self) -> None:
-        """Send what is queued and close the sockets; a second call does nothing.
+        """Send queued batches and close the sockets; a second call does nothing.
 
         Cost: at most about ``LINGER_MS``, if a consumer is stuck.
         """
@@ -124,7 +124,7 @@ class KVEventsPublisher:
             self._closed = True
             self._changed.notify_all()
             self._wake()
-        if threading.current_thread() is not self._thread:  # as when memory is collected there
+        if threading.current_thread() is not self._thread:  # garbage collection may run there
             self._thread.join()
 
     # --- the engine's thread ---
@@ -141,20 +141,20 @@ class KVEventsPublisher:
             self._wake()
 
     def _wake(self) -> None:
-        """Ring the bell, with the lock held; if the pipe is full it is ringing already."""
+        """Wake the publisher's thread, with the lock held; a full pipe wakes it already."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._ring, b"!")
 
     # --- the publisher's thread ---
 
     def _serve(self) -> None:
-        """Send and answer until closed. A fault of ours ends the events and nothing else."""
+        """Send and answer until closed. A bug ends the events and nothing else."""
         try:
             self._run()
         except Exception:
-            logger.exception("KV events ended; the engine goes on without them")
+            logger.exception("KV events ended; the engine continues without them")
         finally:
-            with self._changed:  # from here on nobody rings
+            with self._changed:  # no more wake-ups from here on
                 self._closed = True
                 self._queue.clear()
                 self._changed.notify_all()
@@ -204,7 +204,7 @@ class KVEventsPublisher:
             for batch in self._log.replay(start) or ():
                 router.send_multipart([client, b"", *self._frames(batch)], zmq.NOBLOCK)
             router.send_multipart([client, b"", END_OF_REPLAY, b""], zmq.NOBLOCK)
-        except zmq.ZMQError as error:  # it left, or does not read: it may ask again
+        except zmq.ZMQError as error:  # it left, or does not read: it may retry
             logger.warning("a replay of KV events from %d was given up: %s", start, error)
 
     def _frames(self, batch: EventBatch) -> tuple[bytes, bytes]:
@@ -215,7 +215,7 @@ class KVEventsPublisher:
     def _open_router(self) -> "zmq.Socket[bytes]":
         """Open a socket with room for two replays of all that is kept, per consumer."""
         router = self._context.socket(zmq.ROUTER)
-        router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # says so, instead of losing batches
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # raises instead of losing batches
         router.set_hwm(2 * (self._log.num_kept_at_most + 1))
         return router
 
@@ -239,11 +239,11 @@ class KVEventsPublisher:
 def publish_kv_events(
     config: EngineConfig, cache: PrefixCache, device: str, clock: Callable[[], float]
 ) -> KVEventsPublisher | None:
-    """Publish a cache's events as its engine is set to; None if it publishes none.
+    """Publish a cache's events as configured; None if that is off.
 
     Args:
         config: Endpoints and topic.
-        cache: Whose events.
+        cache: Of the engine.
         device: Type of the device that holds the blocks, as torch names it.
         clock: The cache's.
 
@@ -252,7 +252,7 @@ def publish_kv_events(
     """
     if config.kv_events_endpoint is None:
         return None
-    assert cache.events is not None, "the settings see to it that events are kept"
+    assert cache.events is not None, "the settings keep events"
     encoder = BatchEncoder(
         "CPU" if device == "cpu" else "GPU",
         tuple(window.window for window in cache.config.windows),

@@ -1,7 +1,6 @@
-"""How do events look on the wire?
+"""The format of KV events on the wire, which is vLLM's: msgpack arrays, class name first.
 
-As vLLM publishes its KV events, so that its consumers understand ours: msgpack arrays, each
-event with the name of its class in front::
+::
 
     [ts, [event, ...], nil]
 
@@ -10,8 +9,8 @@ event with the name of its class in front::
     ["BlockRemoved", hashes, medium, group]
     ["AllBlocksCleared"]
 
-The number of a batch travels beside it. A tenant's salt does not travel: it is in the digests,
-which nobody can compute who does not know it.
+The number of a batch is a frame of its own. A tenant's salt is not sent: it is part of the
+digests, which cannot be computed without it.
 
 Source: vLLM's documentation of KV events (``KVEventBatch``); written anew.
 """
@@ -99,7 +98,7 @@ class BatchEncoder:
     """Writes batches of one cache; may be used by one thread at a time."""
 
     def __init__(self, medium: str, windows: tuple[int, ...] = (), zero_s: float = 0.0) -> None:
-        """Know what is the same for all events of a cache.
+        """Set what all events of a cache have in common.
 
         Args:
             medium: ``"CPU"`` or ``"GPU"``.

@@ -1,31 +1,28 @@
-"""How is it used offline?
+"""``LLM``: batches of prompts, offline.
 
 ::
 
-    from ostinato import LLM, SamplingParams
+from ostinato import LLM, SamplingParams
 
-    llm = LLM()
-    print(llm.generate("To be, or not to be", SamplingParams(max_tokens=64))[0].outputs[0].text)
+llm = LLM()
+print(llm.generate("To be, or not to be", SamplingParams(max_tokens=64))[0].outputs[0].text)
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from ostinato.core.errors import EngineStopped, RequestError, StepFailed
+from ostinato.core.errors import EngineStopped
 from ostinato.engine.admin_api import AdminApi
+from ostinato.engine.batch import ShowProgress, run_batch
 from ostinato.engine.caller import CallGate
 from ostinato.engine.chat import Message, fields_of, is_conversation, render_chat
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.explain_api import explain_request
-from ostinato.engine.interrupts import DeferredSigint
 from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.progress import GenerationProgress, ShowProgress
 from ostinato.engine.prompts import Prompt, PromptInput, check_salt, parse_prompt, parse_prompts
-from ostinato.engine.request_validation import PreparedRequest
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.vllm_keywords import refuse_arguments, refuse_call
 from ostinato.engine.weights import WeightSource, read_weights
@@ -37,7 +34,7 @@ MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 
 def _one_at_a_time(method: MethodT) -> MethodT:
-    """Refuse a call while another one is running, in another thread or below this one."""
+    """Refuse a call while another one is running, in another thread or in this one."""
 
     @wraps(method)
     def gated(self: "LLM", *args: Any, **kwargs: Any) -> Any:
@@ -48,7 +45,7 @@ def _one_at_a_time(method: MethodT) -> MethodT:
 
 
 class LLM:
-    """A model with a prefix cache, for batches; in the field's familiar shape.
+    """A model with a prefix cache, for batches; with vLLM's interface.
 
     It runs one call at a time, in the process that made it; a call while another one is running
     raises ``ConcurrentCall``, one in a forked process ``ForkedProcess``. For many callers there is
@@ -83,10 +80,10 @@ class LLM:
         self._engine.owner.check()
         return self._engine
 
-    if not TYPE_CHECKING:  # type checkers shall go on to see what is missing
+    if not TYPE_CHECKING:  # hidden from type checkers, which report missing methods
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Say what to use instead of a method that only vLLM has."""
+            """Raise an error that says what to use instead of a method of vLLM."""
             refuse_call(self, name)
 
     @_one_at_a_time
@@ -107,7 +104,7 @@ class LLM:
                 are complete, whatever their ``output_kind``.
             use_tqdm: Whether to show progress, or what makes the bar.
             priority: One for all, or one per prompt; lower goes first, None is 0.
-            **unsupported: Arguments of vLLM's that ask for nothing special.
+            **unsupported: vLLM's arguments, at values that change nothing.
 
         Returns:
             One output per prompt, in their order.
@@ -115,12 +112,12 @@ class LLM:
         Raises:
             RequestError: A prompt or its parameters can never be served; nothing has run.
             ConcurrentCall: Another call is running.
-            StepFailed: A forward pass raised; ``outputs`` holds what the others brought.
+            StepFailed: A forward pass raised; ``outputs`` holds the outputs of the others.
 
         Effects: prompts and outputs stay cached for later calls.
         """
         refuse_arguments(unsupported)
-        return self._run(parse_prompts(prompts), sampling_params, use_tqdm, priority)
+        return run_batch(self.engine, parse_prompts(prompts), sampling_params, use_tqdm, priority)
 
     @_one_at_a_time
     def chat(
@@ -147,8 +144,8 @@ class LLM:
             add_generation_prompt: Whether to open the assistant's turn.
             continue_final_message: Go on with the last message, instead of a new turn; needs
                 ``add_generation_prompt=False``.
-            tools: Functions to tell the model of, in OpenAI's form.
-            chat_template_kwargs: What the template reads besides, such as ``enable_thinking``.
+            tools: Functions that the model may call, in OpenAI's format.
+            chat_template_kwargs: Other variables of the template, such as ``enable_thinking``.
             priority: As in ``generate``.
             **unsupported: As in ``generate``.
 
@@ -175,7 +172,7 @@ class LLM:
             )
             for m in conversations
         ]
-        return self._run(prompts, sampling_params, use_tqdm, priority)
+        return run_batch(self.engine, prompts, sampling_params, use_tqdm, priority)
 
     def get_tokenizer(self) -> Any:
         """Return the model's tokenizer.
@@ -192,14 +189,14 @@ class LLM:
 
     @_one_at_a_time
     def explain(self, request: RequestOutput | str, *, administrator: bool = False) -> Explanation:
-        """Say why a request's prompt hit and missed what it did.
+        """Explain which tokens of a request's prompt hit, and why the others missed.
 
         Args:
             request: Its output, or its ``request_id``; one of the last ``keep_explanations``.
             administrator: Whether other tenants may be mentioned; their content never is.
 
         Returns:
-            What became of every token; print it, or read ``spans``.
+            The explanation of every token; print it, or read ``spans``.
 
         Raises:
             RequestError: It is not remembered.
@@ -208,12 +205,12 @@ class LLM:
 
     @_one_at_a_time
     def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix."""
+        """Remove every cached prefix."""
         self.engine.reset_cache()
 
     @_one_at_a_time
     def update_weights(self, source: WeightSource) -> int:
-        """Put new weights in the place of the old ones.
+        """Replace the model's weights.
 
         Args:
             source: A checkpoint of the same config, or tensors by the names of the model's
@@ -227,7 +224,7 @@ class LLM:
                 has changed.
             ModelError: The checkpoint cannot be read; nothing has changed.
 
-        Effects: nothing that was computed before can hit; leases end.
+        Effects: nothing computed before can hit; leases end.
         """
         update = read_weights(source, self.engine.loaded)
         return AdminApi(self.engine).update_weights(update)
@@ -237,12 +234,12 @@ class LLM:
         """Keep a prompt's cached blocks from being evicted.
 
         Args:
-            prompt: As in ``generate``; it has to be cached already, by a request before.
+            prompt: As in ``generate``; an earlier request must have cached it.
             terms: For how long: ``PINNED`` until ``end_lease``, or a time to live, such as
                 ``ANTHROPIC_5M``.
 
         Returns:
-            Whether all, a part or nothing of it is held, and why.
+            Whether all, a part or nothing of it is held, and the reason.
 
         Raises:
             RequestError: It is no prompt of this model.
@@ -251,7 +248,7 @@ class LLM:
 
     @_one_at_a_time
     def end_lease(self, lease_id: LeaseId) -> bool:
-        """Let go of a lease; returns False if there is none of that number."""
+        """End a lease; returns False if there is none of that number."""
         return AdminApi(self.engine).end_lease(lease_id)
 
     @_one_at_a_time
@@ -262,43 +259,43 @@ class LLM:
         follows it is each tenant's own.
 
         Args:
-            name: To be named by.
+            name: What requests name it by.
             prompt: The prefix; as much of it as fills whole blocks is published.
 
         Returns:
-            Accepted with its number of tokens, or rejected and why.
+            Accepted with its number of tokens, or rejected with the reason.
 
         Raises:
             RequestError: The name is taken, or the prompt fills no block.
         """
-        administration = AdminApi(self.engine)
-        made = administration.publishable(name, parse_prompt(prompt))
-        self._run([made], SamplingParams(max_tokens=1, detokenize=False), False, None)
-        return administration.publish(made)
+        admin = AdminApi(self.engine)
+        made = admin.publishable(name, parse_prompt(prompt))
+        run_batch(self.engine, [made], SamplingParams(max_tokens=1, detokenize=False), False, None)
+        return admin.publish(made)
 
     @_one_at_a_time
     def unpublish(self, name: str) -> EraseReceipt:
-        """Forget a public prefix, and what all tenants computed behind it.
+        """Remove a public prefix, and what all tenants computed after it.
 
         Raises:
             RequestError: There is none of that name.
-            CacheInUse: Requests under way in ``engine`` begin with it.
+            CacheInUse: Running requests of ``engine`` begin with it.
         """
         return AdminApi(self.engine).unpublish(name)
 
     @_one_at_a_time
     def erase(self, cache_salt: str, cancel_running: bool = False) -> EraseReceipt:
-        """Leave nothing of a tenant in cache, statistics and KV store.
+        """Remove everything of a tenant from cache, statistics and KV store.
 
         Args:
             cache_salt: The tenant's.
-            cancel_running: Whether requests of it that are under way in ``engine`` are cancelled.
+            cancel_running: Whether its running requests in ``engine`` are cancelled.
 
         Returns:
             What was erased, by place.
 
         Raises:
-            CacheInUse: Requests of it are under way in ``engine``, and were not to be cancelled.
+            CacheInUse: Requests of it run in ``engine``, and ``cancel_running`` is off.
         """
         check_salt(cache_salt)
         names = self.engine.requests_of(cache_salt) if cancel_running else []
@@ -308,7 +305,7 @@ class LLM:
 
     @_one_at_a_time
     def start_recording(self, path: str | Path) -> Path:
-        """Record what happens from now on, for ``ostinato simulate``.
+        """Record a trace from now on, for ``ostinato simulate``.
 
         Times, lengths and pseudonyms are written, no content: see ``traces.format``.
 
@@ -322,7 +319,7 @@ class LLM:
 
     @_one_at_a_time
     def stop_recording(self) -> Path | None:
-        """End the recording and return where it is; None if none runs."""
+        """End the recording and return its path; None if none runs."""
         return AdminApi(self.engine).stop_recording()
 
     def close(self) -> None:
@@ -340,75 +337,6 @@ class LLM:
         """Return itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
-
-    def _run(
-        self,
-        prompts: list[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: ShowProgress,
-        priority: int | Sequence[int] | None,
-    ) -> list[RequestOutput]:
-        """Check everything, then add everything, then step until all have ended."""
-        engine = self.engine
-        each_params = _one_each(
-            "sampling_params", SamplingParams() if params is None else params, len(prompts)
-        )
-        each_priority = _one_each("priority", 0 if priority is None else priority, len(prompts))
-        made = [
-            engine.make_request(prompt, p, priority=rank)
-            for prompt, p, rank in zip(prompts, each_params, each_priority, strict=True)
-        ]
-        with DeferredSigint(lambda: engine.is_computing) as gate:
-            try:
-                outputs = self._drain(made, use_tqdm, gate)
-            finally:
-                for request in made:  # after an interruption, nothing stays behind
-                    engine.discard(request.request.request_id)
-        return _raise_failures([outputs[request.request.request_id] for request in made])
-
-    def _drain(
-        self, made: list[PreparedRequest], use_tqdm: ShowProgress, gate: DeferredSigint
-    ) -> dict[str, RequestOutput]:
-        engine = self.engine
-        outputs: dict[str, RequestOutput] = {}
-        with GenerationProgress(
-            len(made), engine.cache_stats, engine.scheduler_stats, use_tqdm
-        ) as progress:
-            for request in made:
-                engine.add(request)
-            while engine.has_work:
-                gate.check()
-                finished = [state for state in engine.step() if state.finished]
-                outputs.update((state.request.request_id, state.output()) for state in finished)
-                progress.update(len(finished))
-        return outputs
-
-
-def _one_each(name: str, value: Any, count: int) -> list[Any]:
-    """Repeat a single setting, or check that there is one per prompt."""
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        return [value] * count
-    if len(value) != count:
-        raise RequestError(
-            f"{len(value)} {name} for {count} prompts: give one for all, or one per prompt"
-        )
-    return list(value)
-
-
-def _raise_failures(outputs: list[RequestOutput]) -> list[RequestOutput]:
-    failed = [output for output in outputs if output.error is not None]
-    if failed:
-        raise StepFailed(
-            f"{len(failed)} of {len(outputs)} requests failed: {failed[0].error}; "
-            "the exception's 'outputs' holds the others",
-            outputs,
-        )
-    return outputs

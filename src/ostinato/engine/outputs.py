@@ -1,7 +1,7 @@
-"""What does the caller get?
+"""The outputs that a caller gets, with vLLM's names.
 
-The names are vLLM's, so that programs written for it can read them. One ``RequestOutput`` is the
-state of a request at one moment; a stream is a sequence of them, each with all of the text so far.
+One ``RequestOutput`` is the state of a request at one moment; a stream is a sequence of them, each
+with all of the text so far.
 """
 
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """How likely the model held one token.
+    """The log-probability of one token.
 
     Attributes:
         logprob: Natural logarithm of its probability, before temperature and truncation.
@@ -26,14 +26,14 @@ class Logprob:
 class RequestTimings:
     """When things happened to a request, in seconds of the engine's clock.
 
-    The clock only runs forward (``time.monotonic`` unless another is passed to the engine), so
-    differences mean something and the numbers themselves do not. What has not happened is None.
+    The clock only runs forward (``time.monotonic`` by default), so only differences are meaningful.
+    Moments that have not happened are None.
 
     Attributes:
-        arrival: The engine took the request in.
+        arrival: The engine received the request.
         first_scheduled: The first step with a token of it began.
-        first_token: Its first generated token was there.
-        last_token: Its newest generated token was there.
+        first_token: Its first token was generated.
+        last_token: Its newest token was generated.
         finished: Its last continuation ended.
     """
 
@@ -74,8 +74,8 @@ class RequestMetrics:
     """``RequestTimings`` in the names of vLLM's ``RequestStateStats``, for programs that read them.
 
     Attributes:
-        arrival_time: The engine took the request in, in seconds of the engine's clock, as are all
-            moments here; what has not happened is 0.0, as in vLLM.
+        arrival_time: The engine received the request, in seconds of the engine's clock, as are all
+            moments here; moments that have not happened are 0.0, as in vLLM.
         queued_ts: The same moment.
         scheduled_ts: Its first step began.
         first_token_ts: Its first generated token was there.
@@ -102,7 +102,7 @@ class CompletionOutput:
         text: All that is certain of its text so far; what may become a stop string, and a
             character still without its end, are not in it. Empty with ``detokenize=False``.
         token_ids: All ids generated so far, with the one that ended it.
-        finish_reason: ``"stop"``, ``"length"``, ``"abort"`` or ``"error"``; None while it goes on.
+        finish_reason: ``"stop"``, ``"length"``, ``"abort"`` or ``"error"``; None while it runs.
         stop_reason: The stop string or stop id that ended it; None for the model's own
             end-of-sequence ids and for every other reason.
         logprobs: For each generated token, it and its alternatives by id, itself first; None unless
@@ -125,7 +125,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
     def since(self, earlier: "CompletionOutput") -> "CompletionOutput":
-        """Return what is new since an earlier output of this continuation."""
+        """Return the part after an earlier output of this continuation."""
         num_tokens = len(earlier.token_ids)
         return replace(
             self,
@@ -184,7 +184,7 @@ class RequestOutput:
         )
 
     def since(self, earlier: "RequestOutput | None") -> "RequestOutput":
-        """Return what is new since an earlier output of this request.
+        """Return the part after an earlier output of this request.
 
         Continuations without news are left out. ``metrics.num_generation_tokens`` counts the new
         tokens alone.

@@ -1,6 +1,5 @@
-"""What may a prompt be?
+"""Parses prompts: a text, a row of token ids, or a dict with one of them and cache options.
 
-A text, a row of token ids, or a dict with one of them and how the cache is to be used.
 Lists of those are batches. ``"To be"`` and ``[5, 6, 7]`` are one prompt each, ``["To be"]``
 and ``[[5, 6, 7]]`` are batches of one, and ``[]`` is a batch of none.
 """
@@ -24,9 +23,9 @@ class PromptDict(TypedDict, total=False):
         prompt_token_ids: its ids.
         cache_salt: Only requests of the same salt share blocks.
         cache_read: False computes every token, whatever is cached.
-        cache_write: False leaves nothing behind for others.
+        cache_write: False keeps nothing of it for other requests.
         public_prefixes: Names of published prefixes that it may begin with; ``"*"`` is all.
-        fields: Names and texts of what it was made of, in order; for explanations.
+        fields: Names and texts of its messages and fields, in order; for explanations.
     """
 
     prompt: str
@@ -53,7 +52,7 @@ class Prompt:
         cache_write: Whether computed KV may be found by others.
         public_prefixes: Names of published prefixes that it may begin with; ``"*"`` is all.
         publishes: Name of the prefix that it is computed for, to be published; None is usual.
-        fields: Names and texts of what it was made of, in order; for explanations.
+        fields: Names and texts of its messages and fields, in order; for explanations.
     """
 
     text: str | None = None
@@ -164,7 +163,7 @@ def _whole_characters(name: str, text: str) -> str:
     """Return a text, unless it holds half of a character, which no tokenizer knows.
 
     Raises:
-        RequestError: Saying where. Python's strings may hold surrogates, and JSON brings them.
+        RequestError: Naming the position. Python's strings may hold surrogates, also from JSON.
     """
     try:
         text.encode()

@@ -1,9 +1,8 @@
-"""Which prefixes are public, and which prompt begins with one?
+"""The public prefixes of an engine, by name.
 
-An administrator publishes a prefix under a name; requests say which names they may read. A
-prompt begins with a public prefix if it begins with all of its tokens and goes on behind them;
-of several the longest counts. What is known of a prefix lasts as long as it is held: new weights
-and a reset end it, and then it has to be published again.
+An administrator publishes a prefix under a name; requests list the names that they may read. A
+prompt uses a public prefix if it begins with all of its tokens and is longer; of several, the
+longest. New weights and a reset remove all of them, and they have to be published again.
 """
 
 from array import array
@@ -15,7 +14,7 @@ from ostinato.core.identity import PublicPrefix
 from ostinato.tenants.cache_admin import CacheAdmin
 
 ALL_PUBLIC = "*"
-"""In the place of a name: every public prefix, whenever it was published."""
+"""As a name: every public prefix, whenever it was published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +22,8 @@ class PublishedPrefix:
     """One published prefix.
 
     Attributes:
-        name: What it was published as.
-        tokens: All of it, in whole blocks.
+        name: Its name.
+        tokens: Its tokens, in whole blocks.
         is_held: Whether it is in the cache; if not, it has to be published again.
     """
 
@@ -34,33 +33,33 @@ class PublishedPrefix:
 
 
 def salt_of_public(name: str) -> bytes:
-    """Return what stands in the place of a tenant's salt; no text has such a salt."""
+    """Return the salt of a public prefix; no tenant's salt, a text, is equal to it."""
     return b"\xff" + name.encode()
 
 
 def public_name(salt: bytes) -> str | None:
-    """Return the name of the public prefix that a salt stands for; None if it is a tenant's."""
+    """Return the name of the public prefix of a salt; None if it is a tenant's."""
     return salt[1:].decode() if salt.startswith(b"\xff") else None
 
 
 class PublicPrefixes:
     """All published prefixes of one engine; changed in the engine's thread, read in any."""
 
-    def __init__(self, custody: CacheAdmin, block_size: int) -> None:
-        """Know of none."""
-        self._custody = custody
+    def __init__(self, admin: CacheAdmin, block_size: int) -> None:
+        """Start without one."""
+        self._admin = admin
         self._block_size = block_size
         self._prefixes: dict[str, array[int]] = {}
 
     def whole_blocks(self, name: str, tokens: "array[int]") -> "array[int]":
-        """Return what of a prompt can be published under a name.
+        """Return the part of a prompt that can be published under a name.
 
         Raises:
-            RequestError: The name is no name or taken, or the prompt fills no block.
+            RequestError: The name is invalid or taken, or the prompt fills no block.
         """
         if not name or name == ALL_PUBLIC or "\x1f" in name:
             raise RequestError(f"name={name!r:.80}: a public prefix needs a name, other than '*'")
-        if self._custody.is_public(salt_of_public(name)):
+        if self._admin.is_public(salt_of_public(name)):
             raise RequestError(f"name={name!r:.80}: is public already; unpublish it first")
         size = self._block_size
         if len(tokens) < size:
@@ -71,17 +70,17 @@ class PublicPrefixes:
         return tokens[: len(tokens) // size * size]
 
     def add(self, name: str, tokens: "array[int]") -> None:
-        """Note a prefix that is held now."""
+        """Add a prefix that is held now."""
         self._prefixes[name] = tokens
 
     def remove(self, name: str) -> bool:
-        """Forget a prefix; returns False if there is none of that name."""
+        """Remove a prefix; returns False if there is none of that name."""
         return self._prefixes.pop(name, None) is not None
 
     def listed(self) -> list[PublishedPrefix]:
         """List all that were published and not unpublished, by name."""
         return [
-            PublishedPrefix(name, tokens, self._custody.is_public(salt_of_public(name)))
+            PublishedPrefix(name, tokens, self._admin.is_public(salt_of_public(name)))
             for name, tokens in sorted(self._prefixes.items())
         ]
 
@@ -100,6 +99,6 @@ class PublicPrefixes:
                 continue
             salt = salt_of_public(name)
             longer = best is None or len(prefix) > best.num_tokens
-            if longer and self._custody.is_public(salt):
+            if longer and self._admin.is_public(salt):
                 best = PublicPrefix(salt, len(prefix))
         return best

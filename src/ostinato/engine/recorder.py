@@ -238,8 +238,8 @@ class Recorder:
     @_never_raises
     def on_failed(self) -> None:
         """Record that it failed, at the time of the last tick."""
-        begun, ended = self._times.pop(), self._at_us
-        self._put_event(Failed(step=self._num_steps, times_us=(begun, ended)))
+        times_us = self._times.pop(), self._at_us
+        self._put_at(lambda step, _: Failed(step=step, times_us=times_us))
         self._num_steps += 1
 
     @_never_raises
@@ -255,7 +255,8 @@ class Recorder:
         live = self._live.get(request_id)
         if live is not None:
             live.sequences |= {sequence.index: sequence for sequence in sequences}
-            self._put_event(Cancelled(step=self._num_steps, at_us=self._at_us, request=live.number))
+            number = live.number
+            self._put_at(lambda step, at_us: Cancelled(step=step, at_us=at_us, request=number))
             self.on_ended(request_id)
 
     @_never_raises
@@ -286,27 +287,26 @@ class Recorder:
     @_never_raises
     def on_reset(self, preempted: bool) -> None:
         """Record a reset of the cache."""
-        self._put_event(CacheReset(step=self._num_steps, at_us=self._at_us, preempted=preempted))
+        self._put_at(lambda step, at_us: CacheReset(step=step, at_us=at_us, preempted=preempted))
 
     @_never_raises
     def on_new_epoch(self) -> None:
         """Record that the weights were changed."""
-        self._put_event(NewEpoch(step=self._num_steps, at_us=self._at_us))
+        self._put_at(lambda step, at_us: NewEpoch(step=step, at_us=at_us))
 
     @_never_raises
     def on_erased(self, tenant: bytes) -> None:
         """Record that a tenant was erased."""
-        step, at_us = self._num_steps, self._at_us
-        self._put(lambda: Erased(step=step, at_us=at_us, tenant=self._names.salt(tenant)))
+        self._put_at(
+            lambda step, at_us: Erased(step=step, at_us=at_us, tenant=self._names.salt(tenant))
+        )
 
     @_never_raises
     def on_leased(self, key: PrefixKey, terms: LeaseTerms, lease_id: LeaseId | None) -> None:
         """Record that a lease of a prefix was requested."""
-        step, at_us = self._num_steps, self._at_us
         tokens: array[int] = key.tokens[:]
-
-        def line() -> Leased:
-            return Leased(
+        self._put_at(
+            lambda step, at_us: Leased(
                 step=step,
                 at_us=at_us,
                 lease=lease_id,
@@ -316,39 +316,37 @@ class Recorder:
                 ttl_s=terms.ttl_s,
                 refresh_on_hit=terms.refresh_on_hit,
             )
-
-        self._put(line)
+        )
 
     @_never_raises
     def on_published(self, key: PrefixKey) -> None:
         """Record that publication of a prefix was requested."""
-        step, at_us = self._num_steps, self._at_us
-
-        def line() -> Published:
-            return Published(
+        self._put_at(
+            lambda step, at_us: Published(
                 step=step,
                 at_us=at_us,
                 prefix=bytes(self._names.prompt(key.tokens, key.images).names),
                 tenant=self._names.salt(key.identity.tenant),
             )
-
-        self._put(line)
+        )
 
     @_never_raises
     def on_lease_ended(self, lease_id: LeaseId) -> None:
         """Record that a lease ended."""
-        self._put_event(LeaseEnded(step=self._num_steps, at_us=self._at_us, lease=lease_id))
+        self._put_at(lambda step, at_us: LeaseEnded(step=step, at_us=at_us, lease=lease_id))
 
     @_never_raises
     def _stopped(self) -> None:
-        self._put_event(Stopped(step=self._num_steps, at_us=self._at_us))
+        self._put_at(lambda step, at_us: Stopped(step=step, at_us=at_us))
 
     @property
     def _at_us(self) -> int:
         return self._now_us - self._start_us
 
-    def _put_event(self, event: AnyEvent) -> None:
-        self._put(lambda: event)
+    def _put_at(self, make: Callable[[int, int], AnyEvent]) -> None:
+        """Queue a line of the current step and time."""
+        step, at_us = self._num_steps, self._at_us
+        self._put(lambda: make(step, at_us))
 
     def _put(self, line: Callable[[], AnyEvent]) -> None:
         """Queue a line, after the steps that ran before it."""

@@ -1,8 +1,4 @@
-"""What has one request brought so far?
-
-Tokens come in from the scheduler; text, log-probabilities and outputs in the caller's shape
-go out.
-"""
+"""The state of one request: its tokens, texts, log-probabilities and times so far."""
 
 from collections.abc import Sequence
 
@@ -45,7 +41,7 @@ class CompletionState:
         return self._stops.matched
 
     def append(self, token: SampledToken, reason: FinishReason | None) -> None:
-        """Take a token.
+        """Add a token.
 
         Args:
             token: What was sampled.
@@ -66,7 +62,7 @@ class CompletionState:
         self.text += self._stops.append(new_text, may_stop)
 
     def end(self, reason: FinishReason, stop_reason: int | str | None) -> None:
-        """Note why it ended; text that was held back is let go."""
+        """Set why it ended, and release text that was held back."""
         if self._detokenizer is not None and self.stop_string is None:
             self.text += self._stops.append(self._detokenizer.finish())
             if self.stop_string is None:
@@ -100,7 +96,7 @@ class RequestState:
         return all(c.finish_reason is not None for c in self._completions)
 
     def take(self, sequence: SchedSequence, token: SampledToken | None, now_s: float) -> str | None:
-        """Take what a step brought for one continuation.
+        """Add a step's token to one continuation.
 
         Returns:
             The stop string that its text has now reached, if the scheduler does not know

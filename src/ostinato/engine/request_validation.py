@@ -205,12 +205,24 @@ def _encode(tokenizer: Any, text: str, keep: int | None) -> list[int]:
     # Not verbose: that a prompt is too long is for admission to say.
     if keep is None or keep <= tokenizer.num_special_tokens_to_add():
         return list(tokenizer(text, verbose=False)["input_ids"])
+    text = _end_of(tokenizer, text, keep)
     side, tokenizer.truncation_side = tokenizer.truncation_side, "left"
     try:
         encoded = tokenizer(text, verbose=False, truncation=True, max_length=keep)
     finally:
         tokenizer.truncation_side = side
     return list(encoded["input_ids"])
+
+
+def _end_of(tokenizer: Any, text: str, num_tokens: int) -> str:
+    """Return an end of a text that has its last tokens, at the cost of about as many."""
+    size = 8 * num_tokens + _PIECE_CHARACTERS
+    while size < len(text):
+        ids = tokenizer(text[-size:], add_special_tokens=False, verbose=False)["input_ids"]
+        if len(ids) >= num_tokens + _CUT_TOKENS:
+            break
+        size *= 2
+    return text[-size:]
 
 
 def _check_ids(params: SamplingParams, vocab_size: int) -> None:

@@ -1,7 +1,6 @@
-"""What does an engine look like between two steps?
+"""A consistent copy of an engine's counters, taken between two steps.
 
-Counters that belong together, copied at one moment: whoever shows them to people need not stop
-the engine while they are laid out.
+Metrics and pages format it without stopping the engine.
 """
 
 from dataclasses import dataclass, replace

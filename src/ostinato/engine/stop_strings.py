@@ -23,13 +23,13 @@ class _Needle:
     __slots__ = ("_borders", "num_reached", "text")
 
     def __init__(self, text: str) -> None:
-        """Take a string that is not empty."""
+        """Search for a string, which is not empty."""
         self.text = text
         self.num_reached = 0
         self._borders = _borders(text)
 
     def step(self, character: str) -> bool:
-        """Take the text's next character; True if the text now ends with the whole string."""
+        """Add the text's next character; True if the text now ends with the whole string."""
         reached = self.num_reached
         while reached and self.text[reached] != character:
             reached = self._borders[reached]
@@ -87,7 +87,7 @@ class StopChecker:
         return self._hold_back(waiting)
 
     def finish(self) -> str:
-        """Return what was held back, since nothing more will come."""
+        """Return the text that was held back, at the end of the output."""
         rest, self._held = self._held, ""
         return rest
 

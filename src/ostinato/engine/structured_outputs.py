@@ -1,11 +1,14 @@
 """Structured outputs: the constraint that a user sets on a text, such as a JSON schema."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from ostinato.core.errors import InvalidSamplingParams
+
+_KINDS = ("json", "json_object", "regex", "choice", "grammar")
 
 MAX_SOURCE_CHARACTERS = 200_000
 """Longest schema, regex or grammar: it is compiled before the request is admitted."""
@@ -13,7 +16,7 @@ MAX_SOURCE_CHARACTERS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
-    """The form of an output; exactly one of these, in vLLM's names.
+    """A constraint on the output: exactly one of these, with vLLM's names.
 
     Attributes:
         json: A JSON schema, as a mapping or as its text.
@@ -22,6 +25,10 @@ class StructuredOutputs:
             crate: no look-around, no back references.
         choice: The text is one of these.
         grammar: A context-free grammar, in Lark's or llama.cpp's (GBNF) notation.
+        after: A regular expression of Python: the output is free until a match of it ends, and has
+            the form from there on; for models that reason first. None has the form at once.
+        opening: With ``after``, the one token that begins what is free; an output that does not
+            begin with it has the form at once. None begins free.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -29,19 +36,21 @@ class StructuredOutputs:
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
+    after: str | None = None
+    opening: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no form, and settle a schema as text.
+        """Check the constraint, and turn a schema into text.
 
         Raises:
-            InvalidSamplingParams: Not exactly one form is given, or it is of the wrong type, or
-                too long.
+            InvalidSamplingParams: Not exactly one constraint is given, or it is of the wrong type,
+                or too long.
         """
-        names = [f.name for f in fields(self) if getattr(self, f.name) not in (None, False)]
+        names = [name for name in _KINDS if getattr(self, name) not in (None, False)]
         if len(names) != 1:
-            known = ", ".join(f.name for f in fields(self))
             raise InvalidSamplingParams(
-                f"structured_outputs has {' and '.join(names) or 'nothing'}: give one of {known}"
+                f"structured_outputs has {' and '.join(names) or 'nothing'}: give one of "
+                f"{', '.join(_KINDS)}"
             )
         if self.json is not None:
             object.__setattr__(self, "json", _schema(self.json))
@@ -58,16 +67,21 @@ class StructuredOutputs:
                     f"structured_outputs.{name}={value!r:.80}: must be a text"
                 )
         _check_length(self.kind, self.source)
+        try:
+            re.compile(self.after or "")
+        except re.error as error:
+            raise InvalidSamplingParams(
+                f"structured_outputs.after={self.after!r:.80}: is no expression: {error}"
+            ) from error
 
     @property
     def kind(self) -> str:
         """Name of the field that is given."""
-        given = (f.name for f in fields(self) if getattr(self, f.name) not in (None, False))
-        return next(given)
+        return next(name for name in _KINDS if getattr(self, name) not in (None, False))
 
     @property
     def source(self) -> str:
-        """What is given, as text: with ``kind`` it says what the form is."""
+        """The constraint as text; with ``kind`` it identifies it."""
         if self.choice is not None:
             return json.dumps(list(self.choice), ensure_ascii=False)
         return str(self.json or self.regex or self.grammar or "")

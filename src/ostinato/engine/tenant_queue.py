@@ -1,8 +1,8 @@
-"""Whose work is done next, beside the event loop? Tenants take turns.
+"""Threads that serve tenants in turns.
 
-A queue of tenants, each in it at most once: one thread takes the first tenant, does one piece of
-its work, and puts it back at the end if there is more. So a tenant has one piece under way at a
-time, and waits for at most one piece of each other tenant, however much those have sent.
+A queue holds each tenant at most once: a thread takes the first tenant, does one piece of its
+work, and appends it again if there is more. So a tenant has one piece running at a time, and waits
+for at most one piece of each other tenant, however much work those have queued.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class TenantQueue:
-    """Does work in threads of its own, in turns by tenant."""
+    """Runs work in its own threads, in turns by tenant."""
 
     def __init__(self, name: str, num_threads: int = 1) -> None:
         """Name the threads."""

@@ -1,12 +1,12 @@
-"""How do an event loop and the engine's thread talk?
+"""Passes commands from event loops to the engine's thread, and outputs back.
 
 ::
 
     event loop    ── CommandQueue ──►  engine thread, between steps
     one reader    ◄──── Mailbox ─────  newest output of its request
 
-The queue is closed under a lock, and what came in before still runs: each command is either refused
-or run, and no caller waits for a thread that is gone.
+The queue is closed under a lock, and earlier commands still run: each command is either refused or
+run, and no caller waits for a thread that has ended.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ Command = Callable[[], None]
 
 
 class Mailbox:
-    """Hands the newest output of one request from the engine's thread to its reader."""
+    """Holds the newest output of one request for its reader."""
 
     def __init__(self) -> None:
         """Belong to the running event loop."""
@@ -40,11 +40,11 @@ class Mailbox:
         return self._loop
 
     def post(self, content: RequestOutput | OstinatoError) -> None:
-        """Replace what is inside; called from any thread."""
+        """Replace the content; called from any thread."""
         post_all([(self, content)])
 
     def put(self, content: RequestOutput | OstinatoError) -> None:
-        """Replace what is inside; called from the reader's loop."""
+        """Replace the content; called from the reader's loop."""
         self._newest = content
         self._arrived.set()
 
@@ -64,7 +64,7 @@ class Mailbox:
 
 
 def post_all(letters: Iterable[tuple[Mailbox, RequestOutput | OstinatoError]]) -> None:
-    """Replace what is inside of several mailboxes; called from any thread.
+    """Replace the contents of several mailboxes; called from any thread.
 
     Effects: each event loop is woken once, however many of its readers get something.
     """
@@ -75,7 +75,7 @@ def post_all(letters: Iterable[tuple[Mailbox, RequestOutput | OstinatoError]]) -
     for loop, its_letters in by_loop.items():
         try:
             loop.call_soon_threadsafe(_put_all, its_letters)
-        except RuntimeError:  # the readers' loop is closed, and the readers with it
+        except RuntimeError:  # the readers' loop is closed
             logger.debug("%d outputs came after their event loop was closed", len(its_letters))
 
 
@@ -85,7 +85,7 @@ def _put_all(letters: list[tuple[Mailbox, RequestOutput | OstinatoError]]) -> No
 
 
 class CommandQueue:
-    """What event loops want done in the engine's thread, between steps."""
+    """Commands that the engine's thread runs between steps."""
 
     def __init__(self, owner: Owner) -> None:
         """Start empty and open, in the engine's process."""
@@ -100,7 +100,7 @@ class CommandQueue:
         return self._reason is None and self._owner.is_here
 
     def put(self, command: Command) -> None:
-        """Have something done and do not wait for it; called from any thread.
+        """Queue a command without waiting for it; called from any thread.
 
         Raises:
             EngineStopped: The queue was closed, or this is a fork of the engine's process.
@@ -111,10 +111,10 @@ class CommandQueue:
             self._commands.put(command)
 
     def check(self) -> None:
-        """Refuse to go on if the queue was closed, or in a fork of the engine's process.
+        """Refuse calls if the queue was closed, or in a fork of the engine's process.
 
         Raises:
-            EngineStopped: Saying why.
+            EngineStopped: With the reason.
         """
         self._owner.check()
         if self._reason is not None:
@@ -127,18 +127,18 @@ class CommandQueue:
             self._commands.put(lambda: None)
 
     async def ask(self, question: Callable[[], AnswerT]) -> AnswerT:
-        """Have something done and wait for what it returns.
+        """Run a question in the engine's thread and return its answer.
 
         Raises:
-            EngineStopped: The queue was closed, be it while the question waited in it.
-            Exception: What the question raised; if that was not on purpose, the engine's
-                thread gets it as well.
+            EngineStopped: The queue was closed, perhaps while the question was queued.
+            Exception: What the question raised; other than an ``OstinatoError``, it is raised in
+                the engine's thread as well.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[AnswerT] = loop.create_future()
 
         def settle(value: AnswerT | None, error: Exception | None) -> None:
-            if answer.done():  # the caller was cancelled meanwhile
+            if answer.done():  # the caller was cancelled
                 return
             if error is not None:
                 answer.set_exception(error)
@@ -154,7 +154,7 @@ class CommandQueue:
                 problem = error
             try:
                 loop.call_soon_threadsafe(settle, value, problem)
-            except RuntimeError:  # the loop is closed, and the caller with it
+            except RuntimeError:  # the caller's loop is closed
                 logger.debug("an answer came after its event loop was closed")
             if problem is not None and not isinstance(problem, OstinatoError):
                 raise problem
@@ -163,7 +163,7 @@ class CommandQueue:
         return await answer
 
     def run_pending(self, wait: bool) -> None:
-        """Run the commands that have come, or wait for the first; for the engine's thread."""
+        """Run the queued commands, or wait for the first; for the engine's thread."""
         try:
             self._commands.get(block=wait)()
             while True:
@@ -172,11 +172,11 @@ class CommandQueue:
             return
 
     def run_until(self, most: int, deadline_s: float) -> int:
-        """Run up to so many commands as they come; returns how many came.
+        """Run commands as they arrive; returns how many.
 
         Args:
-            most: With this many, it is over.
-            deadline_s: Or at this moment of ``time.monotonic``.
+            most: Stop after this many.
+            deadline_s: Or at this time of ``time.monotonic``.
         """
         for number in range(most):
             try:
@@ -187,7 +187,7 @@ class CommandQueue:
         return most
 
     def drain(self) -> None:
-        """Run what came before the queue was closed, each whatever the others raise."""
+        """Run the commands that were queued before it was closed; errors are logged."""
         while not self._commands.empty():
             try:
                 self.run_pending(wait=False)

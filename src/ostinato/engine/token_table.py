@@ -1,6 +1,6 @@
-"""What does one token stand for: bytes, text in context, or nothing?
+"""The bytes or the text of each token.
 
-Looked up once per distinct id and remembered, so make one table per tokenizer and share it.
+Each distinct id is looked up once, so share one table per tokenizer.
 
 ========================  ========================================  =====================
 tokenizer                 a token is                                example
@@ -28,7 +28,7 @@ class TokenEntry:
     Attributes:
         known: Whether the tokenizer knows it; models often have more ids than their tokenizer.
         special: Whether ``skip_special_tokens`` leaves it out.
-        data: The bytes it stands for; None if it is text, which depends on what comes before.
+        data: Its bytes; None if it is text, which depends on the tokens before.
     """
 
     known: bool
@@ -37,7 +37,7 @@ class TokenEntry:
 
 
 class TokenTable:
-    """A tokenizer's tokens, one by one; grows as ids are asked for, to one entry per id."""
+    """A tokenizer's tokens; grows as ids are looked up, to one entry per id."""
 
     def __init__(self, tokenizer: Any) -> None:
         """Wrap any tokenizer of ``transformers``, fast or slow."""
@@ -57,8 +57,14 @@ class TokenTable:
         )
         return str(text)
 
+    def id_of(self, text: str) -> int | None:
+        """Return the id of a mark such as ``</think>``; None if it is no token by itself."""
+        ids = self._tokenizer.convert_tokens_to_ids([text])
+        found = None if not ids or ids[0] in (None, self._tokenizer.unk_token_id) else int(ids[0])
+        return found if found is None or self.text(found) == text else None
+
     def entry(self, token_id: int) -> TokenEntry:
-        """Return what is known about an id."""
+        """Return the entry of an id."""
         entry = self._entries.get(token_id)
         if entry is None:
             entry = self._entries[token_id] = self._look_up(token_id)
@@ -103,7 +109,7 @@ class TokenTable:
         return None if token is None else str(token)
 
     def _bytes(self, token: str, text: str) -> bytes | None:
-        """Return the bytes that a token stands for, if it stands for bytes.
+        """Return the bytes of a token, if it has any.
 
         Args:
             token: Its entry in the vocabulary.
@@ -124,9 +130,9 @@ def _is_byte_level(tokenizer: Any) -> bool:
 
 
 def _byte_alphabet() -> Iterator[tuple[str, int]]:
-    """Yield the character that stands for each byte in byte-level BPE.
+    """Yield the character that represents each byte in byte-level BPE.
 
-    Printable bytes of Latin-1 stand for themselves, the others for characters from U+0100 on.
+    Printable bytes of Latin-1 represent themselves, others are characters from U+0100 on.
     Source: ``bytes_to_unicode`` of GPT-2 (Radford et al., 2019).
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}

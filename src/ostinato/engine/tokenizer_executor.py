@@ -1,9 +1,8 @@
-"""How are requests and texts made without holding up the event loop?
+"""Tokenizes, renders templates and compiles grammars in threads, off the event loop.
 
-Tokenizers, templates and grammars take a while: they run in threads beside the event loop, and
-tenants take turns. Long texts have a thread and a copy of the tokenizer of their own, so that short
-ones do not wait for them; new grammars have theirs. A short row of ids is checked on the event loop
-itself: going to another thread and back costs more than the work.
+Tenants take turns. Long texts have their own thread and copy of the tokenizer, so that short ones
+do not wait for them; so have new grammars. A short row of ids is checked on the event loop
+itself, since a change of threads costs more than the check.
 """
 
 import copy
@@ -46,7 +45,7 @@ class TokenizerExecutor:
     """Makes requests, ids and texts for one engine."""
 
     def __init__(self, engine: Engine) -> None:
-        """Work for an engine; its loop may run meanwhile."""
+        """Serve an engine, whose thread may run at the same time."""
         self._engine = engine
         self._making = threading.Lock()
         self._texts = TenantQueue("tokenizer")
@@ -56,12 +55,12 @@ class TokenizerExecutor:
     async def request(
         self, prompt: Prompt, params: SamplingParams, request_id: str | None, priority: int
     ) -> PreparedRequest:
-        """Make a request and check everything about it.
+        """Make and check a request.
 
         Raises:
             RequestError: It can never be served.
         """
-        if getattr(params, "bad_words", ()):  # spelled where the tokenizer is used, and not here
+        if getattr(params, "bad_words", ()):  # uses the tokenizer
             loaded, words = self._engine.loaded, params
             params = await self.do(lambda: spell_bad_words(words, loaded), prompt.cache_salt)
         wanted = getattr(params, "structured_outputs", None)
@@ -85,7 +84,7 @@ class TokenizerExecutor:
         return await self._with_tokenizer(prompt.cache_salt, len(prompt.text), tokenize_and_make)
 
     async def do(self, work: Callable[[], AnswerT], cache_salt: str = "") -> AnswerT:
-        """Do something short with the tokenizer, beside the event loop.
+        """Do something short with the tokenizer, off the event loop.
 
         Raises:
             ForkedProcess: This is a fork of the engine's process; the threads stayed there.
@@ -93,12 +92,17 @@ class TokenizerExecutor:
         self._engine.owner.check()
         return await self._texts.run(_tenant(cache_salt), work)
 
-    async def encode(self, prompt: Prompt) -> list[int]:
+    async def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Return a text's token ids."""
-        loaded, size = self._engine.loaded, len(prompt.text or "")
-        return await self._with_tokenizer(
-            prompt.cache_salt, size, lambda own: tokenize(prompt, loaded, None, own).tolist()
-        )
+        loaded, text = self._engine.loaded, prompt.text or ""
+
+        def work(own: PreTrainedTokenizerBase | None) -> list[int]:
+            if add_special_tokens:
+                return tokenize(prompt, loaded, None, own).tolist()
+            tokenizer = own or loaded.require_tokenizer()
+            return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+        return await self._with_tokenizer(prompt.cache_salt, len(text), work)
 
     async def decode(self, prompt: Prompt) -> str:
         """Return the text of token ids, special ones included."""
@@ -127,7 +131,7 @@ class TokenizerExecutor:
         options: Mapping[str, Any],
         cache_salt: str,
     ) -> list[int]:
-        """Write a conversation as token ids."""
+        """Return a conversation's token ids."""
         self._engine.loaded.require_tokenizer()
         contents = [m.get("content") for m in messages if isinstance(m, Mapping)]
         text = "".join(content for content in contents if isinstance(content, str))
@@ -143,7 +147,7 @@ class TokenizerExecutor:
 
     async def _constraint(self, wanted: StructuredOutputs, cache_salt: str) -> TokenConstraint:
         return await self._grammars.run(
-            _tenant(cache_salt), lambda: self._engine.compile_constraint(wanted, cache_salt)
+            _tenant(cache_salt), lambda: self._engine.grammars.compile(wanted, cache_salt)
         )
 
     async def _with_tokenizer(
@@ -152,7 +156,7 @@ class TokenizerExecutor:
         num_characters: int,
         work: Callable[[PreTrainedTokenizerBase | None], AnswerT],
     ) -> AnswerT:
-        """Do work with a tokenizer that no other thread uses meanwhile; as ``do``."""
+        """Do work with a tokenizer that no other thread uses at the same time; as ``do``."""
         self._engine.owner.check()
         tokenizer = self._engine.loaded.tokenizer
         if num_characters < LONG_CHARACTERS or tokenizer is None or not tokenizer.is_fast:
@@ -172,7 +176,7 @@ class TokenizerExecutor:
 
 
 def _tenant(cache_salt: str) -> str:
-    """Return who takes a turn: narrower salts of one tenant take turns as one."""
+    """Return the tenant that takes a turn, without what its client added to the salt."""
     return tenant_of(cache_salt.encode()).decode()
 
 

@@ -67,13 +67,13 @@ class TraceWriter:
             self._lines.put(line)
 
     def give_up(self, reason: str) -> None:
-        """End the recording; what is written so far stays."""
+        """End the recording; the lines so far stay."""
         if not self.failed:
             self._failed.set()
-            logger.error("the recording to %s ends: %s; the engine goes on", self.path, reason)
+            logger.error("the recording to %s ends: %s; the engine continues", self.path, reason)
 
     def close(self) -> None:
-        """Write what is pending and close the file; a second call does nothing."""
+        """Write pending lines and close the file; a second call does nothing."""
         self._lines.put(None)
         self._thread.join()
 

@@ -1,7 +1,7 @@
-"""What becomes of a program written for vLLM's ``LLM``: its settings, arguments and methods.
+"""vLLM's settings, arguments and methods of ``LLM``: which mean the same, which are refused.
 
 A setting that means the same has vLLM's name in ``EngineConfig``, or is one of ``ALIASES``. One
-that cannot be had here is refused with the reason, unless its value asks for what happens anyway.
+that is not supported is refused with the reason, unless its value changes nothing.
 ``docs/vllm.md`` lists all of them.
 """
 
@@ -307,7 +307,7 @@ def translate_settings(given: Mapping[str, Any], known: list[str]) -> dict[str, 
     """Return settings by the names of ``EngineConfig``.
 
     Raises:
-        ConfigError: One is unknown, cannot be had, or is given under two names.
+        ConfigError: One is unknown, not supported, or given under two names.
     """
     settings = dict(given)
     for alias, name in ALIASES.items():
@@ -323,16 +323,16 @@ def translate_settings(given: Mapping[str, Any], known: list[str]) -> dict[str, 
 
 
 def refuse_arguments(given: Mapping[str, Any]) -> None:
-    """Refuse arguments of ``generate`` or ``chat`` that cannot be served.
+    """Refuse unsupported arguments of ``generate`` or ``chat``.
 
     Raises:
-        RequestError: One is unknown, or asks for something that is not served.
+        RequestError: One is unknown or not supported.
     """
     known_keywords(given, _ARGUMENTS, UNSUPPORTED_ARGUMENTS, RequestError)
 
 
 def refuse_call(owner: object, name: str) -> NoReturn:
-    """Say what to use instead of an attribute that does not exist.
+    """Raise an error that says what to use instead of a missing attribute.
 
     Raises:
         UnsupportedCall: vLLM's class has it.

@@ -1,7 +1,6 @@
-"""Which weights change, and do they fit?
+"""Reads new weights and checks them against the model, before anything changes.
 
-Weights come as a checkpoint, which replaces all of them, or by name, which leaves the others
-as they are. Everything is checked before anything changes.
+A checkpoint replaces all weights; tensors by name replace only those.
 """
 
 import hashlib
@@ -29,7 +28,7 @@ _IRRELEVANT = {
     "transformers_version",
     "architectures",
 }
-"""Entries of a config that do not say what is computed; the dtype is the engine's own."""
+"""Entries of a config that do not change what is computed; the dtype is the engine's own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,8 +49,8 @@ class WeightUpdate:
         """Overwrite a model's weights in place.
 
         Returns:
-            The same model under its new fingerprint. That of a whole checkpoint is what a fresh
-            engine would have; that of a part also hangs on all that was there before.
+            The same model with its new fingerprint. That of a whole checkpoint is what a new
+            engine would have; that of a part also depends on the weights before.
         """
         replace_weights(loaded.model, self.tensors)
         partial = hashlib.sha256(loaded.fingerprint + self.digest).digest()
@@ -64,7 +63,7 @@ def read_weights(source: WeightSource, loaded: LoadedModel) -> WeightUpdate:
     Args:
         source: A checkpoint of the same config, or tensors by the names of the model's
             ``state_dict()``.
-        loaded: The model as it is.
+        loaded: The model.
 
     Raises:
         ConfigError: A tensor does not fit, or the checkpoint is of another model.
@@ -93,7 +92,7 @@ def read_weights(source: WeightSource, loaded: LoadedModel) -> WeightUpdate:
 
 
 def _check_tensors(given: Mapping[str, Tensor], loaded: LoadedModel) -> None:
-    """Refuse what is no weight of the model."""
+    """Refuse tensors that are no weights of the model."""
     kept = weight_places(loaded.model)
     if not given:
         raise ConfigError("the mapping names no weight: nothing would change")
@@ -127,7 +126,7 @@ def _check_tied(given: Mapping[str, Tensor], kept: Mapping[str, WeightPlace]) ->
 
 
 def _check_same_config(fresh: LoadedModel, loaded: LoadedModel) -> None:
-    """Refuse a checkpoint whose config computes something else."""
+    """Refuse a checkpoint with another config."""
     new, old = (_relevant(model.config.to_dict()) for model in (fresh, loaded))
     changed = sorted(key for key in {*new, *old} if new.get(key) != old.get(key))
     if changed:

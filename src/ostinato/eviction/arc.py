@@ -58,7 +58,7 @@ class AdaptiveReplacement(LeafHeap[ListState]):
             self._num_once -= num_blocks
 
     def recall(
-        self, key: PrefixKey, first: int, most: int, block_size: int, turn: RequestSummary | None
+        self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
     ) -> Recall:
         """Move the border towards the list that lost what returns."""
         once, again = (max(1, memory.num_blocks) for memory in self._memories)

@@ -29,7 +29,7 @@ class EvictedRun(Generic[Note]):
         tokens: Packed tokens of whole blocks.
         num_blocks: How many.
         uses: How often they were in use.
-        idle_since_s: When they were last let go of.
+        idle_since_s: When they were last released.
         note: What the policy notes of it.
     """
 

@@ -12,8 +12,7 @@ from itertools import count
 from typing import Generic, TypeVar
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.eviction import EvictionPolicy, RequestSummary
-from ostinato.cache.free_list import EntryQueue
+from ostinato.cache.eviction import EntryQueue, EvictionPolicy, RequestSummary
 
 Rank = tuple[float, ...]
 
@@ -74,7 +73,7 @@ class LeafHeap(EvictionPolicy, Generic[State]):
     def evicted(self, entry: CacheEntry, num_blocks: int) -> None:
         """Note that an entry loses blocks."""
 
-    def add(self, entries: Sequence[CacheEntry], turn: RequestSummary | None) -> None:
+    def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
         """Take entries, in O(log n) each."""
         for entry in entries:
             self.released(entry)

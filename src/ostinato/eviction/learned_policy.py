@@ -1,8 +1,42 @@
-"""What a policy that learns tells the ghost."""
+"""What policies that learn are told of the traffic, and what they tell the ghost."""
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
+from ostinato.cache.block_shares import BlockShares
+from ostinato.cache.block_table import BlockTable
 from ostinato.cache.eviction import RequestSummary
+from ostinato.cache.observer import CacheObserver
+from ostinato.core.identity import PrefixKey
+from ostinato.core.request import RequestContext
+
+
+@runtime_checkable
+class LearnsFromMisses(Protocol):
+    """A policy that is told what requests ask for."""
+
+    def look_up(
+        self, key: PrefixKey, first: int, last: int, block_size: int, summary: RequestSummary
+    ) -> None:
+        """Note that a request asks for ``last`` blocks, and those from ``first`` on are missing.
+
+        Called once per request, when it holds what it found and before anything is evicted.
+        """
+
+
+class MissObserver(CacheObserver):
+    """Tells policies that learn what a request asks for and did not find."""
+
+    def __init__(self, shares: BlockShares, block_size: int) -> None:
+        """Tell the policies of a pool, all of which learn."""
+        self._shares, self._block_size = shares, block_size
+
+    def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
+        """Tell the policy of the request's tenant, once per request that publishes."""
+        num_asked = (len(table.key.tokens) - 1) // self._block_size
+        if num_asked and table.writes and not preempted:
+            policy = cast(LearnsFromMisses, self._shares.policy_of(table.tenant))
+            found = table.num_published
+            policy.look_up(table.key, found, num_asked, self._block_size, table.summary)
 
 
 @runtime_checkable
@@ -13,7 +47,7 @@ class LearnedPolicy(Protocol):
     def lru_lead(self) -> int:
         """Blocks that hit and would have missed under LRU, less the opposite."""
 
-    def request_class(self, turn: RequestSummary) -> int:
+    def request_class(self, summary: RequestSummary) -> int:
         """Return the class of what a request releases, uses left out."""
 
     def row_of(self, request_class: int, uses: int) -> int:

@@ -28,8 +28,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.eviction import EvictionPolicy, Recall, RequestSummary
-from ostinato.cache.free_list import EntryQueue
+from ostinato.cache.eviction import EntryQueue, EvictionPolicy, Recall, RequestSummary
 from ostinato.core.identity import PrefixKey
 from ostinato.eviction.ghost_list import EvictedRun, GhostList
 from ostinato.eviction.hazard_table import EDGES_S, NUM_BINS, HazardTable
@@ -100,23 +99,23 @@ class ReuseHazard(EvictionPolicy):
         """Return the hits per block-second of a class at an age, as fitted last."""
         return self._table.index[row + bisect_right(_AGES_S, age_s)]
 
-    def request_class(self, turn: RequestSummary) -> int:
+    def request_class(self, summary: RequestSummary) -> int:
         """Return the class of what a request releases, uses left out."""
-        share = turn.num_new_blocks / max(1e-9, self._new_per_turn.value)
-        kinds = 0 if turn.gap_s is None else bisect_right(_GAPS_S, turn.gap_s)
-        kinds = kinds * _SHAPE[2] + bisect_right(_OUTPUT_TOKENS, turn.num_output_tokens)
-        return kinds * _SHAPE[3] + bisect_right(_NEW_SHARES, share)
+        share = summary.num_new_blocks / max(1e-9, self._new_per_turn.value)
+        place = 0 if summary.gap_s is None else bisect_right(_GAPS_S, summary.gap_s)
+        place = place * _SHAPE[2] + bisect_right(_OUTPUT_TOKENS, summary.num_output_tokens)
+        return place * _SHAPE[3] + bisect_right(_NEW_SHARES, share)
 
     # --- what comes and goes ---
 
-    def add(self, entries: Sequence[CacheEntry], turn: RequestSummary | None) -> None:
-        """Begin lives of one batch; without a turn, of the class that the entry had."""
-        if turn is not None and turn is not self._turn:
-            self._next_turn(turn)
+    def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
+        """Begin lives of one batch; without a request, of the class that the entry had."""
+        if summary is not None and summary is not self._turn:
+            self._next_turn(summary)
         now_s, running, total = entries[0].idle_since_s, -1, 0
         self._queue.extend(entries)
         for entry in entries:
-            if turn is None:
+            if summary is None:
                 feature_class = (
                     0 if entry.policy_state is None else entry.policy_state.feature_class
                 )
@@ -182,7 +181,7 @@ class ReuseHazard(EvictionPolicy):
         self._offer(entry)
 
     def look_up(
-        self, key: PrefixKey, first: int, last: int, block_size: int, turn: RequestSummary
+        self, key: PrefixKey, first: int, last: int, block_size: int, summary: RequestSummary
     ) -> None:
         """End lives of blocks that were evicted and are asked for."""
         self._advance()
@@ -194,14 +193,14 @@ class ReuseHazard(EvictionPolicy):
                 return
             self.shadow.reused(run.note.batch, run.num_blocks, cached=False)
             self._end(run.note, run.num_blocks)
-            turn.recalled.append(run)
+            summary.recalled.append(run)
             first += run.num_blocks
 
     def recall(
-        self, key: PrefixKey, first: int, most: int, block_size: int, turn: RequestSummary | None
+        self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
     ) -> Recall:
         """Tell of blocks that were evicted and are published anew."""
-        run = _looked_up(turn, first, most)
+        run = _looked_up(summary, first, most)
         if run is None:
             run = self._memory.take(key, first, most, block_size)
             if run is None:
@@ -272,7 +271,7 @@ class ReuseHazard(EvictionPolicy):
 
     # --- bookkeeping ---
 
-    def _next_turn(self, turn: RequestSummary) -> None:
+    def _next_turn(self, summary: RequestSummary) -> None:
         """Begin with the entries that another request releases."""
         self._advance()
         self._num_turns += 1
@@ -280,9 +279,9 @@ class ReuseHazard(EvictionPolicy):
             self._table.fit()
             self._old.reorder()
             self._recent.reorder()
-        self._turn = turn
-        self._new_per_turn.add(turn.num_new_blocks)
-        self._request_class = self.request_class(turn)
+        self._turn = summary
+        self._new_per_turn.add(summary.num_new_blocks)
+        self._request_class = self.request_class(summary)
 
     def _end(self, cohort: Cohort, num_blocks: int) -> None:
         """Note that evicted blocks were asked for."""
@@ -342,14 +341,14 @@ class ReuseHazard(EvictionPolicy):
                 cells.discard(cohort, cohort.cell)
 
 
-def _looked_up(turn: RequestSummary | None, first: int, most: int) -> EvictedRun[Cohort] | None:
-    """Take what a request's look-up has noted of a block and those behind it."""
-    while turn is not None and turn.recalled and turn.recalled[0].start <= first:
-        run: EvictedRun[Cohort] = turn.recalled.pop(0)
+def _looked_up(summary: RequestSummary | None, first: int, most: int) -> EvictedRun[Cohort] | None:
+    """Take what a request's look-up has noted of a block and those after it."""
+    while summary is not None and summary.recalled and summary.recalled[0].start <= first:
+        run: EvictedRun[Cohort] = summary.recalled.pop(0)
         if run.start < first:
             continue  # another request has published it meanwhile
         if run.num_blocks > most:
-            turn.recalled.insert(0, run.part(most, run.num_blocks))
+            summary.recalled.insert(0, run.part(most, run.num_blocks))
             run = run.part(0, most)
         return run
     return None

@@ -40,7 +40,7 @@ class S3Fifo(LeafHeap[QueueState]):
     keeps its place however often it is in use; when it comes up, use moves it to the end of the
     main queue. So does being no leaf, in either queue: if it stayed, the small queue would be too
     long for ever, and whatever is new would be evicted at once; and of the main queue whole
-    conversations would go at once, for what was before a tail would come up behind it.
+    conversations would go at once, for what was before a tail would come up after it.
 
     Source: Yang, Zhang, Qiu, Yue, Vigfusson, FIFO queues are all you need for cache eviction,
     SOSP 2023.
@@ -96,7 +96,7 @@ class S3Fifo(LeafHeap[QueueState]):
                 self._num_small -= num_blocks
 
     def recall(
-        self, key: PrefixKey, first: int, most: int, block_size: int, turn: RequestSummary | None
+        self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
     ) -> Recall:
         """Tell what was evicted of the new: it joins the main queue."""
         run = self._memory.take(key, first, most, block_size)

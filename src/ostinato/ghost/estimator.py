@@ -45,7 +45,7 @@ class SimulationError(NamedTuple):
 
 
 PLAYED = SimulationError(0.06)
-"""Of a policy that goes by what it sees."""
+"""Of a policy that learns from what it sees."""
 
 LEARNED = SimulationError(0.1, 0.15)
 """Of one with the real policy's experience, which ends where that policy remembers no more."""

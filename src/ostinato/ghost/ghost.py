@@ -59,6 +59,13 @@ COUNTED_ERROR = 0.002
 _FIRST = 16
 """Requests by whose length the sampling rate is set."""
 
+_BACKLOG, _SPREAD = 64, 16
+"""Sampled requests that wait for idle time; where more do, one request in sixteen replays one.
+
+The spread is for a share of 1 %, whose periods are long enough for it. Replayed with every request,
+the first window would add three quarters to the time that the cache takes for each.
+"""
+
 _IDLE_REFUND = 0.75
 """Share of a sampled block's cost that is its replay, which costs nothing in idle time."""
 
@@ -102,6 +109,7 @@ class Ghost(CacheObserver):
         self._num_seen, self._due, self._next_period = 0, _FIRST, 0
         self._blocks_left, self._num_windows = 0.0, 0
         self._window: SamplingWindow | None = None
+        self._spread = max(1, min(_SPREAD, int(0.01 * _SPREAD / config.ghost_share)))
         self._watched: dict[int, int] = {}  # prompt tokens of running requests, by table
 
     def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
@@ -113,6 +121,14 @@ class Ghost(CacheObserver):
             self._begin()
         if self.is_sampling and table.writes:
             self._watched[table.table_id] = len(table.key)
+        window = self._window
+        if (
+            window is not None
+            and len(window.backlog) >= _BACKLOG
+            and not self._num_seen % self._spread
+        ):
+            window.replay()
+            self._close()
 
     def on_release(
         self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool
@@ -126,11 +142,13 @@ class Ghost(CacheObserver):
         chosen = window.sampler.choose(table.key, num_tokens)
         if chosen:
             names = window.sampler.names(table.key, chosen)
-            size, turn = self._config.block_size, table.summary
+            size, summary = self._config.block_size, table.summary
             last = (num_asked - 1) // size * size  # where the block begins that can not hit whole
             asked = sum(start < last for start, _ in chosen)
-            kinds = self._learned[0].request_class(turn) if self._learned else 0
-            request = SampledRequest(names, asked, self._clock(), turn.num_output_tokens, kinds)
+            request_class = self._learned[0].request_class(summary) if self._learned else 0
+            request = SampledRequest(
+                names, asked, self._clock(), summary.num_output_tokens, request_class
+            )
             window.add(request, Coverage.of(self._counts))
             self._blocks_left -= len(names)
             if self._blocks_left <= 0:

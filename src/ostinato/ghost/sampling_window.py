@@ -3,7 +3,7 @@
 ::
 
     request ─► sampler ─► backlog ─► simulations ─► estimators
-               on release           in idle time, or one for one when 64 wait
+               on release           in idle time, or now and then when 64 wait
 
 Simulations begin empty. So does the cache at the first window; in later ones, the first half of
 the sample only warms them up.
@@ -25,9 +25,6 @@ WINDOW_BLOCKS = 4096
 
 _LEAST_BLOCKS = 64
 """A simulation of fewer blocks says little of a large cache."""
-
-_BACKLOG = 64
-"""Sampled requests that wait to be replayed at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +87,13 @@ class SamplingWindow:
             self._begin_counting(Coverage())
 
     def add(self, request: SampledRequest, at: Coverage) -> None:
-        """Let a request wait to be replayed, or replay it when too many do."""
-        uses = self._uses
-        for name in request.names:
-            uses[name] = uses.pop(name, 0) + 1
-        counted = array("I", [uses[name] for name in request.names])
-        while len(uses) > WINDOW_BLOCKS:
-            del uses[next(iter(uses))]
-        self.backlog.append((request._replace(uses=counted), at))
-        if len(self.backlog) > _BACKLOG:
-            self.replay()
+        """Let a request wait to be replayed."""
+        self.backlog.append((request, at))
 
     def replay(self) -> int:
         """Serve all simulations the request that has waited longest; return its blocks."""
         request, at = self.backlog.popleft()
+        request = self._count_uses(request)
         asked, own = request.names[: request.num_asked], self._own.serve(request)
         for simulation, estimator in self._others:
             found = simulation.serve(request)
@@ -114,6 +104,16 @@ class SamplingWindow:
         if not self._is_counting and self._num_replayed >= WINDOW_BLOCKS // 2:
             self._begin_counting(at)
         return len(request.names)
+
+    def _count_uses(self, request: SampledRequest) -> SampledRequest:
+        """Note in a request how often each of its blocks was in use so far."""
+        uses = self._uses
+        for name in request.names:
+            uses[name] = uses.pop(name, 0) + 1
+        counted = array("I", [uses[name] for name in request.names])
+        while len(uses) > WINDOW_BLOCKS:
+            del uses[next(iter(uses))]
+        return request._replace(uses=counted)
 
     def reach(self, at: Coverage) -> None:
         """Note how far the traffic has come, also where nothing of it was chosen."""

@@ -1,4 +1,4 @@
-"""Small caches without memory behind them, which replay sampled requests.
+"""Small caches without memory, which replay sampled requests.
 
 Each says of every request how many of its sampled blocks it would have found:
 
@@ -22,7 +22,7 @@ from ostinato.core.config import PolicyName
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.eviction import make_policy
-from ostinato.eviction.learned_policy import LearnedPolicy
+from ostinato.eviction.learned_policy import LearnedPolicy, LearnsFromMisses
 from ostinato.eviction.reuse_hazard import ReuseHazard
 from ostinato.ghost.sampler import SampledRequest
 
@@ -116,7 +116,7 @@ class PolicySimulation:
     def serve(self, request: SampledRequest) -> int:
         """Look a request's blocks up, insert what is missing, and release them."""
         policy, self._now_s = self._policy, request.at_s
-        path, turn = (
+        path, summary = (
             self._hold(request.names),
             RequestSummary(num_output_tokens=request.num_output_tokens),
         )
@@ -124,16 +124,17 @@ class PolicySimulation:
         if policy.remembers:
             # Names stand in the place of tokens, for what is remembered of evicted blocks.
             key = PrefixKey(_SHARED, request.names)
-            policy.look_up(key, num_found, request.num_asked, 1, turn)
+            if isinstance(policy, LearnsFromMisses):
+                policy.look_up(key, num_found, request.num_asked, 1, summary)
         if path and path[-1].uses < MANY_USES:
-            turn.gap_s = request.at_s - path[-1].idle_since_s
-        self._insert(request, key if policy.remembers else None, path, turn)
+            summary.gap_s = request.at_s - path[-1].idle_since_s
+        self._insert(request, key if policy.remembers else None, path, summary)
         path.reverse()
         for block in path:
             self._tick += 1
             block.idle_tick, block.idle_since_s, block.ref_count = self._tick, request.at_s, 0
         if path:
-            policy.add(path, turn)
+            policy.add(path, summary)
         return min(num_found, request.num_asked)
 
     def check(self) -> None:
@@ -163,18 +164,18 @@ class PolicySimulation:
         request: SampledRequest,
         key: PrefixKey | None,
         path: list[_Block],
-        turn: RequestSummary,
+        summary: RequestSummary,
     ) -> None:
-        """Insert what is missing behind a path, while there is room."""
+        """Insert what is missing after a path, while there is room."""
         names, uses, known = request.names, 0, 0
         for index in range(len(path), len(names)):
             if key is not None and not known:
-                recalled = self._policy.recall(key, index, len(names) - index, 1, turn)
+                recalled = self._policy.recall(key, index, len(names) - index, 1, summary)
                 known, uses = recalled.num_blocks, recalled.uses
                 if recalled.idle_since_s is None:
-                    turn.num_new_blocks += known
+                    summary.num_new_blocks += known
                 elif uses < MANY_USES:
-                    turn.gap_s = request.at_s - recalled.idle_since_s
+                    summary.gap_s = request.at_s - recalled.idle_since_s
             known -= 1
             if len(self._blocks) >= self._num_blocks and not self._evict(len(names) - index):
                 return
@@ -263,7 +264,7 @@ class LearnedPolicySimulation:
         assert all(block.released_s < _IN_USE for block in blocks.values()), "a block is in use"
 
     def _insert(self, request: SampledRequest, path: list[_RankedBlock]) -> None:
-        """Insert what is missing behind a path, while there is room."""
+        """Insert what is missing after a path, while there is room."""
         for name in request.names[len(path) :]:
             if len(self._blocks) >= self._num_blocks and not self._evict(request.at_s):
                 return

@@ -15,21 +15,20 @@ the prefix, which another window may then not accept::
     window of 6               IJKL          12: MNOP is gone, and what it looks back to is there
     window of 12    ABCD EFGH IJKL          12 again: that is the hit
 
-A model whose layers all have windows keeps group 0 as well, without bytes behind its blocks: as
+A model whose layers all have windows keeps group 0 as well, without memory for its blocks: as
 the list of prefixes.
 """
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ostinato.cache.allocator import Allocator
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.block_hash import BlockHasher, sha256
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
-from ostinato.cache.pool import BlockPool
+from ostinato.cache.observer import Observers
+from ostinato.cache.pool import BlockPool, Contents
 from ostinato.cache.prefix_index import PrefixMatch, PublishResult
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockId
@@ -74,20 +73,13 @@ class HybridCacheManager(CacheManager):
         windows: The window groups.
     """
 
-    def __init__(
-        self, *args: Any, make_windows: Callable[[BlockHasher], list[WindowGroup]]
-    ) -> None:
-        """Make an empty cache.
-
-        Args:
-            *args: As of ``CacheManager``.
-            make_windows: Makes the window groups, whose contents a hasher names.
-        """
+    def __init__(self, *args: Any, make_windows: Callable[[Observers], list[WindowGroup]]) -> None:
+        """Make an empty cache; arguments as of ``CacheManager``, and the window groups."""
         super().__init__(*args)
-        self.windows = make_windows(BlockHasher(self.block_size, sha256))
-        self._allocators = [self._allocator] + [
-            Allocator(window.pool, window, self.observers, group)
-            for group, window in enumerate(self.windows, 1)
+        self.windows = make_windows(self.observers)
+        self._contents: list[tuple[BlockPool, Contents]] = [
+            (self.pool, self.index),
+            *((w.pool, w) for w in self.windows),
         ]
 
     def match_first(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
@@ -101,8 +93,8 @@ class HybridCacheManager(CacheManager):
             name = entry.name_of(place, self.block_size)
             tails = tuple(window.find_tail(key, end, name) for window in self.windows)
             if None not in tails:
-                whole = match.tail, match.cursor, match.key, match.index, match.version
-                return HybridMatch(self.block_size, match.blocks, *whole, tails)  # type: ignore[arg-type]
+                at = match.entries, match.num_unmatched, key, match.index, match.version
+                return HybridMatch(self.block_size, match.blocks, match.tail, *at, tails)  # type: ignore[arg-type]
         return self.index.match(key, end * self.block_size)
 
     def _common_end(self, key: PrefixKey, end: int) -> int:
@@ -114,16 +106,10 @@ class HybridCacheManager(CacheManager):
             if end == before:
                 return end
 
-    def live_copies(self) -> Iterator[tuple[int, WindowCopy]]:
-        """Walk every published block of every window, with its group."""
-        for group, window in enumerate(self.windows, 1):
-            for copy in window.copies():
-                yield group, copy
-
     @property
     def pools(self) -> list[BlockPool]:
         """One pool per group of layers."""
-        return [allocator.pool for allocator in self._allocators]
+        return [pool for pool, _ in self._contents]
 
     def content_sizes(self) -> list[dict[int, int]]:
         """Return the tokens in each published block, group by group."""
@@ -148,38 +134,32 @@ class HybridCacheManager(CacheManager):
         return num_tokens
 
     def _room_to_grow(self, table: BlockTable, num_tokens: int) -> int:
-        for allocator, blocks in zip(self._allocators, table.groups, strict=True):
+        for pool, blocks in zip(self.pools, table.groups, strict=True):
             if self.blocks_for(num_tokens) > len(blocks):
-                free = allocator.pool.num_free_for(table.tenant)
+                free = pool.num_free_for(table.tenant)
                 num_tokens = min(num_tokens, (len(blocks) + free) * self.block_size)
         return num_tokens
 
     def _make_table(
-        self, key: PrefixKey, blocks: "array[int]", shared: int = 0, copied: int = 0,
-        writes: bool = True,
-    ) -> BlockTable:  # fmt: skip
-        return HybridBlockTable(key, blocks, shared, copied, writes, needs_settling=True)
+        self, key: PrefixKey, blocks: "array[int]", shared: int = 0, copied: int = 0
+    ) -> BlockTable:
+        nothing = [window.acquire(key, 0) for window in self.windows]
+        fixed = key, blocks, key.identity.owner, shared, copied
+        return HybridBlockTable(*fixed, needs_settling=True, windows=nothing)
 
     def _hold(self, key: PrefixKey, match: PrefixMatch) -> BlockTable:
         table = super()._hold(key, match)
-        held = [window.acquire(key, len(match.blocks)) for window in self.windows]
-        for window, mine, copy in zip(self.windows, held, _tails(match), strict=False):
-            window.hold_tail(mine, copy)
-        _windows(table).extend(held)
-        return table
-
-    def _empty_table(self, key: PrefixKey) -> BlockTable:
-        table = super()._empty_table(key)
-        _windows(table).extend(window.acquire(key, 0) for window in self.windows)
+        _windows(table)[:] = [window.acquire(key, len(match.blocks)) for window in self.windows]
+        for (window, held), copy in zip(self._pairs(table), _tails(match), strict=False):
+            window.hold_tail(held, copy)
         return table
 
     def _take(self, table: BlockTable, num_tokens: int, num_window_tokens: int) -> None:
         super()._take(table, num_tokens, num_window_tokens)
         needed = self.blocks_for(num_window_tokens)
-        for number, (window, held) in enumerate(self._pairs(table), 1):
+        for window, held in self._pairs(table):
             if needed > len(held.blocks):
-                taken = self._allocators[number].take(table, needed - len(held.blocks))
-                window.append(held, taken)
+                window.append(held, window.pool.take(table, needed - len(held.blocks), window))
         table.num_slots = min(map(len, table.groups)) * self.block_size
 
     def _copies_of_tail(self, table: BlockTable, match: PrefixMatch) -> tuple[CopyRun, ...]:
@@ -187,7 +167,7 @@ class HybridCacheManager(CacheManager):
         runs, place = super()._copies_of_tail(table, match), len(match.blocks)
         for group, source in enumerate(_tails(match), 1):
             target = BlockId(table.groups[group][place])
-            runs += self._copies.of_tail(group, source.block, target, match.tail.num_tokens)
+            runs += self._copies.of_block(group, source.block, target, match.tail.num_tokens)
         return runs
 
     def _publish(self, table: BlockTable, last: int) -> None:
@@ -213,47 +193,39 @@ class HybridCacheManager(CacheManager):
             for notify in self.observers.on_retract:
                 notify(table, removal, group)
 
-    def _publish_partial(self, table: BlockTable, num_tokens: int) -> CacheEntry | None:
-        partial = super()._publish_partial(table, num_tokens)
-        if partial is not None:
+    def _publish_partial(self, table: BlockTable, num_tokens: int) -> bool:
+        sealed = super()._publish_partial(table, num_tokens)
+        if sealed:
             full = num_tokens // self.block_size
             text = table.key.packed_range(full * self.block_size, num_tokens)
             for window, held in self._pairs(table):
                 window.publish_partial(held, table.key, full, text)
-        return partial
+        return sealed
 
     def _release_tail(self, table: BlockTable) -> None:
         super()._release_tail(table)
         for window, held in self._pairs(table):
             window.release_tail(held)
 
-    def _release_path(self, table: BlockTable, partial: CacheEntry | None) -> None:
-        super()._release_path(table, partial)
-        for allocator, (window, held) in zip(self._allocators[1:], self._pairs(table), strict=True):
+    def _release_path(self, table: BlockTable) -> None:
+        super()._release_path(table)
+        for window, held in self._pairs(table):
             window.release(held)
             if window.pool.shares.are_limited:
-                allocator.enforce_quota(table)
+                window.pool.enforce_quota(table, window)
 
-    def _num_shared(self, table: BlockTable, group: int, num_tokens: int) -> int:
-        if group == 0:
-            return super()._num_shared(table, group, num_tokens)
-        return _windows(table)[group - 1].num_shared
+    def _num_shared(self, table: BlockTable, num_tokens: int) -> list[int]:
+        windows = [held.num_shared for held in _windows(table)]
+        return [*super()._num_shared(table, num_tokens), *windows]
 
-    def _has_room_to_fork(self, table: BlockTable, num_tokens: int) -> bool:
-        return all(
-            self.blocks_for(num_tokens) - self._num_shared(table, group, num_tokens)
-            <= allocator.pool.num_free_for(table.tenant)
-            for group, allocator in enumerate(self._allocators)
-        )
-
-    def _fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
-        child = super()._fork(table, num_tokens)
-        _windows(child).extend(window.fork(held) for window, held in self._pairs(table))
+    def _fork(self, table: BlockTable, num_shared: int) -> BlockTable:
+        child = super()._fork(table, num_shared)
+        _windows(child)[:] = [window.fork(held) for window, held in self._pairs(table)]
         return child
 
     def remove(self, belongs: Callable[[CacheEntry], bool]) -> int:
         """Free every evictable block whose entry matches, in every group; return how many."""
-        return sum(allocator.remove(belongs) for allocator in self._allocators)
+        return sum(pool.remove(belongs, contents) for pool, contents in self._contents)
 
     def _check_state(self, tables: list[BlockTable]) -> None:
         super()._check_state(tables)

@@ -8,6 +8,7 @@
 """
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ostinato.cache.block import CacheEntry
@@ -29,8 +30,8 @@ class WindowContent:
             identity: What sequences must agree on to find it.
             digest: Of it and everything before it.
             name: Its packed tokens and extras.
-            num_tokens: Tokens that a copy holds: all of its block, but for a sealed tail.
-            full: False for a sealed tail.
+            num_tokens: Tokens that a copy holds: all of its block, but for a partial one.
+            full: False for a partial block.
         """
         self.identity = identity
         self.digest = digest
@@ -45,12 +46,18 @@ class WindowCopy(CacheEntry):
 
     __slots__ = ("block", "content")
 
-    def __init__(self, block: BlockId, content: WindowContent, ref_count: int) -> None:
-        """Note that a block holds a content."""
+    def __init__(self, block: int, content: WindowContent, born_s: float) -> None:
+        """Add a copy to a content, held by one sequence."""
         super().__init__(content.identity)
-        self.block = block
+        self.block = BlockId(block)
         self.content = content
-        self.ref_count = ref_count
+        self.ref_count, self.born_s = 1, born_s
+        content.copies.append(self)
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        """Its block."""
+        return (self.block,)
 
     @property
     def num_blocks(self) -> int:
@@ -61,11 +68,6 @@ class WindowCopy(CacheEntry):
     def is_leaf(self) -> bool:
         """Always: a hit needs a run of blocks, not their ancestors."""
         return True
-
-    @property
-    def blocks_tail_first(self) -> list[BlockId]:
-        """Its block."""
-        return [self.block]
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,7 @@ sequence of p tokens needs the blocks of tokens ``p - window + 1 .. p - 1`` and 
 
     block   0     1     2     3
     tokens  0-3   4-7   8-11  12-15
-    table   null  b7    b2    b5        block 0 has left the window and was given back
+    table   null  b7    b2    b5        block 0 has left the window and was released
 
 Blocks that leave the window become evictable while the request runs. A hit that ends at a
 block boundary needs the last ``ceil((window - 1) / block_size)`` blocks before it, and not
@@ -27,13 +27,13 @@ from array import array
 from collections.abc import Iterator
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.block_hash import BlockHasher
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import Removal
 from ostinato.core.identity import Identity, PrefixKey
-from ostinato.core.ids import BlockDigest, BlockId
+from ostinato.core.ids import BlockDigest
 from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.hybrid.window_content import WindowContent, WindowCopy, WindowTable
+from ostinato.indexes.block_hash import BlockHasher
 
 
 class WindowGroup:
@@ -85,7 +85,7 @@ class WindowGroup:
         """Hold the window before the end of a hit."""
         copies = self._window(key, num_blocks)
         for copy in copies:
-            self._hold(copy)
+            self.pool.hold(copy)
         first = num_blocks - len(copies)
         blocks = array("i", [self.null_block] * first + [copy.block for copy in copies])
         noted = [*[None] * first, *copies]
@@ -104,13 +104,13 @@ class WindowGroup:
 
     def hold_tail(self, table: WindowTable, copy: WindowCopy) -> None:
         """Hold the source of a copy until ``release_tail``."""
-        self._hold(copy)
+        self.pool.hold(copy)
         table.tail = copy
 
     def release_tail(self, table: WindowTable) -> None:
-        """Let go of the source of a copy, if there is one."""
+        """Release the source of a copy, if there is one."""
         if table.tail is not None:
-            self._release(table.tail)
+            self.pool.release(table.tail)
             table.tail = None
 
     def append(self, table: WindowTable, blocks: "array[int]") -> None:
@@ -129,13 +129,10 @@ class WindowGroup:
         published = []
         digests = self._hasher.digests(key, num_blocks)
         for place in range(max(table.num_published, table.first), num_blocks):
-            name = self._hasher.block(key, place)
+            name = key.block_name(place, self._block_size)
             content = self._content(key.identity, digests[place], name, True)
             published.append((place, not content.copies))
-            copy = WindowCopy(BlockId(table.blocks[place]), content, 1)
-            self.pool.stamp(copy)
-            content.copies.append(copy)
-            table.copies[place] = copy
+            table.copies[place] = WindowCopy(table.blocks[place], content, self.pool.now())
             if table.first_published is None:
                 table.first_published = place
         table.num_published = max(table.num_published, num_blocks)
@@ -157,31 +154,28 @@ class WindowGroup:
         return Removal(removed)
 
     def slide(self, table: WindowTable, num_tokens: int) -> None:
-        """Give back the blocks that left the window, deepest first."""
+        """Release the blocks that left the window, deepest first."""
         keep = min(self.first_needed(num_tokens), len(table.blocks))
-        self._give_back(table, table.first, keep)
+        self._release_places(table, table.first, keep)
         table.first = max(table.first, keep)
 
     def release(self, table: WindowTable) -> None:
-        """Give back all that a table holds, deepest first."""
+        """Release all that a table holds, deepest first."""
         self.release_tail(table)
-        self._give_back(table, table.first, len(table.blocks))
+        self._release_places(table, table.first, len(table.blocks))
         table.first = len(table.blocks)
 
     def publish_partial(self, table: WindowTable, key: PrefixKey, place: int, text: bytes) -> None:
         """Make the partial last block of an ended sequence findable, with the window before it."""
         content = self._content(key.identity, self._hasher.child(key, place, text), text, False)
-        copy = WindowCopy(BlockId(table.blocks[place]), content, 1)
-        self.pool.stamp(copy)
-        content.copies.append(copy)
-        table.copies[place] = copy
+        table.copies[place] = WindowCopy(table.blocks[place], content, self.pool.now())
 
     def fork(self, table: WindowTable) -> WindowTable:
         """Share what is published; the rest of the places are still to be given blocks."""
         shared = table.num_shared
         for copy in table.copies[table.first : shared]:
             assert copy is not None
-            self._hold(copy)
+            self.pool.hold(copy)
         blocks, copies = table.blocks[:shared], table.copies[:shared]
         return WindowTable(table.tenant, blocks, copies, table.first, shared)
 
@@ -199,7 +193,6 @@ class WindowGroup:
 
     def check(self, tables: list[WindowTable]) -> None:
         """Assert rules 1 to 3; references are recounted from live tables."""
-        self.pool.check()
         counted: dict[int, int] = {}
         for table in tables:
             assert len(table.blocks) == len(table.copies), "a place without a note"
@@ -214,11 +207,8 @@ class WindowGroup:
             assert (id(copy) in idle) == (copy.ref_count == 0), "idle copies alone are evictable"
             idle.discard(id(copy))
         assert not counted and not idle, "a copy outside the group"
-        cached = [int(copy.block) for copy in self.copies()]
         private = [block for table in tables for block in table.private_blocks]
-        scratch = [int(block) for block in self.pool.scratch]
-        owned = sorted(cached + private + scratch)
-        assert owned == list(range(self.pool.num_blocks)), "a block has two owners or none"
+        self.pool.check([*private, *(copy.block for copy in self.copies())])
 
     def _window(self, key: PrefixKey, num_blocks: int) -> "list[WindowCopy]":
         """List the oldest copies of the window before a block boundary."""
@@ -237,28 +227,17 @@ class WindowGroup:
         assert content.name == name, "two blocks of one SHA-256 digest"
         return content
 
-    def _give_back(self, table: WindowTable, first: int, last: int) -> None:
-        """Give back the places ``first .. last``, deepest first."""
+    def _release_places(self, table: WindowTable, first: int, last: int) -> None:
+        """Release the places ``first .. last``, deepest first."""
         private = array("i")
         for place in range(last - 1, first - 1, -1):
             copy = table.copies[place]
             if copy is None:
                 private.insert(0, table.blocks[place])
             else:
-                self._release(copy)
+                self.pool.release(copy)
             table.blocks[place], table.copies[place] = self.null_block, None
         self.pool.free(private, table.tenant)
-
-    def _hold(self, copy: WindowCopy) -> None:
-        if copy.ref_count == 0:
-            self.pool.mark_used((copy,))
-        copy.ref_count += 1
-
-    def _release(self, copy: WindowCopy) -> None:
-        assert copy.ref_count > 0, "released more often than acquired"
-        copy.ref_count -= 1
-        if copy.ref_count == 0:
-            self.pool.mark_evictable((copy,))
 
     def _forget(self, copy: WindowCopy) -> None:
         """Take a copy out of its content; the last one takes the content with it."""

@@ -2,9 +2,7 @@
 
 Files in reading order:
 
-* ``digests``: digest functions by name
-* ``hash_content``: what the index keeps of a block, and what a request holds
-* ``hash_walk``: walks over the index, for pictures and checks
+* ``block_hash``: chained digests of blocks, and digest functions by name
 * ``hash_index``: ``HashIndex``, the port ``cache.prefix_index`` over a map of digests
 
 Rules:

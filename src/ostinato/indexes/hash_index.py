@@ -4,9 +4,15 @@ A map from digest to content, as in vLLM: a match hashes block after block and s
 first digest that is not there. Digests may collide by malice or bad luck, so each candidate's
 parent and tokens are compared as well; by induction a hit is exact whatever the digest.
 
+::
+
+    content   tokens of one block, after its parent's    one per prefix
+    └── copies   7, 12                                   one per block that holds it, oldest first
+    path      a root, and a copy per block               one per request
+
 Rules:
 
-1. A ``Content`` is one block's worth of prefix; it lives while it has a copy.
+1. A ``CachedContent`` is one block's worth of prefix; it lives while it has a copy.
 2. Block tables are append-only: a second block of the same content becomes another copy. A
    match returns the oldest; when that is evicted, the next one serves.
 3. A copy's reference count is the number of live paths through it. Idle copies, and they
@@ -17,24 +23,103 @@ Source: vLLM's automatic prefix caching design.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.block_hash import BlockHasher
+from ostinato.cache.child_index import ChildIndex, partial_text, tail_text, walk
 from ostinato.cache.eviction import Recall, RequestSummary
 from ostinato.cache.pool import BlockPool
-from ostinato.cache.prefix_index import (
-    CachedBlock,
-    CachedRun,
-    PrefixMatch,
-    PublishResult,
-    Removal,
-    TailMatch,
-)
+from ostinato.cache.prefix_index import CachedRun, PrefixMatch, PublishResult, Removal, TailMatch
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockDigest, BlockId
-from ostinato.indexes.hash_content import Content, Copy, HashPath
-from ostinato.indexes.hash_walk import cached_blocks, cached_runs, check
+from ostinato.indexes.block_hash import BlockHasher
+
+
+class CachedContent:
+    """What one block holds: its tokens and, through its parent, all before them.
+
+    Attributes:
+        parent: The content before it; None for a root, which has no tokens.
+        start: Blocks before it.
+        digest: Finds it; None for a partial block.
+        name: Its packed tokens and extras.
+        text: Its packed tokens before the first image.
+        identity: What sequences must agree on to find it.
+        copies: The blocks that hold it, oldest first.
+        children: What may follow it.
+    """
+
+    __slots__ = ("children", "copies", "digest", "identity", "name", "parent", "start", "text")
+
+    def __init__(
+        self,
+        parent: "CachedContent | None",
+        digest: BlockDigest | None,
+        name: bytes,
+        text: bytes,
+        identity: Identity,
+    ) -> None:
+        """Make a content without copies."""
+        self.parent = parent
+        self.start: int = 0 if parent is None or parent.parent is None else parent.start + 1
+        self.digest = digest
+        self.name = name
+        self.text = text
+        self.identity = identity
+        self.copies: list[BlockCopy] = []
+        self.children: ChildIndex[CachedContent] = ChildIndex()
+
+
+class BlockCopy(CacheEntry):
+    """One block that holds a content."""
+
+    __slots__ = ("block", "content")
+
+    def __init__(self, block: int, content: CachedContent, born_s: float, uses: int) -> None:
+        """Add a copy to a content, held by one request."""
+        super().__init__(content.identity)
+        self.block = BlockId(block)
+        self.content = content
+        self.ref_count, self.born_s, self.uses = 1, born_s, uses
+        content.copies.append(self)
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        """Its block."""
+        return (self.block,)
+
+    @property
+    def num_blocks(self) -> int:
+        """One, until it is evicted."""
+        return int(self in self.content.copies)
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether no cached content needs this copy."""
+        return len(self.content.copies) > 1 or not self.content.children
+
+    def name_of(self, index: int, block_size: int) -> bytes:
+        """Return the packed tokens and extras of its block."""
+        return self.content.name
+
+    def run_from(self, first: int) -> tuple[int, bytes]:
+        """Return the place and the packed tokens of its block, or of what follows it."""
+        return self.content.start + first, b"" if first else self.content.name
+
+
+@dataclass(slots=True)
+class HashPath:
+    """What one request holds: a root, and a copy per block."""
+
+    root: CachedContent
+    copies: list[BlockCopy] = field(default_factory=list)
+
+    @property
+    def last(self) -> CachedContent:
+        """The content that the next block continues."""
+        return self.copies[-1].content if self.copies else self.root
 
 
 class HashIndex:
@@ -42,98 +127,64 @@ class HashIndex:
 
     def __init__(self, pool: BlockPool, hasher: BlockHasher) -> None:
         """Make an empty index over a pool, whose contents are found by a hasher's digests."""
-        self.version = 0
+        self.version, self.block_size = 0, hasher.block_size
         self._pool = pool
         self._hasher = hasher
-        self._block_size = hasher.block_size
-        self._contents: dict[BlockDigest, list[Content]] = {}
-        self._roots: dict[Identity, Content] = {}
-        self._root_uses: dict[Identity, int] = {}
+        self._contents: dict[BlockDigest, list[CachedContent]] = {}
+        self._roots: dict[Identity, CachedContent] = {}
+        self._root_uses: Counter[Identity] = Counter()
 
     def match(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
         """Find the longest cached prefix among a sequence's first tokens.
 
         Cost: one digest and one comparison per block that hits.
         """
-        content, blocks = self._roots.get(key.identity.root), array("i")
+        size, blocks = self.block_size, array("i")
+        content, copies = self._roots.get(key.identity.root), list[BlockCopy]()
         if content is None:
-            return PrefixMatch(self._block_size, blocks, key=key, index=self, version=self.version)
-        copies: list[Copy] = []
-        for index in range(num_tokens // self._block_size):
+            return PrefixMatch(size, blocks, None, copies, 0, key, self, self.version)
+        for index in range(num_tokens // size):
             child = self._find(content, key, index)
             if child is None:
                 break
             content = child
             copies.append(child.copies[0])
             blocks.append(child.copies[0].block)
-        tail = self._match_tail(key, num_tokens, content, len(blocks))
-        return PrefixMatch(self._block_size, blocks, tail, copies, key, self, self.version)
-
-    def _find(self, parent: Content, key: PrefixKey, index: int) -> Content | None:
-        """Look a block up by digest; compare parent and tokens, whatever the digest says."""
-        digest = self._hasher.digests(key, index + 1)[index]
-        for content in self._contents.get(digest, ()):
-            if content.parent is parent and content.name == self._hasher.block(key, index):
-                return content
-        return None
-
-    def _match_tail(
-        self, key: PrefixKey, num_tokens: int, parent: Content, num_blocks: int
-    ) -> TailMatch | None:
-        """Find the block behind a match that begins most like the sequence goes on."""
-        start = num_blocks * self._block_size
-        stop = min(num_tokens, start + self._block_size)
-        stop = start + key.num_text_tokens(start, stop)
-        best = (
-            parent.children.longest_common_prefix(key.packed_range(start, stop))
-            if stop > start
-            else None
-        )
-        if best is None:
-            return None
-        content, common = best
-        copy = content.copies[0]
-        return TailMatch(copy.block, common, copy)
-
-    def num_idle_blocks(self, match: PrefixMatch) -> int:
-        """Count the matched whole blocks that no request holds, in O(blocks)."""
-        return sum(not copy.ref_count for copy in match.cursor or ())
+        text, tail = tail_text(key, len(blocks) * size, num_tokens, size), None
+        best = content.children.longest_common_prefix(text) if text else None
+        if best is not None:
+            oldest = best[0].copies[0]
+            tail = TailMatch(oldest.block, best[1], oldest)
+        return PrefixMatch(size, blocks, tail, copies, 0, key, self, self.version)
 
     def acquire(
         self, key: PrefixKey, match: PrefixMatch, summary: RequestSummary | None = None
-    ) -> tuple[HashPath, HashPath | None]:
+    ) -> tuple[HashPath, BlockCopy | None]:
         """Hold the matched copies, and apart from them a tail's."""
-        path = self._hold_path(HashPath(self._root(key), list(match.cursor or ())))
+        path = self._hold(HashPath(self._root(key), list(match.entries)))
         last = path.copies[-1] if path.copies else None
-        if summary is not None and last is not None and last.idle_tick:
+        if self._pool.learns and summary is not None and last is not None and last.idle_tick:
             self._pool.note_gap(summary, last.uses, last.idle_since_s)
-        if match.tail is None:
-            return path, None
-        copy: Copy = match.tail.entry
-        if not copy.ref_count:
-            self._pool.mark_used((copy,))
-        copy.ref_count += 1
-        return path, HashPath(copy.content, [copy])
-
-    def release_tail(self, tail: HashPath) -> None:
-        """Let go of the source block."""
-        [copy] = tail.copies
-        copy.ref_count -= 1
-        if not copy.ref_count:
-            self._pool.mark_evictable((copy,))
+        source: BlockCopy | None = None if match.tail is None else match.tail.entry
+        if source is not None:
+            self._pool.hold(source)
+        return path, source
 
     def fork(self, path: HashPath) -> HashPath:
         """Hold what a path holds once more."""
-        return self._hold_path(HashPath(path.root, path.copies[:]))
+        return self._hold(HashPath(path.root, path.copies[:]))
 
     def publish(
         self,
         path: HashPath,
         key: PrefixKey,
         blocks: "array[int]",
+        num_tokens: int,
         summary: RequestSummary | None = None,
     ) -> tuple[HashPath, PublishResult]:
         """Add copies; a content that is new gets its digest."""
+        if num_tokens % self.block_size:
+            return self._publish_partial(path, key, blocks[0], num_tokens)
         first, last = len(path.copies), len(path.copies) + len(blocks)
         self._hasher.digests(key, last)  # whatever it raises, nothing has changed
         num_known, now_s = 0, self._pool.now()
@@ -145,69 +196,39 @@ class HashIndex:
             if content is None:
                 content = self._add(parent, key, index)
                 if self._pool.learns and not left:
-                    known = self._pool.recall(key, index, last - index, self._block_size, summary)
+                    known = self._pool.recall(key, index, last - index, self.block_size, summary)
                     left = known.num_blocks
                 left, uses = left - 1, known.uses + 1
             else:
                 num_known += 1
-            copy = Copy(BlockId(block), content)
-            copy.ref_count, copy.born_s, copy.uses = 1, now_s, uses
-            content.copies.append(copy)
+            path.copies.append(BlockCopy(block, content, now_s, uses))
             if len(content.copies) == 2:
                 self._pool.expose(content.copies[0])  # what builds on it has another one
-            path.copies.append(copy)
         return path, PublishResult(num_known)
 
-    def orphans(self, path: HashPath, num_blocks: int) -> Sequence[Copy]:
-        """List the copies below a content that the path alone still has a copy of."""
-        own = path.copies[num_blocks:]
-        last = next((copy.content for copy in own if len(copy.content.copies) == 1), None)
-        stack, found = [] if last is None else [last], list[Copy]()
-        while stack:
-            content = stack.pop()
-            found += [copy for copy in content.copies if copy not in own]
-            stack += content.children
-        return found[::-1]
+    def retract(
+        self, path: HashPath, num_blocks: int, evict: Callable[[CacheEntry], None]
+    ) -> tuple[HashPath, Removal]:
+        """Remove the copies that a path published last.
 
-    def retract(self, path: HashPath, num_blocks: int) -> tuple[HashPath, Removal]:
-        """Remove the copies that a path published last."""
-        removed = path.copies[num_blocks:][::-1]
+        Where one of them is the last copy of known content, because the first was evicted in the
+        same step, nothing leads to what builds on it any more: that is evicted first.
+        """
+        removed = path.copies[num_blocks:]
+        for orphan in self._orphans(removed):
+            evict(orphan)
         del path.copies[num_blocks:]
         self.version += 1
         before: BlockId | None = None
-        for copy in removed:
+        for copy in reversed(removed):
             assert copy.ref_count == 1, "another request holds it"
             copy.ref_count = 0
             before = self._remove(copy)
-        return path, Removal(array("i", [copy.block for copy in removed]), before)
+        return path, Removal(array("i", [copy.block for copy in reversed(removed)]), before)
 
-    def publish_partial(
-        self, path: HashPath, key: PrefixKey, block: BlockId, num_tokens: int
-    ) -> Copy | None:
-        """Add a content with fewer tokens than a block and no digest."""
-        start = len(path.copies) * self._block_size
-        if key.num_text_tokens(start, num_tokens) < num_tokens - start:
-            return None  # only text is shared token by token
-        text = key.packed_range(start, num_tokens)
-        best = path.last.children.longest_common_prefix(text)
-        if best is not None and best[1] == num_tokens - start:
-            return None
-        self.version += 1
-        content = Content(path.last, None, None, text, key.identity)
-        copy = Copy(block, content)
-        content.copies.append(copy)
-        path.last.children.add(None, text, content)
-        self._pool.stamp(copy)
-        return copy
-
-    def release(
-        self,
-        path: HashPath,
-        summary: RequestSummary | None = None,
-        partial: CacheEntry | None = None,
-    ) -> None:
+    def release(self, path: HashPath, summary: RequestSummary | None = None) -> None:
         """Release a path, tail first, in O(blocks)."""
-        idle = [] if partial is None else [partial]
+        idle: list[BlockCopy] = []
         for copy in reversed(path.copies):
             count = copy.ref_count = copy.ref_count - 1
             assert count >= 0, "released more often than acquired"
@@ -220,39 +241,96 @@ class HashIndex:
 
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove one idle copy."""
-        assert isinstance(entry, Copy) and not entry.ref_count and entry.is_leaf and most
+        assert isinstance(entry, BlockCopy) and not entry.ref_count and entry.is_leaf and most
         self.version += 1
         self._pool.shrink(entry, 1)
         return Removal(array("i", [entry.block]), self._remove(entry))
 
-    def contents(self) -> Iterator[CachedBlock]:
-        """Walk every published block."""
-        return cached_blocks(self._roots, self._block_size)
-
     def runs(self) -> Iterator[CachedRun]:
-        """Walk everything published, block by block; copies of one content are one run."""
-        return cached_runs(self._roots, self._block_size)
+        """Walk all contents but the roots; the copies of one are one run."""
+        return (CachedRun(parent, content.copies) for parent, content in walk(self._roots.values()))
 
-    def check(self, paths: "list[HashPath]", tails: "Sequence[HashPath]" = ()) -> None:
+    def check(self, paths: "list[HashPath]", sources: Sequence[CacheEntry] = ()) -> None:
         """Assert rules 1 to 4 and that digests and links agree."""
         idle = {id(entry) for entry in self._pool.entries()}
-        check(self._roots, self._contents, idle, (*paths, *tails))
+        counted = Counter(id(copy) for path in paths for copy in path.copies)
+        counted.update(map(id, sources))
+        contents = [content for _, content in walk(self._roots.values())]
+        copies = [copy for content in contents for copy in content.copies]
+        for copy in copies:
+            assert copy.ref_count == counted.pop(id(copy), 0), "references are miscounted"
+            assert (id(copy) in idle) == (copy.ref_count == 0), "idle copies alone are evictable"
+        assert not counted, "a path holds a copy outside the index"
+        assert len(idle) == sum(not copy.ref_count for copy in copies), "a lost copy is evictable"
+        for content in contents:
+            parent = content.parent
+            assert content.copies and parent is not None, "a content without a copy"
+            parted = parent.copies and parent.identity != content.identity
+            is_held = any(copy.ref_count for copy in parent.copies)
+            assert not parted or is_held, "content after a public prefix that may go"
+            assert content.digest is not None or not content.children, "a partial block goes on"
+            known = self._contents.get(content.digest, []) if content.digest else [content]
+            assert content in known, "a content has lost its digest"
+        num_named = sum(content.digest is not None for content in contents)
+        assert sum(map(len, self._contents.values())) == num_named
         for identity, root in self._roots.items():
             held = sum(path.root is root for path in paths)
             assert self._root_uses[identity] == held, "a root's uses are miscounted"
             assert held or root.children, "an empty root was left behind"
 
-    def _add(self, parent: Content, key: PrefixKey, index: int) -> Content:
-        """Note a content that is new."""
-        start, stop = index * self._block_size, (index + 1) * self._block_size
+    def _find(self, parent: CachedContent, key: PrefixKey, index: int) -> CachedContent | None:
+        """Look a block up by digest; compare parent and tokens, whatever the digest says."""
+        digest = self._hasher.digests(key, index + 1)[index]
+        for content in self._contents.get(digest, ()):
+            if content.parent is parent and content.name == key.block_name(index, self.block_size):
+                return content
+        return None
+
+    def _hold(self, path: HashPath) -> HashPath:
+        """Count one more holder of a path's copies."""
+        self._root_uses[path.root.identity] += 1
+        idle = [copy for copy in path.copies if not copy.ref_count]
+        if idle:
+            self._pool.mark_used(idle)
+        for copy in path.copies:
+            copy.ref_count += 1
+        return path
+
+    def _add(self, parent: CachedContent, key: PrefixKey, index: int) -> CachedContent:
+        """Add a content that is new."""
+        start, stop = index * self.block_size, (index + 1) * self.block_size
         text = key.packed_range(start, start + key.num_text_tokens(start, stop))
-        name, digest = self._hasher.block(key, index), self._hasher.digests(key, index + 1)[index]
-        content = Content(parent, digest, name, text, key.identity)
-        self._contents.setdefault(digest, []).append(content)
+        name, digest = key.block_name(index, self.block_size), self._hasher.digests(key, index + 1)
+        content = CachedContent(parent, digest[index], name, text, key.identity)
+        self._contents.setdefault(digest[index], []).append(content)
         parent.children.add(name, text, content)
         return content
 
-    def _remove(self, copy: Copy) -> BlockId | None:
+    def _publish_partial(
+        self, path: HashPath, key: PrefixKey, block: int, num_tokens: int
+    ) -> tuple[HashPath, PublishResult]:
+        """Add a content with fewer tokens than a block and no digest."""
+        parent = path.last
+        text = partial_text(key, len(path.copies) * self.block_size, num_tokens)
+        if text is None or parent.children.begins_with(text):
+            return path, PublishResult(1)
+        self.version += 1
+        content = CachedContent(parent, None, text, text, key.identity)
+        parent.children.add(None, text, content)
+        path.copies.append(BlockCopy(block, content, self._pool.now(), 1))
+        return path, PublishResult()
+
+    def _orphans(self, removed: list[BlockCopy]) -> list[BlockCopy]:
+        """List what only copies that are about to be removed lead to, descendants first."""
+        last = next((copy.content for copy in removed if len(copy.content.copies) == 1), None)
+        stack, found = [] if last is None else [last], list[BlockCopy]()
+        while stack:
+            content = stack.pop()
+            found += [copy for copy in content.copies if copy not in removed]
+            stack += content.children
+        return found[::-1]
+
+    def _remove(self, copy: BlockCopy) -> BlockId | None:
         """Take a copy out of its content; the last one takes the content with it (rule 1).
 
         Returns:
@@ -264,11 +342,11 @@ class HashIndex:
             return content.copies[0].block
         parent = content.parent
         assert parent is not None and not content.children
-        parent.children.remove(content.name, content.text, content)
+        parent.children.remove(content.name if content.digest else None, content.text, content)
         if content.digest is not None:
-            namesakes = self._contents[content.digest]
-            namesakes.remove(content)
-            if not namesakes:
+            same_digest = self._contents[content.digest]
+            same_digest.remove(content)
+            if not same_digest:
                 del self._contents[content.digest]
         if not parent.children:
             for idle in parent.copies:
@@ -276,26 +354,15 @@ class HashIndex:
         self._drop_empty_root(parent)
         return parent.copies[0].block if parent.copies else None
 
-    def _root(self, key: PrefixKey) -> Content:
+    def _root(self, key: PrefixKey) -> CachedContent:
         identity = key.identity.root
         root = self._roots.get(identity)
         if root is None:
-            root = Content(None, self._hasher.root(key), None, b"", identity)
+            root = CachedContent(None, self._hasher.root(key), b"", b"", identity)
             self._roots[identity] = root
-            self._root_uses[identity] = 0
         return root
 
-    def _drop_empty_root(self, content: Content) -> None:
+    def _drop_empty_root(self, content: CachedContent) -> None:
         identity = content.identity
-        is_root = content.parent is None
-        if is_root and not content.children and not self._root_uses[identity]:
+        if content.parent is None and not content.children and not self._root_uses[identity]:
             del self._roots[identity], self._root_uses[identity]
-
-    def _hold_path(self, path: HashPath) -> HashPath:
-        self._root_uses[path.root.identity] += 1
-        idle = [copy for copy in path.copies if not copy.ref_count]
-        if idle:
-            self._pool.mark_used(idle)
-        for copy in path.copies:
-            copy.ref_count += 1
-        return path

@@ -74,13 +74,13 @@ def explain_log(
                 f"{config.num_slots}: raise num_blocks"
             )
         name = f"line {request.line}"
-        context = RequestContext(name, fields=request.prompt.fields())
+        context = RequestContext(name, prompt_sections=request.prompt.fields())
         admitted = manager.admit(key, manager.match(key), context=context)
         assert admitted is not None, "nothing else holds a block"
         table, _ = admitted
         if lines is None or request.line in lines:
-            asker = Viewer(administrator=True, decode=tokenizer.decode)
-            yield _of_models(explain(cache.history, name, asker))
+            viewer = Viewer(administrator=True, decode=tokenizer.decode)
+            yield _of_models(explain(cache.history, name, viewer))
         manager.publish(table, len(key))
         manager.commit([table])
         manager.release(table, len(key))
@@ -129,10 +129,10 @@ def explain_recording(recording: Recording) -> list[Explanation]:
     header = msgspec.structs.replace(header, cache=cache)
     replay = Replay(replace(recording, header=header))
     done = replay.run()
-    chronicle, asker = replay.cache.history, Viewer(administrator=True)
+    history, viewer = replay.cache.history, Viewer(administrator=True)
     names = [str(request.number) for request in done if request.replayed is not None]
-    known = [name for name in names if chronicle.record_of(name) is not None]
-    return [_named(explain(chronicle, name, asker)) for name in known]
+    known = [name for name in names if history.record_of(name) is not None]
+    return [_named(explain(history, name, viewer)) for name in known]
 
 
 def _named(explanation: Explanation) -> Explanation:

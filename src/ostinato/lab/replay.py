@@ -146,28 +146,28 @@ class Replay:
 
     def _administer(self, event: AnyEvent) -> None:
         """Do again what happened between steps."""
-        custody = self.cache.admin
+        admin = self.cache.admin
         match event:
             case Cancelled():
                 self._note(self.scheduler.cancel(_name(event.request)))
             case CacheReset():
                 if event.preempted:
                     self.scheduler.preempt_all()
-                custody.reset()
+                admin.reset()
             case NewEpoch():
-                custody.new_epoch()
+                admin.new_epoch()
             case Erased():
-                custody.erase(event.tenant.encode())
+                admin.erase(event.tenant.encode())
             case Leased():
                 key = self._prefix(event)
-                receipt = custody.lease(key, LeaseTerms(event.ttl_s, event.refresh_on_hit))
+                receipt = admin.lease(key, LeaseTerms(event.ttl_s, event.refresh_on_hit))
                 if event.lease is not None and receipt.lease_id is not None:
                     self._leases[event.lease] = receipt.lease_id
             case Published():
-                custody.publish(self._prefix(event))
+                admin.publish(self._prefix(event))
             case LeaseEnded():
                 if event.lease in self._leases:
-                    custody.end_lease(self._leases.pop(event.lease))
+                    admin.end_lease(self._leases.pop(event.lease))
 
     def _prefix(self, event: Leased | Published) -> PrefixKey:
         tenant, head = event.tenant.encode(), _public_prefix(event.head)

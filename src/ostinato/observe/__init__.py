@@ -2,8 +2,8 @@
 
 Files in reading order:
 
-* ``histogram``, ``counters``: what the cache did so far
-* ``events``, ``event_recorder``: what outsiders are told of cached blocks
+* ``histogram``, ``counters``: counters of the cache
+* ``events``, ``event_recorder``: the log of KV events
 * ``prefix_digests``, ``request_record``, ``history``: which requests were served, and which blocks
   were lost since
 * ``explanation``, ``prompt_diff``, ``explain``: why each token of a prompt missed

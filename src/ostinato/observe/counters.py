@@ -1,8 +1,8 @@
-"""Counters of what the cache did so far.
+"""Counters of the cache.
 
-Counts are in tokens unless the name says otherwise. Queries and hits are taken once per
-request, at its first admission; those of preempted requests that come back are counted
-apart, so that a busy engine cannot make its hit ratio look better than it is.
+Counts are in tokens unless the name says otherwise. Queries and hits are counted once per request,
+at its first admission; look-ups after a preemption are counted apart, since they would make the
+hit ratio of a busy engine look better than it is.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from ostinato.core.request import RequestContext
 from ostinato.observe.histogram import Histogram
 
 MAX_TENANTS = 1024
-"""Tenants counted one by one; salts are made by clients, so their number has no bound."""
+"""Tenants counted separately; clients make salts, so their number has no bound."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class LookupCounts:
         num_requests: Admissions.
         query_tokens: Tokens that were looked up.
         shared_tokens: Tokens that hit in whole blocks.
-        copied_tokens: Tokens copied out of a block that the prompt leaves in its middle.
+        copied_tokens: Tokens copied out of a block whose first tokens match.
     """
 
     num_requests: int = 0
@@ -38,7 +38,7 @@ class LookupCounts:
 
     @property
     def hit_tokens(self) -> int:
-        """Tokens that need not be computed."""
+        """Tokens that were not computed."""
         return self.shared_tokens + self.copied_tokens
 
     @property
@@ -102,17 +102,17 @@ class CacheStats:
 
     Attributes:
         first: Look-ups of requests at their first admission.
-        preempted: Look-ups of requests that come back after a preemption.
+        preempted: Look-ups of requests after a preemption.
         tenants: ``first`` by tenant, for the ``MAX_TENANTS`` that were seen last.
         other_tenants: ``first`` of the tenants that are no longer counted one by one.
         published_blocks: Blocks that became findable.
-        duplicate_blocks: Published blocks whose content was there already.
+        duplicate_blocks: Published blocks whose content was cached already.
         sealed_tails: Partial blocks of ended sequences that became findable.
         evicted_blocks: Cached blocks that were given away for other content.
         eviction_ages_s: Evicted blocks by seconds since their last use.
         residencies_s: Evicted blocks by seconds since they were published; a run of blocks
             that grew together counts from its first.
-        reuse_distances: Evictable blocks that were held again, by blocks given away meanwhile.
+        reuse_distances: Reused evictable blocks, by blocks allocated since they became evictable.
         ghosts: What other sizes and policies would have found; empty without a ghost,
             and those that would be known worse than to ten points are left out.
     """

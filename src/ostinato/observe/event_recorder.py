@@ -1,18 +1,18 @@
-"""Turns what a cache does into events: blocks by digest, each announced and removed once."""
+"""Logs events of a cache: blocks by digest, each stored and removed once."""
 
 from collections import Counter
 from collections.abc import Iterable
 
-from ostinato.cache.block_hash import BlockHasher
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.observer import CacheObserver, Eviction
 from ostinato.cache.prefix_index import PublishResult, Removal
 from ostinato.core.ids import BlockDigest
+from ostinato.indexes.block_hash import BlockHasher
 from ostinato.observe.events import AllCleared, BlockRemoved, BlockStored, EventLog
 
 
 class EventRecorder(CacheObserver):
-    """Fills an event log. Partial blocks have no digest and are not announced."""
+    """Fills an event log. Partial blocks have no digest and no events."""
 
     def __init__(self, log: EventLog, hasher: BlockHasher) -> None:
         """Start with an empty cache; the hasher names blocks."""
@@ -24,7 +24,7 @@ class EventRecorder(CacheObserver):
     def on_publish(
         self, table: BlockTable, first: int, last: int, result: PublishResult, group: int = 0
     ) -> None:
-        """Announce new content, and remember which block has which."""
+        """Log new content, and keep which block has which."""
         key, blocks, size = table.key, table.groups[group], self._hasher.block_size
         digests = self._hasher.digests(key, last)
         for place in range(first + len(result.duplicates), last):
@@ -47,22 +47,22 @@ class EventRecorder(CacheObserver):
         )
 
     def on_evict(self, eviction: Eviction) -> None:
-        """Announce that contents are gone, for whatever reason."""
+        """Log evicted and removed contents."""
         gone = self._remove(eviction.removal.blocks, eviction.group)
         if gone:
             self._log.add(BlockRemoved(gone, eviction.entry.identity, eviction.group))
 
     def on_retract(self, table: BlockTable, removal: Removal, group: int = 0) -> None:
-        """Take back what a failed step stored."""
+        """Retract what a failed step stored."""
         gone = self._remove(removal.blocks, group)
         self._log.retract(table.key.identity, gone, group)
 
     def on_settle(self) -> None:
-        """Send what happened."""
+        """Flush the step's events."""
         self._log.flush()
 
     def on_clear(self, everything: bool) -> None:
-        """Announce that nothing is cached any more."""
+        """Log that nothing is cached any more."""
         if everything:
             self._log.add(AllCleared())
             self._log.flush()

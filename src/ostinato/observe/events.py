@@ -1,15 +1,15 @@
-"""What may outsiders learn?
+"""The log of KV events.
 
-A consumer that hears every event can rebuild which full blocks are cached, and a router can
-send a request to where its prefix is. Events of one step form a batch; batches are numbered
+A consumer of every event can rebuild which full blocks are cached, and a router can send a
+request to the engine that has its prefix. Events of one step form a batch; batches are numbered
 from 0 without gaps, and a bounded number of them is kept for consumers that missed some::
 
     step     publish ─┐
                       ├─► pending ──commit──► batch n ─► sinks
-    step     evict ───┘      └───fail: stored events are taken back, removals stay
+    step     evict ───┘      └───fail: stored events are retracted, removals stay
 
-A block counts as removed when its last copy goes. Sealed tails are not announced: the field's
-event format knows full blocks only.
+A block counts as removed with its last copy. Partial blocks have no events: vLLM's format knows
+full blocks only.
 
 The log is written by the engine's thread; batches may be replayed from any other.
 """
@@ -158,7 +158,7 @@ class EventLog:
     def retract(self, identity: Identity, digests: Iterable[BlockDigest], group: int) -> None:
         """Take back what a failed step stored.
 
-        Contents that the step announced are forgotten before anybody heard of them. Others
+        Contents that the step stored are dropped before they are sent. Others
         were announced before, lost their first copy to the step and a second one with it:
         those are removed.
         """

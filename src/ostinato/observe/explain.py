@@ -55,7 +55,7 @@ class Viewer:
 
 
 def explain(history: RequestHistory, name: str, viewer: Viewer | None = None) -> Explanation:
-    """Say why a request's prompt hit and missed what it did.
+    """Explain which tokens of a request's prompt hit, and why the others missed.
 
     Args:
         history: Of the cache that served it.

@@ -110,7 +110,7 @@ class PromptSpan:
         if self.reason is MissReason.NEVER_SEEN and self.request:
             return "never seen: the nearest prompt, that of {other}, ends before"
         if self.reason is MissReason.NEVER_SEEN and not self.start:
-            return "never seen: no prompt that is remembered begins like this"
+            return "never seen: no remembered prompt begins like this"
         if self.reason is MissReason.DIFFERS and self.in_answer:
             return "differs at token {start} from the answer to {other}"
         return _COMPUTED[self.reason]
@@ -122,7 +122,7 @@ _FOUND = {
     SpanOutcome.COPIED: "copied from a cached block that the prompt leaves in its middle",
 }
 _COMPUTED = {
-    MissReason.NEVER_SEEN: "never seen: no prompt that is remembered goes on like this",
+    MissReason.NEVER_SEEN: "never seen: no remembered prompt continues like this",
     MissReason.DIFFERS: "differs at token {start} from {other}, the nearest prompt",
     MissReason.SAME_TEXT: "the same text as {other}, but other tokens from token {start} on",
     MissReason.OTHER_TENANT: "seen from another tenant; tenants share nothing",
@@ -187,7 +187,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a prompt hit and missed what it did.
+    """Which tokens of a prompt hit, and why the others missed.
 
     Attributes:
         request_id: The request.

@@ -1,4 +1,4 @@
-"""How are waits and distances spread, in bounded memory?
+"""A histogram in bounded memory.
 
 Buckets grow by a factor of two, so that a thousandth and a million need 40 counters between
 them, and a quantile is right to within a factor of two.

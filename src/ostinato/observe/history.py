@@ -1,22 +1,22 @@
-"""History of the cache: which requests were admitted, and which blocks were lost to whom.
+"""History of the cache: which requests were admitted, and which blocks were lost for which.
 
-The memory behind law 10: an observer of the cache, read by ``explain``. It is bounded:
+An observer of the cache, read by ``explain`` (law 10). It is bounded:
 
 * the last ``keep_explanations`` sequences;
-* their tokens: at most four times as many as the pool holds (4 bytes each, beside kilobytes of
-  KV), and never less than 65,536; those of a prefix that several share count for each of them;
+* their tokens: at most four times as many as the pool holds (4 bytes each, compared with
+  kilobytes of KV), and never less than 65,536; a shared prefix counts for each of its sequences;
 * the last losses: as many as the pool has blocks, and never less than 1,024.
 
-A loss names blocks, not contents, so that noting one costs the same however long the prefix
-was. Which content it was follows from the record whose blocks those were, and from the order of
-numbers: the first loss of a block after its record ended is the loss of that content.
+A loss names blocks, not contents, so that its cost does not depend on the prefix's length. The
+content follows from the record that had those blocks, and from the order of numbers: the first
+loss of a block after its record ended is the loss of that content.
 
 Rules:
 
 1. Nothing here decides anything: the cache does the same with and without a history.
-2. A request with ``cache_write=False`` leaves no token behind when it ends, only digests of its
-   beginnings under a key that this process drew and keeps for itself.
-3. Erasing a tenant leaves nothing of it, not even its name on what it evicted.
+2. When a request with ``cache_write=False`` ends, none of its tokens is kept, only digests of
+   its prefixes under a key that never leaves this process.
+3. Erasing a tenant removes everything of it, even its name on what it evicted.
 """
 
 from array import array
@@ -51,7 +51,7 @@ LossReason = Literal["space", "quota", "removed"]
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Blocks whose content was forgotten.
+    """Blocks that lost their content.
 
     Attributes:
         number: When, in the history's numbers.
@@ -84,7 +84,7 @@ class RequestHistory(CacheObserver):
     """
 
     def __init__(self, config: CacheConfig, clock: Callable[[], float]) -> None:
-        """Start with nothing to remember."""
+        """Start empty."""
         self.keep = config.keep_explanations
         self.block_size = config.block_size
         self.has_windows = bool(config.windows)
@@ -98,7 +98,7 @@ class RequestHistory(CacheObserver):
         self._records: deque[RequestRecord] = deque()
         self._by_table: dict[int, RequestRecord] = {}
         self._losses: deque[Loss] = deque(maxlen=max(LEAST_LOSSES, config.num_blocks))
-        # Records and blocks that the running step publishes; by block as far as was asked for.
+        # Records and blocks that the running step publishes; by block as far as was looked up.
         self._publishing: list[tuple[RequestRecord, array[int]]] = []
         self._in_step: dict[int, RequestRecord] = {}
         self._num_asked = 0
@@ -108,7 +108,7 @@ class RequestHistory(CacheObserver):
         return len(self._records)
 
     def records(self) -> Iterator[RequestRecord]:
-        """Walk what is remembered, newest first."""
+        """Walk the records, newest first."""
         return reversed(self._records)
 
     def record_of(self, name: str) -> RequestRecord | None:
@@ -116,13 +116,13 @@ class RequestHistory(CacheObserver):
         return next((r for r in self.records() if r.is_first and r.name == name), None)
 
     def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
-        """Note that a sequence is admitted; what is evicted from now on is evicted for it."""
+        """Add a record; evictions from now on are for its sequence."""
         blocks = table.blocks
         record = self._begin(table, blocks, not preempted)
-        record.name, record.fields = context.name, context.fields
+        record.name, record.prompt_sections = context.name, context.prompt_sections
         record.off = context.off if self._is_on else "enable_prefix_caching=False"
-        if context.fields:
-            letters = sum(len(text) for _, text in context.fields)
+        if context.prompt_sections:
+            letters = sum(len(text) for _, text in context.prompt_sections)
             self._charge(record, record.charge + letters // TOKEN_BYTES)
         if context.num_known_tokens is not None:
             num_awaited = max(0, record.num_shared - context.num_known_tokens)
@@ -131,7 +131,7 @@ class RequestHistory(CacheObserver):
                 record.awaited = context.waits_for or record.awaited
 
     def on_fork(self, parent: BlockTable, child: BlockTable) -> None:
-        """Note a second continuation of a sequence."""
+        """Add a record of a second continuation."""
         record = self._begin(child, child.blocks, is_first=False)
         record.num_shared = child.num_published * self.block_size
         if (of_parent := self._by_table.get(parent.table_id)) is not None:
@@ -165,7 +165,7 @@ class RequestHistory(CacheObserver):
     def on_publish(
         self, table: BlockTable, first: int, last: int, result: PublishResult, group: int = 0
     ) -> None:
-        """Note that blocks are findable in the running step."""
+        """Add blocks that the running step publishes."""
         record = self._by_table.get(table.table_id)
         if group == 0 and record is not None:
             self._publishing.append((record, table.blocks[first:last]))
@@ -178,7 +178,7 @@ class RequestHistory(CacheObserver):
     def on_release(
         self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool
     ) -> None:
-        """Note that a sequence releases its blocks."""
+        """End a record, and keep its tokens or digests."""
         record, key = self._by_table.get(table.table_id), table.key
         if record is None or record.key is None:
             return
@@ -197,7 +197,7 @@ class RequestHistory(CacheObserver):
             record.digests = digests
 
     def on_evict(self, eviction: Eviction) -> None:
-        """Note that blocks of an entry are lost."""
+        """Add a loss."""
         if eviction.group:
             return
         by = None if eviction.table is None else self._by_table.get(eviction.table.table_id)
@@ -233,8 +233,8 @@ class RequestHistory(CacheObserver):
         return 0
 
     def check(self) -> None:
-        """Assert that what is remembered is within its bounds and counted rightly."""
-        assert len(self._records) <= self.keep, "more is remembered than was asked for"
+        """Assert that the records are within their bounds and counted correctly."""
+        assert len(self._records) <= self.keep, "more records than keep_explanations"
         assert self._num_tokens == sum(v.charge for v in self._records), "tokens are miscounted"
         assert self._num_tokens <= self._most_tokens or len(self._records) <= 1, "too many tokens"
         for record in self._records:
@@ -249,15 +249,15 @@ class RequestHistory(CacheObserver):
         return self._in_step
 
     def _charge(self, record: RequestRecord, charge: int) -> None:
-        """Say anew what a record takes."""
+        """Update the size of a record."""
         if record.number < self._records[0].number:
-            return  # it was forgotten before it ended
+            return  # it was dropped before it ended
         self._num_tokens += charge - record.charge
         record.charge = charge
         self._trim()
 
     def _trim(self) -> None:
-        """Forget the oldest records while there are too many, or too many tokens."""
+        """Drop the oldest records while there are too many, or too many tokens."""
         while len(self._records) > self.keep or (
             self._num_tokens > self._most_tokens and len(self._records) > 1
         ):
@@ -265,7 +265,7 @@ class RequestHistory(CacheObserver):
             self.num_forgotten += 1
 
     def _drop(self, record: RequestRecord) -> None:
-        """Forget a record's content; losses may still name it."""
+        """Drop a record's content; losses may still name it."""
         self._num_tokens -= record.charge
         record.charge = 0
         self._by_table.pop(record.table_id, None)

@@ -1,40 +1,42 @@
 """What is cached now, and which prefixes save most.
 
-Two pictures for people, taken between two steps and the same for both indexes: a map of all
-blocks with their states and owners, and the prefixes that save most. Neither changes anything.
+Two reports, taken between two steps and equal for both indexes: a map of all blocks with their
+states and owners, and the prefixes that save most.
 
-A *cached prefix* ends where prefixes part or where a request's hit ended::
+A *cached prefix* ends where prefixes branch or where a request's hit ended::
 
-    You are a helpful assistant.      3 hits end here, 5 behind it: 8 requests found it
+    You are a helpful assistant.      3 hits end here, 5 below it: 8 requests found it
     ├── Ann asks: …                   5
     └── Bob asks: …                   0
 
-What it saves is counted once: the tokens behind its parent's end, times the requests that
-found them. So the sum over all prefixes is what all hits in whole blocks saved, but for what
-is forgotten by now.
+What it saves is counted once: the tokens after its parent's end, times the requests that found
+them. So the sum over all prefixes is what all hits in whole blocks saved, except for what was
+evicted since.
 """
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from heapq import nlargest
+from typing import Any
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver, Eviction
-from ostinato.cache.prefix_index import Removal
+from ostinato.cache.prefix_index import PrefixIndex, Removal
 from ostinato.core.identity import Identity
+from ostinato.core.ids import BlockId
 from ostinato.core.request import RequestContext
 from ostinato.core.tokens import TOKEN_BYTES
 
 HEAD_TOKENS = 64
-"""Tokens that are shown of a prefix: enough for people to know it again."""
+"""Tokens that are shown of a prefix, enough to recognise it."""
 
 
 class BlockState(IntEnum):
-    """What a block is; see ``cache.block``."""
+    """The state of a block; see ``cache.block``."""
 
     SCRATCH = 0
     PRIVATE = 1
@@ -48,7 +50,7 @@ class BlockMap:
 
     Attributes:
         states: A ``BlockState`` per block, shape (num_blocks,).
-        owners: Place of the owner in ``tenants``, -1 for scratch blocks, shape (num_blocks,).
+        owners: Index of the owner in ``tenants``, -1 for scratch blocks, shape (num_blocks,).
         tenants: Salts of all who own a block, in the order of their first block in the walk.
     """
 
@@ -63,16 +65,16 @@ class BlockMap:
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """A prefix and what it is good for.
+    """A cached prefix, and what it saves.
 
     Attributes:
-        identity: Whose it is.
+        identity: Its identity.
         head: Its first tokens, at most ``HEAD_TOKENS``.
-        branch: The first tokens behind its parent's end, at most ``HEAD_TOKENS``.
+        branch: The first tokens after its parent's end, at most ``HEAD_TOKENS``.
         num_tokens: Tokens from position 0 to its end.
-        own_tokens: Those of them behind its parent's end.
+        own_tokens: Those of them after its parent's end.
         own_blocks: Blocks that hold these.
-        num_blocks_below: Blocks of all that goes on behind it.
+        num_blocks_below: Blocks of its descendants.
         num_hits: Requests that found it, whether or not they found more.
         num_holders: Live requests and leases that hold its end.
         age_s: Seconds since it was published.
@@ -91,7 +93,7 @@ class CachedPrefix:
 
     @property
     def saved_tokens(self) -> int:
-        """Tokens that did not go through the model for it, those of its parents not counted."""
+        """Tokens that it saved, without those of its parents."""
         return self.num_hits * self.own_tokens
 
 
@@ -114,12 +116,12 @@ class HitCounts(CacheObserver):
             self.by_block[table.blocks[-1]] += 1
 
     def on_evict(self, eviction: Eviction) -> None:
-        """Leave the hits of evicted blocks to the block before them."""
+        """Count the hits of evicted blocks for the block before them."""
         if not eviction.group:
             self._move(eviction.removal)
 
     def on_retract(self, table: BlockTable, removal: Removal, group: int = 0) -> None:
-        """Leave the hits of retracted blocks to the block before them."""
+        """Count the hits of retracted blocks for the block before them."""
         if not group:
             self._move(removal)
 
@@ -129,11 +131,46 @@ class HitCounts(CacheObserver):
             self.by_block[removal.before] += count
 
 
+@dataclass(frozen=True, slots=True)
+class CachedBlock:
+    """One published block.
+
+    Attributes:
+        block: Its id.
+        tokens: Its packed tokens; shorter than a block for a partial one.
+        ref_count: Live requests that hold it.
+        parent: Digest-free name of its prefix: the packed blocks before it, extras included.
+        extra: What the images that touch it add to its tokens; empty without any.
+    """
+
+    block: BlockId
+    tokens: bytes
+    ref_count: int
+    parent: bytes
+    extra: bytes = b""
+
+
+def cached_blocks(index: PrefixIndex[Any]) -> Iterator[CachedBlock]:
+    """Walk every published block of an index, those that others continue first."""
+    size, ends = index.block_size * TOKEN_BYTES, list[bytes]()
+    for run in index.runs():
+        first = run.entries[0]
+        start = first.identity.root.encoded if run.parent is None else ends[run.parent]
+        for entry in run.entries:
+            before = start
+            for place, block in enumerate(entry.blocks):
+                name = entry.name_of(place, index.block_size)
+                extra = name[size:]
+                yield CachedBlock(BlockId(block), name[:size], entry.ref_count, before, extra)
+                before += name
+        ends.append(before)
+
+
 def count_states(manager: CacheManager) -> dict[BlockState, int]:
     """Count the full-attention group's blocks by state, in O(live sequences)."""
     pool = manager.pool
     private = sum(len(table.private_blocks) for table in manager.live_tables)
-    idle, scratch = pool.num_evictable, pool.num_scratch
+    idle, scratch = pool.num_evictable, pool.num_unused
     return {
         BlockState.SCRATCH: scratch,
         BlockState.PRIVATE: private,
@@ -143,7 +180,7 @@ def count_states(manager: CacheManager) -> dict[BlockState, int]:
 
 
 def map_blocks(manager: CacheManager) -> BlockMap:
-    """Say of every block of the full-attention group which state it is in and whose it is.
+    """Return the state and owner of every block of the full-attention group.
 
     Cost: O(blocks), and O(runs) steps in Python.
     """
@@ -151,7 +188,7 @@ def map_blocks(manager: CacheManager) -> BlockMap:
     found = BlockMap(bytearray(num_blocks), array("i", [-1]) * num_blocks, [])
     places: dict[bytes, int] = {}
 
-    def note(blocks: "array[int]", state: BlockState, tenant: bytes) -> None:
+    def note(blocks: Sequence[int], state: BlockState, tenant: bytes) -> None:
         if not blocks:
             return
         owner = places.setdefault(tenant, len(places))
@@ -159,8 +196,9 @@ def map_blocks(manager: CacheManager) -> BlockMap:
             found.states[block], found.owners[block] = state, owner
 
     for run in manager.index.runs():
-        note(run.held, BlockState.HELD, run.identity.owner)
-        note(run.idle, BlockState.EVICTABLE, run.identity.owner)
+        for entry in run.entries:
+            state = BlockState.HELD if entry.ref_count else BlockState.EVICTABLE
+            note(entry.blocks, state, entry.identity.owner)
     for table in manager.live_tables:
         note(table.private_blocks, BlockState.PRIVATE, table.tenant)
     found.tenants.extend(places)
@@ -173,14 +211,14 @@ def top_prefixes(
     most: int,
     belongs: Callable[[Identity], bool] = lambda identity: True,
 ) -> list[CachedPrefix]:
-    """List the prefixes that saved most, then those that most blocks continue.
+    """List the prefixes that saved most, then those with most blocks below.
 
     Args:
-        manager: Whose cache.
+        manager: Of the cache.
         hits: Its observer.
         most: How many at most.
-        belongs: Whose prefixes; all by default. A public prefix that they stand behind is not
-            listed with them, but they begin with it.
+        belongs: Which identities to list; all by default. A public prefix that they continue is
+            not listed with them, but they begin with it.
 
     Cost: O(runs) steps in Python and O(cached tokens) copied bytes.
     """
@@ -192,15 +230,15 @@ def top_prefixes(
 
 
 class _Branch:
-    """Runs that nothing tells apart: each but continues the other, and no hit ended in between.
+    """Runs without a branch, a hit's end or another holder between them.
 
     Attributes:
-        parent: What it continues.
+        parent: The branch that it continues.
         parts: Packed tokens of its runs.
         holders: Holds on its end.
-        num_blocks: Blocks of its own.
-        num_hits: Hits that ended with it or behind it.
-        num_blocks_below: Blocks behind it.
+        num_blocks: Its own blocks.
+        num_hits: Hits that ended with it or below it.
+        num_blocks_below: Blocks below it.
     """
 
     __slots__ = (
@@ -216,7 +254,7 @@ class _Branch:
         self.append(run)
 
     def append(self, run: "_Piece") -> None:
-        """Let a run continue it."""
+        """Append a run."""
         self.parts.append(run.tokens)
         self.num_blocks += run.num_blocks
         self.num_hits += run.num_hits
@@ -226,7 +264,7 @@ class _Branch:
         return sum(map(len, self.parts)) // TOKEN_BYTES
 
     def line(self) -> "list[_Branch]":
-        """List what a prompt goes through to its end, this branch last."""
+        """List the branches from the root to this one."""
         line, branch = [self], self.parent
         while branch is not None:
             line.append(branch)
@@ -234,7 +272,7 @@ class _Branch:
         return line[::-1]
 
     def rank(self) -> tuple[int, int, int, bytes]:
-        """Saved tokens, then blocks with all behind; its tokens settle draws."""
+        """Saved tokens, then blocks with those below; its tokens break ties."""
         saved = self.num_hits * self.own_tokens
         return saved, self.num_blocks + self.num_blocks_below, self.own_tokens, self.parts[0]
 
@@ -257,15 +295,15 @@ class _Branch:
 
 @dataclass(slots=True)
 class _Piece:
-    """A part of a run in which no hit ended but at its end; as ``CachedRun``."""
+    """A part of a run in which no hit ended but at its end."""
 
     number: int
     parent: int | None
     identity: Identity
     tokens: bytes
     num_blocks: int
-    num_holders: int
     num_hits: int
+    num_holders: int
     born_s: float
 
 
@@ -274,24 +312,27 @@ def _cut(manager: CacheManager, hits: Counter[int]) -> list[_Piece]:
     pieces: list[_Piece] = []
     last_of: dict[int, int] = {}
     size = manager.block_size * TOKEN_BYTES
-    for run in manager.index.runs():
+    for number, run in enumerate(manager.index.runs()):
         parent = None if run.parent is None else last_of[run.parent]
-        blocks = run.held + run.idle
-        is_one = len(run.tokens) <= size  # several blocks of it are copies
+        entries, first = run.entries, run.entries[0]
+        blocks = [block for entry in entries for block in entry.blocks]
+        tokens = first.run_from(0)[1]
+        is_one = len(entries) > 1 or len(blocks) == 1  # several blocks of it are copies
         ends = [len(blocks)] if is_one else [i for i, b in enumerate(blocks, 1) if b in hits]
+        known = sum(entry.ref_count for entry in entries), first.born_s
         start = 0
         for end in ends if ends and ends[-1] == len(blocks) else [*ends, len(blocks)]:
             count = sum(hits.get(block, 0) for block in blocks[start:end])
-            text = run.tokens if is_one else run.tokens[start * size : end * size]
-            known = run.num_holders, count, run.born_s
-            pieces.append(_Piece(len(pieces), parent, run.identity, text, end - start, *known))
+            text = tokens[:size] if is_one else tokens[start * size : end * size]
+            piece = _Piece(len(pieces), parent, first.identity, text, end - start, count, *known)
+            pieces.append(piece)
             start, parent = end, len(pieces) - 1
-        last_of[run.number] = len(pieces) - 1
+        last_of[number] = len(pieces) - 1
     return pieces
 
 
 def _branches(runs: list[_Piece]) -> list[_Branch]:
-    """Put runs together that nothing tells apart, and sum up what is behind each."""
+    """Join runs that do not differ, and sum up what is below each."""
     num_children = Counter(run.parent for run in runs)
     branch_of: dict[int, _Branch] = {}
     branches: list[_Branch] = []

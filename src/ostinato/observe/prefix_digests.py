@@ -1,8 +1,8 @@
-"""Digests of a sequence's beginnings: to find again what may not be remembered.
+"""Digests of a sequence's prefixes, for sequences whose tokens may not be kept.
 
-A request with ``cache_write=False`` leaves no token behind. That a later prompt would have hit what
-it computed can still be said: of some of its beginnings a digest is kept, under a key that this
-process draws and never shows.
+Of a request with ``cache_write=False`` no token is kept. An explanation can still say that a later
+prompt would have hit: digests of some of its prefixes are kept, under a random key that never
+leaves the process.
 """
 
 import hashlib
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from ostinato.core.tokens import TOKEN_BYTES
 
 MOST_DIGESTS = 256
-"""Beginnings per sequence; of a longer one every second, fourth, .. block ends one."""
+"""Digested prefixes per sequence; of a longer one every second, fourth, .. block ends one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixDigests:
-    """Digests of beginnings, each ``step`` bytes of tokens longer than the one before."""
+    """Digests of prefixes, each ``step`` bytes of tokens longer than the one before."""
 
     step: int
     digests: tuple[bytes, ...]
@@ -28,11 +28,11 @@ class DigestKey:
     """Makes and compares digests."""
 
     def __init__(self) -> None:
-        """Draw a key."""
+        """Draw a random key."""
         self._key = secrets.token_bytes(16)
 
     def digests(self, tokens: bytes, block_size: int) -> PrefixDigests:
-        """Return digests of a sequence's beginnings, at ends of blocks."""
+        """Return digests of a sequence's prefixes, at ends of blocks."""
         size = block_size * TOKEN_BYTES
         step = size * -(-len(tokens) // (size * MOST_DIGESTS)) if tokens else size
         return PrefixDigests(step, tuple(self._walk(tokens, step)))

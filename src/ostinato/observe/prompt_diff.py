@@ -1,4 +1,4 @@
-"""Where do two prompts part, and what stands there?
+"""Shows where two prompts differ.
 
 Both sides are decoded and shown on one line each, with a caret under the first character that
 differs. Line breaks and tabs are drawn as one character, so that the caret stays below it.
@@ -18,18 +18,18 @@ from ostinato.observe.request_record import RequestRecord
 Decode = Callable[[list[int]], str]
 """From token ids to their text, special tokens included."""
 
-TOKENS_BEFORE, TOKENS_BEHIND = 32, 24
+TOKENS_BEFORE, TOKENS_AFTER = 32, 24
 """Tokens that are decoded around a difference."""
 
-LETTERS_BEFORE, LETTERS_BEHIND = 26, 30
-"""Letters that are shown of them: a line of 80 columns with its label."""
+LETTERS_BEFORE, LETTERS_AFTER = 26, 30
+"""Letters that are shown of these: a line of 80 columns with its label."""
 
 LETTERS_OF_A_NAME = 16
-"""Letters by which a field is found again if not all of it comes back from its tokens."""
+"""Letters by which a field is found if its tokens do not decode to all of it."""
 
-LEAST_SIMILARITY = 0.5
-"""Share of tokens that agree, before a difference and behind it, from which on two prompts without
-a common block are versions of one."""
+MIN_SIMILARITY = 0.5
+"""Share of matching tokens, before and after a difference, above which two prompts without a common
+block are versions of one."""
 
 _DRAWN = {"\n": "↵", "\t": "⇥", "\r": "␍"}
 
@@ -40,15 +40,15 @@ class Shown:
 
     Attributes:
         difference: Both sides.
-        is_same_text: Whether the texts agree where the tokens part.
+        is_same_text: Whether the texts agree where the tokens differ.
     """
 
     difference: Difference
     is_same_text: bool
 
 
-def num_alike_behind(mine: bytes, theirs: bytes, start: int) -> int:
-    """Count the tokens behind a difference that agree again, in place or seen from the end.
+def num_matching_after(mine: bytes, theirs: bytes, start: int) -> int:
+    """Count the tokens after a difference that match again, in place or aligned at the end.
 
     Args:
         mine: Packed tokens, shape (num_mine * 4,).
@@ -76,12 +76,12 @@ def similarity(mine: bytes, theirs: bytes, start: int) -> float:
         start: Tokens in common before the first that differs.
     """
     least = min(len(mine), len(theirs)) // TOKEN_BYTES
-    return min(1.0, (start + num_alike_behind(mine, theirs, start)) / least) if least else 0.0
+    return min(1.0, (start + num_matching_after(mine, theirs, start)) / least) if least else 0.0
 
 
 def is_alike(mine: bytes, theirs: bytes, start: int, block_size: int) -> bool:
     """Whether two prompts are versions of one: they share a block, or most of their tokens."""
-    return start >= block_size or similarity(mine, theirs, start) >= LEAST_SIMILARITY
+    return start >= block_size or similarity(mine, theirs, start) >= MIN_SIMILARITY
 
 
 def show_difference(nearest: RequestRecord, record: RequestRecord, prompt: bytes, start: int,
@@ -98,7 +98,7 @@ def show_difference(nearest: RequestRecord, record: RequestRecord, prompt: bytes
     if decode is None:
         return None
     mine, theirs = _ids(prompt), _ids(nearest.tokens)
-    stop = start + TOKENS_BEHIND
+    stop = start + TOKENS_AFTER
     texts = decode(mine[start:stop]), decode(theirs[start:stop])
     pieces = decode(mine[start : start + 1]), decode(theirs[start : start + 1])
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
@@ -108,16 +108,16 @@ def show_difference(nearest: RequestRecord, record: RequestRecord, prompt: bytes
     first = 0 if is_same else common
     before = decode(mine[max(0, start - TOKENS_BEFORE) : start]) + texts[0][:first]
     shown_before = _cut_left(before)
-    behind = num_alike_behind(prompt, nearest.prompt, start)
+    matching = num_matching_after(prompt, nearest.prompt, start)
     difference = Difference(
         token=start,
         request=nearest.name,
         mine=shown_before + _cut_right(texts[0][first:]),
         theirs=shown_before + _cut_right(texts[1][first:]),
         caret=_columns(shown_before),
-        width=max(1, _columns(_draw(pieces[0][first:][:LETTERS_BEHIND]))),
-        place=_place(decode(mine), len(decode(mine[:start])) + first, record.fields),
-        num_alike_after=behind,
+        width=max(1, _columns(_draw(pieces[0][first:][:LETTERS_AFTER]))),
+        place=_place(decode(mine), len(decode(mine[:start])) + first, record.prompt_sections),
+        num_alike_after=matching,
     )
     return Shown(difference, is_same)
 
@@ -128,14 +128,14 @@ def _ids(packed: bytes) -> list[int]:
 
 
 def _place(text: str, offset: int, fields: Sequence[tuple[str, str]]) -> str:
-    """Say where a letter of a prompt is in its request."""
+    """Return where a letter of a prompt is in its request."""
     if not fields:
         return _in_field("", text, offset)
     place, end = f"the template before {fields[0][0]}", 0
     for name, content in fields:
         start = text.find(content, end) if content else -1
         is_whole = start >= 0
-        if not is_whole and content:  # a tokenizer may not bring every letter back
+        if not is_whole and content:  # a tokenizer may lose letters
             start = text.find(content[:LETTERS_OF_A_NAME], end)
         if start < 0:
             continue
@@ -144,12 +144,12 @@ def _place(text: str, offset: int, fields: Sequence[tuple[str, str]]) -> str:
         end = start + len(content) if is_whole else start + 1
         if is_whole and offset < end:
             return _in_field(name, content, offset - start)
-        place = f"the template behind {name}" if is_whole else name
+        place = f"the template after {name}" if is_whole else name
     return place
 
 
 def _in_field(name: str, content: str, offset: int) -> str:
-    """Say which letter of a field it is."""
+    """Return the place of a letter in a field."""
     before = content[:offset]
     line, column = before.count("\n") + 1, offset - before.rfind("\n")
     place = f"line {line}, column {column}"
@@ -168,7 +168,7 @@ def _cut_left(text: str) -> str:
 
 def _cut_right(text: str) -> str:
     drawn = _draw(text)
-    return drawn if len(drawn) <= LETTERS_BEHIND else drawn[:LETTERS_BEHIND] + "…"
+    return drawn if len(drawn) <= LETTERS_AFTER else drawn[:LETTERS_AFTER] + "…"
 
 
 def _columns(text: str) -> int:

@@ -24,33 +24,33 @@ class RequestRecord:
 
     Attributes:
         number: Its number in the history.
-        identity: What sequences had to agree on to share its blocks.
+        identity: Its identity.
         images: Images among its tokens.
         num_prompt_tokens: Tokens at its admission.
         num_shared: Of those, how many hit in whole blocks.
-        num_copied: How many were copied behind them.
-        num_awaited: How many of the shared ones another computed after this one had arrived,
+        num_copied: How many were copied after them.
+        num_awaited: How many of the shared ones another request computed after this one arrived,
             or in the same step; they are the last of the shared ones.
-        awaited: Whom it owes them to.
+        awaited: The request that computed them.
         at_s: When it was admitted, by the clock.
         name: The request's.
-        is_first: Whether this was the request's first admission, which an explanation is of.
-        writes: Whether others may find what it computes.
+        is_first: Whether this was the request's first admission, the one that is explained.
+        writes: Whether it writes to the cache.
         off: The setting that kept it from reading the cache; empty if it read.
-        fields: Names and texts of the request's messages and fields, in the prompt's order.
+        prompt_sections: Names and texts of the request's messages and fields, in order.
         table_id: Of its block table.
         key: The live sequence; None when it has ended.
-        kept: Its packed tokens when it has ended, made when they are first asked for; empty if
+        kept: Its packed tokens when it has ended, made when they are first read; empty if
             none are kept.
         unpacked: Its tokens until then, of which the first ``num_unpacked`` count: a preempted
-            sequence goes on in the same array.
-        num_unpacked: How many.
-        digests: If no token is kept: of its beginnings, by a key that only this process has.
-        num_computed: Its first tokens that went through the model or hit.
+            sequence continues in the same array.
+        num_unpacked: See ``unpacked``.
+        digests: If no token is kept, digests of its prefixes.
+        num_computed: Its first tokens that were computed or hit.
         num_findable: Its first tokens that others could find when it ended.
-        blocks: Which blocks held them, and maybe others behind.
-        num_blocks: How many held what others could find.
-        ended: When its blocks were given back, in the history's numbers; None while it lives.
+        blocks: The blocks that held them, perhaps with more at the end.
+        num_blocks: How many of them others could find.
+        ended: When its blocks were released, in the history's numbers; None while it runs.
         charge: What it takes of the history's memory, in tokens.
     """
 
@@ -68,7 +68,7 @@ class RequestRecord:
     is_first: bool = True
     writes: bool = True
     off: str = ""
-    fields: tuple[tuple[str, str], ...] = ()
+    prompt_sections: tuple[tuple[str, str], ...] = ()
     key: PrefixKey | None = None
     kept: bytes = b""
     unpacked: "array[int] | None" = None
@@ -83,7 +83,7 @@ class RequestRecord:
 
     @property
     def tokens(self) -> bytes:
-        """All that is known of its tokens, packed; a copy is made when first asked for."""
+        """Its tokens as far as known, packed; copied when they are first read."""
         if self.key is not None:
             return self.key.packed
         if self.unpacked is not None:
@@ -97,7 +97,7 @@ class RequestRecord:
 
     @property
     def num_hits(self) -> int:
-        """Prompt tokens that it need not compute."""
+        """Prompt tokens that it did not compute."""
         return self.num_shared + self.num_copied
 
     def end(self, key: PrefixKey) -> None:
@@ -105,20 +105,20 @@ class RequestRecord:
         self.key, self.unpacked, self.num_unpacked = None, key.tokens, len(key.tokens)
 
     def lived_at(self, number: int) -> bool:
-        """Whether it was running at a moment."""
+        """Whether it was running at that number of the history."""
         return self.number < number and (self.ended is None or self.ended > number)
 
     def num_common(self, other: "RequestRecord", tokens: bytes) -> int:
-        """Count the tokens from position 0 on that it has in common with another's prompt.
+        """Return the length of its common prefix with another's prompt.
 
-        Identities are not asked, images are.
+        Images are compared, identities are not.
         """
         common = num_common_tokens(self.tokens, tokens)
         mine, theirs = set(self.images), set(other.images)
         return min([common, *(image.start for image in mine ^ theirs)])
 
     def clear(self) -> None:
-        """Forget its content."""
-        self.key, self.kept, self.images, self.fields = None, b"", (), ()
+        """Drop its content."""
+        self.key, self.kept, self.images, self.prompt_sections = None, b"", (), ()
         self.unpacked, self.num_unpacked, self.digests = None, 0, None
         self.blocks, self.num_blocks = (), 0

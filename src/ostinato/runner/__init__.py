@@ -2,6 +2,7 @@
 
 Files in reading order:
 
+* ``settings``: the values of its settings
 * ``kv_store``: what does a store of keys and values keep, and what may it be asked?
 * ``plain_store``: where do they live, if torch is to read them?
 * ``native/``: how does Python reach the native library?

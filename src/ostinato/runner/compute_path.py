@@ -6,7 +6,6 @@ Made once, when an engine has loaded its model; shown at load, by ``ostinato ser
 
 from dataclasses import asdict, dataclass
 
-from ostinato.core.config import AttentionName
 from ostinato.runner.attention.choice import AttentionCase, why_torch
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.runner.native.library import (
@@ -16,6 +15,7 @@ from ostinato.runner.native.library import (
     library,
     why_missing,
 )
+from ostinato.runner.settings import AttentionName
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from ostinato.core.config import AttentionName, ForwardName, QuantizationName, one_of
+from ostinato.core.config import one_of
 from ostinato.core.errors import BrokenCheckpoint, MissingTokenizer, UnsupportedModel
 from ostinato.runner.attention.registration import ATTENTION_NAME, register
 from ostinato.runner.checkpoint import (
@@ -45,6 +45,7 @@ from ostinato.runner.model_call import ModelCall
 from ostinato.runner.probe import probe_model
 from ostinato.runner.quantization import check_quantization
 from ostinato.runner.resolve import resolve_model
+from ostinato.runner.settings import AttentionName, ForwardName, QuantizationName
 from ostinato.runner.support import (
     LengthLimit,
     auto_class,

@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from ostinato.core.config import AttentionName
 from ostinato.core.errors import UnsupportedModel
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
@@ -43,6 +42,7 @@ from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.store import TOKEN_GROUP
 from ostinato.runner.quantization import RowWatch
 from ostinato.runner.rounding import in_roundings, rounding_noise
+from ostinato.runner.settings import AttentionName
 
 _CHUNKS = (9, 12, 1, 1, 1)
 _NUM_TOKENS = sum(_CHUNKS)

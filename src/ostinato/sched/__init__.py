@@ -4,10 +4,8 @@ Files in reading order:
 
 * ``sequence``: one continuation of a request, and its chunk of a step
 * ``admission``: whether a request can ever be served, and when it has gone far enough
-* ``waiting_queue``: the waiting queue, and the port of waiting orders
-* ``single_flight``: whose prefix is being computed right now
-* ``request_table``: which sequences are live, and which of them hold blocks
-* ``step_planner``: what one step computes, and how many tokens fit into it
+* ``waiting_queue``: the waiting queue, the port of waiting orders, and all live sequences
+* ``step_planner``: what one step computes, and which prefill others wait for
 * ``scheduler``: which sequences run, wait for another, or are preempted
 * ``stats``: counters of what the scheduler did
 

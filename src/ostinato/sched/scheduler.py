@@ -2,8 +2,8 @@
 
 A step is plan, then run, then commit or fail::
 
-    plan    sequences get their chunks, and blocks for them (``step``)
-    commit  tokens are appended, ended sequences give their blocks back
+    plan    sequences get their chunks, and blocks for them (``step_planner``)
+    commit  tokens are appended, ended sequences release their blocks
     fail    the sequences of the step end; nothing that they published stays
 
 Rules:
@@ -29,11 +29,10 @@ from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResult
 from ostinato.core.request import FinishReason, Request
 from ostinato.sched.admission import check_prompt, finish_reason, max_sequence_tokens
-from ostinato.sched.request_table import RequestTable
 from ostinato.sched.sequence import ScheduledChunk, Sequence, SequenceUpdate, tables_of
 from ostinato.sched.stats import SchedulerStats
 from ostinato.sched.step_planner import StepPlanner
-from ostinato.sched.waiting_queue import FirstComeFirstServed, MakeOrder
+from ostinato.sched.waiting_queue import FirstComeFirstServed, MakeOrder, RequestTable
 
 
 class Scheduler:
@@ -53,14 +52,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         make_order: MakeOrder = lambda num_cached: FirstComeFirstServed(),
     ) -> None:
-        """Make a scheduler without requests over a cache.
-
-        Args:
-            config: Bounds of steps and sequences.
-            cache: Which requests hold which blocks.
-            clock: Seconds that never fall.
-            make_order: Makes the order in which waiting sequences are tried.
-        """
+        """Make a scheduler without requests; a clock's seconds never fall."""
         self.config = config
         self.cache = cache
         self.stats = SchedulerStats()
@@ -83,18 +75,16 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any request is live."""
-        return bool(self.requests)
+        return bool(self.requests.live)
 
     def check(self, request: Request) -> None:
         """Refuse a request that could never be served; no effects.
 
         Raises:
-            EmptyPrompt: It has no tokens.
-            PromptTooLong: It can never fit the model's context or the pool.
-            DuplicateRequest: Its id is in use.
+            RequestError: It has no tokens, never fits the context or the pool, or its id is in use.
         """
         check_prompt(len(request.prompt_token_ids), self.config, self.cache.config)
-        if request.request_id in self.requests:
+        if request.request_id in self.requests.live:
             raise DuplicateRequest(
                 f"request id {request.request_id!r} is in use: wait until that request has "
                 "ended, or choose another id"
@@ -108,15 +98,13 @@ class Scheduler:
             seeds: One per continuation, ``request.params.n`` of them.
 
         Raises:
-            EmptyPrompt: It has no tokens.
-            PromptTooLong: It can never fit the model's context or the pool.
-            DuplicateRequest: Its id is in use.
+            RequestError: What ``check`` raises.
         """
         self.check(request)
         assert len(seeds) == request.params.n, "one seed per continuation"
         key = PrefixKey(request.identity, request.prompt_token_ids, request.images)
         number = SequenceId(self._next_id)
-        self._next_id += len(seeds)  # forks get the numbers behind it
+        self._next_id += len(seeds)  # forks get the numbers after it
         constraint = None if request.constraint is None else request.constraint.copy()
         sequence = Sequence(number, request, 0, key, seeds[0], seeds[1:], constraint=constraint)
         if sequence.reads_cache:
@@ -138,11 +126,7 @@ class Scheduler:
         return step.plan()
 
     def commit(self, result: StepResult) -> list[SequenceUpdate]:
-        """Take the result of the planned step.
-
-        Returns:
-            What it brought, in the order of the plan.
-        """
+        """Take the result of the planned step; return what it brought, in the order of the plan."""
         chunks = self._end_step()
         self.cache.commit(tables_of(chunks))
         updates: list[SequenceUpdate] = []
@@ -151,15 +135,11 @@ class Scheduler:
         return updates
 
     def fail(self) -> list[SequenceUpdate]:
-        """End the sequences of a step whose forward pass raised; others go on.
-
-        Returns:
-            One update per sequence that ended, with ``FinishReason.ERROR``.
-        """
+        """End the sequences of a step whose forward pass raised, and return them; others go on."""
         self.stats.num_failed_steps += 1
         chunks = self._end_step()
         self.cache.fail(tables_of(chunks))
-        ended = [member for chunk in chunks for member in chunk.family]
+        ended = [member for chunk in chunks for member in chunk.members]
         for sequence in ended:
             self.requests.fail(sequence, FinishReason.ERROR)
         return [SequenceUpdate(sequence) for sequence in ended]
@@ -171,14 +151,11 @@ class Scheduler:
         self.requests.leave(sequence, reason)
 
     def cancel(self, request_id: RequestId) -> list[Sequence]:
-        """End all sequences of a request between steps; an unknown id has none.
+        """End all sequences of a request between steps, and return them.
 
-        Returns:
-            The sequences that ended.
-
-        Effects: their blocks are given back at once; what was computed stays findable.
+        Effects: their blocks are released at once; what was computed stays findable.
         """
-        ended = self.requests.of(request_id)
+        ended = list(self.requests.live.get(request_id, ()))
         for sequence in ended:
             self.finish(sequence, FinishReason.ABORT)
         return ended
@@ -196,11 +173,11 @@ class Scheduler:
         self.stats.count_computed(start, end, sequence.num_prompt_tokens)
         if outcome.prompt_logprobs:
             sequence.take_prompt_logprobs(start, outcome.prompt_logprobs)
-        for member in chunk.family:
+        for member in chunk.members:
             member.num_computed = end if member.table is not None else 0
         if not samples:
             return []
-        tokens = zip(chunk.family, outcome.samples, strict=True)
+        tokens = zip(chunk.members, outcome.samples, strict=True)
         return [self._append(member, token) for member, token in tokens]
 
     def _append(self, sequence: Sequence, token: SampledToken) -> SequenceUpdate:

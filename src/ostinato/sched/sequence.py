@@ -125,7 +125,7 @@ class Sequence:
         return "" if self.reads_cache else f"prompt_logprobs={asked_for}"
 
     def forks(self) -> list["Sequence"]:
-        """Make the continuations that go on from the same prompt, numbered behind this one."""
+        """Make the continuations that go on from the same prompt, numbered after this one."""
         return [
             Sequence(
                 SequenceId(self.sequence_id + index),
@@ -191,7 +191,7 @@ class ScheduledChunk:
         self.samples = self.end == len(self.sequence.key)
 
     @property
-    def family(self) -> list[Sequence]:
+    def members(self) -> list[Sequence]:
         """The sequence and its children, in the order of their samples."""
         return [self.sequence, *self.children]
 

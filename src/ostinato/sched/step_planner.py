@@ -2,55 +2,68 @@
 
 Decodes take a token of the budget each, then prefills under way take chunks; a sequence that is
 short of blocks preempts the last of the running; then waiting ones are admitted, unless a running
-prefill computes their prefix (``single_flight``).
+prefill computes their prefix.
 """
 
 from collections.abc import Callable
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
+from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.core.config import SchedulerConfig
 from ostinato.core.plan import CopyRun, StepPlan
 from ostinato.core.request import RequestContext
-from ostinato.sched.request_table import RequestTable
 from ostinato.sched.sequence import ScheduledChunk, Sequence
-from ostinato.sched.single_flight import SingleFlight
 from ostinato.sched.stats import SchedulerStats
+from ostinato.sched.waiting_queue import RequestTable
 
 
-class TokenBudget:
-    """Tokens that may still be planned in this step.
+class SingleFlight:
+    """Prefills that will go on after this step: others wait for them to compute a prefix (law 1).
 
-    Decodes are served first and number at most ``max_num_seqs``, which is no more than the
-    budget: so they never starve, and a prefill gets what they leave (chunked prefill,
-    Sarathi, arXiv 2308.16369).
+    Nothing about the wait is stored: the question is asked anew in every step, of the sequences
+    that run in it. If a leader is cancelled, fails or is preempted, its followers go on by
+    themselves; so no sequence waits for one that makes no progress. A prompt that is finished in
+    this step needs no waiting: its blocks are findable from the moment they are planned.
     """
 
-    __slots__ = ("_max_chunk", "left")
+    def __init__(self, block_size: int) -> None:
+        """Start a step with no prefill in flight."""
+        self._block_size = block_size
+        self._leaders: list[tuple[Sequence, int]] = []
 
-    def __init__(self, max_tokens: int, max_chunk_tokens: int | None = None) -> None:
-        """Start a step; without a limit on chunks one sequence may take all."""
-        self.left = max_tokens
-        self._max_chunk = max_tokens if max_chunk_tokens is None else max_chunk_tokens
+    def add(self, sequence: Sequence, num_planned: int) -> None:
+        """Note a running sequence that has computed so many tokens after this step."""
+        table = sequence.table
+        if table is not None and table.writes and num_planned < len(sequence.key):
+            self._leaders.append((sequence, num_planned // self._block_size * self._block_size))
 
-    @property
-    def most(self) -> int:
-        """Most tokens that the next sequence could get."""
-        return min(self.left, self._max_chunk)
+    def leader(self, sequence: Sequence, match: PrefixMatch) -> Sequence | None:
+        """Find a prefill that will publish more of a prompt than is cached now; None if none does.
 
-    def take(self, num_tokens: int) -> int:
-        """Take up to so many tokens for one sequence; return how many it gets."""
-        taken = min(num_tokens, self.most)
-        self.left -= taken
-        return taken
+        Cost: O(prefills in flight) comparisons of packed tokens.
+        """
+        for leader, published in self._leaders:
+            # What the leader computed before may be evicted from a window: no use in waiting.
+            if self._num_to_hit(leader, sequence) > max(match.num_tokens, published):
+                return leader
+        return None
 
-    def give_back(self, num_tokens: int) -> None:
-        """Return the tokens of a sequence that was planned and then preempted."""
-        self.left += num_tokens
+    def _num_to_hit(self, leader: Sequence, sequence: Sequence) -> int:
+        """Count the tokens that a sequence will find once its leader is computed."""
+        published = leader.num_tokens // self._block_size * self._block_size
+        common = leader.key.num_common_tokens(sequence.key)
+        most = min(common, published, sequence.num_tokens - 1)
+        start = most // self._block_size * self._block_size
+        return start + sequence.key.num_text_tokens(start, most)  # only text is copied
 
 
 class StepPlanner:
     """One step, while it is planned.
+
+    Decodes are served first and number at most ``max_num_seqs``, which is no more than the token
+    budget: so they never starve, and a prefill gets what they leave (chunked prefill, Sarathi,
+    arXiv 2308.16369).
 
     Attributes:
         chunks: What the sequences get of it, publishers before those who share their blocks.
@@ -71,7 +84,8 @@ class StepPlanner:
         self._requests = requests
         self._stats = stats
         self._clock = clock
-        self._budget = TokenBudget(config.max_num_batched_tokens, config.max_chunk_tokens)
+        self._budget = config.max_num_batched_tokens
+        self._max_chunk = config.max_chunk_tokens or self._budget
         self._in_flight = SingleFlight(cache.block_size)
         self._copies: list[CopyRun] = []
         self._is_short_of_blocks = False  # a sequence found too few
@@ -83,15 +97,27 @@ class StepPlanner:
         self._admit_waiting()
         return StepPlan(tuple(s.schedule() for s in self.chunks), tuple(self._copies))
 
+    @property
+    def _most(self) -> int:
+        """Most tokens that the next sequence could get."""
+        return min(self._budget, self._max_chunk)
+
+    def _add_chunk(self, sequence: Sequence, num_tokens: int) -> ScheduledChunk:
+        """Give a sequence up to so many tokens of the budget."""
+        chunk = ScheduledChunk(sequence, min(num_tokens, self._most))
+        self._budget -= chunk.num_tokens
+        self.chunks.append(chunk)
+        return chunk
+
     def _plan_running(self) -> None:
         """Give decodes a token each and prefills under way what is left."""
         running = self._requests.running
         decodes_first = sorted(running, key=lambda s: (s.num_uncomputed > 1, s.rank))
         for sequence in decodes_first:
-            if sequence.table is not None and self._budget.left:
+            if sequence.table is not None and self._budget:
                 num_tokens = self._make_room(sequence)
                 if num_tokens:
-                    self.chunks.append(ScheduledChunk(sequence, self._budget.take(num_tokens)))
+                    self._add_chunk(sequence, num_tokens)
 
     def _make_room(self, sequence: Sequence) -> int:
         """Give a running sequence slots for its next tokens; the last in rank pays for one.
@@ -99,7 +125,7 @@ class StepPlanner:
         Returns:
             New tokens that have slots; 0 if the sequence itself was preempted.
         """
-        wanted = sequence.num_computed + min(sequence.num_uncomputed, self._budget.most)
+        wanted = sequence.num_computed + min(sequence.num_uncomputed, self._most)
         while sequence.table is not None:
             room = self._cache.growable(sequence.table, wanted)
             if room > sequence.num_computed:
@@ -108,7 +134,7 @@ class StepPlanner:
             self._is_short_of_blocks = True
             victim = max(self._requests.running, key=lambda s: s.rank)
             for chunk in [chunk for chunk in self.chunks if chunk.sequence is victim]:
-                self._budget.give_back(chunk.num_tokens)
+                self._budget += chunk.num_tokens
                 self.chunks.remove(chunk)
             self._requests.preempt(victim)
         return 0
@@ -132,7 +158,7 @@ class StepPlanner:
     def _admit_waiting(self) -> None:
         """Admit in order while there is a seat, budget and room."""
         order = self._requests.waiting.in_order()
-        while self._has_seat():  # asked first: who is next may cost a look at all
+        while self._has_seat():  # asked first: to rank the waiting may cost a look at all
             sequence = next(order, None)
             if sequence is None or not self._try_admit(sequence):
                 break
@@ -140,26 +166,27 @@ class StepPlanner:
     def _has_seat(self) -> bool:
         """Whether another sequence may run in this step, if there are blocks for it."""
         is_free = len(self._requests.running) < self._config.max_num_seqs
-        return is_free and self._budget.left > 0 and not self._is_short_of_blocks
+        return is_free and self._budget > 0 and not self._is_short_of_blocks
 
     def _try_admit(self, sequence: Sequence) -> bool:
         """Admit a waiting sequence, unless it waits for a prefill; False if it does not fit."""
-        self._rekey(sequence)
-        match = self._cache.match(sequence.key) if sequence.reads_cache else self._cache.no_match()
-        leader = self._in_flight.leader(sequence, match)
+        cache, request = self._cache, sequence.request
+        if sequence.key.identity.epoch != cache.epoch:
+            sequence.key = cache.rekey(sequence.key)
+        reading_is_off = sequence.reading_is_off
+        match = cache.no_match() if reading_is_off else cache.match(sequence.key)
+        leader = None if reading_is_off else self._in_flight.leader(sequence, match)
         if leader is not None:
             is_mine = leader.key.identity.tenant == sequence.key.identity.tenant
             sequence.waits_for = leader.request.request_id if is_mine else ""
             return True
         is_sibling = sequence.index > 0 and not sequence.num_preemptions
         again = is_sibling or sequence.num_preemptions > 0
-        writes, request = sequence.request.cache_write, sequence.request
         context = RequestContext(
-            request.request_id, sequence.reading_is_off, request.fields,
+            request.request_id, reading_is_off, request.prompt_sections,
             sequence.num_known_tokens, sequence.waits_for, is_sibling,
         )  # fmt: skip
-        most_new = self._budget.most
-        admitted = self._cache.admit(sequence.key, match, writes, again, most_new, context)
+        admitted = cache.admit(sequence.key, match, request.cache_write, again, self._most, context)
         if admitted is None:
             return False
         table, copies = admitted
@@ -176,8 +203,7 @@ class StepPlanner:
             sequence.num_copied_tokens = table.num_copied_tokens
             self._stats.waited_prompt_tokens += sequence.num_waited_tokens
         slots = table.num_slots - sequence.num_computed
-        chunk = ScheduledChunk(sequence, self._budget.take(min(sequence.num_uncomputed, slots)))
-        self.chunks.append(chunk)
+        chunk = self._add_chunk(sequence, min(sequence.num_uncomputed, slots))
         self._in_flight.add(sequence, chunk.end)
         self._publish(chunk)
 
@@ -187,12 +213,10 @@ class StepPlanner:
         A fork that finds no room waits like a preempted sequence, first token in hand;
         one whose first token is its last needs no room.
         """
-        parent = chunk.sequence
+        parent, request = chunk.sequence, chunk.sequence.request
         chunk.children, parent.fork_seeds = parent.forks(), ()
-        self._requests.join(chunk.children)
-        if parent.request.params.max_tokens == 1:
-            return
-        for child in chunk.children:
+        self._requests.live[request.request_id] += chunk.children
+        for child in chunk.children if request.params.max_tokens != 1 else ():
             if len(self._requests.running) < self._config.max_num_seqs:
                 self._fork_blocks(chunk, child)
 
@@ -207,8 +231,3 @@ class StepPlanner:
         child.key = table.key
         self._copies += copies
         self._requests.run(child, table)
-
-    def _rekey(self, sequence: Sequence) -> None:
-        """Look a waiting sequence up under the weights of now, not of when it came."""
-        if sequence.key.identity.epoch != self._cache.epoch:
-            sequence.key = self._cache.rekey(sequence.key)

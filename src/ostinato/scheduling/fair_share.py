@@ -42,7 +42,7 @@ class FairShare(WaitingOrder):
         """Return a tenant's counter; that of one who is not known is the lowest."""
         return max(self._least, self._served.get(tenant, 0))
 
-    def walk(self, waiting: list[Sequence]) -> Iterator[Sequence]:
+    def candidates(self, waiting: list[Sequence]) -> Iterator[Sequence]:
         """Walk the overdue by arrival, then the first of the tenant with the lowest counter.
 
         Whoever is admitted on the way counts at once.

@@ -30,7 +30,7 @@ class RankedOrder(WaitingOrder):
         """Rank those who wait: lower goes first, and equals, here all, go by arrival."""
         return {sequence.sequence_id: 0 for sequence in waiting}
 
-    def walk(self, waiting: list[Sequence]) -> Iterator[Sequence]:
+    def candidates(self, waiting: list[Sequence]) -> Iterator[Sequence]:
         """Walk the overdue by arrival, then the others by rank.
 
         Whoever becomes overdue on the way is next: the bound holds within a step as well.

@@ -2,31 +2,29 @@
 
 Files in reading order:
 
+* ``answer_formats``: how do model families write reasoning and calls of tools?
 * ``config``: what may be set of a server?
 * ``keys``: which keys are there, and what does each tenant get for its own?
 * ``callers``: who is calling, and what may they do?
 * ``call``: what is asked of the engine, whichever API it came through?
-* ``validation``: what is wrong with a body, in one sentence?
-* ``errors``: how does an error look to a client?
+* ``errors``: how does an error look to a client, and what is wrong with a body?
 * ``observer``: what may onlookers learn of each request?
 * ``accounts``: what is booked for one tenant?
-* ``ledger``: what did the cache do for whom?
-* ``meter``: has a tenant used up what it may ask for?
+* ``tenant_usage``: what did the cache do for whom?
+* ``rate_limit``: has a tenant used up what it may ask for?
 * ``state``: what does one server know while it runs?
 * ``serving``: which way does every completion take?
-* ``body_guard``: which bodies are not even looked at?
+* ``guards``: which requests are refused before anything looks at them?
 * ``connections``: which connections are kept open?
-* ``host_guard``: may a web page of somebody else speak to this server?
 * ``health``: is the server alive, and does it take requests?
 * ``models``: which models are there?
 * ``protocol``: what do bodies look like? (a folder)
 * ``deltas``: what is new since the last look?
-* ``merging``: how are several requests read as one stream?
 * ``streaming``: how does an answer reach a client that may go away at any moment?
-* ``tool_parser``: where in a text are calls of tools?
-* ``tools``: which tools may the model call, and what must its answer look like?
-* ``prompting``: how does a conversation with tools become a prompt?
-* ``echo``: how does an answer begin with its prompt?
+* ``answer_parser``: where in an answer are reasoning, text and calls of tools?
+* ``tools``: which tools may the model call, and how is it told of them?
+* ``call_grammar``: which grammar holds an answer to its form, and its calls to a tool format?
+* ``prompting``: how does a conversation with tools become a prompt, and how is its answer read?
 * ``completions``: how is a text continued?
 * ``chat``: how is a conversation continued?
 * ``response_store``: which responses does the server remember?
@@ -46,9 +44,9 @@ Files in reading order:
 * ``playground``: where did each token come from, and what would such prompts save?
 * ``page_figures``: which figures of the last minutes does the page show?
 * ``page_state``, ``page``: what does the page show, to whom, and where is it? (``static``)
+* ``openapi``: what does the server say of itself?
 * ``app``: which parts make up the application?
-* ``opening``: how is a server put together from settings?
-* ``running``: how does a server begin, and how does it end?
+* ``lifecycle``: how does a server begin, and how does it end?
 
 Rules:
 

@@ -15,16 +15,16 @@ from ostinato.server import (
     messages,
     metrics_page,
     models,
+    openapi,
     page,
     page_state,
     playground,
     responses,
     tokens,
 )
-from ostinato.server.admin import forgetting, keeping, publishing, recording, statistics
-from ostinato.server.body_guard import BodyGuard
+from ostinato.server.admin import erase, leases, public_prefixes, recording, statistics
 from ostinato.server.errors import install_error_handlers
-from ostinato.server.host_guard import HostGuard
+from ostinato.server.guards import BodyGuard, HostGuard
 from ostinato.server.state import ServerState
 
 ROUTERS = (
@@ -38,9 +38,9 @@ ROUTERS = (
     explaining.router,
     metrics_page.router,
     statistics.router,
-    keeping.router,
-    publishing.router,
-    forgetting.router,
+    leases.router,
+    public_prefixes.router,
+    erase.router,
     recording.router,
     playground.router,
     page_state.router,
@@ -58,6 +58,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.state.server = state
     for router in ROUTERS:
         app.include_router(router)
+    openapi.install(app, ROUTERS, has_keys=state.config.keys_file is not None)
     install_error_handlers(app)
     app.add_middleware(BodyGuard, state=state)
     page_state.install(app, state)

@@ -65,7 +65,9 @@ async def measure(
             messages = [*messages, _STAND_IN]
         try:
             use = body.tool_use()
-            head = await render_prompt(state, caller, messages, use, opens_turn=False)
+            head = await render_prompt(
+                state, caller, messages, use, opens_turn=False, **body.template()
+            )
         except RequestError as error:
             raise RequestError(f"cache_control cannot be placed there: {error}") from error
         places.append((_num_common(head, tokens), mark.terms))

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,33 +12,36 @@ from fastapi.responses import JSONResponse, Response
 
 from ostinato.engine.chat import fields_of
 from ostinato.engine.outputs import RequestOutput
+from ostinato.server.answer_parser import (
+    AnswerParser,
+    ArgumentsPiece,
+    CallStart,
+    ParsedAnswer,
+    Piece,
+    ReasoningPiece,
+    TextPiece,
+    ToolCall,
+    parse_answer,
+)
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.models import check_model
-from ostinato.server.prompting import render_prompt
+from ostinato.server.prompting import AnswerReader, read_with, render_prompt
+from ostinato.server.protocol.answers import ChatCompletion
 from ostinato.server.protocol.chat import ChatBody
 from ostinato.server.protocol.logprobs import chat_logprobs, prompt_logprobs
 from ostinato.server.protocol.usage import Usage
 from ostinato.server.serving import check_room, serve
 from ostinato.server.state import ServerState
 from ostinato.server.streaming import DONE, begin, event, until_gone
-from ostinato.server.tool_parser import (
-    ArgumentsPiece,
-    CallStart,
-    Piece,
-    TextPiece,
-    ToolCall,
-    ToolCallParser,
-    read_answer,
-)
 
 ENDPOINT = "/v1/chat/completions"
 
 router = APIRouter(tags=["chat"])
 
 
-@router.post(ENDPOINT)
+@router.post(ENDPOINT, response_model=ChatCompletion)
 async def chat(body: ChatBody, request: Request, caller: CallerOfRequest) -> Response:
     """Continue a conversation, all at once or as a stream of server-sent events."""
     state: ServerState = request.app.state.server
@@ -47,7 +50,7 @@ async def chat(body: ChatBody, request: Request, caller: CallerOfRequest) -> Res
     messages = [message.rendered() for message in body.messages]
     call = GenerateCall(
         endpoint=ENDPOINT,
-        params=body.params(),
+        params=body.params(state.formats),
         priority=body.priority,
         user=body.acts_for,
         fields=fields_of(messages),
@@ -58,8 +61,9 @@ async def chat(body: ChatBody, request: Request, caller: CallerOfRequest) -> Res
     tokens = await render_prompt(
         state, caller, messages, use, body.add_generation_prompt, **body.template()
     )
-    call = replace(call, token_ids=tokens)
-    answer = Answer(state, body, caller, call, bool(use.tools))
+    reader = await read_with(state, tokens, use, body.add_generation_prompt)
+    call = replace(call, token_ids=tokens, params=reader.settle(call.params))
+    answer = Answer(state, body, caller, call, reader)
     if body.stream:
         return await begin(request, answer.events())
     return JSONResponse(await until_gone(request, answer.whole()))
@@ -73,7 +77,7 @@ class Answer:
     body: ChatBody
     caller: Caller
     call: GenerateCall
-    has_tools: bool = False
+    reader: AnswerReader
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def whole(self) -> dict[str, Any]:
@@ -83,8 +87,10 @@ class Answer:
             async for output in outputs:
                 last = output
         assert last is not None, "a request ended without an output"
-        choices = [self._choice(delta) for delta in Deltas().take(last)]
-        usage = Usage.of([last]).as_openai(self.call.num_retained_tokens)
+        deltas = list(Deltas().take(last))
+        answers = [parse_answer(delta.text, self.reader.parser()) for delta in deltas]
+        choices = [self._choice(*pair) for pair in zip(deltas, answers, strict=True)]
+        usage = self._usage(last, answers)
         ids = {"prompt_token_ids": last.prompt_token_ids} if self.body.return_token_ids else {}
         scored = prompt_logprobs(last.prompt_logprobs)
         return {**self._head("chat.completion", choices), **ids, **scored, "usage": usage}
@@ -92,30 +98,41 @@ class Answer:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer piece by piece; each choice begins with its role."""
         deltas, last = Deltas(), None
-        parsers = [ToolCallParser(self.has_tools) for _ in range(self.body.n)]
+        parsers = [self.reader.parser() for _ in range(self.body.n)]
+        answers = [ParsedAnswer() for _ in range(self.body.n)]
         async with aclosing(self._outputs()) as outputs:
             async for output in outputs:
                 last = output
                 for delta in deltas.take(output):
+                    pieces = _pieces(delta, parsers[delta.index])
+                    for piece in pieces:
+                        answers[delta.index].add(piece)
                     usage = self.body.usage_so_far(Usage.of([output]).as_openai)
                     if not delta.is_later:
                         opening = {"role": "assistant", "content": ""}
                         yield event(self._chunk(delta.index, opening) | usage)
-                    for chunk in self._pieces(delta, parsers[delta.index]):
+                    for chunk in self._chunks(delta, pieces, answers[delta.index].has_calls):
                         yield event(chunk | usage)
         if self.body.include_usage and last is not None:
             head = self._head("chat.completion.chunk", [])
-            yield event(
-                {**head, "usage": Usage.of([last]).as_openai(self.call.num_retained_tokens)}
-            )
+            yield event({**head, "usage": self._usage(last, answers)})
         yield DONE
 
     def _outputs(self) -> AsyncGenerator[RequestOutput, None]:
         return serve(self.state, self.caller, self.call)
 
-    def _choice(self, delta: Delta) -> dict[str, Any]:
-        text, calls = read_answer(delta.text, self.has_tools)
+    def _usage(self, output: RequestOutput, answers: Sequence[ParsedAnswer]) -> dict[str, Any]:
+        reasoning = None
+        if self.reader.formats.reasoning is not None:
+            pairs = zip(output.outputs, answers, strict=True)
+            reasoning = sum(self.reader.num_reasoning_tokens(o.token_ids, a) for o, a in pairs)
+        return Usage.of([output]).as_openai(self.call.num_retained_tokens, reasoning)
+
+    def _choice(self, delta: Delta, answer: ParsedAnswer) -> dict[str, Any]:
+        text, calls = answer.text, answer.calls
         message: dict[str, Any] = {"role": "assistant", "content": text or None if calls else text}
+        if answer.reasoning and self.body.include_reasoning:
+            message["reasoning"] = answer.reasoning
         if calls:
             message["tool_calls"] = [_call(call) for call in calls]
         return {
@@ -126,17 +143,20 @@ class Answer:
             **({"token_ids": delta.token_ids} if self.body.return_token_ids else {}),
         }
 
-    def _pieces(self, delta: Delta, parser: ToolCallParser) -> list[dict[str, Any]]:
-        """Return the chunks of what was added: text, calls, and why it ended."""
+    def _chunks(
+        self, delta: Delta, pieces: Sequence[Piece], has_calls: bool
+    ) -> list[dict[str, Any]]:
+        """Return the chunks of what was added: reasoning, text, calls, and why it ended."""
         chunks, logprobs = [], self._logprobs(delta)
-        pieces = parser.feed(delta.text) + (parser.finish() if delta.finish_reason else [])
+        if not self.body.include_reasoning:
+            pieces = [piece for piece in pieces if not isinstance(piece, ReasoningPiece)]
         if logprobs is not None and not pieces:
             pieces = [TextPiece("")]
         for piece in pieces:
             chunks.append(self._chunk(delta.index, _added(piece), logprobs))
             logprobs = None
         if delta.finish_reason is not None:
-            reason = _finish_reason(delta, parser.num_calls > 0)
+            reason = _finish_reason(delta, has_calls)
             chunks.append(self._chunk(delta.index, {}, None, reason))
         if self.body.return_token_ids and chunks:
             chunks[0]["choices"][0]["token_ids"] = delta.token_ids
@@ -173,6 +193,11 @@ class Answer:
         }
 
 
+def _pieces(delta: Delta, parser: AnswerParser) -> list[Piece]:
+    """Return the parts of what was added."""
+    return parser.feed(delta.text) + (parser.finish() if delta.finish_reason else [])
+
+
 def _finish_reason(delta: Delta, has_calls: bool) -> str | None:
     """Say why an answer ended, as OpenAI's API does: calls count for more than a stop."""
     return "tool_calls" if has_calls and delta.finish_reason == "stop" else delta.finish_reason
@@ -188,6 +213,8 @@ def _added(piece: Piece) -> dict[str, Any]:
     match piece:
         case TextPiece():
             return {"content": piece.text}
+        case ReasoningPiece():
+            return {"reasoning": piece.text}
         case CallStart():
             call = {**_call(ToolCall(piece.call_id, piece.name, "")), "index": piece.index}
             return {"tool_calls": [call]}

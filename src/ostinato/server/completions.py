@@ -1,8 +1,9 @@
 """How is a text continued? ``/v1/completions``."""
 
+import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,15 +11,19 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from ostinato.engine.async_llm import AsyncLLM
 from ostinato.engine.outputs import RequestOutput
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.deltas import Delta, Deltas
-from ostinato.server.echo import Echo
-from ostinato.server.merging import merge
 from ostinato.server.models import check_model
+from ostinato.server.protocol.answers import Completion
 from ostinato.server.protocol.completions import CompletionBody
-from ostinato.server.protocol.logprobs import prompt_logprobs
+from ostinato.server.protocol.logprobs import (
+    Positions,
+    completion_logprobs,
+    prompt_logprobs,
+)
 from ostinato.server.protocol.usage import Usage
 from ostinato.server.serving import check_room, serve
 from ostinato.server.state import ServerState
@@ -29,7 +34,7 @@ ENDPOINT = "/v1/completions"
 router = APIRouter(tags=["completions"])
 
 
-@router.post(ENDPOINT)
+@router.post(ENDPOINT, response_model=Completion)
 async def complete(body: CompletionBody, request: Request, caller: CallerOfRequest) -> Response:
     """Continue prompts, all at once or as a stream of server-sent events."""
     state: ServerState = request.app.state.server
@@ -55,7 +60,7 @@ class Answer:
     created: int = field(default_factory=lambda: int(time.time()))
     calls: list[GenerateCall] = field(init=False)
     _deltas: dict[int, Deltas] = field(default_factory=dict)
-    _echoes: dict[int, Echo] = field(default_factory=dict)
+    _echoes: "dict[int, Echo]" = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Make one call of the engine per prompt; nothing runs yet."""
@@ -141,3 +146,105 @@ class Answer:
         if self.body.max_tokens == 0:  # what was generated was dropped
             usage = replace(usage, num_completion_tokens=0)
         return usage.as_openai([kept for call in self.calls for kept in call.num_retained_tokens])
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt, as the beginning of its answer.
+
+    Attributes:
+        text: Of the prompt; empty without ``echo``.
+        first_token: Text of its first token, of which there is no log-probability.
+        positions: Of its tokens; None unless asked for.
+        is_alone: Whether nothing follows: the prompt was only to be scored.
+    """
+
+    text: str = ""
+    first_token: str = ""
+    positions: Positions | None = None
+    is_alone: bool = False
+
+    @classmethod
+    async def of(cls, llm: AsyncLLM, output: RequestOutput, is_alone: bool) -> "Echo":
+        """Return the beginning of an answer.
+
+        Raises:
+            MissingTokenizer: There is no text without a tokenizer.
+        """
+        ids = output.prompt_token_ids
+        text = await llm.decode(ids) if output.prompt is None else output.prompt
+        scored = output.prompt_logprobs is not None
+        first = await llm.decode(ids[:1]) if scored else ""
+        return cls(text, first, output.prompt_logprobs, is_alone)
+
+    def choice(self, delta: Delta, index: int) -> dict[str, Any]:
+        """Lay out what was added to one choice, the prompt before its first piece.
+
+        Args:
+            delta: What was added.
+            index: Of the choice.
+        """
+        text = "" if self.is_alone else delta.text
+        return {
+            "index": index,
+            "text": text if delta.is_later else self.text + text,
+            "logprobs": self._logprobs(delta),
+            "finish_reason": delta.finish_reason,
+        }
+
+    def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        if delta.logprobs is None:
+            return None
+        added: Positions = [] if self.is_alone else delta.logprobs
+        if delta.is_later:
+            return completion_logprobs(added, len(self.text) + delta.offset)
+        return completion_logprobs([*(self.positions or ()), *added], 0, self.first_token)
+
+
+async def merge(
+    streams: Sequence[AsyncGenerator[RequestOutput, None]],
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """Yield the newest output of each stream with its number, as they come.
+
+    Raises:
+        ApiError: Of the first stream that fails; the others are cancelled.
+
+    Effects: closing it early closes all streams. A slow reader sees fewer, later outputs, which
+    are cumulative, so it misses nothing.
+    """
+    if len(streams) == 1:  # by far the most often; spares a task
+        async with aclosing(streams[0]) as only:
+            async for output in only:
+                yield 0, output
+        return
+    newest: dict[int, RequestOutput] = {}
+    arrived = asyncio.Event()
+
+    async def read(number: int, stream: AsyncGenerator[RequestOutput, None]) -> None:
+        try:
+            async with aclosing(stream) as outputs:
+                async for output in outputs:
+                    newest[number] = output
+                    arrived.set()
+        finally:
+            arrived.set()
+
+    readers = [asyncio.create_task(read(*numbered)) for numbered in enumerate(streams)]
+    try:
+        while newest or not all(reader.done() for reader in readers):
+            await arrived.wait()
+            arrived.clear()
+            _raise_first(readers)
+            while newest:
+                yield newest.popitem()
+    finally:
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+
+
+def _raise_first(readers: Sequence["asyncio.Task[None]"]) -> None:
+    """Raise what the first failed reader ended with."""
+    for reader in readers:
+        if reader.done():
+            reader.result()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ostinato.core.config import at_least
 from ostinato.core.errors import ConfigError
+from ostinato.server.answer_formats import REASONING_FORMATS, TOOL_FORMATS
 
 
 def is_loopback(host: str) -> bool:
@@ -42,6 +43,8 @@ class ServerConfig:
         allowed_origins: Origins of web pages that may call from browsers; empty is none, ``*`` all.
         tls_key_file: Private key for TLS, with ``tls_certificate_file``; None speaks plain HTTP.
         tls_certificate_file: Certificate chain for TLS.
+        tool_call_parser: Format of calls of tools; ``auto`` is what the chat template shows.
+        reasoning_parser: Format of reasoning; None leaves it in the answer's text.
         drain_timeout_s: How long running requests may go on after SIGTERM.
         traces_folder: Where the administrator's recordings go; None records nothing.
         metrics_tenant_names: Whether metrics and spans may name tenants; else metrics number them.
@@ -65,6 +68,8 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = ()
     tls_key_file: str | None = None
     tls_certificate_file: str | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str | None = None
     drain_timeout_s: float = 30.0
     metrics_tenant_names: bool = False
     otel_traces: bool = False
@@ -104,6 +109,16 @@ class ServerConfig:
         for path in filter(None, (self.tls_key_file, self.tls_certificate_file)):
             if not Path(path).is_file():
                 raise ConfigError(f"{path!r}: there is no such file, and TLS needs it")
+        if self.tool_call_parser not in ("auto", *TOOL_FORMATS):
+            raise ConfigError(
+                f"tool_call_parser={self.tool_call_parser!r}: choose one of auto, "
+                f"{', '.join(TOOL_FORMATS)}"
+            )
+        if self.reasoning_parser not in (None, *REASONING_FORMATS):
+            raise ConfigError(
+                f"reasoning_parser={self.reasoning_parser!r}: choose one of "
+                f"{', '.join(REASONING_FORMATS)}"
+            )
         if not self.model_names or not all(self.model_names):
             raise ConfigError(f"model_names={self.model_names!r}: needs a name, and none is empty")
         if self.keys_file is None and not is_loopback(self.host):

@@ -22,24 +22,26 @@ from fastapi.responses import JSONResponse, Response
 from ostinato.engine.chat import fields_of
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import PromptDict
+from ostinato.server.answer_parser import (
+    AnswerParser,
+    ArgumentsPiece,
+    CallStart,
+    Piece,
+    ReasoningPiece,
+    TextPiece,
+    parse_answer,
+)
 from ostinato.server.breakpoints import Kept, keep, measure
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.models import check_model
-from ostinato.server.prompting import render_prompt
+from ostinato.server.prompting import AnswerReader, read_with, render_prompt
+from ostinato.server.protocol.answers import Counted, MessageBody
 from ostinato.server.protocol.messages import CountBody, MessagesBody
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
 from ostinato.server.streaming import begin, named_event, until_gone
-from ostinato.server.tool_parser import (
-    ArgumentsPiece,
-    CallStart,
-    Piece,
-    TextPiece,
-    ToolCallParser,
-    read_answer,
-)
 from ostinato.tenants.terms import LeaseTerms
 
 ENDPOINT = "/v1/messages"
@@ -47,18 +49,19 @@ ENDPOINT = "/v1/messages"
 router = APIRouter(tags=["messages"])
 
 
-@router.post(ENDPOINT)
+@router.post(ENDPOINT, response_model=MessageBody)
 async def create_message(body: MessagesBody, request: Request, caller: CallerOfRequest) -> Response:
     """Continue a conversation, all at once or as a stream of server-sent events."""
     state: ServerState = request.app.state.server
     check_model(state, body.model)
-    params, use = body.params(), body.tool_use()
+    params, use = body.params(state.formats), body.tool_use()
     state.check_room(1, 1)
     conversation = body.conversation()
-    tokens = await render_prompt(state, caller, conversation, use)
+    tokens = await render_prompt(state, caller, conversation, use, **body.template())
+    reader = await read_with(state, tokens, use)
     call = GenerateCall(
         endpoint=ENDPOINT,
-        params=params,
+        params=reader.settle(params),
         token_ids=tokens,
         cache_salt=body.cache_salt,
         cache_read=body.cache.read,
@@ -68,20 +71,22 @@ async def create_message(body: MessagesBody, request: Request, caller: CallerOfR
         request_id=f"msg_{uuid.uuid4().hex}",
     )
     places = await measure(state, caller, body, tokens)
-    answer = MessageAnswer(state, body, caller, call, bool(use.tools), places)
+    answer = MessageAnswer(state, body, caller, call, reader, places)
     if body.stream:
         return await begin(request, answer.events())
     return JSONResponse(await until_gone(request, answer.whole()))
 
 
-@router.post(f"{ENDPOINT}/count_tokens")
+@router.post(f"{ENDPOINT}/count_tokens", response_model=Counted)
 async def count_tokens(
     body: CountBody, request: Request, caller: CallerOfRequest
 ) -> dict[str, int]:
     """Count the tokens of a prompt, without running it."""
     state: ServerState = request.app.state.server
     check_model(state, body.model)
-    tokens = await render_prompt(state, caller, body.conversation(), body.tool_use())
+    tokens = await render_prompt(
+        state, caller, body.conversation(), body.tool_use(), **body.template()
+    )
     return {"input_tokens": len(tokens)}
 
 
@@ -93,7 +98,7 @@ class MessageAnswer:
     body: MessagesBody
     caller: Caller
     call: GenerateCall
-    has_tools: bool
+    reader: AnswerReader
     places: list[tuple[int, LeaseTerms]]
     _num_blocks: int = 0
     _open: str | None = None  # kind of the block that is under way
@@ -108,18 +113,19 @@ class MessageAnswer:
                 last = output
         assert last is not None and kept is not None, "a request ended without an output"
         [delta] = Deltas().take(last)
-        text, calls = read_answer(delta.text, self.has_tools)
-        content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
-        for call in calls:
+        answer = parse_answer(delta.text, self.reader.parser())
+        content = [self._thinking(answer.reasoning)] if answer.reasoning else []
+        content += [{"type": "text", "text": answer.text}] if answer.text else []
+        for call in answer.calls:
             given = _read(call.arguments)
             if given is not None:  # else it was cut off, and stop_reason says so
                 content.append({**_tool_use(call.call_id, call.name), "input": given})
         usage = kept.usage(len(delta.token_ids))
-        return {**self._message(content, usage), **self._end(delta, bool(calls))}
+        return {**self._message(content, usage), **self._end(delta, bool(answer.calls))}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer piece by piece."""
-        deltas, parser = Deltas(), ToolCallParser(self.has_tools)
+        deltas, parser = Deltas(), self.reader.parser()
         kept, num_output_tokens = None, 0
         async with aclosing(serve(self.state, self.caller, self.call)) as outputs:
             async for output in outputs:
@@ -143,7 +149,7 @@ class MessageAnswer:
         )
         return await keep(self.state.held_prefixes, whose, self.places, output)
 
-    def _pieces(self, delta: Delta, parser: ToolCallParser) -> Iterator[bytes]:
+    def _pieces(self, delta: Delta, parser: AnswerParser) -> Iterator[bytes]:
         """Yield the events of what was added."""
         for piece in parser.feed(delta.text):
             yield from self._piece(piece)
@@ -158,11 +164,22 @@ class MessageAnswer:
                 if self._open != "text":
                     yield from self._begin("text", {"type": "text", "text": ""})
                 yield self._added({"type": "text_delta", "text": piece.text})
+            case ReasoningPiece():
+                if self._open != "thinking":
+                    yield from self._begin("thinking", self._thinking(""))
+                if shown := self._thinking(piece.text)["thinking"]:
+                    yield self._added({"type": "thinking_delta", "thinking": shown})
             case CallStart():
                 block = {**_tool_use(piece.call_id, piece.name), "input": {}}
                 yield from self._begin("tool_use", block)
             case ArgumentsPiece():
                 yield self._added({"type": "input_json_delta", "partial_json": piece.text})
+
+    def _thinking(self, text: str) -> dict[str, Any]:
+        """Write a block of what was thought; nothing is signed here."""
+        thinking = self.body.thinking
+        is_omitted = thinking is not None and thinking.display == "omitted"
+        return {"type": "thinking", "thinking": "" if is_omitted else text, "signature": ""}
 
     def _begin(self, kind: str, block: dict[str, Any]) -> Iterator[bytes]:
         yield from self._close()
@@ -174,6 +191,8 @@ class MessageAnswer:
 
     def _close(self) -> Iterator[bytes]:
         if self._open is not None:
+            if self._open == "thinking":  # clients wait for it; nothing is signed here
+                yield self._added({"type": "signature_delta", "signature": ""})
             yield _event("content_block_stop", index=self._num_blocks)
             self._num_blocks += 1
             self._open = None

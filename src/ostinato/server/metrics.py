@@ -33,8 +33,8 @@ from ostinato.server.callers import Caller
 from ostinato.server.errors import ApiError
 from ostinato.server.ghost_metrics import ghost_metrics
 from ostinato.server.http_meter import Answer
-from ostinato.server.ledger import Ledger
 from ostinato.server.observer import ServedRequest
+from ostinato.server.tenant_usage import TenantUsage
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 """Bounds of what people wait for."""
@@ -59,7 +59,7 @@ class ServerMetrics:
         registry: Of this application alone.
     """
 
-    def __init__(self, ledger: Ledger, tenant_names: bool = False) -> None:
+    def __init__(self, ledger: TenantUsage, tenant_names: bool = False) -> None:
         """Count from zero.
 
         Args:
@@ -208,7 +208,7 @@ class _EngineCollector(Collector):
 class _TenantCollector(Collector):
     """Lays the ledger out, tenant by tenant."""
 
-    def __init__(self, ledger: Ledger, names: bool) -> None:
+    def __init__(self, ledger: TenantUsage, names: bool) -> None:
         self._ledger = ledger
         self._names = names
         self._numbers: dict[str, int] = {}

@@ -20,7 +20,7 @@ router = APIRouter(tags=["metrics"])
 
 def install(app: FastAPI, state: ServerState) -> None:
     """Give an application metrics of its own, and count all of its answers."""
-    metrics = ServerMetrics(state.ledger, state.config.metrics_tenant_names)
+    metrics = ServerMetrics(state.usage, state.config.metrics_tenant_names)
     state.observers.append(metrics)
     app.state.metrics = metrics
     app.state.snapshots = EngineWatch(state.llm, take_snapshot)

@@ -6,12 +6,13 @@ from fastapi import APIRouter, Request
 
 from ostinato.server.callers import CallerOfRequest
 from ostinato.server.errors import ApiError
+from ostinato.server.protocol.answers import ModelCard, ModelList
 from ostinato.server.state import ServerState
 
 router = APIRouter(prefix="/v1", tags=["models"])
 
 
-@router.get("/models")
+@router.get("/models", response_model=ModelList)
 async def list_models(request: Request, caller: CallerOfRequest) -> dict[str, Any]:
     """List the model under each of its names."""
     state: ServerState = request.app.state.server
@@ -19,7 +20,7 @@ async def list_models(request: Request, caller: CallerOfRequest) -> dict[str, An
     return {"object": "list", "data": data}
 
 
-@router.get("/models/{name:path}", responses={404: {"description": "No such model."}})
+@router.get("/models/{name:path}", response_model=ModelCard)
 async def get_model(name: str, request: Request, caller: CallerOfRequest) -> dict[str, Any]:
     """Describe the model of that name."""
     state: ServerState = request.app.state.server

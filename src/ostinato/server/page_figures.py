@@ -1,13 +1,21 @@
 """Which figures of the last minutes does the page show? Tokens, waits, queue and memory."""
 
+import asyncio
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from statistics import median
 from typing import Any
 
+from ostinato.core.errors import EngineStopped
 from ostinato.engine.snapshot import Snapshot
 from ostinato.observe.introspection import BlockState
 from ostinato.server.accounts import HISTORY_S, Account, FirstToken, PromptTokens
+from ostinato.server.call import GenerateCall
+from ostinato.server.callers import Caller
+from ostinato.server.errors import ApiError
+from ostinato.server.observer import ServedRequest
 
 MAX_DOTS = 400
 """Requests in the picture of first tokens."""
@@ -24,21 +32,54 @@ _IN_ROWS = (BlockState.PRIVATE, BlockState.HELD, BlockState.EVICTABLE, BlockStat
 
 
 class LoadHistory:
-    """Queue and memory, second by second, whenever somebody looks."""
+    """Queue and memory, second by second: an observer that looks while there are requests."""
 
-    def __init__(self) -> None:
-        """Nothing was seen yet."""
+    def __init__(
+        self, look: Callable[[], Awaitable[Snapshot]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Nothing was seen yet; ``look`` returns the engine as it is now."""
+        self._look = look
+        self._clock = clock
         self._rows: deque[tuple[int, list[int]]] = deque(maxlen=HISTORY_S)
+        self._looking: asyncio.Task[None] | None = None
 
-    def note(self, second: int, snapshot: Snapshot) -> None:
-        """Keep the first look of a second."""
-        if self._rows and self._rows[-1][0] >= second:
-            return
+    def accepted(self, record: ServedRequest) -> None:
+        """Look."""
+        self._look_soon()
+
+    def first_token(self, record: ServedRequest) -> None:
+        """Look."""
+        self._look_soon()
+
+    def finished(self, record: ServedRequest) -> None:
+        """Look."""
+        self._look_soon()
+
+    def refused(self, caller: Caller, call: GenerateCall, error: ApiError) -> None:
+        """Note nothing: no block was touched."""
+
+    def note(self, snapshot: Snapshot) -> None:
+        """Keep the last look of a second."""
+        second = int(self._clock())
+        if self._rows and self._rows[-1][0] == second:
+            self._rows.pop()
         blocks = [snapshot.states[state] for state in _IN_ROWS]
         self._rows.append((second, [snapshot.num_running, snapshot.num_waiting, *blocks]))
 
-    def rows(self, second: int) -> list[list[int]]:
+    def _look_soon(self) -> None:
+        """Look between two steps, once a second at most; a request does not wait for it."""
+        if self._looking is not None and not self._looking.done():
+            return
+        if not self._rows or self._rows[-1][0] < int(self._clock()):
+            self._looking = asyncio.create_task(self._look_once())
+
+    async def _look_once(self) -> None:
+        with suppress(EngineStopped):
+            self.note(await self._look())
+
+    def rows(self) -> list[list[int]]:
         """List: how long ago, running, waiting, and blocks private, held, evictable, scratch."""
+        second = int(self._clock())
         return [[second - at, *row] for at, row in self._rows if second - at < HISTORY_S]
 
 

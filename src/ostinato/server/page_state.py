@@ -77,8 +77,9 @@ class Seen:
 def install(app: FastAPI, state: ServerState) -> None:
     """Give an application a memory of what was seen, which forgets tenants with the ledger."""
     app.state.sights = sights = dict[str, EngineWatch[Seen]]()
-    app.state.load_history = LoadHistory()
-    state.ledger.when_forgetting(sights.clear)
+    app.state.load_history = LoadHistory(lambda: app.state.snapshots.look())
+    state.observers.append(app.state.load_history)
+    state.usage.when_forgetting(sights.clear)
 
 
 @router.get("/ui/state")
@@ -92,10 +93,10 @@ async def page_state(
     snapshots: EngineWatch[Snapshot] = request.app.state.snapshots
     seen = await _watch_of(watches, state, caller).look()
     snapshot = await snapshots.look()
-    state.ledger.catch_up()
-    accounts, now_s = state.ledger.accounts, state.ledger.now_s()
-    samples: LoadHistory = request.app.state.load_history
-    samples.note(int(now_s), snapshot)
+    state.usage.catch_up()
+    accounts, now_s = state.usage.accounts, state.usage.now_s()
+    load_history: LoadHistory = request.app.state.load_history
+    load_history.note(snapshot)
     if not caller.may_administer:
         accounts = {name: of for name, of in accounts.items() if name == caller.tenant}
     account = merge(accounts.values())
@@ -113,8 +114,8 @@ async def page_state(
         "requests": ended_requests(account, now_s),
         "tenants": _tenants(accounts) if caller.may_administer else [],
         "load": _load(state, snapshot) if caller.may_administer else None,
-        "load_history": samples.rows(int(now_s)) if caller.may_administer else [],
-        "blocks": _blocks(state, seen.blocks, caller),
+        "load_history": load_history.rows() if caller.may_administer else [],
+        "blocks": lay_out_blocks(state, seen.blocks, caller),
         "prefixes": await _prefixes(state, seen.prefixes),
     }
 
@@ -161,7 +162,7 @@ def _load(state: ServerState, snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def _blocks(state: ServerState, drawn: BlockMap, caller: Caller) -> dict[str, Any]:
+def lay_out_blocks(state: ServerState, drawn: BlockMap, caller: Caller) -> dict[str, Any]:
     """Lay the map out in cells: a digit per state, and the owner's place in ``tenants``.
 
     Of a large pool a cell stands for several blocks, and ``mixes`` says how many of them are in
@@ -204,7 +205,7 @@ def _name(state: ServerState, salt: bytes) -> str:
     """Say whose a salt is: a tenant's, or that of a published prefix."""
     if salt.startswith(PUBLIC):
         return f"public: {salt[len(PUBLIC) :].decode()}"
-    return state.ledger.name_of(salt)
+    return state.usage.name_of(salt)
 
 
 async def _prefixes(state: ServerState, prefixes: list[CachedPrefix]) -> list[dict[str, Any]]:

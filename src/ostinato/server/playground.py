@@ -58,6 +58,7 @@ async def play(body: PlayBody, request: Request, caller: CallerOfRequest) -> dic
     output = await until_gone(request, whole())
     pieces = await state.llm.pieces(output.prompt_token_ids)
     return {
+        "id": call.request_id,
         "tokens": list(zip(pieces, origins(output), strict=True)),
         "block_size": state.llm.engine.cache.config.block_size,
         "text": output.outputs[0].text,

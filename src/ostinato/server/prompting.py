@@ -1,11 +1,91 @@
-"""How does a conversation with tools become a prompt?"""
+"""How does a conversation with tools become a prompt, and how is its answer read?"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ostinato.engine.sampling_params import SamplingParams
+from ostinato.server.answer_formats import AnswerFormats
+from ostinato.server.answer_parser import AnswerParser, ParsedAnswer
 from ostinato.server.callers import Caller
 from ostinato.server.state import ServerState
-from ostinato.server.tools import Message, ToolUse, describe_tools, knows_tools, read_arguments
+from ostinato.server.tools import Message, ToolUse, describe_tools, read_arguments
+
+_TAIL_TOKENS = 16
+"""Tokens at the end of a prompt that are looked at: does it begin or rule out reasoning?"""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerReader:
+    """How the answer to one prompt is to be sampled and read.
+
+    Attributes:
+        formats: Of the model.
+        use: The tools.
+        may_reason: Whether reasoning is looked for.
+        is_reasoning: Whether the answer begins within it.
+    """
+
+    formats: AnswerFormats
+    use: ToolUse
+    may_reason: bool = False
+    is_reasoning: bool = False
+
+    def parser(self) -> AnswerParser:
+        """Return a parser for one answer."""
+        return AnswerParser(
+            self.formats.tools if self.use.tools else None,
+            self.formats.reasoning if self.may_reason else None,
+            self.is_reasoning,
+            None if self.use.is_parallel else 1,
+        )
+
+    def settle(self, params: SamplingParams) -> SamplingParams:
+        """Return the sampler's parameters: marks are shown, and forms wait for the reasoning."""
+        formats = self.formats
+        if formats.special_ids and (self.use.tools or self.may_reason):
+            params = replace(params, skip_special_tokens=False)
+        form, reasoning = params.structured_outputs, formats.reasoning
+        if form is None or reasoning is None or not self.may_reason:
+            return params
+        if reasoning.frames and self.use.choice == "required":
+            return params  # its grammar has room for reasoning
+        begins_free = self.is_reasoning or bool(reasoning.frames)
+        after = reasoning.before_text
+        if not after:
+            return params
+        opening = None if begins_free else reasoning.opening
+        return replace(params, structured_outputs=replace(form, after=after, opening=opening))
+
+    def num_reasoning_tokens(self, token_ids: Sequence[int], answer: ParsedAnswer) -> int:
+        """Return how many tokens of an answer were reasoning, its marks among them."""
+        if not answer.reasoning:
+            return 0
+        if not answer.text and not answer.has_calls:
+            return len(token_ids)
+        closing, ids = list(self.formats.closing_ids), list(token_ids)
+        for end in range(len(closing), len(ids) + 1 if closing else 0):
+            if ids[end - len(closing) : end] == closing:
+                return end
+        rest = len(answer.text) + sum(len(call.arguments) for call in answer.calls)
+        return round(len(ids) * len(answer.reasoning) / (len(answer.reasoning) + rest))
+
+
+async def read_with(
+    state: ServerState, token_ids: Sequence[int], use: ToolUse, opens_turn: bool = True
+) -> AnswerReader:
+    """Return how the answer to a prompt is to be read."""
+    formats = state.formats
+    reasoning = formats.reasoning
+    if reasoning is None:
+        return AnswerReader(formats, use)
+    if reasoning.frames or not reasoning.opening:
+        return AnswerReader(formats, use, may_reason=True)
+    tail = (await state.llm.decode(list(token_ids[-_TAIL_TOKENS:]))).rstrip()
+    if tail.endswith(reasoning.closing):
+        return AnswerReader(formats, use)
+    is_begun = tail.endswith(reasoning.opening)
+    return AnswerReader(formats, use, True, is_begun or (reasoning.is_assumed and opens_turn))
 
 
 async def render_prompt(
@@ -30,10 +110,10 @@ async def render_prompt(
         MissingTokenizer: The checkpoint has none.
         RequestError: There is no template, or it refuses.
     """
-    template = getattr(state.llm.engine.loaded.tokenizer, "chat_template", None)
     described = None
-    if knows_tools(template):
-        messages, described = read_arguments(messages), [tool.describe() for tool in use.tools]
+    if state.formats.is_native:
+        messages = read_arguments(messages, state.formats.tools.takes_text)
+        described = [tool.describe() for tool in use.tools]
     else:
         messages = describe_tools(messages, use)
     return await state.llm.render(

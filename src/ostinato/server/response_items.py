@@ -4,16 +4,23 @@
 
     output_item.added
       content_part.added ─► output_text.delta ... ─► output_text.done ─► content_part.done
+      or: content_part.added ─► reasoning_text.delta ... ─► reasoning_text.done ─► content_part.done
       or: function_call_arguments.delta ... ─► function_call_arguments.done
     output_item.done
 """
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ostinato.server.tool_parser import ArgumentsPiece, CallStart, Piece, TextPiece
-from ostinato.server.tools import Message, add_call
+from ostinato.server.answer_parser import (
+    ArgumentsPiece,
+    CallStart,
+    Piece,
+    ReasoningPiece,
+    TextPiece,
+)
+from ostinato.server.tools import Message, add_call, add_reasoning
 
 Event = tuple[str, dict[str, Any]]
 """Its type without ``response.``, and what it says."""
@@ -23,27 +30,33 @@ class ItemWriter:
     """Writes the pieces of one answer down as items.
 
     Attributes:
-        items: So far; the last one may still grow.
+        items: So far; the last one has its text when it ends.
     """
 
     def __init__(self) -> None:
         """Start without an item."""
         self.items: list[dict[str, Any]] = []
         self._is_open = False
+        self._written: list[str] = []  # of the last item, put together when it ends
 
-    def take(self, piece: Piece) -> Iterator[Event]:
-        """Take a piece, and yield the events that tell of it."""
+    def take(self, piece: Piece, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
+        """Take a piece and its log-probabilities, and yield the events that tell of it."""
         match piece:
             case TextPiece():
                 if not self._is_open or self.items[-1]["type"] != "message":
-                    yield from self._begin_message()
-                part = self.items[-1]["content"][0]
-                part["text"] += piece.text
-                yield self._said("output_text.delta", delta=piece.text, logprobs=[])
+                    yield from self._begin_text("message")
+                self._written.append(piece.text)
+                self.items[-1]["content"][0]["logprobs"] += logprobs
+                yield self._said("output_text.delta", delta=piece.text, logprobs=list(logprobs))
+            case ReasoningPiece():
+                if not self._is_open or self.items[-1]["type"] != "reasoning":
+                    yield from self._begin_text("reasoning")
+                self._written.append(piece.text)
+                yield self._said("reasoning_text.delta", delta=piece.text)
             case CallStart():
                 yield from self._begin_call(piece)
             case ArgumentsPiece():
-                self.items[-1]["arguments"] += piece.text
+                self._written.append(piece.text)
                 yield self._told("function_call_arguments.delta", delta=piece.text)
 
     def finish(self, is_cut: bool) -> Iterator[Event]:
@@ -53,26 +66,36 @@ class ItemWriter:
             is_cut: Whether there was no room for all of it.
         """
         if not self.items:
-            yield from self._begin_message()
+            yield from self._begin_text("message")
         yield from self._close("incomplete" if is_cut else "completed")
 
     def messages(self) -> list[Message]:
         """Return the items as messages of the conversation."""
         messages: list[Message] = []
+        thought = ""
         for item in self.items:
-            if item["type"] == "message":
+            if item["type"] == "reasoning":
+                thought += item["content"][0]["text"]
+            elif item["type"] == "message":
                 text = item["content"][0]["text"]
                 messages.append({"role": "assistant", "content": text})
             else:
                 add_call(messages, item["call_id"], item["name"], item["arguments"])
+        if messages:
+            add_reasoning(messages[0], thought)
         return messages
 
-    def _begin_message(self) -> Iterator[Event]:
-        item = {"id": _name("msg"), "type": "message", "role": "assistant", "content": []}
-        yield from self._begin(item)
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    def _begin_text(self, kind: str) -> Iterator[Event]:
+        item: dict[str, Any] = {"id": _name("msg"), "type": kind, "role": "assistant"}
+        part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": []}
+        if kind == "reasoning":
+            item = {"id": _name("rs"), "type": kind, "summary": []}
+            part = {"type": "reasoning_text", "text": ""}
+        else:
+            part["logprobs"] = []
+        yield from self._begin({**item, "content": []})
         self.items[-1]["content"].append(part)
-        yield self._said("content_part.added", part=dict(part))
+        yield self._said("content_part.added", part=_copy(part))
 
     def _begin_call(self, start: CallStart) -> Iterator[Event]:
         item = {"id": _name("fc"), "type": "function_call", "call_id": start.call_id}
@@ -89,21 +112,28 @@ class ItemWriter:
             return
         item, self._is_open = self.items[-1], False
         item["status"] = status
-        if item["type"] == "message":
+        (item["content"][0] if "content" in item else item).update(self._text())
+        if "content" in item:
             part = item["content"][0]
-            yield self._said("output_text.done", text=part["text"], logprobs=[])
-            yield self._said("content_part.done", part=dict(part))
+            more = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+            yield self._said(f"{part['type']}.done", text=part["text"], **more)
+            yield self._said("content_part.done", part=_copy(part))
         else:
             given = {"name": item["name"], "arguments": item["arguments"]}
             yield self._told("function_call_arguments.done", **given)
         yield self._whole("output_item.done")
 
+    def _text(self) -> dict[str, str]:
+        """Return what was written in the last item, under its name."""
+        name = "text" if "content" in self.items[-1] else "arguments"
+        text, self._written = "".join(self._written), []
+        return {name: text}
+
     def _whole(self, kind: str) -> Event:
-        item = self.items[-1]
-        shown = (
-            {**item, "content": [dict(p) for p in item["content"]]} if "content" in item else item
-        )
-        return kind, {"output_index": len(self.items) - 1, "item": dict(shown)}
+        item = dict(self.items[-1])
+        if "content" in item:
+            item["content"] = [_copy(part) for part in item["content"]]
+        return kind, {"output_index": len(self.items) - 1, "item": item}
 
     def _told(self, kind: str, **content: Any) -> Event:
         place = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
@@ -111,6 +141,12 @@ class ItemWriter:
 
     def _said(self, kind: str, **content: Any) -> Event:
         return self._told(kind, content_index=0, **content)
+
+
+def _copy(part: dict[str, Any]) -> dict[str, Any]:
+    """Return a part as it is now; the original still grows."""
+    more = {"logprobs": list(part["logprobs"])} if "logprobs" in part else {}
+    return {**part, **more}
 
 
 def _name(kind: str) -> str:

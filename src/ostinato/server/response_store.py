@@ -4,7 +4,6 @@ In memory, apart for each tenant, and bounded: of a tenant and of all, in number
 oldest go first. Whoever needs a conversation for longer sends it along.
 """
 
-import json
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
@@ -24,12 +23,14 @@ class StoredResponse:
         salt: Under which it was cached: that of its tenant, or a narrower one.
         body: As it was sent.
         messages: Without instructions, which hold for one response only.
+        inputs: Items that it answered.
         num_bytes: What it adds to those that it continues, about.
     """
 
     salt: str
     body: dict[str, Any]
     messages: tuple[Message, ...]
+    inputs: tuple[dict[str, Any], ...]
     num_bytes: int
 
 
@@ -48,25 +49,15 @@ class ResponseStore:
         """Number of responses of all tenants."""
         return len(self._stored)
 
-    def put(
-        self,
-        owner: str,
-        salt: str,
-        body: dict[str, Any],
-        old: list[Message],
-        new: list[Message],
-    ) -> None:
+    def put(self, owner: str, response: StoredResponse) -> None:
         """Remember a response.
 
         Args:
             owner: Its tenant's salt.
-            salt: Under which it was cached.
-            body: As it is sent.
-            old: Messages of the response that it continues.
-            new: Those that came since, its own among them.
+            response: To be remembered.
         """
-        num_bytes = len(json.dumps(body)) + len(json.dumps(new))
-        self._stored[owner, body["id"]] = StoredResponse(salt, body, (*old, *new), num_bytes)
+        num_bytes = response.num_bytes
+        self._stored[owner, response.body["id"]] = response
         self._counts[owner] = self._counts.get(owner, 0) + 1
         self.num_bytes += num_bytes
         while self._counts.get(owner, 0) > self._most_per_tenant:

@@ -1,23 +1,27 @@
 """How is a conversation continued that the server may remember? ``/v1/responses``."""
 
+import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from ostinato.engine.chat import fields_of
 from ostinato.engine.outputs import RequestOutput
+from ostinato.server.answer_parser import AnswerParser, ParsedAnswer, TextPiece
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.errors import ApiError
 from ostinato.server.models import check_model
-from ostinato.server.prompting import render_prompt
+from ostinato.server.prompting import AnswerReader, read_with, render_prompt
+from ostinato.server.protocol.answers import DeletedResponse, ItemList, ResponseBody
+from ostinato.server.protocol.logprobs import chat_logprobs
 from ostinato.server.protocol.responses import ResponsesBody
 from ostinato.server.protocol.usage import Usage
 from ostinato.server.response_items import Event, ItemWriter
@@ -25,24 +29,21 @@ from ostinato.server.response_store import StoredResponse
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
 from ostinato.server.streaming import begin, named_event, until_gone
-from ostinato.server.tool_parser import ToolCallParser
 from ostinato.server.tools import Message
 
 ENDPOINT = "/v1/responses"
 
 router = APIRouter(tags=["responses"])
 
-_MISSING: dict[int | str, dict[str, Any]] = {404: {"description": "No such response."}}
 
-
-@router.post(ENDPOINT)
+@router.post(ENDPOINT, response_model=ResponseBody)
 async def create_response(
     body: ResponsesBody, request: Request, caller: CallerOfRequest
 ) -> Response:
     """Continue a conversation, all at once or as a stream of server-sent events."""
     state: ServerState = request.app.state.server
     check_model(state, body.model)
-    params, use = body.params(), body.tool_use()
+    params, use = body.params(state.formats), body.tool_use()
     state.check_room(1, 1)
     old: list[Message] = []
     if body.previous_response_id is not None:
@@ -50,22 +51,24 @@ async def create_response(
         old = list(stored.messages)
     new = body.conversation()
     head = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    tokens = await render_prompt(state, caller, [*head, *old, *new], use, **body.template())
+    reader = await read_with(state, tokens, use)
     call = GenerateCall(
         endpoint=ENDPOINT,
-        params=params,
-        token_ids=await render_prompt(state, caller, [*head, *old, *new], use),
+        params=reader.settle(params),
+        token_ids=tokens,
         user=body.user,
         fields=fields_of([*head, *old, *new]),
         request_id=f"resp_{uuid.uuid4().hex}",
         **body.cache_settings(),
     )
-    answer = ResponseAnswer(state, body, caller, call, bool(use.tools), old, new)
+    answer = ResponseAnswer(state, body, caller, call, reader, old, new)
     if body.stream:
         return await begin(request, answer.events())
     return JSONResponse(await until_gone(request, answer.whole()))
 
 
-@router.get(f"{ENDPOINT}/{{response_id}}", responses=_MISSING)
+@router.get(f"{ENDPOINT}/{{response_id}}")
 async def get_response(
     response_id: str, request: Request, caller: CallerOfRequest
 ) -> dict[str, Any]:
@@ -73,7 +76,7 @@ async def get_response(
     return _stored(request.app.state.server, caller, response_id, "response_id").body
 
 
-@router.delete(f"{ENDPOINT}/{{response_id}}", responses=_MISSING)
+@router.delete(f"{ENDPOINT}/{{response_id}}", response_model=DeletedResponse)
 async def delete_response(
     response_id: str, request: Request, caller: CallerOfRequest
 ) -> dict[str, Any]:
@@ -84,6 +87,49 @@ async def delete_response(
     return {"id": response_id, "object": "response.deleted", "deleted": True}
 
 
+@router.get(f"{ENDPOINT}/{{response_id}}/input_items", response_model=ItemList)
+async def list_input_items(
+    response_id: str,
+    request: Request,
+    caller: CallerOfRequest,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+    after: str | None = None,
+) -> dict[str, Any]:
+    """List the items that a response answered, without those of responses before it."""
+    items = list(_stored(request.app.state.server, caller, response_id, "response_id").inputs)
+    items = items if order == "asc" else items[::-1]
+    places = [place for place, item in enumerate(items, 1) if item["id"] == after]
+    left = items[places[0] if places else 0 :]
+    shown = left[:limit]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": len(left) > limit,
+    }
+
+
+@router.post(f"{ENDPOINT}/{{response_id}}/cancel")
+async def cancel_response(
+    response_id: str, request: Request, caller: CallerOfRequest
+) -> dict[str, Any]:
+    """Refuse: responses in the background alone can be cancelled, and there are none.
+
+    Raises:
+        ApiError: It is remembered, so it has ended (400); or it is not (404).
+    """
+    _stored(request.app.state.server, caller, response_id, "response_id")
+    raise ApiError(
+        400,
+        f"response_id={response_id!r:.120}: only a response created with background=true can be "
+        "cancelled; close the connection of one that is running",
+        param="response_id",
+        code="invalid_value",
+    )
+
+
 @dataclass(slots=True)
 class ResponseAnswer:
     """The answer to one call."""
@@ -92,11 +138,12 @@ class ResponseAnswer:
     body: ResponsesBody
     caller: Caller
     call: GenerateCall
-    has_tools: bool
+    reader: AnswerReader
     old: list[Message]
     new: list[Message]
     created: int = field(default_factory=lambda: int(time.time()))
     _writer: ItemWriter = field(default_factory=ItemWriter)
+    _answer: ParsedAnswer = field(default_factory=ParsedAnswer)
     _num_events: int = 0
 
     async def whole(self) -> dict[str, Any]:
@@ -107,12 +154,12 @@ class ResponseAnswer:
                 last = output
         assert last is not None, "a request ended without an output"
         [delta] = Deltas().take(last)
-        list(self._items(delta, ToolCallParser(self.has_tools)))
+        list(self._items(delta, self.reader.parser()))
         return self._end(delta, last)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer piece by piece."""
-        deltas, parser, is_first = Deltas(), ToolCallParser(self.has_tools), True
+        deltas, parser, is_first = Deltas(), self.reader.parser(), True
         async with aclosing(serve(self.state, self.caller, self.call)) as outputs:
             async for output in outputs:
                 if is_first:
@@ -127,13 +174,18 @@ class ResponseAnswer:
                     for kind, content in told:
                         yield self._event(kind, **content)
 
-    def _items(self, delta: Delta, parser: ToolCallParser) -> Iterator[Event]:
+    def _items(self, delta: Delta, parser: AnswerParser) -> Iterator[Event]:
         """Write down what was added, and yield the events that tell of it."""
-        for piece in parser.feed(delta.text):
-            yield from self._writer.take(piece)
+        logprobs: list[dict[str, Any]] = []
+        if delta.logprobs is not None:
+            logprobs = chat_logprobs(delta.logprobs, self.body.top_logprobs or 0)["content"]
+        pieces = parser.feed(delta.text) + (parser.finish() if delta.finish_reason else [])
+        for piece in pieces:
+            self._answer.add(piece)
+            is_text = isinstance(piece, TextPiece)
+            yield from self._writer.take(piece, logprobs if is_text else ())
+            logprobs = [] if is_text else logprobs
         if delta.finish_reason is not None:
-            for piece in parser.finish():
-                yield from self._writer.take(piece)
             yield from self._writer.finish(delta.finish_reason == "length")
 
     def _end(self, delta: Delta, output: RequestOutput) -> dict[str, Any]:
@@ -141,14 +193,26 @@ class ResponseAnswer:
         is_cut = delta.finish_reason == "length"
         response = self._response("incomplete" if is_cut else "completed")
         response["output"] = self._writer.items
-        response["usage"] = _usage(Usage.of([output]), self.call.num_retained_tokens)
+        ids = output.outputs[0].token_ids
+        num_reasoning = self.reader.num_reasoning_tokens(ids, self._answer)
+        usage = Usage.of([output]).as_openai(self.call.num_retained_tokens, num_reasoning)
+        response["usage"] = _usage(usage)
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         if self.body.is_stored:
-            new = [*self.new, *self._writer.messages()]
-            salt = self.caller.narrow(self.body.cache_salt)
-            self.state.responses.put(self.caller.salt, salt, response, self.old, new)
+            self._remember(response)
         return response
+
+    def _remember(self, response: dict[str, Any]) -> None:
+        new, inputs = [*self.new, *self._writer.messages()], self.body.input_items()
+        stored = StoredResponse(
+            salt=self.caller.narrow(self.body.cache_salt),
+            body=response,
+            messages=(*self.old, *new),
+            inputs=tuple(inputs),
+            num_bytes=sum(len(json.dumps(part)) for part in (response, new, inputs)),
+        )
+        self.state.responses.put(self.caller.salt, stored)
 
     def _response(self, status: str) -> dict[str, Any]:
         return {
@@ -160,7 +224,6 @@ class ResponseAnswer:
             "incomplete_details": None,
             "output": [],
             "usage": None,
-            "reasoning": {"effort": None, "summary": None},
             **self.body.echoed(),
         }
 
@@ -180,20 +243,19 @@ def _stored(state: ServerState, caller: Caller, response_id: str, param: str) ->
     if stored is None:
         raise ApiError(
             404,
-            f"{param}={response_id!r:.120}: no such response is remembered; the oldest are "
-            "forgotten first, and so are all when the server ends: send the conversation along",
+            f"{param}={response_id!r:.120}: response not found; responses are kept in memory, and "
+            "the oldest are dropped: resend the conversation",
             param=param,
             code="response_not_found",
         )
     return stored
 
 
-def _usage(usage: Usage, retained: Sequence[int]) -> dict[str, Any]:
-    counts = usage.as_openai(retained)
+def _usage(counts: dict[str, Any]) -> dict[str, Any]:
     return {
         "input_tokens": counts["prompt_tokens"],
         "input_tokens_details": counts["prompt_tokens_details"],
         "output_tokens": counts["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": counts["completion_tokens_details"],
         "total_tokens": counts["total_tokens"],
     }

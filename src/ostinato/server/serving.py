@@ -35,11 +35,11 @@ async def serve(
     """
     try:
         priority = _priority(caller, call)
-        state.meter.enter(caller, call.params.n)
+        state.rate_limit.enter(caller, call.params.n)
         try:
             state.enter(call.params.n)
         except ApiError:
-            state.meter.leave(caller, call.params.n, None)
+            state.rate_limit.leave(caller, call.params.n, None)
             raise
     except ApiError as error:
         for observer in state.observers:
@@ -60,7 +60,7 @@ async def serve(
         finished = record.output is not None and record.output.finished
         record.is_gone = record.error is None and not finished
         state.leave(call.params.n)
-        state.meter.leave(caller, call.params.n, record.output)
+        state.rate_limit.leave(caller, call.params.n, record.output)
         for observer in state.observers:
             observer.finished(record)
 
@@ -102,7 +102,7 @@ async def _outputs(
             if is_first:
                 if call.retention is not None:
                     await _keep(state, record, call.retention, output)
-                state.meter.charge(record.caller, len(output.prompt_token_ids))
+                state.rate_limit.charge(record.caller, len(output.prompt_token_ids))
                 for observer in state.observers:
                     observer.first_token(record)
             yield output

@@ -4,14 +4,15 @@ import time
 from dataclasses import dataclass, field
 
 from ostinato.engine.async_llm import AsyncLLM
+from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.callers import AnyCaller, Callers
 from ostinato.server.config import ServerConfig
 from ostinato.server.errors import ApiError, stopping
 from ostinato.server.held_prefixes import HeldPrefixes
-from ostinato.server.ledger import Ledger
-from ostinato.server.meter import Meter
 from ostinato.server.observer import Observer
+from ostinato.server.rate_limit import RateLimit
 from ostinato.server.response_store import ResponseStore
+from ostinato.server.tenant_usage import TenantUsage
 
 
 @dataclass(eq=False)
@@ -22,12 +23,13 @@ class ServerState:
         llm: The engine, in a thread of its own.
         config: As given.
         callers: Tells callers apart.
-        observers: Who watches the requests; the ledger is one of them.
-        ledger: What the cache did for whom.
+        observers: Who watches the requests; ``usage`` is one of them.
+        usage: What the cache did for whom.
         held_prefixes: What clients asked to keep with breakpoints.
-        meter: Keeps tenants to their limits.
+        rate_limit: Keeps tenants to their limits.
         responses: What can be continued by its name.
         started_s: When it was made, in seconds since 1970.
+        formats: How answers of the model are written.
         num_live: Continuations under way, running and waiting.
         is_draining: Whether it takes no more requests, and ends when the last has ended.
     """
@@ -36,11 +38,12 @@ class ServerState:
     config: ServerConfig = field(default_factory=ServerConfig)
     callers: Callers = field(default_factory=AnyCaller)
     observers: list[Observer] = field(default_factory=list)
-    ledger: Ledger = field(default_factory=Ledger)
-    meter: Meter = field(default_factory=Meter)
+    usage: TenantUsage = field(default_factory=TenantUsage)
+    rate_limit: RateLimit = field(default_factory=RateLimit)
     responses: ResponseStore = field(default_factory=ResponseStore)
     started_s: int = field(default_factory=lambda: int(time.time()))
     held_prefixes: HeldPrefixes = field(init=False)
+    formats: AnswerFormats = field(init=False)
     num_live: int = 0
     is_draining: bool = False
 
@@ -50,9 +53,15 @@ class ServerState:
         return f"fp_{self.llm.engine.loaded.fingerprint.hex()[:16]}"
 
     def __post_init__(self) -> None:
-        """Let the ledger watch."""
+        """Count usage, and settle how answers are read.
+
+        Raises:
+            ConfigError: The model does not fit the parsers that were chosen.
+        """
+        config, tokenizer = self.config, self.llm.engine.loaded.tokenizer
+        self.formats = AnswerFormats.of(tokenizer, config.tool_call_parser, config.reasoning_parser)
         self.held_prefixes = HeldPrefixes(self.llm)
-        self.observers.append(self.ledger)
+        self.observers.append(self.usage)
 
     def enter(self, num_sequences: int) -> None:
         """Let the continuations of one prompt in; ``leave`` lets them out again.

@@ -7,25 +7,36 @@ from pydantic import Field, model_validator
 
 from ostinato.server.callers import CallerOfRequest
 from ostinato.server.models import check_model
-from ostinato.server.protocol.body import Body, Items
-from ostinato.server.protocol.chat import ChatMessage
+from ostinato.server.prompting import render_prompt
+from ostinato.server.protocol.answers import Detokenized, Tokenized
+from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
+from ostinato.server.protocol.chat import ChatMessage, TemplateFields
+from ostinato.server.protocol.tools import MOST_TOOLS, ToolBody, tool_use
 from ostinato.server.state import ServerState
 
 router = APIRouter(tags=["tokens"])
 
 
-class TokenizeBody(Body):
+class TokenizeBody(TemplateFields):
     """A text, or a conversation."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: Items[ChatMessage] | None = Field(default=None, min_length=1)
-    add_generation_prompt: bool = True
+    messages: Items[ChatMessage] | None = Field(
+        default=None, min_length=1, max_length=MOST_MESSAGES
+    )
+    tools: Items[ToolBody] = Field(default_factory=list, max_length=MOST_TOOLS)
+    add_special_tokens: bool | None = Field(
+        default=None, description="Of a text: add what begins or ends one; else the template does."
+    )
+    return_token_strs: bool = Field(default=False, description="Add the text of each token.")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "TokenizeBody":
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give one of prompt and messages")
+        if self.messages is not None and self.add_special_tokens:
+            raise ValueError("add_special_tokens is for texts: the chat template adds its own")
         return self
 
 
@@ -36,22 +47,27 @@ class DetokenizeBody(Body):
     tokens: Items[int]
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", response_model=Tokenized)
 async def tokenize(body: TokenizeBody, request: Request, caller: CallerOfRequest) -> dict[str, Any]:
     """Return the ids that a completion or a chat would compute."""
     state: ServerState = request.app.state.server
     check_model(state, body.model or state.config.model_names[0])
     if body.messages is not None:
-        messages = [message.rendered() for message in body.messages]
-        tokens = await state.llm.render(
-            messages, None, body.add_generation_prompt, cache_salt=caller.salt
+        messages, use = [m.rendered() for m in body.messages], tool_use(body.tools, None, True)
+        tokens = await render_prompt(
+            state, caller, messages, use, body.add_generation_prompt, **body.template()
         )
     else:
-        tokens = await state.llm.encode(body.prompt or "", cache_salt=caller.salt)
-    return {"tokens": tokens, "count": len(tokens), "max_model_len": state.llm.max_model_len}
+        adds = body.add_special_tokens is not False
+        tokens = await state.llm.encode(
+            body.prompt or "", cache_salt=caller.salt, add_special_tokens=adds
+        )
+    texts = await state.llm.pieces(tokens) if body.return_token_strs else None
+    most = state.llm.max_model_len
+    return {"tokens": tokens, "count": len(tokens), "max_model_len": most, "token_strs": texts}
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", response_model=Detokenized)
 async def detokenize(
     body: DetokenizeBody, request: Request, caller: CallerOfRequest
 ) -> dict[str, str]:

@@ -1,15 +1,16 @@
-"""Which tools may the model call, how is it told, and what must its answer look like?
+"""Which tools may the model call, and how is it told of them?
 
-A chat template that knows tools, and the tags that ``tool_parser`` reads, is handed them. For every
-other template they are described in the system message, calls of earlier turns are written into the
-assistant's text, and results are shown to the user's side in ``<tool_response>`` tags.
+A chat template that shows tools, and calls in a format of ``answer_formats``, is handed them. For
+every other template they are described in the system message in Hermes' format, calls of earlier
+turns are written into the assistant's text, and results are shown to the user's side in
+``<tool_response>`` tags.
 
 ====================  =====================================================================
 ``tool_choice``       what the model may write
 ====================  =====================================================================
 none                  text; it is not told of tools at all
-auto                  anything; calls are read out of it. If a tool is ``strict``, what follows
-                      ``<tool_call>`` is a call that fits the schema
+auto                  anything; calls are read out of it. If a tool is ``strict``, a call that is
+                      begun fits the schema (not in harmony's format)
 required              one call or several, of any tool, that fit their schemas
 a tool                one call of it that fits its schema
 ====================  =====================================================================
@@ -20,18 +21,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ostinato.engine.grammar import JSON_WHITE_SPACE
-from ostinato.engine.structured_outputs import StructuredOutputs
+from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.errors import ApiError
-from ostinato.server.tool_parser import CLOSE, OPEN
 
 Message = dict[str, Any]
 
-_MOST_CALLS = 16
-"""Calls that a required choice may make at once: a model that likes them would never end."""
-
-_SPACING = {"x-guidance": {"whitespace_pattern": JSON_WHITE_SPACE}}
-"""What a schema says to ``llguidance``: as bounded as in structured outputs."""
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 _INSTRUCTION = """You may call these functions, each described by a line of JSON:
 <tools>
@@ -81,10 +76,10 @@ class ToolUse:
     only: str | None = None
     is_parallel: bool = True
 
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """Strings that end the text because no second call may follow."""
-        return (CLOSE,) if self.tools and not self.is_parallel and self.choice == "auto" else ()
+    def stops(self, formats: AnswerFormats) -> tuple[str, ...]:
+        """Return strings that end the text because no second call may follow."""
+        is_single = self.tools and not self.is_parallel and self.choice == "auto"
+        return (formats.tools.closes,) if is_single and formats.tools.closes else ()
 
 
 NO_TOOLS = ToolUse()
@@ -122,11 +117,6 @@ def use_tools(
     )
 
 
-def knows_tools(template: str | None) -> bool:
-    """Whether a chat template shows tools, and calls between the tags that we read."""
-    return template is not None and "tools" in template and OPEN in template
-
-
 def describe_tools(messages: Sequence[Message], use: ToolUse) -> list[Message]:
     """Write tools, calls and results into messages, for a template that knows none of them."""
     plain = [_without_calls(message) for message in messages]
@@ -141,12 +131,11 @@ def describe_tools(messages: Sequence[Message], use: ToolUse) -> list[Message]:
     return [{"role": "system", "content": instruction}, *plain]
 
 
-def read_arguments(messages: Sequence[Message]) -> list[Message]:
-    """Give the arguments of earlier calls as objects, as templates expect them, not as text."""
+def read_arguments(messages: Sequence[Message], as_text: bool = False) -> list[Message]:
+    """Give the arguments of earlier calls as a template expects them: as objects, or as text."""
+    given = _with_text if as_text else _with_object
     return [
-        {**m, "tool_calls": [_with_object(call) for call in m["tool_calls"]]}
-        if m.get("tool_calls")
-        else m
+        {**m, "tool_calls": [given(call) for call in m["tool_calls"]]} if m.get("tool_calls") else m
         for m in messages
     ]
 
@@ -168,62 +157,10 @@ def add_call(messages: list[Message], call_id: str, name: str, arguments: str) -
     messages[-1] = {**last, "tool_calls": [*last.get("tool_calls", ()), call]}
 
 
-def form_of(answer: StructuredOutputs | None, use: ToolUse) -> StructuredOutputs | None:
-    """Return the form that an answer must have, if any.
-
-    Args:
-        answer: The form of an answer that calls nothing: JSON; None for text.
-        use: The tools.
-    """
-    if not use.tools:
-        return answer
-    if use.choice == "auto" and answer is None and not any(t.is_strict for t in use.tools):
-        return None
-    called = [tool for tool in use.tools if use.only in (None, tool.name)]
-    rules = [f"call_{place}: %json {_call_schema(tool)}" for place, tool in enumerate(called)]
-    any_call = " | ".join(f"call_{place}" for place in range(len(called)))
-    call = f'"{OPEN}\\n" ({any_call}) "\\n{CLOSE}"'
-    calls = f'call ("\\n" call){{0,{_MOST_CALLS - 1}}}' if use.is_parallel else "call"
-    if use.choice == "required":
-        head = [f"start: {calls}", f"call: {call}"]
-    elif answer is not None:
-        head = [f"start: {calls} | answer", f"call: {call}", f"answer: {_json_rule(answer)}"]
-    else:
-        more = "*" if use.is_parallel else "?"
-        head = [
-            f"start: call{more} TEXT",
-            f'call: opened "\\n" ({any_call}) "\\n{CLOSE}"',
-            f'opened[lazy]: TEXT "{OPEN}"',
-            r"TEXT: /(.|\n)*/",
-        ]
-    return StructuredOutputs(grammar="%llguidance {}\n" + "\n".join([*head, *rules]))
-
-
-def _call_schema(tool: Tool) -> str:
-    """Return the schema of a call between its tags."""
-    schema: dict[str, Any] = {
-        "type": "object",
-        "properties": {"name": {"const": tool.name}, "arguments": dict(tool.parameters)},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-        **_SPACING,
-    }
-    return json.dumps(_lift_definitions(schema), ensure_ascii=False)
-
-
-def _lift_definitions(schema: dict[str, Any]) -> dict[str, Any]:
-    """Move definitions of the arguments to where ``#/$defs`` points after the schema was nested."""
-    arguments = schema["properties"]["arguments"]
-    for name in ("$defs", "definitions"):
-        if name in arguments:
-            schema[name] = arguments.pop(name)
-    return schema
-
-
-def _json_rule(answer: StructuredOutputs) -> str:
-    assert answer.json_object or answer.json is not None, "formats of answers are text or JSON"
-    schema = {"type": "object"} if answer.json_object else json.loads(answer.source)
-    return f"%json {json.dumps({**schema, **_SPACING}, ensure_ascii=False)}"
+def add_reasoning(message: Message, reasoning: str | None) -> None:
+    """Add what the assistant thought to its message, under each name that templates read."""
+    if reasoning:
+        message |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), reasoning)
 
 
 def _without_calls(message: Message) -> Message:
@@ -234,7 +171,9 @@ def _without_calls(message: Message) -> Message:
     calls = message.get("tool_calls")
     if not calls:
         return message
-    written = [f"{OPEN}\n{_write_call(_with_object(call)['function'])}\n{CLOSE}" for call in calls]
+    written = [
+        f"{_OPEN}\n{_write_call(_with_object(call)['function'])}\n{_CLOSE}" for call in calls
+    ]
     text = text_of(message.get("content"))
     return {"role": message["role"], "content": "\n".join([text, *written] if text else written)}
 
@@ -254,6 +193,14 @@ def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
         except ValueError:
             arguments = function["arguments"]
     return {**call, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a call's arguments as text, if they are none."""
+    arguments = call["function"].get("arguments") or "{}"
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "type": "function", "function": {**call["function"], "arguments": arguments}}
 
 
 def _refusal(message: str, param: str) -> ApiError:

@@ -122,7 +122,7 @@ class CacheAdmin:
         if receipt.lease_id is not None:
             self.end_lease(receipt.lease_id)
         self._manager.remove(lambda entry: entry.identity.belongs_to(salt))
-        self._settle()
+        self._manager.settle()
         return LeaseReceipt(LeaseStatus.REJECTED, reason=receipt.reason)
 
     def is_public(self, salt: bytes) -> bool:
@@ -170,7 +170,7 @@ class CacheAdmin:
             self._end(lease.lease_id)
         self._public.remove(tenant)
         num_blocks = self._manager.remove(lambda entry: entry.identity.belongs_to(tenant))
-        self._settle()
+        self._manager.settle()
         num_events = sum(erasable.forget(tenant) for erasable in self._erasables)
         return EraseReceipt(num_blocks=num_blocks, num_leases=len(leases), num_events=num_events)
 
@@ -199,7 +199,7 @@ class CacheAdmin:
         """
         self._end_all()
         self._manager.new_epoch(weights)
-        self._settle()
+        self._manager.settle()
         return self._manager.epoch
 
     def reset(self) -> None:
@@ -222,14 +222,10 @@ class CacheAdmin:
         lease = self._leases.close(lease_id)
         if lease is not None:
             self._manager.unpin(lease.table)
-            self._settle()  # what was above its tenant's quota is evicted
+            self._manager.settle()  # what was above its tenant's quota is evicted
         return lease is not None
 
     def _end_all(self) -> None:
         self._public.clear()
         for lease in self._leases:
             self._end(lease.lease_id)
-
-    def _settle(self) -> None:
-        for notify in self._manager.observers.on_settle:
-            notify()

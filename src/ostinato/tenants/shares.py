@@ -70,7 +70,7 @@ class TenantShares(BlockShares):
             tenant: Account(allotment, make_policy()) for tenant, allotment in allotments.items()
         }
         self._all = [self.common, *self._own.values()]
-        self.num_evictable = 0
+        super().__init__(self.common.policy)
 
     def __iter__(self) -> Iterator[Account]:
         """Walk all accounts."""
@@ -94,15 +94,11 @@ class TenantShares(BlockShares):
             account.policy.add(some, summary)
             self._count(account, sum(entry.num_blocks for entry in some))
 
-    def remove(self, entries: Sequence[CacheEntry]) -> int:
+    def remove(self, entries: Sequence[CacheEntry]) -> None:
         """Remove entries that are held again."""
-        total = 0
         for account, some in self._by_account(entries):
             account.policy.remove(some)
-            count = sum(entry.num_blocks for entry in some)
-            self._count(account, -count)
-            total += count
-        return total
+            self._count(account, -sum(entry.num_blocks for entry in some))
 
     def shrink(self, entry: CacheEntry, num_blocks: int) -> None:
         """Note that an evictable entry is about to lose its last blocks."""

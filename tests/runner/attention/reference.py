@@ -30,7 +30,7 @@ def attend_one(query: Tensor, keys: Tensor, values: Tensor, style: AttentionStyl
         sink = None if style.sinks is None else float(style.sinks[head])
         weights = _softmax(scores, sink)
         heads.append(sum(w * v for w, v in zip(weights, values[first:, kv_head], strict=True)))
-    return torch.stack(heads)  # type: ignore[arg-type]
+    return torch.stack(heads)
 
 
 def attend_sequence(queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle) -> Tensor:

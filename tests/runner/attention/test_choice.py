@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.core.config import NATIVE_BLOCK
 from ostinato.core.errors import ConfigError
-from ostinato.engine import engine as engine_file
+from ostinato.engine import setup as engine_file
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.runner.attention import choice
@@ -21,6 +20,7 @@ from ostinato.runner.kv_store import KVSpec, LayerKV
 from ostinato.runner.native import library as library_file
 from ostinato.runner.native.library import library
 from ostinato.runner.native.store import TOKEN_GROUP
+from ostinato.runner.settings import NATIVE_BLOCK
 from tests.support.instruction_sets import needs_library
 
 ORDINARY = AttentionCase(

@@ -5,16 +5,16 @@ The store is NaN wherever the step may not look, so that a look shows.
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.core.config import ReadOnce
 from ostinato.core.ids import SlotId
 from ostinato.core.plan import CopyRun
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.native_plan import NativeLimits
 from ostinato.runner.native.library import Isa, library
+from ostinato.runner.settings import ReadOnce
 from tests.runner.attention.native_scenes import limits, shapes
 from tests.runner.attention.scene import Scene, Shape, styles
 from tests.support.instruction_sets import ISAS, isa_in_use, needs_library, threads_in_use
@@ -36,7 +36,6 @@ def backend(read_once: ReadOnce = "always", sizes: NativeLimits | None = None) -
     return NativeAttention(native, read_once, sizes)
 
 
-@settings(deadline=None)
 @given(st.data(), shapes(), limits, st.sampled_from(list(EXACT)), st.integers(0, 2**16))
 def test_every_query_gets_what_the_reference_gives_it(
     data: st.DataObject, shape: Shape, sizes: NativeLimits, dtype: torch.dtype, seed: int
@@ -118,10 +117,12 @@ def test_rows_whose_elements_are_apart_are_laid_together_first():
     style = AttentionStyle(scale=1.0)
     step = scene.backend.start(scene.metadata(), scene.store)
 
-    apart = [t.transpose(0, 2).contiguous().transpose(0, 2) for t in (scene.queries, keys, values)]
-    found = step.attend(0, *apart, style)
+    queries, keys, values = (
+        t.transpose(0, 2).contiguous().transpose(0, 2) for t in (scene.queries, keys, values)
+    )
+    found = step.attend(0, queries, keys, values, style)
 
-    assert apart[0].stride(2) != 1
+    assert queries.stride(2) != 1
     torch.testing.assert_close(found.double(), scene.expected(style), rtol=1e-4, atol=1e-4)
 
 
@@ -245,7 +246,7 @@ def test_a_backend_that_may_not_read_once_reads_for_each_sequence():
     scene = Scene(TREE, torch.float32, backend())
     style, alone = AttentionStyle(scale=1.0), backend("never")
 
-    step = alone.start(scene.metadata(), scene.store)  # type: ignore[arg-type]
+    step = alone.start(scene.metadata(), scene.store)
     read = step.plan(2, scene.store.spec.layers[0], None).reads()
 
     assert [read[block] for block in scene.tables[0][:12]] == [5] * 8 + [3] * 4

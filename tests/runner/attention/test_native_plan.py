@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.core.config import ReadOnce
 from ostinato.runner.attention.native_plan import (
     NativeLimits,
     NativePlan,
@@ -19,6 +18,7 @@ from ostinato.runner.attention.native_plan import (
 )
 from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.native.library import Isa, library
+from ostinato.runner.settings import ReadOnce
 from tests.runner.attention.native_scenes import limits, shapes
 from tests.runner.attention.scene import Scene, Shape
 from tests.support.instruction_sets import needs_library
@@ -92,7 +92,6 @@ def expected_looks(tables: Tables, shape: Shape, window: int | None) -> Counter[
     return counted
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     shapes(),
     limits,

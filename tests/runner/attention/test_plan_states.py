@@ -198,4 +198,4 @@ class Steps(RuleBasedStateMachine):
 
 
 TestSteps = needs_library(Steps.TestCase)
-TestSteps.settings = settings(max_examples=12, stateful_step_count=15, deadline=None)
+TestSteps.settings = settings(max_examples=12, stateful_step_count=15)

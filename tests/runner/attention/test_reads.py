@@ -4,7 +4,7 @@ from array import array
 from collections import Counter
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.core.ids import SequenceId
@@ -95,7 +95,6 @@ def test_a_step_is_planned_once_for_all_layers_of_a_kind():
 lengths = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 12)), min_size=1, max_size=8)
 
 
-@settings(deadline=None)
 @given(
     lengths,
     st.none() | st.integers(1, 40),

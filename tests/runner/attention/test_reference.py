@@ -8,7 +8,7 @@ from tests.runner.attention.reference import attend_one, attend_sequence
 from tests.runner.attention.scene import styles
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.data(), st.integers(1, 4), st.integers(0, 12), st.integers(1, 2), st.integers(1, 2))
 def test_products_say_what_one_query_head_and_key_at_a_time_say(
     data: st.DataObject, num_new: int, num_cached: int, num_kv_heads: int, group: int

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -52,7 +52,6 @@ scratch_limits = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.data(), shapes(), scratch_limits, st.integers(0, 2**16))
 def test_every_query_gets_what_the_reference_gives_it(
     data: st.DataObject, shape: Shape, scratch: ScratchLimits, seed: int

@@ -115,7 +115,7 @@ def test_packed_weights_that_compute_something_else_are_unpacked(
 ) -> None:
     """As if a kernel were broken here: twice what it should be."""
     right = PackedWeight.replace
-    monkeypatch.setattr(PackedWeight, "replace", lambda *a: right(*a[:-1], 2 * a[-1]))
+    monkeypatch.setattr(PackedWeight, "replace", lambda *a: right(*(*a[:-1], 2 * a[-1])))
 
     loaded = load_model(checkpoints.path("llama"), "float32")
 

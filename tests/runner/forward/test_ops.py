@@ -65,7 +65,7 @@ def random_rows(num_rows: int, width: int, dtype: torch.dtype, gap: int = 0) -> 
     return torch.randn(num_rows, width + gap).to(dtype)[:, :width]
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(**SHAPES, adds=st.booleans())
 def test_add_and_norm(
     ops: NativeOps,
@@ -87,7 +87,7 @@ def test_add_and_norm(
     assert same(output, normed(expected.double(), weight.double()), normed(expected, weight))
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(**SHAPES)
 def test_gate_and_multiply(
     ops: NativeOps, dtype: torch.dtype, num_rows: int, width: int, gap: int, seed: int
@@ -103,7 +103,7 @@ def test_gate_and_multiply(
     assert same(output, definition, functional.silu(gate) * up)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     dtype=SHAPES["dtype"],
     num_rows=st.integers(1, 20),

@@ -56,7 +56,6 @@ def check(rows: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     assert ((found.double() - exact).abs() <= error_bound(rows, weight, exact)).all()
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     dtype=st.sampled_from(FORMATS),
     num_rows=st.integers(0, 100),
@@ -80,7 +79,7 @@ def test_a_product_is_the_one_in_float64_up_to_rounding(
         check(rows, weight, bias if with_bias else None)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     dtype=st.sampled_from(FORMATS),
     num_rows=st.integers(100, 900),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ostinato import LLM, SamplingParams
 from ostinato.core.errors import ConfigError, UnsupportedModel
+from ostinato.engine.prompts import Prompt
 from ostinato.runner.forward.codes import CodeFormat, encode
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packed_linear import PackedLinear
@@ -262,7 +263,7 @@ def test_nothing_but_codes_and_embeddings_is_in_memory(
 def test_a_cached_prefix_is_never_found_by_another_format(checkpoints: Checkpoints) -> None:
     path = str(checkpoints.path("llama"))
     llms = [LLM(path, num_blocks=8, dtype="float32", quantization=q) for q in (None, *NAMES)]
-    assert len({llm.engine.identity("").encoded for llm in llms}) == 3
+    assert len({llm.engine.identity_of(Prompt(), array("I")).encoded for llm in llms}) == 3
 
     llms[1].update_weights(path)
 

@@ -177,7 +177,7 @@ def test_attention_multiplies_pairs_where_that_is_faster(best: Isa, vendor: byte
 def test_the_library_loads_wherever_torch_does():
     """It needs no newer glibc and libstdc++ than torch's own wheels (manylinux_2_28)."""
     needed = re.findall(rb"\0(GLIBC|GLIBCXX)_([0-9.]+)(?=\0)", library_file.PATH.read_bytes())
-    newest = {b"GLIBC": (0,), b"GLIBCXX": (0,)}
+    newest: dict[bytes, tuple[int, ...]] = {b"GLIBC": (0,), b"GLIBCXX": (0,)}
     for name, version in needed:
         newest[name] = max(newest[name], tuple(map(int, version.split(b"."))))
 

@@ -277,12 +277,12 @@ def prompt_of(scribe: tuple[str, ServerState], **body: Any) -> str:
         seen.append(prompt.token_ids)
         return make(prompt, *args, **kwargs)
 
-    state.llm.engine.make_request = watch  # type: ignore[method-assign]
+    state.llm.engine.make_request = watch
     try:
         body = {"model": "scribe", "max_tokens": 1, "messages": ASK, **body}
         httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status()
     finally:
-        state.llm.engine.make_request = make  # type: ignore[method-assign]
+        state.llm.engine.make_request = make
     return str(state.llm.engine.loaded.require_tokenizer().decode(seen[0]))
 
 

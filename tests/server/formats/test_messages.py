@@ -84,7 +84,7 @@ def test_a_stream_brings_the_same_text(claude: anthropic.Anthropic) -> None:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
 
-    assert text == final.content[0].text == "Very well, sir."  # type: ignore[union-attr]
+    assert text == final.content[0].text == "Very well, sir."
     assert final.stop_reason == "end_turn" and final.usage.output_tokens > 0
 
 
@@ -294,7 +294,7 @@ def test_what_cannot_be_done_is_refused(
 def test_unknown_models_and_paths_are_errors_of_this_shape(claude: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError, match="this server has scribe") as refusal:
         ask(claude, model="claude")
-    assert refusal.value.body["error"]["type"] == "not_found_error"  # type: ignore[index, call-overload]
+    assert refusal.value.body["error"]["type"] == "not_found_error"
 
 
 def test_an_error_in_a_stream_is_an_event(url: str) -> None:

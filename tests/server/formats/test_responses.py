@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from ostinato.server.response_store import ResponseStore
+from ostinato.server.response_store import ResponseStore, StoredResponse
 from ostinato.server.state import ServerState
 
 WEATHER: Any = {
@@ -104,6 +104,42 @@ def test_the_clients_own_stream_helper_reads_it(client: openai.OpenAI) -> None:
     assert json.loads(call.arguments)["city"] in ("Paris", "Oslo")
 
 
+def test_the_helper_survives_a_stream_that_is_cut_off(client: openai.OpenAI) -> None:
+    with client.responses.stream(
+        model="scribe", input="Well?", max_output_tokens=3, extra_body=says("Very well, sir.")
+    ) as stream:
+        last = list(stream)[-1]
+
+    assert last.type == "response.incomplete"
+    final = last.response
+    assert final.incomplete_details is not None
+    assert "Very well, sir.".startswith(final.output_text)
+
+
+def test_log_probabilities_are_included_on_request(client: openai.OpenAI) -> None:
+    asked: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "temperature": 0}
+    part = ask(client, **asked, max_output_tokens=4).output[0].content[0]
+    assert len(part.logprobs) == 4 and len(part.logprobs[0].top_logprobs) == 2
+    done = [e for e in ask(client, **asked, max_output_tokens=4, stream=True)
+            if e.type == "response.output_text.done"]  # fmt: skip
+    assert [entry.logprob for entry in done[0].logprobs] == [e.logprob for e in part.logprobs]
+    with pytest.raises(openai.BadRequestError, match="give both"):
+        ask(client, top_logprobs=2)
+
+
+def test_what_was_asked_can_be_listed(client: openai.OpenAI) -> None:
+    """Newest first, page by page; there is nothing to cancel."""
+    said = [{"role": "user", "content": text} for text in ("one", "two", "three")]
+    response = ask(client, asked=said, extra_body=says("Well."))
+    listed = list(client.responses.input_items.list(response.id, limit=2))
+    assert [item.content[0].text for item in listed] == ["three", "two", "one"]
+    with pytest.raises(openai.BadRequestError, match="background=true"):
+        client.responses.cancel(response.id)
+    for call in (client.responses.input_items.list, client.responses.cancel):
+        with pytest.raises(openai.NotFoundError):
+            call("resp_x")
+
+
 def test_a_schema_is_kept(client: openai.OpenAI) -> None:
     wanted = {"type": "json_schema", "name": "w", "schema": WEATHER["parameters"], "strict": True}
     response = ask(client, text={"format": wanted})
@@ -158,7 +194,7 @@ def test_responses_can_be_read_and_deleted(client: openai.OpenAI) -> None:
     assert client.responses.retrieve(response.id).output_text == "Well."
 
     client.responses.delete(response.id)
-    with pytest.raises(openai.NotFoundError, match="no such response is remembered"):
+    with pytest.raises(openai.NotFoundError, match="response not found"):
         client.responses.retrieve(response.id)
     with pytest.raises(openai.NotFoundError) as refusal:
         ask(client, previous_response_id=response.id)
@@ -186,7 +222,7 @@ def test_what_is_not_to_be_stored_is_not(
         ({"conversation": "conv_1"}, "conversation"),
         ({"temperature": 9e99, "max_output_tokens": 0}, "max_output_tokens"),
         ({"asked": []}, "input is empty"),
-        ({"asked": [{"type": "reasoning", "id": "r", "summary": []}]}, "input"),
+        ({"asked": [{"type": "reasoning", "id": "r", "summary": []}]}, "nothing but reasoning"),
         ({"store": True, "extra_body": {"cache": {"write": False}}}, "store=true"),
     ],
 )
@@ -213,14 +249,18 @@ def test_erasing_a_salt_erases_its_responses(client: openai.OpenAI, url: str) ->
 def test_the_store_is_bounded_and_apart_for_each_tenant() -> None:
     """The oldest of a tenant go first, and the oldest of all when memory is short."""
     store = ResponseStore(most_per_tenant=2, most_bytes=205)
+
+    def put(owner: str, name: str, salt: str, num_bytes: int = 15) -> None:
+        store.put(owner, StoredResponse(salt, {"id": name}, (), (), num_bytes))
+
     for number in range(3):
-        store.put("a", "a", {"id": f"r{number}"}, [], [])
-    store.put("b", "b\x1fnarrow", {"id": "r0"}, [], [])
+        put("a", f"r{number}", "a")
+    put("b", "r0", "b\x1fnarrow")
 
     assert [store.get("a", f"r{number}") is not None for number in range(3)] == [False, True, True]
     assert store.get("b", "r0") is not None and store.get("b", "r1") is None
     assert not store.delete("b", "r2") and store.delete("a", "r1")
-    store.put("b", "b\x1fnarrow", {"id": "long", "text": "x" * 170}, [], [])
+    put("b", "long", "b\x1fnarrow", 200)
     assert store.get("a", "r2") is None and store.get("b", "long") is not None
     assert (store.forget("b"), store.forget("a")) == (1, 0)
     assert (len(store), store.num_bytes) == (0, 0)

@@ -37,7 +37,7 @@ class CostAware(LeafHeap[CostState]):
 
     def rank(self, entry: CacheEntry) -> Rank:
         """Rank by age, use and cost, then by release."""
-        cost = 1.0 + _ATTENTION_PER_BLOCK * entry.depth
+        cost = 1.0 + _ATTENTION_PER_BLOCK * entry.run_from(entry.num_blocks)[0]
         return (self.state(entry).age + entry.uses * cost, entry.idle_tick)
 
     def evicted(self, entry: CacheEntry, num_blocks: int) -> None:

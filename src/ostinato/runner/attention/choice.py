@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 
-from ostinato.core.config import AttentionName, ReadOnce
 from ostinato.core.errors import ConfigError
 from ostinato.runner.attention.backend import AttentionBackend
 from ostinato.runner.attention.native_backend import NativeAttention
@@ -19,6 +18,7 @@ from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.native.face import DTYPES
 from ostinato.runner.native.library import library, why_missing
 from ostinato.runner.native.store import TOKEN_GROUP
+from ostinato.runner.settings import AttentionName, ReadOnce
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.core.config import ReadOnce
 from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
 from ostinato.runner.attention.native_plan import (
     NativeLimits,
@@ -28,6 +27,7 @@ from ostinato.runner.native.checks import Slots, fill_rows
 from ostinato.runner.native.face import Attention
 from ostinato.runner.native.library import attention_isa
 from ostinato.runner.native.store import NativeKVStore
+from ostinato.runner.settings import ReadOnce
 
 
 class NativeAttention:

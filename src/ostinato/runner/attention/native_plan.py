@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ostinato.core.config import ReadOnce
 from ostinato.runner.inputs import AttentionMetadata, Ints
 from ostinato.runner.native.checks import address_of
 from ostinato.runner.native.face import ITEM, SEGMENT, STEP_FAULTS, Plan, Rules, Tables
 from ostinato.runner.native.library import Isa
+from ostinato.runner.settings import ReadOnce
 
 Records = npt.NDArray[Any]
 Int32s = npt.NDArray[np.int32]

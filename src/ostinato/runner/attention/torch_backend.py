@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ostinato.core.config import ReadOnce
 from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
 from ostinato.runner.attention.cascade import Tile, flash, knows_log_sums, read_run, scores_of
 from ostinato.runner.attention.folding import fold, pick, put, unfold
@@ -30,6 +29,7 @@ from ostinato.runner.attention.softmax import Part, Parts, RunningSoftmax
 from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.kv_store import KVSpec, KVStore
 from ostinato.runner.plain_store import PlainKVStore
+from ostinato.runner.settings import ReadOnce
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedModel
 
-from ostinato.core.config import ForwardName
 from ostinato.core.errors import ConfigError, UnsupportedModel
 from ostinato.runner.forward.decoder import take_apart, unlike
 from ostinato.runner.forward.fused import FusedForward
@@ -34,6 +33,7 @@ from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.library import library
 from ostinato.runner.probe import Probed, StepCall, through_blocks
 from ostinato.runner.rounding import in_roundings
+from ostinato.runner.settings import ForwardName
 
 _LEAST_SHARE = 0.5
 """Of a model's weights beside its embeddings, that linear layers hold if it is quantized: with

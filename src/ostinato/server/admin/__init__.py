@@ -4,9 +4,9 @@ Files in reading order:
 
 * ``bodies``: what may be asked?
 * ``statistics``: what did the cache do, and what lies in it?
-* ``keeping``: what shall be in the cache, and stay there?
-* ``publishing``: what do tenants share?
-* ``forgetting``: what shall be gone?
+* ``leases``: what shall be in the cache, and stay there?
+* ``public_prefixes``: what do tenants share?
+* ``erase``: what shall be gone?
 * ``recording``: what is written down of the traffic, without its content?
 * ``prewarming``: what is computed before the first request?
 

@@ -107,5 +107,5 @@ class PrewarmLine(LeaseBody):
     @model_validator(mode="after")
     def _nobody_owns_what_is_public(self) -> "PrewarmLine":
         if self.publish is not None and (self.tenant or self.cache_salt):
-            raise ValueError("what is published is nobody's: leave out tenant and cache_salt")
+            raise ValueError("a public prefix has no owner: leave out tenant and cache_salt")
         return self

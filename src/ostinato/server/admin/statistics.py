@@ -73,7 +73,7 @@ def name_of(state: ServerState, salt: bytes) -> str:
     if (public := public_name(salt)) is not None:
         return f"public {public}"
     known = state.callers.name_of(tenant_of(salt).decode(errors="replace"))
-    return known or state.ledger.name_of(salt)
+    return known or state.usage.name_of(salt)
 
 
 async def _text(state: ServerState, token_ids: list[int]) -> str | list[int]:

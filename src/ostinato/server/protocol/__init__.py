@@ -9,6 +9,7 @@ Files in reading order:
 * ``chat``: what may be asked of ``/v1/chat/completions``?
 * ``responses``: what may be asked of ``/v1/responses``?
 * ``messages``: what may be asked of Anthropic's ``/v1/messages``?
+* ``answers``: what do answers look like, for the description of the API?
 * ``logprobs``: how are log-probabilities written?
 * ``usage``: how many tokens was it, and how many of them were cached?
 

@@ -2,7 +2,8 @@
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, model_validator
+from pydantic_core import PydanticCustomError
 
 ItemT = TypeVar("ItemT")
 
@@ -36,3 +37,29 @@ class Body(BaseModel):
                 f"an object of {len(body)} fields: at most {MOST_FIELDS} are looked at"
             )
         return {name: value for name, value in body.items() if value is not None}
+
+
+_MEDIA = {
+    **dict.fromkeys(("image_url", "image", "input_image", "image_file"), "image"),
+    **dict.fromkeys(("input_audio", "audio_url", "audio"), "audio"),
+    **dict.fromkeys(("video_url", "video", "input_video"), "video"),
+    **dict.fromkeys(("file", "input_file", "document"), "file"),
+}
+"""Parts of messages that are not text, in the words of every API."""
+
+
+def _refuse_media(part: Any) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
+    medium = _MEDIA.get(kind) if isinstance(kind, str) else None
+    if medium is None:
+        return part
+    raise PydanticCustomError(
+        "unsupported_content",
+        "a part of type {kind}: {medium} input is not served yet, also by models that know it; "
+        "leave the part out, or give what it says as text",
+        {"kind": repr(kind), "medium": medium},
+    )
+
+
+TextOnly = BeforeValidator(_refuse_media)
+"""Refuses parts that are images, sound, video or files, and says what to do instead."""

@@ -2,14 +2,16 @@
 
 import inspect
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from transformers import PreTrainedTokenizerBase
 
 from ostinato.core.errors import InvalidSamplingParams
 from ostinato.engine.sampling_params import SamplingParams
-from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
+from ostinato.server.answer_formats import AnswerFormats
+from ostinato.server.call_grammar import form_of
+from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items, TextOnly
 from ostinato.server.protocol.sampling import SamplingFields, ShortText
 from ostinato.server.protocol.tools import (
     MOST_TOOLS,
@@ -21,7 +23,7 @@ from ostinato.server.protocol.tools import (
     form_of_format,
     tool_use,
 )
-from ostinato.server.tools import ToolUse, form_of, text_of
+from ostinato.server.tools import ToolUse, add_reasoning, text_of
 
 
 class TextPart(Body):
@@ -35,10 +37,12 @@ class ChatMessage(Body):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Items[TextPart] | None = None
+    content: str | Items[Annotated[TextPart, TextOnly]] | None = None
     tool_calls: Items[CallBody] | None = Field(default=None, description="Of the assistant.")
     tool_call_id: CallId | None = Field(default=None, description="Which call this answers.")
     name: ShortText | None = None
+    reasoning: str | None = Field(default=None, description="What the assistant thought.")
+    reasoning_content: str | None = Field(default=None, description="Older name of reasoning.")
     refusal: Literal[""] | None = None
     annotations: list[Any] = Field(default_factory=list, max_length=0)
 
@@ -46,6 +50,8 @@ class ChatMessage(Body):
     def _fits_its_role(self) -> "ChatMessage":
         if self.tool_calls is not None and self.role != "assistant":
             raise ValueError(f"tool_calls in a message of role={self.role!r}: the assistant calls")
+        if (self.reasoning or self.reasoning_content) and self.role != "assistant":
+            raise ValueError(f"reasoning in a message of role={self.role!r}: the assistant thinks")
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise ValueError("tool_call_id says which call a message of role='tool' answers")
         if self.content is None and not self.tool_calls:
@@ -60,6 +66,7 @@ class ChatMessage(Body):
         message: dict[str, Any] = {"role": role, "content": text}
         if self.name is not None:
             message["name"] = self.name
+        add_reasoning(message, self.reasoning or self.reasoning_content)
         if self.tool_calls:
             message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
         if self.tool_call_id is not None:
@@ -84,7 +91,35 @@ TemplateValues = Annotated[
 ]
 
 
-class ChatBody(SamplingFields):
+class TemplateFields(Body):
+    """How the chat template is applied."""
+
+    add_generation_prompt: bool = Field(default=True, description="Open the assistant's turn.")
+    continue_final_message: bool = Field(
+        default=False, description="Continue the last message instead of opening a new one."
+    )
+    chat_template_kwargs: TemplateValues = Field(
+        default_factory=dict, description="Variables of the chat template, as enable_thinking."
+    )
+
+    @model_validator(mode="after")
+    def _opens_or_continues(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError(
+                "continue_final_message continues the last message: set "
+                "add_generation_prompt=false with it"
+            )
+        return self
+
+    def template(self) -> dict[str, Any]:
+        """Return what the chat template is told besides the messages."""
+        values: dict[str, Any] = dict(self.chat_template_kwargs)
+        if self.continue_final_message:
+            values["continue_final_message"] = True
+        return values
+
+
+class ChatBody(TemplateFields, SamplingFields):
     """Continue a conversation."""
 
     messages: Items[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
@@ -94,15 +129,11 @@ class ChatBody(SamplingFields):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0)
-    add_generation_prompt: bool = Field(default=True, description="Open the assistant's turn.")
-    continue_final_message: bool = Field(
-        default=False, description="Continue the last message instead of opening a new one."
-    )
-    chat_template_kwargs: TemplateValues = Field(
-        default_factory=dict, description="Variables of the chat template, as enable_thinking."
-    )
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = Field(
         default=None, description="A variable of the chat template, for models that read it."
+    )
+    include_reasoning: bool = Field(
+        default=True, description="Whether what the model thought is sent."
     )
     store: Literal[False] = Field(default=False, description="Nothing is stored.")
     service_tier: Literal["auto", "default"] = Field(
@@ -122,19 +153,14 @@ class ChatBody(SamplingFields):
                 f"max_tokens={self.max_tokens} and "
                 f"max_completion_tokens={self.max_completion_tokens}: they mean the same, give one"
             )
-        if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError(
-                "continue_final_message continues the last message: set "
-                "add_generation_prompt=false with it"
-            )
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError(
                 f"top_logprobs={self.top_logprobs} without logprobs: set logprobs=true"
             )
         return self
 
-    def params(self) -> SamplingParams:
-        """Return the sampler's parameters.
+    def params(self, formats: AnswerFormats) -> SamplingParams:
+        """Return the sampler's parameters; calls are written in the model's format.
 
         Raises:
             InvalidSamplingParams: A value is out of range.
@@ -143,7 +169,7 @@ class ChatBody(SamplingFields):
         params = self.sampling(most, (self.top_logprobs or 0) if self.logprobs else None)
         use, answer = self.tool_use(), form_of_format(self.response_format)
         if params.structured_outputs is None:
-            form = form_of(answer, use)
+            form = form_of(answer, use, formats)
         elif answer is None and use.choice == "auto":
             form = params.structured_outputs  # of the whole answer, calls and all
         else:
@@ -151,15 +177,13 @@ class ChatBody(SamplingFields):
                 "structured_outputs is the form of the whole answer: leave out response_format, "
                 "and let tool_choice be auto"
             )
-        return replace(params, structured_outputs=form, stop=(*params.stop, *use.stops))
+        return replace(params, structured_outputs=form, stop=(*params.stop, *use.stops(formats)))
 
     def template(self) -> dict[str, Any]:
         """Return what the chat template is told besides the messages."""
-        values: dict[str, Any] = dict(self.chat_template_kwargs)
+        values = super().template()
         if self.reasoning_effort is not None:
             values.setdefault("reasoning_effort", self.reasoning_effort)
-        if self.continue_final_message:
-            values["continue_final_message"] = True
         return values
 
     def tool_use(self) -> ToolUse:

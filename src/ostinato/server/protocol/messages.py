@@ -12,10 +12,19 @@ from pydantic import Field, model_validator
 from ostinato.core.errors import InvalidSamplingParams
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.structured_outputs import StructuredOutputs
-from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
+from ostinato.server.answer_formats import AnswerFormats
+from ostinato.server.call_grammar import form_of
+from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items, TextOnly
 from ostinato.server.protocol.sampling import CacheUse, FormBody, ShortText
 from ostinato.server.protocol.tools import MOST_TOOLS, CallId, ToolName
-from ostinato.server.tools import Message, Tool, ToolUse, form_of, text_of, use_tools
+from ostinato.server.tools import (
+    Message,
+    Tool,
+    ToolUse,
+    add_reasoning,
+    text_of,
+    use_tools,
+)
 from ostinato.tenants.terms import ANTHROPIC_1H, ANTHROPIC_5M, LeaseTerms
 
 MOST_BREAKPOINTS = 4
@@ -59,32 +68,51 @@ class ToolResultBlock(Body):
 
     type: Literal["tool_result"]
     tool_use_id: CallId
-    content: str | Items[TextBlock] = ""
+    content: str | Items[Annotated[TextBlock, TextOnly]] = ""
     is_error: bool = False
     cache_control: CacheControl | None = None
 
 
-Block = Annotated[TextBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+class ThinkingBlock(Body):
+    """What the model thought earlier."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = Field(default="", description="Nothing is signed here.")
+    cache_control: None = None
+
+
+class RedactedThinkingBlock(Body):
+    """What a model thought elsewhere and nobody can read; it is left out."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+    cache_control: None = None
+
+
+Block = TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
+BlockBody = Annotated[Annotated[Block, Field(discriminator="type")], TextOnly]
 
 
 class AnthropicMessage(Body):
     """One message of a conversation."""
 
     role: Literal["user", "assistant"]
-    content: str | Items[Block]
+    content: str | Items[BlockBody]
 
     @model_validator(mode="after")
     def _blocks_fit_the_role(self) -> "AnthropicMessage":
-        kind = ToolResultBlock if self.role == "assistant" else ToolUseBlock
-        if any(isinstance(block, kind) for block in self.blocks):
+        others = (ToolUseBlock, ThinkingBlock, RedactedThinkingBlock)
+        kinds = ToolResultBlock if self.role == "assistant" else others
+        if any(isinstance(block, kinds) for block in self.blocks):
             raise ValueError(
                 f"a message of role={self.role!r} holds a block that only the other side writes: "
-                "the assistant calls with tool_use, the user answers with tool_result"
+                "the assistant thinks and calls with tool_use, the user answers with tool_result"
             )
         return self
 
     @property
-    def blocks(self) -> list[TextBlock | ToolUseBlock | ToolResultBlock]:
+    def blocks(self) -> list[Block]:
         """Its content as blocks."""
         if isinstance(self.content, str):
             return [TextBlock(type="text", text=self.content)]
@@ -135,10 +163,16 @@ class OutputConfig(Body):
     format: SchemaFormat | None = None
 
 
-class NoThinking(Body):
-    """The model answers at once."""
+class Thinking(Body):
+    """Whether the model thinks before it answers: a variable of the chat template."""
 
-    type: Literal["disabled"]
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = Field(
+        default=None, ge=1024, description="Taken as a wish: max_tokens is what bounds thinking."
+    )
+    display: Literal["summarized", "omitted"] | None = Field(
+        default=None, description="omitted leaves the text out of the blocks."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +196,7 @@ class CountBody(Body):
     system: str | Items[TextBlock] = ""
     tools: Items[AnthropicTool] = Field(default_factory=list, max_length=MOST_TOOLS)
     tool_choice: AnthropicChoice = AnthropicChoice(type="auto")
-    thinking: NoThinking | None = None
+    thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()
     cache_control: CacheControl | None = Field(
         default=None, description="Keep the prompt up to its last block."
@@ -178,6 +212,12 @@ class CountBody(Body):
                 "may have it"
             )
         return self
+
+    def template(self) -> dict[str, Any]:
+        """Return what the chat template is told besides the messages."""
+        if self.thinking is None:
+            return {}
+        return dict.fromkeys(("enable_thinking", "thinking"), self.thinking.type != "disabled")
 
     def tool_use(self) -> ToolUse:
         """Return which tools may be called, and how.
@@ -244,12 +284,18 @@ class MessagesBody(CountBody):
 
     @model_validator(mode="after")
     def _keep_what_is_written(self) -> "MessagesBody":
+        budget = None if self.thinking is None else self.thinking.budget_tokens
+        if budget is not None and budget >= self.max_tokens:
+            raise ValueError(
+                f"thinking.budget_tokens={budget} with max_tokens={self.max_tokens}: the answer "
+                "follows the thinking, so max_tokens must be larger"
+            )
         if self.breakpoints() and not self.cache.write:
             raise ValueError("cache_control keeps what cache.write=false does not write")
         return self
 
-    def params(self) -> SamplingParams:
-        """Return the sampler's parameters.
+    def params(self, formats: AnswerFormats) -> SamplingParams:
+        """Return the sampler's parameters; calls are written in the model's format.
 
         Raises:
             InvalidSamplingParams: A value is out of range.
@@ -261,16 +307,16 @@ class MessagesBody(CountBody):
             top_p=self.top_p,
             top_k=self.top_k,
             seed=self.seed,
-            stop=(*self.stop_sequences, *use.stops),
+            stop=(*self.stop_sequences, *use.stops(formats)),
             max_tokens=self.max_tokens,
-            structured_outputs=self._form(use),
+            structured_outputs=self._form(use, formats),
         )
 
-    def _form(self, use: ToolUse) -> StructuredOutputs | None:
+    def _form(self, use: ToolUse, formats: AnswerFormats) -> StructuredOutputs | None:
         wanted = self.output_config.format
         answer = None if wanted is None else StructuredOutputs(json=wanted.schema_)
         if self.structured_outputs is None:
-            return form_of(answer, use)
+            return form_of(answer, use, formats)
         if answer is not None or use.choice != "auto":
             raise InvalidSamplingParams(
                 "structured_outputs is the form of the whole answer: leave out output_config, and "
@@ -279,13 +325,16 @@ class MessagesBody(CountBody):
         return self.structured_outputs.form()
 
 
-def _written(role: str, blocks: list[TextBlock | ToolUseBlock | ToolResultBlock]) -> list[Message]:
+def _written(role: str, blocks: list[Block]) -> list[Message]:
     """Write the blocks of one message in the form that chat templates read."""
     messages: list[Message] = []
     texts: list[str] = []
+    thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for block in blocks:
         match block:
+            case ThinkingBlock():
+                thoughts.append(block.thinking)
             case TextBlock():
                 texts.append(block.text)
             case ToolUseBlock():
@@ -295,6 +344,7 @@ def _written(role: str, blocks: list[TextBlock | ToolUseBlock | ToolResultBlock]
                 messages.append(_result(block))
     if texts or calls:
         message: Message = {"role": role, "content": "".join(texts)}
+        add_reasoning(message, "".join(thoughts))
         messages.append({**message, "tool_calls": calls} if calls else message)
     return messages
 

@@ -1,5 +1,6 @@
 """What may be asked of ``/v1/responses``: text, streams and tools that are functions?"""
 
+import uuid
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -8,8 +9,10 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from ostinato.core.errors import InvalidSamplingParams
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.structured_outputs import StructuredOutputs
-from ostinato.server.protocol.body import Body, Items
-from ostinato.server.protocol.sampling import CacheFields, FormBody, ShortText
+from ostinato.server.answer_formats import AnswerFormats
+from ostinato.server.call_grammar import form_of
+from ostinato.server.protocol.body import Body, Items, TextOnly
+from ostinato.server.protocol.sampling import CacheFields, FormBody, SamplerFields, ShortText
 from ostinato.server.protocol.tools import (
     MOST_TOOLS,
     CallId,
@@ -19,7 +22,7 @@ from ostinato.server.protocol.tools import (
     TextFormat,
     ToolName,
 )
-from ostinato.server.tools import Message, ToolUse, add_call, form_of, use_tools
+from ostinato.server.tools import Message, ToolUse, add_call, add_reasoning, use_tools
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -45,7 +48,7 @@ class MessageItem(ItemBody):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Items[ContentText]
+    content: str | Items[Annotated[ContentText, TextOnly]]
     phase: Literal["commentary", "final_answer"] | None = None
 
 
@@ -63,7 +66,23 @@ class ResultItem(ItemBody):
 
     type: Literal["function_call_output"]
     call_id: CallId
-    output: str | Items[ContentText]
+    output: str | Items[Annotated[ContentText, TextOnly]]
+
+
+class ReasoningText(Body):
+    """More of what the model thought."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class ReasoningItem(ItemBody):
+    """What the model thought earlier."""
+
+    type: Literal["reasoning"]
+    summary: Items[ReasoningText] = Field(default_factory=list)
+    content: Items[ReasoningText] = Field(default_factory=list)
+    encrypted_content: None = Field(default=None, description="Nothing is encrypted here.")
 
 
 def _kind(item: Any) -> str | None:
@@ -75,7 +94,8 @@ def _kind(item: Any) -> str | None:
 Item = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
-    | Annotated[ResultItem, Tag("function_call_output")],
+    | Annotated[ResultItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(_kind),
 ]
 
@@ -113,7 +133,32 @@ class ObfuscationOptions(Body):
     include_obfuscation: Literal[False] = False
 
 
-class ResponsesBody(CacheFields):
+class Reasoning(Body):
+    """How the model thinks before it answers."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high"] | None = Field(
+        default=None, description="A variable of the chat template, for models that read it."
+    )
+    summary: Literal["auto"] | None = Field(
+        default=None, description="Nothing is summarised: what was thought is sent as it is."
+    )
+
+
+_LOGPROBS = "message.output_text.logprobs"
+
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
+class ResponsesBody(SamplerFields, CacheFields):
     """Continue a conversation that the server may remember."""
 
     model: str
@@ -124,8 +169,6 @@ class ResponsesBody(CacheFields):
         default=None, description="Remember it, so that it can be continued; not without cache."
     )
     max_output_tokens: int | None = Field(default=None, ge=1)
-    temperature: float = 1.0
-    top_p: float = 1.0
     stream: bool = False
     stream_options: ObfuscationOptions | None = None
     tools: Items[FunctionTool] = Field(default_factory=list, max_length=MOST_TOOLS)
@@ -135,20 +178,42 @@ class ResponsesBody(CacheFields):
     metadata: dict[ShortText, ShortText] = Field(default_factory=dict, max_length=16)
     truncation: Literal["disabled"] = "disabled"
     background: Literal[False] = False
-    include: list[Any] = Field(default_factory=list, max_length=0)
+    include: list[Included] = Field(
+        default_factory=list,
+        max_length=16,
+        description="Log-probabilities are included; nothing is encrypted, and there is no output "
+        "of hosted tools to include.",
+    )
+    top_logprobs: int | None = Field(default=None, ge=0, description="With include.")
+    reasoning: Reasoning | None = None
     service_tier: Literal["auto", "default"] = "auto"
     user: ShortText | None = None
     safety_identifier: ShortText | None = None
-    seed: int | None = Field(default=None, description="Ours: the same seed gives the same text.")
     structured_outputs: FormBody | None = Field(default=None, description="Ours, from vLLM.")
 
     @model_validator(mode="after")
     def _something_to_answer(self) -> "ResponsesBody":
         if not self.input:
             raise ValueError("input is empty: give a text, or a list of items")
+        if all(isinstance(item, ReasoningItem) for item in self.input):
+            raise ValueError("input has nothing but reasoning: give what it led to as well")
+        if self.top_logprobs is not None and not self.includes_logprobs:
+            raise ValueError(
+                f"top_logprobs={self.top_logprobs} is for include=[{_LOGPROBS!r}]: give both"
+            )
         if self.store and not self.cache.write:
             raise ValueError("store=true remembers what cache.write=false shall not leave behind")
         return self
+
+    @property
+    def includes_logprobs(self) -> bool:
+        """Whether log-probabilities are sent."""
+        return _LOGPROBS in self.include
+
+    def template(self) -> dict[str, Any]:
+        """Return what the chat template is told besides the messages."""
+        effort = None if self.reasoning is None else self.reasoning.effort
+        return {} if effort is None else {"reasoning_effort": effort}
 
     @property
     def is_stored(self) -> bool:
@@ -160,8 +225,12 @@ class ResponsesBody(CacheFields):
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
         messages: list[Message] = []
+        thought = ""
         for item in self.input:
             match item:
+                case ReasoningItem():
+                    thought = "".join(part.text for part in item.content or item.summary)
+                    continue
                 case MessageItem():
                     role = "system" if item.role == "developer" else item.role
                     messages.append({"role": role, "content": _text(item.content)})
@@ -170,7 +239,17 @@ class ResponsesBody(CacheFields):
                 case ResultItem():
                     result = {"tool_call_id": item.call_id, "content": _text(item.output)}
                     messages.append({"role": "tool", **result})
+            if messages[-1]["role"] == "assistant":
+                add_reasoning(messages[-1], thought)
+            thought = ""
         return messages
+
+    def input_items(self) -> list[dict[str, Any]]:
+        """Return what is new as items, each with an id."""
+        texts = (
+            [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else []
+        )
+        return [_with_id(item) for item in (texts or self.input) if not isinstance(item, str)]
 
     def tool_use(self) -> ToolUse:
         """Return which tools may be called, and how.
@@ -183,8 +262,8 @@ class ResponsesBody(CacheFields):
             return use_tools(offered, "required", self.tool_choice.name, self.parallel_tool_calls)
         return use_tools(offered, self.tool_choice, None, self.parallel_tool_calls)
 
-    def params(self) -> SamplingParams:
-        """Return the sampler's parameters.
+    def params(self, formats: AnswerFormats) -> SamplingParams:
+        """Return the sampler's parameters; calls are written in the model's format.
 
         Raises:
             InvalidSamplingParams: A value is out of range.
@@ -192,15 +271,14 @@ class ResponsesBody(CacheFields):
         """
         use = self.tool_use()
         params = SamplingParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            seed=self.seed,
-            stop=use.stops,
+            **self.sampler(),
             max_tokens=self.max_output_tokens,
+            logprobs=(self.top_logprobs or 0) if self.includes_logprobs else None,
         )
-        return replace(params, structured_outputs=self._form(use))
+        params = replace(params, stop=(*params.stop, *use.stops(formats)))
+        return replace(params, structured_outputs=self._form(use, formats))
 
-    def _form(self, use: ToolUse) -> StructuredOutputs | None:
+    def _form(self, use: ToolUse, formats: AnswerFormats) -> StructuredOutputs | None:
         match self.text.format:
             case JsonObjectFormat():
                 answer: StructuredOutputs | None = StructuredOutputs(json_object=True)
@@ -209,7 +287,7 @@ class ResponsesBody(CacheFields):
             case _:
                 answer = None
         if self.structured_outputs is None:
-            return form_of(answer, use)
+            return form_of(answer, use, formats)
         if answer is not None or use.choice != "auto":
             raise InvalidSamplingParams(
                 "structured_outputs is the form of the whole answer: leave out text.format, and "
@@ -232,7 +310,22 @@ class ResponsesBody(CacheFields):
             ("instructions", "previous_response_id", "max_output_tokens", "user"), None
         )
         tools = [{"strict": False, "parameters": None, **tool} for tool in shown["tools"]]
-        return {**blank, **shown, "tools": tools, "store": self.is_stored}
+        effort = None if self.reasoning is None else self.reasoning.effort
+        reasoning = {"effort": effort, "summary": None}
+        return {
+            **blank, **shown, "tools": tools, "store": self.is_stored, "reasoning": reasoning,
+            "top_logprobs": self.top_logprobs or 0,
+        }  # fmt: skip
+
+
+def _with_id(item: ItemBody) -> dict[str, Any]:
+    """Return an item as it is listed."""
+    shown = item.model_dump(exclude_none=True)
+    if isinstance(item, MessageItem) and isinstance(item.content, str):
+        kind = "output_text" if item.role == "assistant" else "input_text"
+        shown["content"] = [{"type": kind, "text": item.content}]
+    prefix = {"message": "msg", "reasoning": "rs"}.get(shown["type"], "fc")
+    return {"id": f"{prefix}_{uuid.uuid4().hex}", "status": "completed", **shown}
 
 
 def _text(content: str | Items[ContentText]) -> str:

@@ -125,11 +125,9 @@ class CacheFields(Body):
         }
 
 
-class SamplingFields(CacheFields):
-    """How to sample, and how to answer."""
+class SamplerFields(Body):
+    """How each token is chosen, and what ends the answer."""
 
-    model: str
-    n: int = Field(default=1, ge=1)
     temperature: float = 1.0
     top_p: float = 1.0
     presence_penalty: float = 0.0
@@ -137,17 +135,32 @@ class SamplingFields(CacheFields):
     logit_bias: Biases = Field(default_factory=dict)
     seed: int | None = None
     stop: ShortText | Stops | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    user: ShortText | None = Field(
-        default=None, description="Whom the client acts for; kept on record."
-    )
     top_k: int = Field(default=0, description="0 or -1 keeps all tokens.")
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: Items[int] = Field(default_factory=list)
+
+    def sampler(self) -> dict[str, Any]:
+        """Return the keywords of ``SamplingParams`` about it."""
+        names = [*SamplerFields.model_fields]
+        values = {name: getattr(self, name) for name in names}
+        biases = {int(token): bias for token, bias in self.logit_bias.items()}
+        top_k = 0 if self.top_k == -1 else self.top_k
+        return {**values, "logit_bias": biases, "top_k": top_k, "stop": self.stop or ()}
+
+
+class SamplingFields(SamplerFields, CacheFields):
+    """How to sample, and how to answer."""
+
+    model: str
+    n: int = Field(default=1, ge=1)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: ShortText | None = Field(
+        default=None, description="Whom the client acts for; kept on record."
+    )
     bad_words: Stops = Field(default_factory=list, description="Texts that are not generated.")
     allowed_token_ids: Items[int] | None = Field(
         default=None, description="No other token is generated."
@@ -163,6 +176,9 @@ class SamplingFields(CacheFields):
     guided_grammar: str | None = None
     prompt_logprobs: int | None = Field(
         default=None, description="Of each prompt token and so many alternatives; not streamed."
+    )
+    truncate_prompt_tokens: int | None = Field(
+        default=None, ge=-1, description="Keep the prompt's last so many tokens; -1 all that fit."
     )
     return_token_ids: bool = Field(
         default=False, description="Add the ids of prompt and answer, under vLLM's names."
@@ -227,25 +243,14 @@ class SamplingFields(CacheFields):
             InvalidSamplingParams: A value is out of range.
         """
         return SamplingParams(
+            **self.sampler(),
             n=self.n,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=0 if self.top_k == -1 else self.top_k,
-            min_p=self.min_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-            logit_bias={int(token): bias for token, bias in self.logit_bias.items()},
-            seed=self.seed,
-            stop=self.stop or (),
-            stop_token_ids=self.stop_token_ids,
             bad_words=self.bad_words,
             allowed_token_ids=self.allowed_token_ids,
             max_tokens=max_tokens,
-            min_tokens=self.min_tokens,
-            ignore_eos=self.ignore_eos,
             logprobs=logprobs,
             prompt_logprobs=self.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
             include_stop_str_in_output=self.include_stop_str_in_output,
             skip_special_tokens=self.skip_special_tokens,
             structured_outputs=self.form(),

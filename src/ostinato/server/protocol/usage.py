@@ -31,18 +31,24 @@ class Usage:
             sum(len(part.token_ids) for output in known for part in output.outputs),
         )
 
-    def as_openai(self, retained: Sequence[int] = ()) -> dict[str, Any]:
+    def as_openai(
+        self, retained: Sequence[int] = (), num_reasoning_tokens: int | None = None
+    ) -> dict[str, Any]:
         """Lay the counts out as OpenAI's API does.
 
         Args:
             retained: Of each prompt that was to be kept, how many tokens are.
+            num_reasoning_tokens: Generated tokens that were reasoning; None if none is looked for.
         """
         details = {"cached_tokens": self.num_cached_tokens}
         if retained:
             details["retained_tokens"] = sum(retained)
-        return {
+        counts: dict[str, Any] = {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_completion_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
             "prompt_tokens_details": details,
         }
+        if num_reasoning_tokens is not None:
+            counts["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
+        return counts

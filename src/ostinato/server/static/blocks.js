@@ -45,6 +45,19 @@ function hue(tenant) {
   return `hsl(${HUES[places.get(tenant) % HUES.length]} 62% ${isDark() ? 66 : 46}%)`;
 }
 
+// A cell of several blocks fills from below: private, in use, evictable; what is left is scratch.
+function pile(pen, mix, left, top, side, hue, colours) {
+  const total = mix.reduce((a, b) => a + b);
+  let from = 0;
+  for (const state of [1, 2, 3, 0]) {
+    const height = (side * mix[state]) / total;
+    pen.globalAlpha = hue && state === 3 ? 0.5 : 1;
+    pen.fillStyle = hue && state ? hue : colours[state];
+    pen.fillRect(left, top + side - from - height, side, height);
+    from += height;
+  }
+}
+
 export function drawBlocks(blocks, anew = false) {
   const map = $("map");
   const changed = anew || shown === null || shown.states.length !== blocks.states.length;
@@ -65,12 +78,17 @@ export function drawBlocks(blocks, anew = false) {
   const hues = blocks.tenants.map(hue);
   const gap = size > 5 ? 1.5 : 0.5;
   for (let cell = 0; cell < cells; cell++) {
+    const [left, top] = [(cell % columns) * size, Math.floor(cell / columns) * size];
+    if (blocks.mixes.length) {
+      pile(pen, blocks.mixes[cell], left, top, size - gap, by === "tenant" ? hues[blocks.owners[cell]] : null, colours);
+      continue;
+    }
     const state = Number(blocks.states[cell]);
     pen.globalAlpha = by === "tenant" && state === 3 ? 0.5 : 1;
     pen.fillStyle = by === "tenant" && state ? hues[blocks.owners[cell]] : colours[state];
     const inset = state === 1 ? size / 5 : 0; // private blocks are smaller, for those who see no hues
     const side = size - gap - 2 * inset;
-    pen.fillRect((cell % columns) * size + inset, Math.floor(cell / columns) * size + inset, side, side);
+    pen.fillRect(left + inset, top + inset, side, side);
   }
   pen.globalAlpha = 1;
   if (cursor !== null && cursor < cells) {
@@ -87,10 +105,11 @@ function describeAll(changed) {
   const cached = counts.held + counts.evictable;
   $("blocks-text").textContent =
     STATES.map((state) => `${count(counts[state])} ${state}`).join(", ") +
-    (perCell > 1 ? `; a cell stands for ${perCell} blocks` : "") + ".";
+    (perCell > 1 ? `; a cell stands for ${perCell} blocks and fills from below` : "") + ".";
   if (by === "state") {
     legend($("blocks-legend"), STATES.map((state) => [state, `${state} ${count(counts[state])}`]));
-    if (total) $("blocks-legend").append(element("li", {}, `${percent(cached / total)} of ${count(total)} hold cached prefixes`));
+    if (total) $("blocks-legend").append(element("li", {}, `${percent(cached / total)} of ${count(total)} hold cached prefixes` +
+      (perCell > 1 ? `; a cell stands for ${count(perCell)} and fills from below` : "")));
   } else {
     const present = [...new Set(shown.owners)].filter((owner) => owner >= 0).slice(0, 12);
     $("blocks-legend").replaceChildren(
@@ -99,7 +118,7 @@ function describeAll(changed) {
         mark.style.background = hue(tenants[owner]);
         return element("li", {}, mark, name(tenants[owner]));
       }),
-      element("li", {}, "pale: evictable, full: in use, small: private"),
+      element("li", {}, `pale: evictable, full: in use${perCell > 1 ? "" : ", small: private"}`),
     );
   }
   if (changed && cursor === null) $("cell").textContent = "Point at a cell, or move with the arrow keys.";
@@ -108,10 +127,14 @@ function describeAll(changed) {
 function describe() {
   const state = STATES[Number(shown.states[cursor])];
   const owner = shown.owners[cursor];
-  const whose = owner >= 0 ? `, of ${name(shown.tenants[owner])}` : "";
+  const whose = owner >= 0 ? `of ${name(shown.tenants[owner])}` : "";
   const first = cursor * shown.per_cell;
-  const which = shown.per_cell > 1 ? `Blocks ${first}–${first + shown.per_cell - 1}` : `Block ${first}`;
-  const text = `${which}: ${state} (${MEANINGS[state]})${whose}`;
+  const text = shown.mixes.length
+    ? `Blocks ${count(first)}–${count(Math.min(first + shown.per_cell, shown.count) - 1)}: ` +
+      [1, 2, 3, 0].filter((at) => shown.mixes[cursor][at])
+        .map((at) => `${count(shown.mixes[cursor][at])} ${STATES[at]}`).join(", ") +
+      (whose && `; most ${whose}`)
+    : `Block ${first}: ${state} (${MEANINGS[state]})${whose && `, ${whose}`}`;
   if ($("cell").textContent !== text) $("cell").textContent = text;
 }
 

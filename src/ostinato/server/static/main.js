@@ -1,12 +1,14 @@
 // What is shown, and how often?
 
 import { drawBlocks } from "/ui/blocks.js";
-import { drawFirstTokens, drawOrigins } from "/ui/charts.js";
+import { drawOverTime } from "/ui/charts.js";
+import "/ui/chat.js";
+import "/ui/explanation.js";
 import { $, compact, count, duration, percent } from "/ui/format.js";
 import "/ui/playground.js";
 import { account } from "/ui/savings.js";
 import { ask, dropKey, hasKey, keepKey, NoKey } from "/ui/server.js";
-import { drawPrefixes, drawTenants } from "/ui/tables.js";
+import { drawPrefixes, drawRequests, drawTenants } from "/ui/tables.js";
 
 const EVERY_MS = 1000;
 let paused = false;
@@ -19,9 +21,12 @@ function status(kind, text) {
   pill.textContent = text;
 }
 
+const spread = (percentiles, of) => percentiles
+  ? `${of} · 95%: ${duration(percentiles[1])} · 99%: ${duration(percentiles[2])}` : "";
+
 function draw(state) {
   newest = state;
-  const { totals, first_token: first, load } = state;
+  const { totals, first_token: first, generated, load } = state;
   $("model").textContent = `${state.model} · blocks of ${state.block_size} tokens` +
     (state.administrator ? "" : ` · tenant ${state.tenant}`);
   $("version").textContent = `Ostinato ${state.version}`;
@@ -38,12 +43,18 @@ function draw(state) {
   $("warm-count").textContent = count(first.warm.count);
   $("speedup").textContent = first.cold.count && first.warm.count
     ? `${(first.cold.median_s / first.warm.median_s).toFixed(1)}×` : "–";
+  $("first-detail").textContent = spread(first.percentiles, "five minutes");
+  $("rate").textContent = `${compact(Math.round(10 * generated.per_second) / 10)}/s`;
+  $("rate-detail").textContent = `${compact(totals.output)} in all`;
+  $("gap").textContent = duration(generated.percentiles?.[0] ?? null);
+  $("gap-detail").textContent = spread(generated.percentiles, "median");
   $("requests").textContent = compact(totals.requests);
   $("load").textContent = load
-    ? `${count(load.running)} running, ${count(load.waiting)} waiting · ${compact(load.evicted_blocks)} blocks evicted · computing in ${load.compute_path}`
-    : `${compact(totals.output)} tokens generated`;
-  drawOrigins(state.history);
-  drawFirstTokens(first, state.history);
+    ? `${count(load.running)} running, ${count(load.waiting)} waiting · ${compact(load.evicted_blocks)} blocks evicted`
+    : "that got a first token";
+  $("compute-path").textContent = load ? ` · computing in ${load.compute_path}` : "";
+  drawOverTime(state);
+  drawRequests(state.requests, state.administrator);
   drawBlocks(state.blocks);
   drawPrefixes(state.prefixes, state.administrator);
   drawTenants(state.tenants);

@@ -1,7 +1,7 @@
 // Where did each token of this prompt come from?
 
 import { $, count, duration, element, legend, percent } from "/ui/format.js";
-import { ask, NoKey } from "/ui/server.js";
+import { ask } from "/ui/server.js";
 
 const ORIGINS = ["cached", "copied", "computed"];
 
@@ -16,7 +16,7 @@ async function run() {
     }));
   } catch (error) {
     $("tokens").hidden = true;
-    $("play-summary").textContent = error instanceof NoKey ? "A key is needed: see above." : error.message;
+    $("play-summary").textContent = error.message;
   } finally {
     $("run").disabled = false;
   }
@@ -36,7 +36,8 @@ function show(found) {
   const parts = ORIGINS.map((origin) => `${count(sums[origin])} ${origin}`).join(", ");
   const saved = percent((sums.cached + sums.copied) / total);
   $("play-summary").textContent =
-    `${count(total)} tokens: ${parts}. ${saved} saved; first token after ${duration(found.first_token_s)}.`;
+    `${count(total)} tokens: ${parts}. ${saved} saved; first token after ${duration(found.first_token_s)}. `;
+  $("play-summary").append(element("a", { href: `#explain/${found.id}` }, "explain"));
   $("tokens").hidden = false;
   $("tokens").replaceChildren(...pieces, element("span", { class: "answer" }, found.text));
 }

@@ -1,4 +1,4 @@
-// Which prefixes save most, and how do tenants fare?
+// Which requests ended last, which prefixes save most, and how do tenants fare?
 
 import { $, compact, count, duration, element, oneLine, percent } from "/ui/format.js";
 
@@ -34,6 +34,26 @@ export function drawTenants(tenants) {
         "tr", {}, element("td", {}, tenant.name || "(no tenant)"), cell(count(tenant.requests)),
         cell(compact(tenant.prompt)), element("td", {}, ratio, percent(tenant.hit_ratio)),
       );
+    }),
+  );
+}
+
+export function drawRequests(requests, administrator) {
+  $("no-requests").hidden = requests.length > 0;
+  $("ended").hidden = requests.length === 0;
+  for (const head of document.querySelectorAll("#ended .tenant")) head.hidden = !administrator;
+  $("ended").tBodies[0].replaceChildren(
+    ...requests.map((request) => {
+      const rest = request.took_s - request.first_token_s;
+      const row = element(
+        "tr", {}, cell(duration(request.ago_s)), cell(count(request.prompt)),
+        cell(percent(request.prompt ? request.hit / request.prompt : 0)),
+        cell(duration(request.first_token_s)), cell(count(request.output)),
+        cell(rest > 0 ? (Math.max(0, request.output - 1) / rest).toFixed(0) : "–"), cell(request.ended, ""),
+      );
+      if (administrator) row.append(cell(request.tenant || "–", ""));
+      row.append(element("td", {}, element("a", { href: `#explain/${request.id}` }, "explain")));
+      return row;
     }),
   );
 }

@@ -1,0 +1,148 @@
+"""Loads an engine's model and sizes its pools.
+
+A number of blocks is used for every group of layers. Bytes, given or a share of the
+machine's memory, are split by ``hybrid.pool_sizes``.
+"""
+
+import logging
+from dataclasses import dataclass, replace
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ostinato.core.config import SchedulerConfig, WindowConfig, window_blocks
+from ostinato.core.errors import ConfigError
+from ostinato.engine.config import EngineConfig
+from ostinato.hybrid.pool_sizes import split_pools
+from ostinato.runner.attention.choice import AttentionCase, check_asked_for, choose_attention
+from ostinato.runner.compute_path import ComputePath
+from ostinato.runner.forward.places import weight_bytes
+from ostinato.runner.heap import keep_large_blocks
+from ostinato.runner.kv_store import KVSpec
+from ostinato.runner.layer_groups import LayerGroups, group_layers
+from ostinato.runner.memory import num_blocks_for
+from ostinato.runner.model_loader import LoadedModel, load_model, load_tokenizer
+from ostinato.runner.model_runner import ModelRunner
+from ostinato.runner.resolve import resolve_model
+
+logger = logging.getLogger("ostinato")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSizes:
+    """Blocks per group.
+
+    Attributes:
+        num_blocks: Of group 0.
+        windows: Of each window.
+    """
+
+    num_blocks: int
+    windows: tuple[WindowConfig, ...] = ()
+
+    @property
+    def all(self) -> list[int]:
+        """Blocks of every group, in order."""
+        return [self.num_blocks, *(window.num_blocks for window in self.windows)]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A model that is ready to run.
+
+    Attributes:
+        loaded: The model.
+        runner: Executes steps.
+        compute_path: How it does so, and why not faster.
+        sizes: Blocks per group of layers.
+        scheduling: Settings of the scheduler.
+    """
+
+    loaded: LoadedModel
+    runner: ModelRunner
+    compute_path: ComputePath
+    sizes: PoolSizes
+    scheduling: SchedulerConfig
+
+
+def set_up(config: EngineConfig) -> Setup:
+    """Load the model and size the pools.
+
+    Raises:
+        ConfigError: A setting cannot be met.
+        ModelError: The model cannot be served.
+    """
+    check_asked_for(config.attention)
+    other_tokenizer = _read_tokenizer(config)
+    loaded = load_model(
+        config.model,
+        config.dtype,
+        config.device,
+        config.attention,
+        config.forward,
+        config.revision,
+        config.quantization,
+    )
+    if other_tokenizer is not None:
+        loaded = replace(loaded, tokenizer=other_tokenizer)
+    if loaded.device.type == "cpu":
+        keep_large_blocks()
+    limit, spec = loaded.length_limit, loaded.kv_spec
+    scheduling = config.scheduler(config.longest(limit.num_tokens, limit.reason))
+    auto = config.kv_cache_dtype == "auto"
+    kv_dtype = loaded.dtype if auto else getattr(torch, config.kv_cache_dtype)
+    groups = group_layers(spec, scheduling.max_model_len)
+    sizes = size_pools(config, scheduling, spec, groups, kv_dtype, loaded.device)
+    case = AttentionCase(spec, loaded.dtype, kv_dtype, config.block_size, loaded.device)
+    attention = choose_attention(config.attention, case, config.read_once)
+    runner = ModelRunner(loaded, sizes.all, config.block_size, kv_dtype, attention, groups)
+    compute_path = ComputePath.of(loaded, config.attention, case)
+    gib = weight_bytes(loaded.model) / 2**30
+    logger.info("%s computes in %s; weights take %.2f GiB", loaded.name, compute_path, gib)
+    return Setup(loaded, runner, compute_path, sizes, scheduling)
+
+
+def size_pools(
+    config: EngineConfig,
+    scheduling: SchedulerConfig,
+    spec: KVSpec,
+    groups: LayerGroups,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> PoolSizes:
+    """Split memory among the groups of a model.
+
+    Raises:
+        ConfigError: Not even one block fits, or not one sequence's window.
+    """
+    per_block = [
+        groups.bytes_per_token(spec, group, dtype) * config.block_size
+        for group in range(groups.num_groups)
+    ]
+    even = num_blocks_for(
+        bytes_per_block=sum(per_block),
+        block_size=config.block_size,
+        max_num_seqs=scheduling.max_num_seqs,
+        max_model_len=scheduling.max_model_len,
+        num_blocks=config.num_blocks,
+        kv_cache_memory=config.kv_cache_memory,
+        device=device,
+    )
+    if config.num_blocks is not None:
+        # As many as configured, but never fewer than one sequence needs to continue.
+        full = even
+        sizes = [max(even, window_blocks(w, config.block_size)) for w in groups.windows]
+    else:
+        full, sizes = split_pools(even, per_block, groups.windows, config.block_size, scheduling)
+    windows = zip(groups.windows, sizes, strict=True)
+    return PoolSizes(full, tuple(WindowConfig(window, size) for window, size in windows))
+
+
+def _read_tokenizer(config: EngineConfig) -> PreTrainedTokenizerBase | None:
+    """Read the tokenizer that replaces the model's own, if one is set."""
+    if config.tokenizer is None:
+        return None
+    tokenizer = load_tokenizer(resolve_model(config.tokenizer))
+    if tokenizer is None:
+        raise ConfigError(f"tokenizer={str(config.tokenizer)!r}: no tokenizer files are there")
+    return tokenizer

@@ -1,0 +1,87 @@
+"""Digests of blocks: chained, so that each covers everything before it, as in git.
+
+::
+
+    root    = H(identity, or that of the public prefix)
+    block 0 = H(root    + tokens 0 .. B-1     + extras)
+    block k = H(block k-1 + tokens kB .. kB+B-1 + extras)
+
+Tokens are packed little-endian ``uint32``; extras are the images that touch the block, and the
+tenant at the boundary after a public prefix. What is hashed is bytes of fixed layout, never
+``str()`` or ``pickle`` of Python objects, so that lists, tuples and NumPy integers of the same ids
+give the same digest.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Callable
+
+from ostinato.core.config import DigestName
+from ostinato.core.identity import PrefixKey
+from ostinato.core.ids import BlockDigest
+
+DigestFunction = Callable[[bytes], bytes]
+"""From any bytes to a digest of fixed length."""
+
+
+def sha256(data: bytes) -> bytes:
+    """Digest that cannot be forged; 32 bytes."""
+    return hashlib.sha256(data).digest()
+
+
+def make_xxh3_128() -> DigestFunction:
+    """Return a fast digest, 16 bytes, with a random seed of this process.
+
+    It is no match for an attacker, so digests differ between processes; the hash index
+    compares tokens anyway.
+    """
+    import xxhash  # imported here: an embedded cache needs NumPy alone
+
+    seed = secrets.randbits(64)
+    return lambda data: xxhash.xxh3_128_digest(data, seed)
+
+
+def make_digest(name: DigestName) -> DigestFunction:
+    """Return the digest function of that name."""
+    return sha256 if name == "sha256" else make_xxh3_128()
+
+
+class BlockHasher:
+    """Digests of the full blocks of a sequence, computed once and remembered in its key."""
+
+    def __init__(self, block_size: int, digest: DigestFunction) -> None:
+        """Hash blocks of ``block_size`` tokens with ``digest``."""
+        self.block_size = block_size
+        self._digest = digest
+
+    def root(self, key: PrefixKey) -> BlockDigest:
+        """Return the parent digest of a sequence's first block."""
+        return BlockDigest(self._digest(key.identity.root.encoded))
+
+    def digests(self, key: PrefixKey, num_blocks: int) -> list[BlockDigest]:
+        """Return the chained digests of the first full blocks.
+
+        Args:
+            key: The sequence; its memo is extended.
+            num_blocks: Full blocks wanted, all within the sequence.
+
+        Returns:
+            The memo itself, at least ``num_blocks`` long.
+
+        Cost: one digest per block that is not in the memo.
+        """
+        memo = key.digests.get(self)
+        if memo is None:
+            memo = key.digests[self] = []
+        if len(memo) < num_blocks:
+            parent = memo[-1] if memo else self.root(key)
+            digest, size = self._digest, self.block_size
+            for index in range(len(memo), num_blocks):
+                parent = BlockDigest(digest(parent + key.block_name(index, size)))
+                memo.append(parent)
+        return memo
+
+    def child(self, key: PrefixKey, num_blocks: int, name: bytes) -> BlockDigest:
+        """Return the digest of a block, by its tokens and extras, after a sequence's first ones."""
+        parent = self.digests(key, num_blocks)[num_blocks - 1] if num_blocks else self.root(key)
+        return BlockDigest(self._digest(parent + name))

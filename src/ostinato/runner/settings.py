@@ -1,0 +1,11 @@
+"""The values of the runner's settings."""
+
+from typing import Literal
+
+AttentionName = Literal["auto", "native", "torch"]
+ReadOnce = Literal["auto", "always", "never"]
+ForwardName = Literal["auto", "packed", "plain"]
+QuantizationName = Literal["int8", "int4"]
+
+NATIVE_BLOCK = 16
+"""The native library needs blocks of a multiple of this many tokens."""

@@ -1,0 +1,296 @@
+"""How do model families write reasoning and calls of tools? A row per family.
+
+A row says how the parts of an answer begin and end. Expressions are matched as text arrives
+(``answer_parser``); their groups name what begins there: ``call``, ``whole`` (a call that is read
+when all of it is there), ``text``, ``reasoning``, or ``skip`` (a mark that means nothing).
+
+Sources: the families' chat templates. Hermes 2 Pro and Qwen 2.5 (``hermes``), Llama 3.1
+(``llama3_json``), mistral-common (``mistral``), DeepSeek V3 (``deepseek_v3``), and OpenAI's harmony
+format (``openai``); the names of the rows are vLLM's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ostinato.core.errors import ConfigError
+
+_JSON_CALL = (
+    r'\{\s{0,64}(?:"type"\s{0,9}:\s{0,9}"function"\s{0,9},\s{0,64})?"name"\s{0,9}:\s{0,9}'
+    r'"(?P<name>[^"\\]{1,256})"\s{0,9},\s{0,64}"(?:arguments|parameters)"\s{0,9}:\s{0,9}(?=\{)'
+)
+"""A call as it is commonly written: first the name, then an object."""
+
+_NAME = r"(?P<name>[\w.:-]{1,128})"
+_IN_HEADER = r"(?:(?!<\|(?:message|end|start)\|>)[^\n]){0,200}?"
+_HEADER = r"<\|(?:start|channel)\|>"
+_FUNCTION, _SEP = "function<｜tool▁sep｜>", "<｜tool▁sep｜>"
+_CALLS_BEGIN, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL_BEGIN, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+
+Group = tuple[str, str]
+"""What begins, and the expression that it begins with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """How calls of tools are written.
+
+    Attributes:
+        anywhere: What may stand at any place of the text.
+        first: What may stand at the beginning of the answer alone.
+        following: What may stand right after a call alone.
+        tail: What follows the arguments of a call and belongs to it.
+        closes: Text that ends a call; empty where nothing does.
+        written: How a call is to be written: with ``NAME`` and ``ARGUMENTS`` in their places.
+        opens: How ``written`` begins: what commits a model to a call; empty for the call itself.
+        group: What stands before the first call, and after the last one.
+        separator: What stands between calls; None where there is one call at most.
+        marks: Texts that may be special tokens.
+        knows: Whether a chat template shows calls in this format.
+        has_short_ids: Whether its template wants ids of calls of nine letters or digits.
+        takes_text: Whether its template wants the arguments of earlier calls as text.
+    """
+
+    anywhere: tuple[Group, ...] = ()
+    first: tuple[Group, ...] = ()
+    following: tuple[Group, ...] = ()
+    tail: str
+    closes: str = ""
+    written: str
+    opens: str = ""
+    group: tuple[str, str] = ("", "")
+    separator: str | None = "\n"
+    marks: tuple[str, ...] = ()
+    knows: Callable[[str], bool]
+    has_short_ids: bool = False
+    takes_text: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningFormat:
+    """How reasoning is told from the answer.
+
+    Attributes:
+        begins: What reasoning begins with, at the beginning of the answer.
+        ends: What ends it.
+        frames: What begins each part, wherever it stands: then nothing else is looked for.
+        opening: The text of ``begins``; a template may end a prompt with it.
+        closing: The text of ``ends``; a template may end a prompt with it, and then nothing is
+            reasoned.
+        is_assumed: Whether answers begin with reasoning although nothing says so.
+        before_text: Expression after which a form of the answer's text applies.
+        before_call: Expression after which a form of calls applies.
+    """
+
+    begins: str = ""
+    ends: str = ""
+    frames: tuple[Group, ...] = ()
+    opening: str = ""
+    closing: str = ""
+    is_assumed: bool = False
+    before_text: str = ""
+    before_call: str = ""
+
+
+def _tags(opening: str, closing: str, **more: Any) -> ReasoningFormat:
+    begins, ends = (text.replace("[", r"\[") for text in (opening, closing))
+    return ReasoningFormat(
+        begins=begins, ends=ends, opening=opening, closing=closing,
+        before_text=ends, before_call=ends, **more,
+    )  # fmt: skip
+
+
+REASONING_FORMATS = {
+    "qwen3": _tags("<think>", "</think>"),
+    "deepseek_r1": _tags("<think>", "</think>", is_assumed=True),
+    "mistral": _tags("[THINK]", "[/THINK]"),
+    "granite": ReasoningFormat(
+        begins="Here(?:'s| is) my thought process:", ends="Here(?:'s| is) my response:"
+    ),
+    "openai_gptoss": ReasoningFormat(
+        frames=(
+            ("reasoning", rf"{_HEADER}{_IN_HEADER}analysis{_IN_HEADER}<\|message\|>"),
+            ("text", rf"{_HEADER}{_IN_HEADER}<\|message\|>"),
+            ("skip", r"<\|(?:end|return|call)\|>"),
+        ),
+        closing="<|end|>",
+        before_text=r"<\|channel\|>final[^<]{0,40}(?:<\|constrain\|>[^<]{0,40})?<\|message\|>",
+        before_call=r"<\|end\|>",
+    ),
+}
+"""By the names of ``--reasoning-parser``."""
+
+_HERMES = ToolFormat(
+    anywhere=(
+        ("call", rf"<tool_call>\s{{0,64}}{_JSON_CALL}"),
+        ("whole", r"<tool_call>(?P<body>(?:(?!</tool_call>)[\s\S]){0,4096}+)</tool_call>"),
+    ),
+    tail=r"[\s\S]{0,256}?</tool_call>",
+    closes="</tool_call>",
+    written='<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>',
+    opens="<tool_call>",
+    marks=("<tool_call>", "</tool_call>"),
+    knows=lambda template: "<tool_call>" in template and "<function=" not in template,
+)
+
+_LLAMA = ToolFormat(
+    anywhere=(("call", rf"<\|python_tag\|>\s{{0,64}}{_JSON_CALL}"),),
+    first=(("call", rf"\s{{0,64}}{_JSON_CALL}"),),
+    following=(("call", rf"\s{{0,64}};?\s{{0,64}}{_JSON_CALL}"),),
+    tail=r"\s{0,64}\}",
+    written='{"name": "NAME", "parameters": ARGUMENTS}',
+    separator="; ",
+    marks=("<|python_tag|>",),
+    knows=lambda template: "<|python_tag|>" in template,
+)
+
+_MISTRAL = ToolFormat(
+    anywhere=(
+        ("call", rf"\[TOOL_CALLS\]\s{{0,64}}\[?\s{{0,64}}{_JSON_CALL}"),
+        (
+            "call",
+            rf"\[TOOL_CALLS\]\s{{0,9}}{_NAME}(?:\[CALL_ID\]\w{{1,64}})?(?:\[ARGS\])?\s{{0,9}}(?=\{{)",
+        ),
+    ),
+    following=(("call", rf"\s{{0,64}}{_JSON_CALL}"),),
+    tail=r"\s{0,64}\}\s{0,64}[\],]",
+    written='{"name": "NAME", "arguments": ARGUMENTS}',
+    opens="[TOOL_CALLS]",
+    group=("[TOOL_CALLS][", "]"),
+    separator=", ",
+    marks=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    knows=lambda template: "[TOOL_CALLS]" in template,
+    has_short_ids=True,
+)
+
+_MISTRAL_ARGS = replace(
+    _MISTRAL, written="[TOOL_CALLS]NAME[ARGS]ARGUMENTS", group=("", ""), separator=""
+)
+"""As templates with ``[ARGS]`` write it, of Mistral Small 3.2 and later."""
+
+_DEEPSEEK = ToolFormat(
+    anywhere=(
+        (
+            "call",
+            rf"(?:{_CALLS_BEGIN}\s{{0,9}})?{_CALL_BEGIN}(?:{_FUNCTION})?{_NAME}\s{{0,9}}"
+            rf"(?:{_SEP}|```json)\s{{0,9}}(?=\{{)",
+        ),
+        ("skip", _CALLS_END),
+    ),
+    tail=rf"[\s\S]{{0,64}}?{_CALL_END}",
+    closes=_CALL_END,
+    written=f"{_CALL_BEGIN}{_FUNCTION}NAME\n```json\nARGUMENTS\n```{_CALL_END}",
+    opens=_CALLS_BEGIN,
+    group=(_CALLS_BEGIN, _CALLS_END),
+    marks=(_CALLS_BEGIN, _CALLS_END, _CALL_BEGIN, _CALL_END, _SEP),
+    knows=lambda template: _CALL_BEGIN in template,
+    takes_text=True,
+)
+
+_OPENAI = ToolFormat(
+    anywhere=(
+        (
+            "call",
+            rf"{_HEADER}{_IN_HEADER} to=functions\.{_NAME}{_IN_HEADER}<\|message\|>",
+        ),
+    ),
+    tail=r"<\|call\|>",
+    closes="<|call|>",
+    written="<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS<|call|>",
+    opens="<|channel|>commentary to=functions.",
+    separator=None,
+    marks=("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", "<|constrain|>"),
+    knows=lambda template: "<|channel|>" in template,
+)
+
+TOOL_FORMATS = {
+    "hermes": _HERMES,
+    "llama3_json": _LLAMA,
+    "mistral": _MISTRAL,
+    "deepseek_v3": _DEEPSEEK,
+    "openai": _OPENAI,
+}
+"""By the names of ``--tool-call-parser``."""
+
+_AUTO = ("openai", "mistral", "deepseek_v3", "llama3_json", "hermes")
+"""In the order in which chat templates are asked: the first marks are the least mistakable."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormats:
+    """How the answers of one model are written.
+
+    Attributes:
+        tools: Format of calls.
+        reasoning: Format of reasoning; None leaves it in the text.
+        is_native: Whether the chat template shows tools and calls in that format.
+        special_ids: Marks of both that are special tokens, and their ids.
+        closing_ids: How the end of reasoning is tokenized.
+    """
+
+    tools: ToolFormat = _HERMES
+    reasoning: ReasoningFormat | None = None
+    is_native: bool = False
+    special_ids: dict[str, int] = field(default_factory=dict, hash=False)
+    closing_ids: tuple[int, ...] = ()
+
+    @classmethod
+    def of(
+        cls, tokenizer: Any, tool_parser: str = "auto", reasoning_parser: str | None = None
+    ) -> "AnswerFormats":
+        """Settle the formats of a model.
+
+        Args:
+            tokenizer: Of the model; None if it has none.
+            tool_parser: A key of ``TOOL_FORMATS``, or ``auto``: what the chat template shows.
+            reasoning_parser: A key of ``REASONING_FORMATS``, or None.
+
+        Raises:
+            ConfigError: The chat template shows no tools, and the format needs one that does.
+        """
+        template = str(getattr(tokenizer, "chat_template", None) or "")
+        shows_tools = "tools" in template
+        tools, is_native = _HERMES, shows_tools
+        if tool_parser == "auto":
+            fitting = (TOOL_FORMATS[name] for name in _AUTO)
+            known = next((one for one in fitting if shows_tools and one.knows(template)), None)
+            tools, is_native = known or _HERMES, known is not None
+        else:
+            tools = TOOL_FORMATS[tool_parser]
+            if not is_native and tools is not _HERMES:
+                raise ConfigError(
+                    f"tool_call_parser={tool_parser!r}: the model's chat template shows no tools; "
+                    "choose 'hermes', whose calls are described to the model in words"
+                )
+        if tools is _MISTRAL and "[ARGS]" in template:
+            tools = _MISTRAL_ARGS
+        reasoning = None if reasoning_parser is None else REASONING_FORMATS[reasoning_parser]
+        marks = {
+            *tools.marks,
+            *(() if reasoning is None else (reasoning.opening, reasoning.closing)),
+        }
+        special = _special_ids(tokenizer, sorted(marks - {""}))
+        closing = () if reasoning is None else _encode(tokenizer, reasoning.closing)
+        return cls(tools, reasoning, is_native, special, closing)
+
+
+def _special_ids(tokenizer: Any, marks: list[str]) -> dict[str, int]:
+    """Return the ids of those marks that are left out of texts unless asked for."""
+    if tokenizer is None or not marks:
+        return {}
+    ids = zip(marks, tokenizer.convert_tokens_to_ids(marks), strict=True)
+    special = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+    return {mark: int(id_) for mark, id_ in ids if id_ in special or _hides(tokenizer, mark, id_)}
+
+
+def _hides(tokenizer: Any, mark: str, id_: int | None) -> bool:
+    """Whether an added token is special although it has no role."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).get(id_)
+    return added is not None and bool(added.special) and added.content == mark
+
+
+def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
+    if tokenizer is None or not text:
+        return ()
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])

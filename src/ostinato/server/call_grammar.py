@@ -1,0 +1,122 @@
+"""Which grammar holds an answer to a response format, and its calls to a tool format?"""
+
+import json
+import re
+from collections.abc import Sequence
+
+from ostinato.engine.grammar import JSON_WHITE_SPACE
+from ostinato.engine.structured_outputs import StructuredOutputs
+from ostinato.server.answer_formats import AnswerFormats
+from ostinato.server.tools import Tool, ToolUse
+
+_MOST_CALLS = 16
+"""Calls that a required choice may make at once: a model that likes them would never end."""
+
+_SPACING = {"x-guidance": {"whitespace_pattern": JSON_WHITE_SPACE}}
+"""What a schema says to ``llguidance``: as bounded as in structured outputs."""
+
+
+def form_of(
+    answer: StructuredOutputs | None, use: ToolUse, formats: AnswerFormats
+) -> StructuredOutputs | None:
+    """Return the form that an answer must have, if any.
+
+    Args:
+        answer: The form of an answer that calls nothing: JSON; None for text.
+        use: The tools.
+        formats: How calls are written.
+    """
+    is_framed = formats.reasoning is not None and bool(formats.reasoning.frames)
+    if not use.tools:
+        return answer
+    if use.choice == "auto" and is_framed:
+        return answer  # calls stand outside of the answer's text
+    if use.choice == "auto" and answer is None and not any(t.is_strict for t in use.tools):
+        return None
+    called = [tool for tool in use.tools if use.only in (None, tool.name)]
+    rules = _CallRules(formats, called, use.is_parallel)
+    if use.choice == "required":
+        thought = rules.thought if is_framed else ""
+        head = [f"start: {thought}{rules.calls}"]
+    elif answer is not None:
+        head = [f"start: {rules.calls} | answer", f"answer: {_json_rule(answer)}"]
+    else:
+        head = rules.text_and_calls()
+    return StructuredOutputs(grammar="%llguidance {}\n" + "\n".join([*head, *rules.lines]))
+
+
+class _CallRules:
+    """Rules of a grammar for calls, in the notation of ``llguidance``.
+
+    Attributes:
+        lines: The rules.
+        calls: Expression of all calls of an answer.
+        thought: Expression of what may stand before them in harmony's format.
+    """
+
+    def __init__(self, formats: AnswerFormats, tools: Sequence[Tool], is_parallel: bool) -> None:
+        """Write the rules for tools that may be called."""
+        self._formats, self._written = formats, formats.tools
+        self._is_parallel = is_parallel and self._written.separator is not None
+        names = [f"call_{place}" for place in range(len(tools))]
+        self.lines = [f"call: {' | '.join(names)}", r"TEXT: /(.|\n)*/"]
+        for name, tool in zip(names, tools, strict=True):
+            self.lines += [
+                f"{name}: {self._call(self._written.written, name, tool)}",
+                f"{name}_arguments: %json {_schema(tool)}",
+            ]
+        self._tools = dict(zip(names, tools, strict=True))
+        first, last = self._written.group
+        more = f"({self._literal(self._written.separator or '')} call){{0,{_MOST_CALLS - 1}}}"
+        several = f"call {more}" if self._is_parallel else "call"
+        self.calls = f"{self._literal(first)} {several} {self._literal(last)}"
+        self.thought = (
+            f"({self._literal('<|channel|>analysis<|message|>')} TEXT "
+            f"{self._literal('<|end|><|start|>assistant')})? "
+        )
+
+    def text_and_calls(self) -> list[str]:
+        """Return rules for text that may call: who begins a call has to write one."""
+        opens = self._written.opens
+        if not opens:  # a call is all of the answer, and begins as no text may
+            return [f"start: {self.calls} | PLAIN | ", r"PLAIN: /[^{](.|\n)*/"]
+        if opens in self._formats.special_ids:
+            return [f"start: TEXT | TEXT {self.calls}"]
+        several = "*" if self._is_parallel else "?"
+        rest = [
+            f"rest_{name}: {self._call(self._written.written.removeprefix(opens), name, tool)}"
+            for name, tool in self._tools.items()
+        ]
+        rests = " | ".join(f"rest_{name}" for name in self._tools)
+        return [
+            f"start: (opened ({rests})){several} TEXT",
+            f"opened[lazy]: TEXT {json.dumps(opens)}",
+            *rest,
+        ]
+
+    def _call(self, written: str, name: str, tool: Tool) -> str:
+        head, _, rest = written.partition("NAME")
+        middle, _, tail = rest.partition("ARGUMENTS")
+        return f"{self._literal(head + tool.name + middle)} {name}_arguments {self._literal(tail)}"
+
+    def _literal(self, text: str) -> str:
+        """Write a text; marks that are special tokens by their ids."""
+        ids = self._formats.special_ids
+        marks = "|".join(map(re.escape, sorted(ids, key=len, reverse=True)))
+        parts = re.split(f"({marks})", text) if marks else [text]
+        written = (
+            f"<[{ids[p]}]>" if p in ids else json.dumps(p, ensure_ascii=False) for p in parts if p
+        )
+        return " ".join(written)
+
+
+def _schema(tool: Tool) -> str:
+    """Return the schema of a call's arguments."""
+    schema = {"type": "object", **tool.parameters, **_SPACING}
+    return json.dumps(schema, ensure_ascii=False)
+
+
+def _json_rule(answer: StructuredOutputs) -> str:
+    assert answer.json_object or answer.json is not None, "formats of answers are text or JSON"
+    schema = {"type": "object"} if answer.json_object else json.loads(answer.source)
+    return f"%json {json.dumps({**schema, **_SPACING}, ensure_ascii=False)}"

@@ -1,0 +1,251 @@
+"""Which requests are refused before anything looks at them?
+
+Those of foreign web pages to a server without keys; and bodies of callers that are not known, too
+long or too slow, nested too deeply, with more values than the model could hold, or no UTF-8. They
+are refused before anything parses them: a parser would need memory, stack or time in proportion to
+what a stranger sent.
+"""
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import numpy as np
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ostinato.server.config import is_loopback
+from ostinato.server.errors import ApiError, response_of
+from ostinato.server.state import ServerState
+
+LEAST_ITEMS, ITEMS_PER_TOKEN = 262_144, 8
+"""Values that a body may have in any case, and for each token that the model can hold."""
+
+_ESCAPE = re.compile(rb"\\.", re.DOTALL)
+
+
+_STEPS = np.zeros(256, dtype=np.int8)
+_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
+"""By how much a byte outside of strings changes the depth."""
+
+
+class BodyGuard:
+    """Reads the body of each caller's request, and hands it on in one piece if it is sound."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        """Stand before an application."""
+        self._app = app
+        self._callers = state.callers
+        self._config = state.config
+        items = max(LEAST_ITEMS, ITEMS_PER_TOKEN * state.llm.max_model_len)
+        self._most_items = state.config.max_json_items or items
+        self._bytes_under_way: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await self._app(scope, receive, send)
+            return
+        body = _Body()
+        try:
+            refusal = await self._take(scope, receive, body)
+            if refusal is not None:
+                await response_of(scope["path"], refusal)(scope, receive, send)
+            elif not body.is_gone:
+                await self._app(scope, _replayed(body.data, receive), send)
+        finally:
+            self._release(body)
+
+    async def _take(self, scope: Scope, receive: Receive, body: "_Body") -> ApiError | None:
+        """Read and check a body; returns why it is refused, if it is."""
+        try:
+            # Without a key that is known, the body is not even read.
+            body.tenant = self._callers.identify(Headers(scope=scope)).tenant
+            await self._read(scope, receive, body)
+            self._check(body.data)
+        except ApiError as error:
+            return error
+        return None
+
+    async def _read(self, scope: Scope, receive: Receive, body: "_Body") -> None:
+        """Read a whole body, unless its sender goes away.
+
+        Raises:
+            ApiError: It is longer than allowed (413), too slow (408), or its tenant has too many
+                bytes under way (429).
+        """
+        most = self._config.max_body_bytes
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        if announced.isdigit() and int(announced[:20]) > most:
+            raise _too_long(int(announced[:20]), most)
+        pieces: list[bytes] = []
+        more = True
+        try:
+            async with asyncio.timeout(self._config.body_timeout_s):
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        body.is_gone = True
+                        return
+                    pieces.append(message.get("body", b""))
+                    self._charge(body, len(pieces[-1]))
+                    if body.num_bytes > most:
+                        raise _too_long(body.num_bytes, most)
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"the body did not arrive within {self._config.body_timeout_s:g} s: send it "
+                "faster, or raise --body-timeout",
+                code="body_timeout",
+            ) from None
+        body.data = b"".join(pieces)
+
+    def _charge(self, body: "_Body", num_bytes: int) -> None:
+        """Count bytes that a tenant has under way.
+
+        Raises:
+            ApiError: There are too many (429).
+        """
+        body.num_bytes += num_bytes
+        self._bytes_under_way[body.tenant] += num_bytes
+        most = self._config.max_tenant_body_bytes
+        if self._bytes_under_way[body.tenant] > most:
+            raise ApiError(
+                429,
+                f"the bodies of this key's requests under way have more than {most} bytes: wait "
+                "until some of them have ended, or raise --max-tenant-bodies",
+                kind="rate_limit_error",
+                code="too_many_bytes",
+                headers={"Retry-After": "1"},
+            )
+
+    def _release(self, body: "_Body") -> None:
+        self._bytes_under_way[body.tenant] -= body.num_bytes
+        if not self._bytes_under_way[body.tenant]:
+            del self._bytes_under_way[body.tenant]
+
+    def _check(self, body: bytes) -> None:
+        """Refuse what no parser should see.
+
+        Raises:
+            ApiError: It is no UTF-8, nested too deeply, or has too many values (400).
+        """
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            raise ApiError(
+                400,
+                f"the body is not UTF-8: {error.reason} at byte {error.start}",
+                code="invalid_utf8",
+            ) from error
+        depth, num_items = _shape(body)
+        if depth > self._config.max_json_depth:
+            raise ApiError(
+                400,
+                f"the body nests more than {self._config.max_json_depth} brackets: flatten it",
+                code="too_deep",
+            )
+        if num_items > self._most_items:
+            raise ApiError(
+                400,
+                f"the body has {num_items} values, and more than {self._most_items} are more than "
+                "this model could hold: send less, or raise --max-json-items",
+                code="too_many_values",
+            )
+
+
+@dataclass(slots=True)
+class _Body:
+    """One body, while its request is under way."""
+
+    tenant: str = ""
+    data: bytes = b""
+    num_bytes: int = 0
+    is_gone: bool = False
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Return what receives a body that was read already, and then what comes after it."""
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return receive_again
+
+
+def _shape(body: bytes) -> tuple[int, int]:
+    """Return how deep a body nests, and how many values it has; strings count as one each.
+
+    Cost: a few passes over the bytes, none of them in Python.
+    """
+    marks = np.frombuffer(_ESCAPE.sub(b"", body) if b"\\" in body else body, dtype=np.uint8)
+    in_string = np.bitwise_xor.accumulate(marks == ord('"'))
+    marks = marks[~in_string]
+    steps = _STEPS[marks]
+    depth = int(np.cumsum(steps, dtype=np.int32).max(initial=0))
+    return depth, int(np.count_nonzero(marks == ord(","))) + 1
+
+
+def _too_long(num_bytes: int, most: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the body has {num_bytes} bytes or more, and at most {most} are taken: send less, or "
+        "raise --max-body",
+        code="body_too_large",
+    )
+
+
+class HostGuard:
+    """Lets in who speaks to this machine under one of its own names.
+
+    Where there are no keys, being on this machine is the only proof of identity, and a browser on
+    this machine runs the pages of strangers. Such a page can send requests to loopback under its
+    own name (DNS rebinding), and then the ``Host`` header is that name; or across sites, and then
+    ``Origin`` is. Both are refused. With keys, the key is the proof.
+
+    Source: Jackson et al., Protecting Browsers from DNS Rebinding Attacks (CCS 2007).
+    """
+
+    def __init__(self, app: ASGIApp, allowed_origins: Sequence[str] = ()) -> None:
+        """Stand before an application without keys; pages of allowed origins may call it."""
+        self._app = app
+        self._allowed_origins = allowed_origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "http":
+            headers = dict(scope["headers"])
+            for name, prefix in ((b"host", "//"), (b"origin", "")):
+                value = headers.get(name, b"").decode("latin-1")
+                is_allowed = name == b"origin" and self._allows(value)
+                if value and not is_allowed and not _is_of_this_machine(prefix + value):
+                    error = _stranger(name.decode().capitalize(), value)
+                    await response_of(scope["path"], error)(scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
+
+    def _allows(self, origin: str) -> bool:
+        return origin in self._allowed_origins or "*" in self._allowed_origins
+
+
+def _is_of_this_machine(address: str) -> bool:
+    """Whether an address, with or without a port, is one that only this machine reaches."""
+    try:
+        return is_loopback(urlsplit(address).hostname or "")
+    except ValueError:  # no address at all
+        return False
+
+
+def _stranger(header: str, value: str) -> ApiError:
+    return ApiError(
+        403,
+        f"{header}: {value:.200} is no name of this machine, and without keys that is all a caller "
+        "has to show: call http://127.0.0.1, or give the server a keys file",
+        kind="permission_error",
+        code="foreign_host",
+    )

@@ -1,0 +1,182 @@
+"""How does a server begin, and how does it end?
+
+::
+
+    SIGTERM or Ctrl-C ─► drain: /ready 503, new requests 503, running ones go on
+                           ├── the last one has ended ────────────┐
+                           ├── drain_timeout_s is over ───────────┤─► engine ends ─► exit
+                           └── the signal comes again ────────────┘
+"""
+
+import asyncio
+import gc
+import logging
+import socket
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from ostinato.core.errors import ConfigError
+from ostinato.engine.async_llm import AsyncLLM
+from ostinato.engine.engine import logger
+from ostinato.server.admin.bodies import PrewarmLine
+from ostinato.server.admin.prewarming import prewarm_all
+from ostinato.server.app import create_app
+from ostinato.server.callers import KeyedCallers
+from ostinato.server.config import ServerConfig
+from ostinato.server.connections import Connections, LogLimit, raise_file_limit
+from ostinato.server.state import ServerState
+from ostinato.server.tracing import make_tracer
+
+_LAST_WORDS_S = 5
+"""For readers to take what there is, once the engine has ended."""
+
+
+def open_state(model: str, settings: dict[str, Any], config: ServerConfig) -> ServerState:
+    """Load a model and return the state of a server that serves it.
+
+    Args:
+        model: Embedded model, checkpoint directory or hub name.
+        settings: Of the engine, see ``EngineConfig``.
+        config: Of the server.
+
+    Raises:
+        ConfigError: A setting is out of range, or the keys file is none.
+        ModelError: The model cannot be served.
+    """
+    tracer = make_tracer(config)  # before the model: what it lacks should be said at once
+    if config.keys_file is None:
+        state = ServerState(AsyncLLM(model, **settings), config)
+    else:
+        callers = KeyedCallers(config.keys_file)
+        llm = AsyncLLM(model, **settings, allotments=callers.keys.allotments())
+        state = ServerState(llm, config, callers)
+    if tracer is not None:
+        state.observers.append(tracer)
+    return state
+
+
+def warm_up(state: ServerState, prompts: list[PrewarmLine]) -> None:
+    """Compute prompts before the first request.
+
+    Raises:
+        ConfigError: One of them cannot be served or kept; the engine has ended then.
+    """
+    if not prompts:
+        return
+    try:
+        asyncio.run(prewarm_all(state, prompts))
+    except BaseException:
+        state.llm.shutdown()
+        raise
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """Return a socket that listens where the server is to be; before a model is loaded.
+
+    Raises:
+        ConfigError: The address is in use, or is none of this machine.
+    """
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        listener = socket.create_server((config.host, config.port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(
+            f"host={config.host!r}, port={config.port}: cannot listen there ({error.strerror}); "
+            "give another --port, or --port 0 for any free one"
+        ) from error
+    # Connections inherit it. asyncio sets it only where the protocol is named, which it is not
+    # here, and without it Nagle's algorithm and delayed acknowledgements add 40 ms to answers.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+def run_server(
+    state: ServerState, listener: socket.socket, announce: Callable[[str], None]
+) -> None:
+    """Serve until a signal comes, and then until the last request has ended.
+
+    Args:
+        state: Of the server.
+        listener: Where it listens; closed in the end.
+        announce: Called with the server's address when it takes requests.
+
+    Effects: the engine is shut down in the end.
+    """
+    server = DrainingServer(state, announce)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        state.llm.shutdown()
+
+
+class DrainingServer(uvicorn.Server):
+    """Takes no more requests after the first signal, and ends when the last one has ended."""
+
+    def __init__(self, state: ServerState, announce: Callable[[str], None]) -> None:
+        """Make a server that has not begun."""
+        connections = Connections(state.config, raise_file_limit())
+        for name in ("uvicorn.error", "asyncio"):
+            logging.getLogger(name).addFilter(LogLimit())
+        protocol: Any = connections.protocol
+        super().__init__(
+            uvicorn.Config(
+                create_app(state),
+                http=protocol,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                ssl_keyfile=state.config.tls_key_file,
+                ssl_certfile=state.config.tls_certificate_file,
+                lifespan="off",
+                ws="none",
+                timeout_keep_alive=75,  # longer than most clients keep their connections
+                timeout_graceful_shutdown=_LAST_WORDS_S,
+            )
+        )
+        self._state = state
+        self._announce = announce
+        self._deadline_s = float("inf")
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, and say where.
+
+        Effects: what was loaded until now is left out of garbage collections from now on: with a
+        model's objects in it, one takes a quarter of a second, whichever request sets it off.
+        """
+        gc.collect()
+        gc.freeze()
+        await super().startup(sockets)
+        for listener in sockets or []:
+            host, port = listener.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            scheme = "http" if self._state.config.tls_key_file is None else "https"
+            self._announce(f"{scheme}://{shown}:{port}")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first signal, end at the second."""
+        if self._state.is_draining:
+            self._deadline_s = 0.0
+            return
+        self._state.is_draining = True
+        timeout_s = self._state.config.drain_timeout_s
+        self._deadline_s = time.monotonic() + timeout_s
+        logger.warning(
+            "shutting down: %d continuations may go on for %g s; the same signal again ends them",
+            self._state.num_live,
+            timeout_s,
+        )
+
+    async def on_tick(self, counter: int) -> bool:
+        """Say whether to end now; asked ten times a second."""
+        is_over = self._state.num_live == 0 or time.monotonic() >= self._deadline_s
+        return (self._state.is_draining and is_over) or await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """After a signal, end the engine, so that whoever still reads learns of it."""
+        if self._state.is_draining:
+            await asyncio.to_thread(self._state.llm.shutdown)
+        await super().shutdown(sockets)

@@ -1,0 +1,149 @@
+"""What does the server say of itself? ``/openapi.json`` with every status, and ``/docs``.
+
+Statuses follow from what stands before a route: the guards of hosts and bodies, who may call it,
+and whether it runs a prompt. ``/docs`` is one page without scripts, so it loads nothing from
+elsewhere and can read no key.
+"""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.dependencies.models import Dependant
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import HTMLResponse
+from fastapi.routing import APIRoute
+
+from ostinato.server.callers import require_administrator, require_caller
+from ostinato.server.errors import SHAPES
+from ostinato.server.protocol.answers import AnthropicErrorBody, ErrorBody
+
+_REASONS = {
+    400: "The request is at fault; the message says which parameter.",
+    401: "No key was sent, or none that is known.",
+    403: "The key does not administer, or the request comes from a foreign page.",
+    404: "There is no such model, or nothing of that name.",
+    408: "The body took too long.",
+    409: "It does not fit what is running or stored now.",
+    413: "The body is too long.",
+    429: "There is no room now, or the key's limits are reached.",
+    500: "The forward pass of the request failed, or the server made a mistake.",
+    503: "The server ends, or an administrator ended the request.",
+}
+_OF_ENGINE = ("/v1/", "/tokenize", "/detokenize", "/admin", "/metrics", "/reset_prefix_cache")
+_EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
+_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "As OpenAI's clients send it."},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+
+
+def install(app: FastAPI, routers: Sequence[APIRouter], has_keys: bool) -> None:
+    """Give an application of these routers its description; without keys none is needed."""
+
+    def describe() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _describe(app, routers, has_keys)
+        return app.openapi_schema
+
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(_page(describe()), headers={"Content-Security-Policy": _POLICY})
+
+    app.openapi = describe  # type: ignore[method-assign]  # as FastAPI's documentation does it
+    app.add_api_route("/docs", docs, include_in_schema=False)
+
+
+def _describe(app: FastAPI, routers: Sequence[APIRouter], has_keys: bool) -> dict[str, Any]:
+    schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    components = schema.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    for model in (ErrorBody, AnthropicErrorBody):
+        own = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= own.pop("$defs", {})
+        schemas[model.__name__] = own
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    components["securitySchemes"] = _SCHEMES
+    for route in (route for router in routers for route in router.routes):
+        if isinstance(route, APIRoute) and route.include_in_schema:
+            for method in route.methods or ():
+                _complete(schema["paths"][route.path_format][method.lower()], route, has_keys)
+    return schema
+
+
+def _complete(operation: dict[str, Any], route: APIRoute, has_keys: bool) -> None:
+    """Add to one operation what stands before it."""
+    wants_caller = _depends_on(route.dependant, require_caller)
+    wants_administrator = _depends_on(route.dependant, require_administrator)
+    operation["security"] = [{name: []} for name in _SCHEMES] if wants_caller else []
+    if wants_caller and not has_keys:
+        operation["security"].append({})
+    statuses: set[int] = set() if has_keys else {403}
+    if wants_caller:
+        statuses |= {401, 403} if wants_administrator else {401}
+    if "GET" not in (route.methods or ()):
+        statuses |= {400, 401, 408, 413, 429}
+    if route.dependant.path_params or route.dependant.body_params:
+        statuses |= {404}
+    if route.dependant.query_params or route.dependant.path_params:
+        statuses |= {400}
+    if route.path.startswith(_OF_ENGINE):
+        statuses |= {500, 503}
+    if route.path.startswith(("/admin", "/reset")):
+        statuses |= {409}
+    if route.path.startswith("/metrics"):
+        statuses |= {403}
+    model = AnthropicErrorBody if route.path.startswith(tuple(SHAPES)) else ErrorBody
+    body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
+    responses = operation["responses"]
+    responses.pop("422", None)
+    for status in sorted(statuses):
+        if str(status) not in responses:
+            responses[str(status)] = {"description": _REASONS[status], "content": body}
+        else:
+            responses[str(status)].setdefault("content", body)
+    wanted = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    if wanted.get("schema", {}).get("$ref", "").rpartition("/")[2] in _STREAMED:
+        responses["200"]["content"] |= _EVENTS
+
+
+_STREAMED = ("CompletionBody", "ChatBody", "ResponsesBody", "MessagesBody")
+
+
+def _depends_on(dependant: Dependant, call: Any) -> bool:
+    return dependant.call is call or any(_depends_on(d, call) for d in dependant.dependencies)
+
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+
+
+def _page(schema: dict[str, Any]) -> str:
+    """Write the description as a page of plain HTML."""
+    rows = [
+        f"<details><summary><code>{method.upper()} {escape(path)}</code> "
+        f"{escape(operation.get('summary', ''))}</summary>"
+        f"<p>{escape(operation.get('description', ''))}</p>{_fields(schema, operation)}"
+        f"<p>Statuses: {escape(', '.join(operation['responses']))}</p></details>"
+        for path, operations in schema["paths"].items()
+        for method, operation in operations.items()
+    ]
+    head = f"{escape(schema['info']['title'])} {escape(schema['info']['version'])}"
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{head}</title>"
+        "<style>body{font:16px system-ui;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+        "details{margin:.5rem 0}li{margin:.2rem 0}</style>"
+        f"<h1>{head}</h1><p><a href=/openapi.json>openapi.json</a></p>{''.join(rows)}</html>"
+    )
+
+
+def _fields(schema: dict[str, Any], operation: dict[str, Any]) -> str:
+    """List the fields of an operation's body."""
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    name = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
+    fields = schema["components"]["schemas"].get(name, {}).get("properties", {})
+    rows = (
+        f"<li><code>{escape(field)}</code> {escape(about.get('description', ''))}"
+        for field, about in fields.items()
+    )
+    return f"<ul>{''.join(rows)}</ul>" if fields else ""

@@ -1,0 +1,46 @@
+// Why did a request's prompt hit and miss what it did? By the address's #explain/ID.
+
+import { $, count, element, legend } from "/ui/format.js";
+import { ask } from "/ui/server.js";
+
+const FATES = { hit: "cached", waited: "waited", copied: "copied", computed: "computed" };
+
+async function show() {
+  const [, id] = location.hash.match(/^#explain\/(.+)$/) ?? [];
+  if (!id) return $("explanation").close();
+  $("explanation-title").textContent = decodeURIComponent(id);
+  $("explanation-bar").replaceChildren();
+  $("explanation-list").replaceChildren();
+  $("explanation-more").textContent = "";
+  if (!$("explanation").open) $("explanation").showModal();
+  try {
+    draw(await ask(`/v1/explain/${id}`));
+  } catch (error) {
+    $("explanation-more").textContent = error.message;
+  }
+}
+
+function draw(found) {
+  $("explanation-title").textContent =
+    `${count(found.num_cached_tokens)} of ${count(found.num_tokens)} prompt tokens were cached`;
+  legend($("explanation-legend"), [...new Set(found.spans.map((part) => part.fate))]
+    .map((fate) => [FATES[fate], fate]));
+  $("explanation-bar").replaceChildren(...found.spans.map((part) => {
+    const piece = element("i", { class: `swatch ${FATES[part.fate]}`, title: part.sentence });
+    piece.style.flexGrow = part.stop - part.start;
+    return piece;
+  }));
+  $("explanation-list").replaceChildren(...found.spans.map((part) => element(
+    "li", {}, element("i", { class: `swatch ${FATES[part.fate]}` }),
+    element("b", {}, part.stop - part.start > 1 ? `Tokens ${count(part.start)}–${count(part.stop - 1)} ` : `Token ${count(part.start)} `),
+    part.sentence,
+  )));
+  // Behind the title and the list: both sides of a difference, and what to do about it.
+  $("explanation-more").textContent = found.text.split("\n\n").slice(2).join("\n\n");
+}
+
+addEventListener("hashchange", show);
+$("explanation").addEventListener("close", () => {
+  if (location.hash) history.replaceState(null, "", location.pathname);
+});
+show();

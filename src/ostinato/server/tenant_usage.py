@@ -1,0 +1,172 @@
+"""What did the cache do for whom?
+
+An observer that books every request of the one path by the name of its caller's tenant: where
+its prompt tokens came from, how long its first token took, and the last minutes second by second.
+So a tenant can be shown its own lines, and only the administrator the sum of all. Memory is
+bounded: whoever comes after the first ``MAX_TENANTS`` is booked under ``OTHERS``.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ostinato.core.identity import tenant_of
+from ostinato.engine.outputs import RequestOutput
+from ostinato.server.accounts import Account, EndedRequest, FirstToken, PromptTokens
+from ostinato.server.call import GenerateCall
+from ostinato.server.callers import Caller
+from ostinato.server.errors import ApiError
+from ostinato.server.observer import ServedRequest
+
+MAX_TENANTS = 64
+"""Tenants with lines of their own."""
+
+OTHERS = "(others)"
+"""Whom all further tenants are booked under."""
+
+UNNAMED = "(unnamed)"
+"""Whose blocks are those of a salt that no request came with: a public prefix's, for one."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How much of a request's output is booked.
+
+    Attributes:
+        record: The request.
+        at_s: When the last output that is booked came.
+        num_gaps: Gaps that are booked.
+        num_tokens: Generated tokens that are booked.
+    """
+
+    record: ServedRequest
+    at_s: float
+    num_gaps: int = 0
+    num_tokens: int = 0
+
+
+class TenantUsage:
+    """An observer that keeps the accounts.
+
+    Attributes:
+        accounts: By tenant.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Open without accounts."""
+        self.accounts: dict[str, Account] = {}
+        self._names: dict[bytes, str] = {}  # tenants by their salt
+        self._clock = clock
+        self._also: list[Callable[[], None]] = []
+        self._under_way: dict[str, Progress] = {}
+
+    def now_s(self) -> float:
+        """Return the clock's seconds."""
+        return self._clock()
+
+    def name_of(self, salt: bytes) -> str:
+        """Say whose a salt is; salts themselves are secrets, and are never shown."""
+        return self._names.get(tenant_of(salt), UNNAMED)
+
+    def accepted(self, record: ServedRequest) -> None:
+        """Learn which salt is whose."""
+        if len(self._names) < MAX_TENANTS:
+            self._names[tenant_of(record.salt.encode())] = _name_of(record)
+
+    def first_token(self, record: ServedRequest) -> None:
+        """Book where a prompt came from."""
+        took_s = record.time_to_first_token_s
+        if record.output is None or took_s is None:
+            return
+        prompt = PromptTokens.of(record.output)
+        first = FirstToken(self._clock(), took_s, prompt.hit_share, record.request_id)
+        self._account(record).book(prompt, first)
+        progress = self._under_way[record.request_id] = Progress(record, first.at_s)
+        self._go_on(progress)
+
+    def finished(self, record: ServedRequest) -> None:
+        """Book what was generated."""
+        progress = self._under_way.pop(record.request_id, None)
+        if record.output is None:
+            return
+        count = _num_generated(record.output)
+        account = self._account(record)
+        account.output_tokens += count
+        if progress is not None:
+            self._go_on(progress)
+            account.ended.append(_ended(record, self._clock(), count))
+
+    def catch_up(self) -> None:
+        """Book what requests that are under way have generated so far."""
+        for progress in self._under_way.values():
+            self._go_on(progress)
+
+    def _go_on(self, progress: Progress) -> None:
+        """Book the tokens and gaps that are new, each in its second."""
+        record = progress.record
+        assert record.output is not None, "it has its first token"
+        account, gaps = self._account(record), record.gaps_s[progress.num_gaps :]
+        new_tokens = _num_generated(record.output) - progress.num_tokens
+        outputs = len(gaps) + (progress.num_tokens == 0)
+        if progress.num_tokens == 0:
+            account.second(progress.at_s).generated += new_tokens / outputs
+        for gap_s in gaps:
+            progress.at_s += gap_s
+            second = account.second(progress.at_s)
+            second.generated += new_tokens / outputs
+            second.add_gap(gap_s)
+        if outputs:
+            progress.num_tokens += new_tokens
+        progress.num_gaps += len(gaps)
+
+    def refused(self, caller: Caller, call: GenerateCall, error: ApiError) -> None:
+        """Book nothing: no token was looked up."""
+
+    def when_forgetting(self, also: Callable[[], None]) -> None:
+        """Have something else forgotten whenever a tenant is: what was seen of its prefixes."""
+        self._also.append(also)
+
+    def forget(self, tenant: str) -> bool:
+        """Erase a tenant's lines; returns whether there were any."""
+        for also in self._also:
+            also()
+        self._names = {salt: name for salt, name in self._names.items() if name != tenant}
+        return self.accounts.pop(tenant, None) is not None
+
+    def _account(self, record: ServedRequest) -> Account:
+        name = _name_of(record)
+        if name not in self.accounts and len(self.accounts) >= MAX_TENANTS:
+            name = OTHERS
+        return self.accounts.setdefault(name, Account())
+
+
+def _name_of(record: ServedRequest) -> str:
+    """Return the tenant's name; of anonymous callers, a label of the salt that they chose."""
+    return record.caller.tenant or ("" if record.caller.salt else salt_label(record.salt))
+
+
+def salt_label(salt: str) -> str:
+    """Return what is shown instead of a salt: who knows a salt can read its tenant's cache."""
+    return f"salt {hashlib.sha256(salt.encode()).hexdigest()[:8]}" if salt else ""
+
+
+def _num_generated(output: RequestOutput) -> int:
+    return sum(len(part.token_ids) for part in output.outputs)
+
+
+def _ended(record: ServedRequest, now_s: float, output_tokens: int) -> EndedRequest:
+    """Sum up a request that got a first token and has ended."""
+    first_token_s = record.time_to_first_token_s
+    assert record.output is not None and first_token_s is not None
+    reason = record.output.outputs[0].finish_reason if record.output.outputs else None
+    return EndedRequest(
+        record.request_id,
+        _name_of(record),
+        now_s,
+        PromptTokens.of(record.output),
+        first_token_s,
+        output_tokens,
+        first_token_s + sum(record.gaps_s),
+        "error" if record.error else "gone" if record.is_gone else str(reason),
+    )

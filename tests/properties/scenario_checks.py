@@ -1,0 +1,259 @@
+"""What must be true of every step with tenants, leases, windows, epochs, erasure and events.
+
+The checks know what they were told from outside: which requests were sent, and which leases were
+granted. Everything else is recounted from block tables and contents, or taken from the events.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+from ostinato.assembly import PrefixCache
+from ostinato.core.config import window_blocks
+from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.plan import StepPlan
+from ostinato.sched.scheduler import Scheduler
+from ostinato.sched.sequence import Sequence
+from ostinato.tenants.terms import EraseReceipt, LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
+from tests.properties.expectations import EventConsumer, LeaseExpectation
+from tests.support.fake_runner import FakeRunner
+from tests.support.step_checks import StepChecks
+from tests.support.tiny_cache import held_windows, shares_of, windows_of
+
+PUBLIC = b"public"
+"""Salt of the one prefix that may be public."""
+
+
+class ScenarioChecks(StepChecks):
+    """Checks every step of one scheduler, and all that its cache promises to outsiders.
+
+    Attributes:
+        leases: Those that were granted and have not ended, by number.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        cache: PrefixCache,
+        runner: FakeRunner,
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(scheduler, cache, runner, clock)
+        self.leases: dict[LeaseId, LeaseExpectation] = {}
+        self._settings = cache.config
+        self._consumer = EventConsumer()
+        assert cache.events is not None
+        self._events = cache.events
+        self._events.subscribe(self._consumer.take)
+        self._resident: list[Counter[bytes]] = []
+        self._stale: set[tuple[int, bytes]] = set()
+
+    # --- one step ---
+
+    def before_plan(self) -> None:
+        """Note also how much each tenant has."""
+        super().before_plan()
+        self._resident = self.oracle.residents(self.live())
+
+    def after_plan(self, plan: StepPlan) -> None:
+        """Check also hits, leases, floors and public prefixes."""
+        self._cache.check()
+        super().after_plan(plan)
+        self._expire()
+        for sequence in self.admitted:
+            self._check_hit(sequence)
+        self._check_public_prefix()
+        self._check_floors()
+        self._check_leases()
+        num_leases = len(self.leases) + self._cache.admin.is_public(PUBLIC)
+        assert self._cache.admin.num_leases == num_leases, "a lease outlived its time"
+
+    def after_step(self) -> None:
+        """Check also that the events have told everything, and what windows hold."""
+        super().after_step()
+        self._check_events()
+        self._check_windows()
+
+    def between_steps(self) -> None:
+        """Check also who published, old weights, quotas and leases."""
+        super().between_steps()
+        self._check_writers()
+        self._check_stale()
+        self._check_quotas()
+        self._check_leases()
+
+    def after_lease(self, key: PrefixKey, terms: LeaseTerms, receipt: LeaseReceipt) -> None:
+        """Note what the holder of a lease was promised."""
+        self._expire()
+        self.counts[f"lease {receipt.status}"] += 1
+        wanted = len(key) // self._size * self._size
+        assert (receipt.lease_id is None) == (receipt.status == LeaseStatus.REJECTED)
+        assert (receipt.status == LeaseStatus.ACCEPTED) == (not receipt.reason)
+        assert receipt.num_tokens == wanted or receipt.status != LeaseStatus.ACCEPTED
+        if receipt.lease_id is not None:
+            assert receipt.num_tokens > 0
+            expires_s = None if terms.ttl_s is None else self._clock() + terms.ttl_s
+            assert receipt.expires_s == expires_s
+            self.leases[receipt.lease_id] = LeaseExpectation(
+                key, receipt.num_tokens, terms, expires_s
+            )
+        self._check_bound()
+
+    def after_new_epoch(self) -> None:
+        """Old content stays only where somebody reads it; and nobody is promised any of it."""
+        self.counts["ran on under old weights"] += self._scheduler.num_running
+        self._stale = self.oracle.stale()
+        self.between_steps()
+        self._check_events()
+
+    def after_erasure(self, tenant: bytes, receipt: EraseReceipt) -> None:
+        """Nothing of the tenant is in indexes, pools, stores, leases or kept events."""
+        gone = [n for n, p in self.leases.items() if p.key.identity.belongs_to(tenant)]
+        assert receipt.num_leases >= len(gone)  # some may be over, and not yet noticed
+        for number in gone:
+            del self.leases[number]
+        for residents in self.oracle.residents(self.live()):
+            assert not residents[tenant], "blocks of an erased tenant"
+        for store in self._runner.stores:
+            parts = [part for text in store if ":" in text for part in text.split("|")]
+            owners = {part.partition(":")[0].partition("/")[0] for part in parts}
+            assert tenant.decode() not in owners, "KV of an erased tenant"
+        assert tenant not in self._cache.stats.tenants
+        kept = self._events.replay(max(0, self._consumer.num_batches - 4)) or ()
+        for event in [event for batch in kept for event in batch.events]:
+            assert not getattr(event, "identity", Identity(tenant=b"?")).belongs_to(tenant)
+        self.between_steps()
+        self._check_events()
+
+    def after_reset(self) -> None:
+        """Nothing is cached, leased or known to outsiders."""
+        assert not any(map(len, self.oracle.residents(self.live())))
+        assert not self._cache.admin.num_leases
+        self._stale.clear()
+        self.between_steps()
+        self._check_events()
+        assert not self._consumer.cached
+
+    def everything_ended(self) -> None:
+        """Law 9: nothing is live or leased, so nothing is held; and nobody is above quota."""
+        assert not self.live() and self._cache.manager.num_live_tables == 0
+        assert self._cache.admin.num_leases == 0
+        residents = self.oracle.residents([])
+        for group, pool in enumerate(self.oracle.pools):
+            assert pool.num_free == pool.num_blocks, f"blocks leaked in group {group}"
+            for tenant, count in residents[group].items():
+                quota = shares_of(pool).of(tenant).allotment.quota
+                assert quota is None or count <= quota, "more than its quota stayed"
+        self._cache.admin.reset()
+        self.after_reset()
+
+    # --- what is checked ---
+
+    def _check_hit(self, sequence: Sequence) -> None:
+        """A hit is only for those who read, refreshes leases, and holds its window alone."""
+        table = sequence.table
+        assert table is not None
+        assert sequence.reads_cache or not table.num_cached_tokens, "a hit without reading"
+        used = table.num_cached_tokens
+        used += 0 < used == len(sequence.key) - 1  # all that may hit did (law 4)
+        for lease in self.leases.values():
+            self.counts["lease refreshed"] += lease.use(sequence.key, used, self._clock())
+        for window, held in zip(windows_of(self._cache.manager), held_windows(table), strict=True):
+            first = window.first_needed(table.num_shared_tokens)
+            assert held.first == first, "a hit holds its window, and no more"
+            self.counts["hit through a window"] += bool(first)
+
+    def _expire(self) -> None:
+        now = self._clock()
+        over = [number for number, promise in self.leases.items() if promise.is_over(now)]
+        for number in over:
+            del self.leases[number]
+        self.counts["lease expired"] += len(over)
+
+    def _check_public_prefix(self) -> None:
+        """Content continues a public prefix only while that is public."""
+        behind = [identity for identity, _ in self.oracle.contents() if identity.public_prefix]
+        assert not behind or self._cache.admin.is_public(PUBLIC) or self._stale, "a lost tail"
+        self.counts["continues a public prefix"] += bool(behind)
+
+    def _check_floors(self) -> None:
+        """Others' allocations leave a tenant its floor, or what it had if that was less.
+
+        Of a tenant whose own sequence was preempted nothing is said: that one's private blocks
+        counted until then.
+        """
+        now = self.oracle.residents(self.live())
+        for group, pool in enumerate(self.oracle.pools):
+            for tenant in self._settings.allotments.keys() - set(map(_tenant, self.preempted)):
+                floor, has = shares_of(pool).of(tenant).allotment.floor, now[group][tenant]
+                had = self._resident[group][tenant]
+                assert has >= min(floor, had), f"{tenant!r} is below its floor in group {group}"
+                self.counts["floor held"] += 0 < has <= floor
+
+    def _check_quotas(self) -> None:
+        """A tenant of which nothing runs has no evictable block above its quota."""
+        residents = self.oracle.residents(self.live())
+        running = set(map(_tenant, self.running()))
+        for group, pool in enumerate(self.oracle.pools):
+            charged = Counter[int]()
+            for tenant, count in residents[group].items():
+                charged[id(shares_of(pool).of(tenant))] += count
+            for account in shares_of(pool) if self._settings.allotments else ():
+                assert account.num_charged == charged[id(account)], "charged to somebody else"
+            for tenant in self._settings.allotments.keys() - running:
+                account = shares_of(pool).of(tenant)
+                self.counts["leased above quota"] += bool(account.num_over_quota)
+                assert not account.num_over_quota or not account.num_evictable, "above quota"
+
+    def _check_leases(self) -> None:
+        """What was promised would hit, now and under any pressure."""
+        for promise in self.leases.values():
+            key = promise.key
+            match = self._cache.manager.match_first(key, promise.num_tokens)
+            assert match.num_shared_tokens == promise.num_tokens, "a leased block is gone"
+        assert self._cache.admin.num_leases >= len(self.leases), "a lease is gone"
+
+    def _check_bound(self) -> None:
+        """Leases and floors leave the longest sequence its blocks, in every group."""
+        windows = [window.window for window in self._settings.windows]
+        needed = [self._settings.reserved_blocks, *(window_blocks(w, self._size) for w in windows)]
+        for group, pool in enumerate(self.oracle.pools):
+            floors = sum(account.allotment.floor for account in shares_of(pool))
+            bound = len(self.oracle.leased(group)) + floors
+            assert bound + needed[group] <= pool.num_blocks, f"too much is bound in group {group}"
+        assert self._cache.admin.num_leased_blocks == len(self.oracle.leased(0))
+
+    def _check_windows(self) -> None:
+        """After each step a sequence holds of a window what its next token sees, and no more."""
+        for sequence in self.running():
+            assert sequence.table is not None
+            windows = zip(self._settings.windows, held_windows(sequence.table), strict=True)
+            for config, held in windows:
+                first = max(0, sequence.num_computed - config.window + 1) // self._size
+                assert held.first == first, "a block left the window and stayed, or was missed"
+                self.counts["left the window"] += bool(first)
+
+    def _check_writers(self) -> None:
+        """Who does not write has published nothing; its children go on from where it is."""
+        findable = {cached.block for _, cached in self.oracle.contents()}
+        for sequence in self.running():
+            if not sequence.request.cache_write and sequence.index == 0:
+                assert sequence.table is not None
+                own = sequence.table.blocks[sequence.table.num_shared_tokens // self._size :]
+                assert not findable.intersection(own), "published without writing"
+                self.counts["wrote nothing"] += 1
+
+    def _check_stale(self) -> None:
+        """Of old weights nothing new is published, and all goes with its last reader."""
+        epoch, stale = self._cache.manager.epoch, self.oracle.stale()
+        assert stale <= self._stale, "published under old weights"
+        self._stale = stale
+        if not any(s.key.identity.epoch < epoch for s in self.running()):
+            assert not stale, "content of old weights that nobody reads"
+
+    def _check_events(self) -> None:
+        """Who heard the stream alone knows which full blocks are cached, in every group."""
+        assert self._consumer.cached == self.oracle.full(), "the stream tells another story"
+
+
+def _tenant(sequence: Sequence) -> bytes:
+    return sequence.key.identity.tenant

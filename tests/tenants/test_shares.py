@@ -1,0 +1,305 @@
+"""Floors and quotas: whose blocks may be taken, by whom, and what stays."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinato.core.config import Allotment, CacheConfig, WindowConfig, window_blocks
+from ostinato.core.errors import ConfigError
+from ostinato.core.identity import Identity
+from ostinato.observe.introspection import cached_blocks
+from ostinato.tenants.terms import PINNED
+from tests.support.tiny_cache import (
+    TinyCache,
+    letters,
+    on_both_indexes,
+    prefix_key,
+    shares_of,
+    tiny_cache,
+    windows_of,
+)
+
+# --- quotas -------------------------------------------------------------------------------
+
+
+@on_both_indexes
+def test_a_tenant_at_its_quota_evicts_its_own_first(index):
+    """At once: scratch blocks are left, a neighbour's blocks are older, and neither is touched."""
+    cache = tiny_cache(8, index=index, allotments={b"a": Allotment(quota=2)})
+    cache.serve("12345678", tenant=b"b")
+    cache.serve("ABCDEFGH", tenant=b"a")
+    cache.admit("running", "IJKLMNOP", tenant=b"a")
+    expected = ["1234:evictable", "5678:evictable", "IJKL:held", "MNOP:held", *["free"] * 4]
+    assert sorted(cache.picture().split()) == expected
+
+
+@on_both_indexes
+def test_a_running_tenant_may_exceed_its_quota_and_keeps_no_more_afterwards(index):
+    """Five blocks are needed to run; two stay, and it is the beginning that stays (law 8)."""
+    cache = tiny_cache(8, index=index, allotments={b"a": Allotment(quota=2)})
+    cache.admit("running", "ABCDEFGHIJKLMNOPQRST", tenant=b"a")
+    assert cache.picture().count("held") == 5
+    cache.finish("running")
+    assert cache.picture() == "ABCD:evictable EFGH:evictable " + " ".join(["free"] * 6)
+    assert cache.match("ABCDEFGHIJKL", tenant=b"a").num_tokens == 8
+
+
+@on_both_indexes
+def test_a_quota_counts_partial_blocks(index):
+    cache = tiny_cache(8, index=index, allotments={b"a": Allotment(quota=2)})
+    cache.serve("ABCDEFGHIJ", tenant=b"a")
+    assert cache.picture() == "ABCD:evictable EFGH:evictable " + " ".join(["free"] * 6)
+
+
+@on_both_indexes
+def test_of_two_running_requests_the_first_to_end_pays(index):
+    """Together they hold twice the quota; what is read is not trimmed."""
+    cache = tiny_cache(8, index=index, allotments={b"a": Allotment(quota=2)})
+    cache.admit("one", "ABCDEFGH", tenant=b"a")
+    cache.admit("two", "IJKLMNOP", tenant=b"a")
+    cache.finish("one")
+    assert cache.picture().split()[:4] == ["free", "free", "IJKL:held", "MNOP:held"]
+    cache.finish("two")
+    assert cache.picture().split()[2:4] == ["IJKL:evictable", "MNOP:evictable"]
+
+
+@on_both_indexes
+def test_tenants_without_an_allotment_have_no_bound(index):
+    cache = tiny_cache(8, index=index, allotments={b"a": Allotment(quota=1)})
+    cache.serve("ABCDEFGHIJKLMNOPQRST", tenant=b"b")
+    assert cache.picture().count("evictable") == 5
+
+
+@on_both_indexes
+def test_whoever_is_above_its_quota_is_evicted_before_older_blocks_of_others(index):
+    """Three blocks have left a's window while it runs, and it may keep one: the deepest two go."""
+    shares = {b"a": Allotment(quota=2)}  # of sixteen; of the window's eight blocks it is one
+    cache = tiny_cache(16, index=index, windows=(WindowConfig(5, 8),), allotments=shares)
+    cache.serve("1234", tenant=b"b")
+    cache.admit("running", "ABCDEFGHIJKLMNOP", tenant=b"a")
+    cache.admit("newcomer", "stuvwxyzSTUVWXYZ0987", tenant=b"c", writes=False)
+    cached = [letters(copy.content.name) for copy in windows_of(cache.manager)[0].copies()]
+    assert sorted(cached) == ["1234", "ABCD", "MNOP"]
+
+
+# --- floors -------------------------------------------------------------------------------
+
+
+@on_both_indexes
+def test_a_floor_cannot_be_taken_by_others(index):
+    """Six blocks, two of them a's: four can be had, and not a fifth."""
+    cache = tiny_cache(6, index=index, allotments={b"a": Allotment(floor=2)})
+    cache.serve("ABCDEFGH", tenant=b"a")
+    assert cache.admit("five", "12345678901234567", tenant=b"b") is None
+    assert cache.admit("four", "1234567890123456", tenant=b"b") is not None
+    assert cache.match("ABCDEFGH!", tenant=b"a").num_tokens == 8
+
+
+@on_both_indexes
+def test_what_is_above_a_floor_can_be_taken_from_the_tail(index):
+    cache = tiny_cache(6, index=index, allotments={b"a": Allotment(floor=1)})
+    cache.serve("ABCDEFGHIJKL", tenant=b"a")
+    assert cache.admit("five", "12345678901234567890", tenant=b"b") is not None
+    assert cache.match("ABCDEFGHIJKL!", tenant=b"a").num_tokens == 4
+
+
+@on_both_indexes
+def test_a_floor_binds_others_and_not_its_owner(index):
+    cache = tiny_cache(4, index=index, allotments={b"a": Allotment(floor=3)})
+    cache.serve("ABCDEFGHIJKL", tenant=b"a")
+    assert cache.admit("all", "1234567890123456", tenant=b"a") is not None
+
+
+@on_both_indexes
+def test_a_floor_that_is_not_used_is_lent(index):
+    """It says what others cannot evict, not what must lie idle."""
+    cache = tiny_cache(4, index=index, allotments={b"a": Allotment(floor=3)})
+    assert cache.admit("all", "1234567890123456", tenant=b"b") is not None
+
+
+@on_both_indexes
+@pytest.mark.parametrize(
+    ("floor", "hits"),
+    [(6, 10 * 23), (0, 0)],
+    ids=["with a floor", "without one"],
+)
+def test_a_neighbour_s_scan_of_a_thousand_prompts_leaves_a_floor_and_its_hits_alone(
+    index, floor, hits
+):
+    """Sixteen blocks; 24 tokens come back after every hundred one-shot prompts of 20 tokens.
+
+    With a floor, 23 of 24 hit each time (law 4); without one, nothing is ever left.
+    """
+    cache = tiny_cache(16, index=index, allotments={b"tenant": Allotment(floor=floor)})
+    prompt = "ABCDEFGHIJKLMNOPQRSTUVWX"
+    cache.serve(prompt, tenant=b"tenant")
+    for number in range(1000):
+        scan(cache, chr(1000 + number) * 20)
+        if number % 100 == 99:
+            cache.serve(prompt, tenant=b"tenant")
+    counts = cache.prefix_cache.stats.tenants[b"tenant"]
+    assert (counts.num_requests, counts.query_tokens, counts.hit_tokens) == (11, 264, hits)
+    assert counts.hit_ratio == hits / 264
+    assert cache.prefix_cache.stats.tenants[b"neighbour"].hit_ratio == 0.0
+
+
+def scan(cache: TinyCache, prompt: str) -> None:
+    """Serve a neighbour's prompt, straight through the manager: a thousand of them are many."""
+    manager, key = cache.manager, prefix_key(prompt, tenant=b"neighbour")
+    admitted = manager.admit(key, manager.match(key))
+    assert admitted is not None
+    manager.publish(admitted[0], len(key))
+    manager.commit([admitted[0]])
+    manager.release(admitted[0], len(key))
+
+
+# --- what is refused ----------------------------------------------------------------------
+
+
+def test_floors_that_bind_too_much_are_refused_with_all_numbers():
+    floors = {b"a": Allotment(floor=5), b"b": Allotment(floor=4)}
+    with pytest.raises(ConfigError) as refusal:
+        CacheConfig(num_blocks=12, reserved_blocks=4, allotments=floors)
+    for words in ("sum to 9 blocks", "only 8", "num_blocks=12", "4 are reserved", "max_model_len"):
+        assert words in str(refusal.value)
+    CacheConfig(num_blocks=13, reserved_blocks=4, allotments=floors)
+
+
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [
+        ({"floor": -1}, "floor=-1, quota=None: a floor is at least 0"),
+        ({"quota": 0}, "floor=0, quota=0: .*a quota at least 1 block"),
+        ({"floor": 3, "quota": 2}, "floor=3 is above quota=2"),
+    ],
+)
+def test_an_allotment_that_cannot_be_is_refused(share, message):
+    with pytest.raises(ConfigError, match=message):
+        Allotment(**share)
+
+
+@on_both_indexes
+def test_floors_leave_a_window_s_pool_enough_for_one_sequence(index):
+    """All that can be bound is: scaled to a pool of five blocks, two are, and three serve b."""
+    windows = (WindowConfig(9, 5),)
+    assert window_blocks(9, 4) == 3
+    cache = tiny_cache(
+        40, index=index, windows=windows, reserved_blocks=8, allotments={b"a": Allotment(floor=32)}
+    )
+    cache.serve("ABCDEFGHIJKLMNOP", tenant=b"a")
+    served = cache.admit("b", "1234567890", tenant=b"b")
+    assert served is not None
+    assert [a.allotment.floor for a in shares_of(windows_of(cache.manager)[0].pool)] == [0, 1]
+
+
+# --- against a slow model -----------------------------------------------------------------
+
+SHARES = {b"a": Allotment(floor=2), b"b": Allotment(quota=2), b"c": Allotment(floor=1, quota=3)}
+TENANTS = (*SHARES, b"d")
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What one tenant has, counted block by block.
+
+    Attributes:
+        charged: All its blocks.
+        idle: Those of them that nobody holds.
+    """
+
+    charged: int
+    idle: int
+
+    def takeable(self, floor: int) -> int:
+        """Blocks that others may take."""
+        return max(0, min(self.idle, self.charged - floor))
+
+
+def holdings(cache: TinyCache) -> dict[bytes, Holdings]:
+    """Recount every tenant's blocks from contents and tables; ``d`` has no account of its own."""
+    found = {}
+    contents = list(cached_blocks(cache.manager.index))
+    live = [*(s.table for s in cache.sequences.values()), *cache.manager.pinned_tables]
+    for tenant in TENANTS:
+        mine = [c for c in contents if c.parent.startswith(Identity(tenant=tenant).encoded)]
+        private = sum(len(table.private_blocks) for table in live if table.tenant == tenant)
+        idle = sum(not cached.ref_count for cached in mine)
+        found[tenant] = Holdings(len(mine) + private, idle)
+    return found
+
+
+def room_for(cache: TinyCache, tenant: bytes) -> int:
+    """Blocks that a tenant could have: scratch, all its own idle ones, others' above floors."""
+    counted = holdings(cache)
+    scratch = cache.manager.config.num_blocks - sum(h.charged for h in counted.values())
+    others = sum(
+        held.takeable(SHARES[name].floor if name in SHARES else 0)
+        for name, held in counted.items()
+        if name != tenant
+    )
+    return scratch + counted[tenant].idle + others
+
+
+def fits(cache: TinyCache, prompt: str, tenant: bytes) -> bool:
+    """Whether a prompt can be admitted: hits that nobody holds are free no more."""
+    match = cache.match(prompt, tenant=tenant)
+    refs: dict[int, int] = {c.block: c.ref_count for c in cached_blocks(cache.manager.index)}
+    idle = sum(not refs[block] for block in match.blocks)
+    return -(-len(prompt) // 2) - len(match.blocks) <= room_for(cache, tenant) - idle
+
+
+PROMPTS = st.text("AB", min_size=1, max_size=9)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["serve", "admit", "append", "finish", "lease", "end"]),
+              st.sampled_from(TENANTS), PROMPTS),
+    max_size=30,
+)  # fmt: skip
+
+
+@on_both_indexes
+@given(steps=STEPS, num_blocks=st.integers(7, 10))
+def test_floors_and_quotas_hold_whatever_happens(index, steps, num_blocks):
+    """Blocks of two tokens, four tenants; every count is recounted after every step.
+
+    Nobody else's step takes a tenant below its floor; who holds nothing keeps no more than its
+    quota; and whatever fits is admitted, whatever does not is refused.
+    """
+    cache = tiny_cache(num_blocks, 2, index=index, allotments=SHARES, reserved_blocks=4)
+    leases: list[int] = []
+    for number, (what, tenant, prompt) in enumerate(steps):
+        before = holdings(cache)
+        own = [name for name, s in cache.sequences.items() if s.table.tenant == tenant]
+        if what in ("serve", "admit"):
+            expected = fits(cache, prompt, tenant)
+            name = f"{number}"
+            assert (cache.admit(name, prompt, tenant=tenant) is not None) == expected
+            if expected and what == "serve":
+                cache.finish(name)
+        elif what == "append" and own:
+            cache.append(own[0], prompt[0])
+        elif what == "finish" and own:
+            cache.finish(own[-1])
+        elif what == "lease":
+            receipt = cache.prefix_cache.admin.lease(prefix_key(prompt, tenant=tenant), PINNED)
+            leases += [] if receipt.lease_id is None else [receipt.lease_id]
+        elif what == "end" and leases:
+            cache.prefix_cache.admin.end_lease(leases.pop(0))
+        cache.manager.check()
+        check_shares(cache, before, tenant if what != "end" else None)
+
+
+def check_shares(cache: TinyCache, before: dict[bytes, Holdings], actor: bytes | None) -> None:
+    """Assert floors and quotas after one tenant's step."""
+    after = holdings(cache)
+    busy = {s.table.tenant for s in cache.sequences.values()}
+    for account, share in zip(list(cache.manager.pool.shares)[1:], SHARES, strict=True):
+        assert account.num_charged == after[share].charged
+        assert account.num_evictable == after[share].idle
+    for tenant, allotment in SHARES.items():
+        if tenant != actor and actor is not None:
+            kept = min(before[tenant].charged, allotment.floor)
+            assert after[tenant].charged >= kept, f"{actor!r} took from {tenant!r}'s floor"
+        if tenant not in busy and allotment.quota is not None:
+            assert after[tenant].charged <= allotment.quota, f"{tenant!r} keeps too much"
