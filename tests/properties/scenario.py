@@ -318,7 +318,7 @@ class Scenario:
 
     def _erase(self, tenant: bytes, running: list[Sequence]) -> None:
         """Cancel, erase, and overwrite, as the engine does, all slots that hold no live token."""
-        for request_id in {sequence.request.request_id for sequence in running}:
+        for request_id in dict.fromkeys(sequence.request.request_id for sequence in running):
             self.tiny.cancel(request_id)
         self._compare()
         receipt = self.cache.admin.erase(tenant)
