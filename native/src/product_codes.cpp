@@ -33,7 +33,7 @@ namespace {
 
 // Pairs: two neighbouring inputs of 16 outputs, 16 bits each. Sums: 32 bits of 16 outputs.
 #if defined(__AVX512F__)
-constexpr int kMostRows = 8, kRowsOfWholeTiles = 8;
+constexpr int kMostRows = 8, kMostNibbleRows = 6, kRowsOfWholeTiles = 8;
 struct Pairs {
   __m512i v;
 };
@@ -65,7 +65,7 @@ inline void store_integers(int16_t *to, Vec x) {
                       _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x.v)));
 }
 #elif defined(__AVX2__)
-constexpr int kMostRows = 4, kRowsOfWholeTiles = 2;
+constexpr int kMostRows = 4, kMostNibbleRows = 4, kRowsOfWholeTiles = 2;
 struct Pairs {
   __m256i a, b;
 };
@@ -101,7 +101,7 @@ inline void store_integers(int16_t *to, Vec x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), _mm256_permute4x64_epi64(both, 0xd8));
 }
 #else
-constexpr int kMostRows = 2, kRowsOfWholeTiles = 1;
+constexpr int kMostRows = 2, kMostNibbleRows = 2, kRowsOfWholeTiles = 1;
 struct Pairs {
   int16_t v[32];
 };
@@ -179,6 +179,7 @@ inline int32_t total_of(const Sums &sums) {
 // Formats of codes: eight inputs of a tile are kStepBytes, and pair kPair of them is read for 16
 // outputs of one side; see weight_tiles.h.
 struct Bytes {
+  static constexpr int kRows = kMostRows;
   static constexpr int kStepBytes = 256;
   static constexpr int32_t kZero = 0;  // the code of nothing, where a group has no minimum
   template <int kPair>
@@ -188,6 +189,7 @@ struct Bytes {
 };
 
 struct Nibbles {
+  static constexpr int kRows = kMostNibbleRows;  // whose groups are small: totals stay in registers
   static constexpr int kStepBytes = 128;
   static constexpr int32_t kZero = 8;
   template <int kPair>
@@ -401,17 +403,17 @@ constexpr Group group_of(int num_rows, std::integer_sequence<int, kRows...>) {
   return groups[num_rows - 1];
 }
 
-// Rows are cut evenly into groups of at most kMostRows.
+// Rows are cut evenly into groups of at most Codes::kRows.
 template <class Codes>
 void multiply(const ost_product &p, int64_t first, int64_t last) {
   const Rows rows = integers_of(p);
-  const int64_t num_groups = (p.num_rows + kMostRows - 1) / kMostRows;
+  const int64_t num_groups = (p.num_rows + Codes::kRows - 1) / Codes::kRows;
   for (int64_t tile = first; tile < last; ++tile)
     for (int64_t group = 0; group < num_groups; ++group) {
       const int64_t begin = p.num_rows * group / num_groups;
       const int64_t end = p.num_rows * (group + 1) / num_groups;
       group_of<Codes>(static_cast<int>(end - begin),
-                      std::make_integer_sequence<int, kMostRows>{})(p, rows, begin, tile);
+                      std::make_integer_sequence<int, Codes::kRows>{})(p, rows, begin, tile);
     }
 }
 

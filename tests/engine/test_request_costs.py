@@ -9,9 +9,8 @@ import pytest
 from ostinato import LLM, AsyncLLM, SamplingParams
 from ostinato.core.errors import PromptTooLong, TokenOutOfRange
 from ostinato.core.tokens import pack_tokens
-from ostinato.engine import tokenizer_executor
-from ostinato.engine.prompts import Prompt
-from ostinato.engine.request_validation import check_vocabulary, refuse_long_text, tokenize
+from ostinato.engine.request_validation import check_vocabulary, refuse_long_text
+from ostinato.engine.text_tokenizer import PartlyTokenized, TextTokenizer
 from ostinato.engine.token_table import TokenTable
 
 
@@ -79,15 +78,19 @@ async def _first_of_stream(text: str) -> None:
 
 
 def test_short_texts_do_not_wait_for_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bob is answered while Ann's book is being tokenized: it takes until then, here."""
+    """Bob is answered while Ann's book is being tokenized: it takes until then, here.
+
+    Nor does a long text of his that is known but for its last word.
+    """
     answered = threading.Event()
 
-    def slow(prompt: Prompt, *arguments: Any) -> Any:
-        if len(prompt.text or "") > 1000:
+    def slow(texts: TextTokenizer, partly: PartlyTokenized, *arguments: Any, **more: Any) -> Any:
+        if partly.num_left > 1000:
             assert answered.wait(60)
-        return tokenize(prompt, *arguments)
+        return finish(texts, partly, *arguments, **more)
 
-    monkeypatch.setattr(tokenizer_executor, "tokenize", slow)
+    finish = TextTokenizer.finish
+    monkeypatch.setattr(TextTokenizer, "finish", slow)
 
     async def read(llm: AsyncLLM, text: str) -> None:
         async for _ in llm.generate(text, SamplingParams(max_tokens=1)):
@@ -95,8 +98,12 @@ def test_short_texts_do_not_wait_for_a_long_one(monkeypatch: pytest.MonkeyPatch)
 
     async def both() -> None:
         async with AsyncLLM(num_blocks=64) as llm:
+            texts, history = llm.engine.texts, "all the men " * 9000 + "<eos>"
+            assert texts is not None
+            texts.known.note(b"", finish(texts, texts.begin(history, ())))
             book = asyncio.create_task(read(llm, "all the world " * 3000))
             await read(llm, "hi")
+            assert len(await llm.encode(history + "and women")) == 108_010
             answered.set()
             with pytest.raises(PromptTooLong):
                 await book

@@ -298,3 +298,29 @@ def test_without_a_model_tokens_are_pieces_of_words():
         "timestamp",
         "user",
     }
+
+
+def turn(messages: list, prompt_ids: list, answer: str, token_ids: list) -> str:
+    """A record of a log that carries token ids."""
+    choice = {"message": {"role": "assistant", "content": answer}, "token_ids": token_ids}
+    response = {"choices": [choice], "prompt_token_ids": prompt_ids}
+    body = {"model": "m", "messages": messages}
+    return json.dumps({"body": body, "response": response})
+
+
+def test_answers_that_came_back_as_other_tokens_are_found_where_the_log_has_token_ids():
+    """The second turn has 40 tokens of the first, then two others for one generated token."""
+    first = [{"role": "user", "content": "hi"}]
+    then = [*first, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "so?"}]
+    prompt, answer = list(range(100, 132)), [*range(8), 9, *range(20, 40)]
+    drifted = [*prompt, *range(8), 7, 7, *range(20, 40), 50, 51]
+    records = [turn(first, prompt, "yes", answer), turn(then, drifted, "ok", [1])]
+    log = [parse_request(record, n) for n, record in enumerate(records, 1)]
+    [finding] = lint(log, word_tokenizer()).findings
+    assert (finding.kind, finding.examples) == ("drift", ("yes",))
+    assert finding.saved_tokens == 20  # behind the 40, but for the last, which was not computed
+    kept = [*prompt, *answer, 50, 51]
+    records[1] = turn(then, kept, "ok", [1])
+    assert not lint(
+        [parse_request(r, n) for n, r in enumerate(records, 1)], word_tokenizer()
+    ).findings

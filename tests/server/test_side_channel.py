@@ -12,7 +12,7 @@ from ostinato.core.identity import ImageSpan, PublicPrefix
 from ostinato.server.callers import KeyedCallers
 from ostinato.server.keys import KeysFile
 from tests.server.keyed import Keyed, keyed_server
-from tests.support.prefix_probe import ENDPOINTS, Endpoint, Send, recover
+from tests.support.prefix_probe import ENDPOINTS, MODEL, Endpoint, Send, recover
 from tests.support.tiny_cache import on_both_indexes, prefix_key, tiny_cache
 
 KNOWN = "The safe behind the painting opens with the word "
@@ -97,6 +97,51 @@ def test_the_attacker_recovers_nothing(keyed: Keyed, path: str):
     assert recover(sender(keyed, "attacker"), endpoint, KNOWN, LETTERS, len(WORD)) == ""
 
 
+COUNTED = {
+    "/tokenize": lambda text: {"prompt": text},
+    "/v1/messages/count_tokens": lambda text: {
+        "model": MODEL, "messages": [{"role": "user", "content": text}],
+    },
+}  # fmt: skip
+"""Routes that tokenize a text and compute nothing, with the body that sends it."""
+
+
+def num_tokenized(keyed: Keyed, path: str, text: str) -> int:
+    """Have a text of the attacker tokenized; returns how many bytes went through the tokenizer."""
+    texts, send = keyed.state.llm.engine.texts, sender(keyed, "attacker")
+    assert texts is not None
+    before = texts.num_tokenized_bytes
+    if path in COUNTED:
+        send(path, COUNTED[path](text))
+    else:
+        ENDPOINTS[path].ask(send, text, **ENDPOINTS[path].writes_not)
+    return texts.num_tokenized_bytes - before
+
+
+def all_tokenized(keyed: Keyed, text: str) -> dict[str, int]:
+    """Have a text of the attacker tokenized on every route; returns how many bytes each took."""
+    return {path: num_tokenized(keyed, path, text) for path in (*ENDPOINTS, *COUNTED)}
+
+
+def test_the_victim_s_exact_text_is_tokenized_anew_for_the_attacker(keyed: Keyed):
+    """A text that is known with its tokens takes less time, so one tenant's is not another's."""
+    text = SECRET + "<eos>" + SECRET
+    alone = all_tokenized(keyed, text)
+    for sent in ENDPOINTS.values():
+        sent.ask(sender(keyed, "victim"), text)
+    assert all_tokenized(keyed, text) == alone
+
+
+def test_without_salts_a_text_that_the_victim_sent_is_not_tokenized_again(open_house: Keyed):
+    """So the test above can fail."""
+    text = SECRET + "<eos>" + SECRET
+    alone = all_tokenized(open_house, text)
+    for sent in ENDPOINTS.values():
+        sent.ask(sender(open_house, "victim"), text)
+    found = all_tokenized(open_house, text)
+    assert all(found[path] < alone[path] for path in alone)
+
+
 def test_behind_a_public_prefix_only_the_prefix_is_found(keyed: Keyed):
     """The head was published for both; whether the victim ever used it does not show."""
     endpoint = ENDPOINTS["/v1/completions"]
@@ -177,6 +222,7 @@ def test_no_endpoint_was_forgotten(keyed: Keyed):
     described = keyed.ask("ops", "/openapi.json", method="GET").json()["paths"]
     posts = {path for path, methods in described.items() if "post" in methods or "put" in methods}
     harmless = {"/tokenize", "/detokenize", "/v1/messages/count_tokens"}
+    harmless.add("/v1/responses/{response_id}/cancel")
     administers = {path for path in posts if path.startswith("/admin/")} | {"/reset_prefix_cache"}
     left = posts - administers - harmless
     assert left <= set(ENDPOINTS), f"not probed: {left - set(ENDPOINTS)}"

@@ -91,7 +91,7 @@ def run(num_requests: int, num_warming: int) -> dict[str, Any]:
 
 
 def test_a_few_hundred_requests_of_two_hundred_clients() -> None:
-    run(600, num_warming=200)
+    run(400, num_warming=200)
 
 
 @pytest.mark.nightly

@@ -86,6 +86,12 @@ class EngineOptions:
         None, "Most tokens of prompt and answer together; else the model's own limit."
     )
     enable_prefix_caching: bool = _cache(True, "Keep and reuse prefixes.", "--cache/--no-cache")
+    keep_tokens: bool = _cache(
+        True,
+        "Keep the tokens of earlier answers as they were generated; off, every prompt is "
+        "tokenized as a whole.",
+        "--keep-tokens/--no-keep-tokens",
+    )
 
     def settings(self, model: str) -> dict[str, Any]:
         """Return the keywords of ``AsyncLLM``, checked as far as possible without the model.
@@ -135,6 +141,9 @@ class ServedEngineOptions(EngineOptions):
     )
     keep_explanations: int = _caching(
         1000, "Sequences that are remembered so that misses can be explained; 0 is none."
+    )
+    keep_texts_bytes: int = _caching(
+        64 * 2**20, "Memory for texts with their tokens, of all tenants together."
     )
     ghost_blocks: int | None = _caching(
         None, "Most blocks of the small caches that estimate other sizes and policies; 0 is none."

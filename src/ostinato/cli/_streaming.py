@@ -112,7 +112,8 @@ def account(output: "RequestOutput") -> str:
     made = sum(len(completion.token_ids) for completion in output.outputs)
     words = [
         f"{count(len(output.prompt_token_ids), 'prompt token')}, "
-        f"{output.num_cached_tokens:,} cached",
+        f"{output.num_cached_tokens:,} cached"
+        + (f", {output.num_kept_tokens:,} kept as generated" if output.num_kept_tokens else ""),
         f"{made:,} generated",
     ]
     timings = output.timings

@@ -41,6 +41,7 @@ class Request:
         constraint: Restricts each continuation, in its first state; each works on a copy.
         prompt_sections: Names and texts of the messages and fields that the prompt was made of, in
             order; used in explanations only.
+        num_kept_tokens: Prompt tokens that stand as they were generated; used in explanations only.
     """
 
     request_id: RequestId
@@ -54,6 +55,7 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()
     constraint: TokenConstraint | None = None
     prompt_sections: tuple[tuple[str, str], ...] = ()
+    num_kept_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -64,6 +66,7 @@ class RequestContext:
         name: The request's id.
         off: The setting that keeps it from reading the cache; empty if it reads.
         prompt_sections: As of the request.
+        num_kept_tokens: As of the request.
         num_known_tokens: Tokens in whole blocks that were cached when it arrived; None if no
             lookup was made.
         waits_for: Name of the request that it waited for, if any.
@@ -73,6 +76,7 @@ class RequestContext:
     name: str = ""
     off: str = ""
     prompt_sections: tuple[tuple[str, str], ...] = ()
+    num_kept_tokens: int = 0
     num_known_tokens: int | None = None
     waits_for: str = ""
     is_sibling: bool = False

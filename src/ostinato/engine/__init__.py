@@ -7,9 +7,13 @@ Files in reading order:
 * ``structured_outputs``, ``sampling_params``: what a user sets per request
 * ``caller``: refuses calls from a second thread or a forked process
 * ``prompts``, ``chat``: from the caller's prompt or conversation to token ids
+* ``tokenized_text``: a text with the tokens that stand for it
+* ``text_boundaries``: where a text can be cut so that its parts have the tokens of the whole
+* ``known_texts``: which texts are known with their tokens, by tenant
 * ``outputs``: what the caller gets
 * ``token_table``, ``detokenizer``, ``stop_strings``: from token ids to text, and to its end
 * ``request_validation``: tokenizes a prompt and checks a request, before it is added
+* ``text_tokenizer``: tokenizes of a text only what is not known
 * ``request_state``: the tokens, texts and times of one request
 * ``setup``: loads the model and sizes its pools
 * ``weights``: checks new weights against the model

@@ -11,6 +11,7 @@ is erased, for a prefix to be computed before it is published.
 """
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -52,7 +53,7 @@ class AdminApi:
         Raises:
             RequestError: It is no prompt of this model.
         """
-        tokens = tokenize(prompt, self._engine.loaded)
+        tokens = self._tokens(prompt)
         if not tokens:
             raise EmptyPrompt("a lease needs at least one token: the prompt is empty")
         identity = self._engine.identity_of(prompt, tokens)
@@ -75,9 +76,12 @@ class AdminApi:
         Raises:
             RequestError: It is no prompt of this model, fills no block, or the name is taken.
         """
-        tokens = tokenize(prompt, self._engine.loaded)
+        prompt = self._engine.tokenized(prompt)
+        tokens = self._tokens(prompt)
         whole = self._engine.public_prefixes.whole_blocks(name, tokens)
-        return Prompt(token_ids=whole, publishes=name)
+        known, num_left = prompt.known, len(tokens) - len(whole)
+        head = None if known is None else known.head(len(known) - num_left)
+        return Prompt(token_ids=whole, publishes=name, known=head)
 
     def publish(self, prompt: Prompt) -> LeaseReceipt:
         """Hold a prefix for all tenants that may read it.
@@ -93,13 +97,15 @@ class AdminApi:
         """
         name, engine = prompt.publishes, self._engine
         assert name is not None, "a prompt to be published has a name"
-        tokens = engine.public_prefixes.whole_blocks(name, tokenize(prompt, engine.loaded))
+        tokens = engine.public_prefixes.whole_blocks(name, self._tokens(prompt))
         key = PrefixKey(engine.identity_of(prompt, tokens), tokens)
         engine.recorder.tick()
         receipt = engine.cache.admin.publish(key)
         engine.recorder.on_published(key)
         if receipt.status is LeaseStatus.ACCEPTED:
             engine.public_prefixes.add(name, tokens)
+            if prompt.known is not None and engine.texts is not None:
+                engine.texts.known.note(salt_of_public(name), prompt.known)
         return receipt
 
     def unpublish(self, name: str, num_cancelled: int = 0) -> EraseReceipt:
@@ -140,6 +146,7 @@ class AdminApi:
         self._engine.recorder.tick()
         receipt = self._engine.cache.admin.erase(salt)
         self._engine.grammars.forget(salt.decode(errors="replace"))
+        num_texts = self._engine.forget_texts(salt)
         self._engine.recorder.on_erased(salt)
         return EraseReceipt(
             num_cancelled,
@@ -147,6 +154,7 @@ class AdminApi:
             receipt.num_leases,
             receipt.num_events,
             self._zero_unused_slots(),
+            num_texts,
         )
 
     def update_weights(self, update: WeightUpdate) -> int:
@@ -163,6 +171,7 @@ class AdminApi:
         engine.recorder.tick()
         epoch = engine.cache.admin.new_epoch(engine.loaded.fingerprint)
         engine.recorder.on_new_epoch()
+        engine.forget_texts()
         return epoch
 
     def start_recording(self, path: str | Path) -> Path:
@@ -198,6 +207,14 @@ class AdminApi:
     def stop_recording(self) -> Path | None:
         """End the recording and return its path; None if none runs."""
         return self._engine.recorder.stop()
+
+    def _tokens(self, prompt: Prompt) -> "array[int]":
+        """Return a prompt's packed ids.
+
+        Raises:
+            RequestError: It is no prompt of this model.
+        """
+        return tokenize(self._engine.tokenized(prompt), self._engine.loaded)
 
     def _shape(self) -> dict[str, Any]:
         """Return the sizes of the model, for the header of a trace."""

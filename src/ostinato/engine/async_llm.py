@@ -12,14 +12,14 @@ delays no other. The reader's side takes the new part of it, if ``output_kind`` 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ostinato.engine.admin_api import AdminApi, AsyncAdminApi
-from ostinato.engine.chat import Message, fields_of, render_chat
+from ostinato.engine.chat import Message, fields_of
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.engine_thread import EngineThread
@@ -28,12 +28,15 @@ from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt, PromptInput, TokenIds, parse_prompt
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.thread_bridge import AnswerT
+from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.engine.tokenizer_executor import TokenizerExecutor
 from ostinato.engine.vllm_keywords import refuse_arguments, refuse_call
 from ostinato.engine.weights import WeightSource, read_weights
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.explanation import Explanation
 from ostinato.tenants.terms import PINNED, EraseReceipt, LeaseId, LeaseReceipt, LeaseTerms
+
+_ANYONE = Prompt()
 
 
 class AsyncLLM:
@@ -98,20 +101,20 @@ class AsyncLLM:
         return self._engine.max_model_len
 
     async def encode(
-        self, text: str, *, cache_salt: str = "", add_special_tokens: bool = True
+        self, text: str, *, whose: Prompt = _ANYONE, add_special_tokens: bool = True
     ) -> list[int]:
         """Return a text's token ids, as ``generate`` tokenizes it.
 
         Args:
             text: What to tokenize.
-            cache_salt: Of the tenant that asks: tenants take turns.
+            whose: A prompt of the sender, as of ``render``.
             add_special_tokens: Whether the tokenizer adds what begins or ends a text.
 
         Raises:
             MissingTokenizer: The checkpoint has none.
             RequestError: It is no text.
         """
-        prompt = replace(parse_prompt(text), cache_salt=cache_salt)
+        prompt = replace(whose, text=parse_prompt(text).text)
         return await self._tokenizing.encode(prompt, add_special_tokens)
 
     async def decode(self, token_ids: TokenIds) -> str:
@@ -143,19 +146,26 @@ class AsyncLLM:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
-        cache_salt: str = "",
+        whose: Prompt = _ANYONE,
         **options: Any,
-    ) -> list[int]:
+    ) -> TokenizedText:
         """Return a conversation's token ids, as ``chat`` makes them, off the event loop.
 
-        Tenants, by ``cache_salt``, take turns; ``options`` are those of ``render_chat``.
+        ``whose`` says by its salt, its public prefixes and ``keep_tokens`` which texts are known
+        already; tenants take turns. ``options`` are those of ``render_text``. What is returned is a
+        row of ids that may be passed to ``generate`` as ``prompt_token_ids``.
 
         Raises:
             MissingTokenizer: The checkpoint has none.
             RequestError: There is no message or no template, or the template refuses.
         """
         return await self._tokenizing.render(
-            messages, chat_template, add_generation_prompt, tools, options, cache_salt
+            whose,
+            messages,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            **options,
         )
 
     def generate(
@@ -183,7 +193,12 @@ class AsyncLLM:
         Effects: leaving the iteration early cancels the request and releases its blocks.
         """
         refuse_arguments(unsupported)
-        return self._stream(parse_prompt(prompt), sampling_params, request_id, priority)
+        parsed = parse_prompt(prompt)
+
+        async def as_it_is() -> Prompt:
+            return parsed
+
+        return self._stream(as_it_is, sampling_params, request_id, priority)
 
     def chat(
         self,
@@ -194,16 +209,27 @@ class AsyncLLM:
         add_generation_prompt: bool = True,
         request_id: str | None = None,
         priority: int = 0,
+        keep_tokens: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue a conversation; as ``generate``.
+        """Continue a conversation; as ``generate``, and ``keep_tokens`` as in ``LLM.chat``.
 
         Raises:
             MissingTokenizer: The checkpoint has none.
             RequestError: As in ``generate``, or the chat template refuses.
         """
-        tokenizer = self._engine.loaded.require_tokenizer()
-        token_ids = render_chat(tokenizer, messages, chat_template, add_generation_prompt)
-        prompt = Prompt(token_ids=token_ids, fields=fields_of(messages))
+        self._engine.loaded.require_tokenizer()
+
+        async def prompt() -> Prompt:
+            ids = await self.render(
+                messages,
+                chat_template,
+                add_generation_prompt,
+                whose=Prompt(keep_tokens=keep_tokens),
+            )
+            return Prompt(
+                token_ids=ids, known=ids, keep_tokens=keep_tokens, fields=fields_of(messages)
+            )
+
         return self._stream(prompt, sampling_params, request_id, priority)
 
     async def explain(
@@ -313,14 +339,14 @@ class AsyncLLM:
 
     async def _stream(
         self,
-        prompt: Prompt,
+        prompt: Callable[[], Awaitable[Prompt]],
         params: SamplingParams | None,
         request_id: str | None,
         priority: int,
     ) -> AsyncGenerator[RequestOutput, None]:
         self._thread.commands.check()
         wanted = SamplingParams() if params is None else params
-        made = await self._tokenizing.request(prompt, wanted, request_id, priority)
+        made = await self._tokenizing.request(await prompt(), wanted, request_id, priority)
         async with aclosing(self._thread.stream(made)) as outputs:
             async for output in outputs:
                 yield output

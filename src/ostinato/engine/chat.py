@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ostinato.core.errors import RequestError
+from ostinato.engine.prompts import whole_characters
 
 Message = Mapping[str, Any]
 """At least ``role`` and ``content``, as in OpenAI's API."""
@@ -33,15 +34,22 @@ def fields_of(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
     return tuple(fields)
 
 
-def render_chat(
+def render_chat(tokenizer: Any, messages: Sequence[Message], **settings: Any) -> list[int]:
+    """Write a conversation as token ids; as ``render_text``."""
+    text = render_text(tokenizer, messages, **settings)
+    # Not verbose: that it is too long is for admission to say.
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def render_text(
     tokenizer: Any,
     messages: Sequence[Message],
     chat_template: str | None = None,
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
     **options: Any,
-) -> list[int]:
-    """Write a conversation as token ids.
+) -> str:
+    """Write a conversation as the text of a prompt, special tokens included.
 
     Args:
         tokenizer: Of ``transformers``.
@@ -74,24 +82,22 @@ def render_chat(
             "the tokenizer has no chat template: give chat_template, or use generate()"
         )
     try:
-        encoded = tokenizer.apply_chat_template(
+        text = tokenizer.apply_chat_template(
             list(messages),
             chat_template=chat_template,
             tools=list(tools) if tools else None,
             add_generation_prompt=add_generation_prompt,
             **options,
-            tokenize=True,
-            return_dict=True,
-            tokenizer_kwargs={"verbose": False},  # that it is too long is for admission to say
+            tokenize=False,
         )
     except Exception as error:  # a template may raise anything
         raise RequestError(f"the chat template refuses these messages: {error}") from error
-    return list(encoded["input_ids"])
+    return whole_characters("messages", str(text))
 
 
 def _check_is_text(position: int, content: object) -> None:
     """Refuse images and sound: a template would write their place into the text, empty."""
-    for part in content if isinstance(content, Sequence) else ():
+    for part in content if isinstance(content, Sequence) and not isinstance(content, str) else ():
         kind = str(part.get("type")) if isinstance(part, Mapping) else ""
         if any(medium in kind for medium in ("image", "audio", "video")):
             raise RequestError(

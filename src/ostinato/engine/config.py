@@ -86,6 +86,9 @@ class EngineConfig:
             no events, None keeps 10,000 if they are published and none otherwise.
         keep_explanations: Sequences that are remembered so that misses can be explained; 0
             remembers nothing.
+        keep_tokens: Whether text that is known keeps its tokens, generated ones included; off,
+            every prompt is tokenized as a whole.
+        keep_texts_bytes: Memory for texts with their tokens, of all tenants together.
         ghost_blocks: The most blocks of the small cache that simulates the whole one, for estimates
             of more memory or another policy; 0 makes no estimates, None takes 128 where the cache
             has 64 blocks or more.
@@ -131,6 +134,8 @@ class EngineConfig:
     allotments: Mapping[str, Allotment] = field(default_factory=dict)
     keep_event_batches: int | None = None
     keep_explanations: int = 1000
+    keep_tokens: bool = True
+    keep_texts_bytes: int = 64 * 2**20
     ghost_blocks: int | None = None
     ghost_share: float = 0.01
     kv_events_endpoint: str | None = None
@@ -156,12 +161,13 @@ class EngineConfig:
         one_of("read_once", self.read_once, get_args(ReadOnce))
         at_least("seed", self.seed, 0)
         at_least("max_logprobs", self.max_logprobs, -1)
+        at_least("keep_texts_bytes", self.keep_texts_bytes, 0)
         if self.revision is not None and not isinstance(self.revision, str):
             raise ConfigError(f"revision={self.revision!r}: must be a branch, tag or commit")
         if self.tokenizer is not None and not isinstance(self.tokenizer, (str, Path)):
             raise ConfigError(f"tokenizer={self.tokenizer!r:.80}: must be a name or a directory")
         self._check_attention()
-        for name in ("enable_prefix_caching", "seal_tails"):
+        for name in ("enable_prefix_caching", "seal_tails", "keep_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be True or False")
         for name in ("num_blocks", "kv_cache_memory", "max_model_len"):

@@ -75,6 +75,11 @@ class Detokenizer:
         """
         return "".join([self._take(token) for token in token_ids if self._shows(token)])
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the text so far is that of all tokens so far, none of which waits for more."""
+        return not self._pending and not self._utf8.getstate()[0]
+
     def finish(self) -> str:
         """Return the rest of the text, an unfinished character as U+FFFD."""
         return self._settle() + self._utf8.decode(b"", final=True)

@@ -44,7 +44,9 @@ from ostinato.engine.request_validation import (
 )
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.setup import set_up
+from ostinato.engine.text_tokenizer import PartlyTokenized, TextTokenizer
 from ostinato.engine.token_table import TokenTable
+from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.observe.counters import CacheStats
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.sched.sequence import Sequence, SequenceUpdate
@@ -69,6 +71,7 @@ class Engine:
         is_computing: Whether a forward pass is running: an exception now only ends the step.
         recorder: Records traces, where one was started.
         kv_events: Publishes KV events; None unless ``kv_events_endpoint`` is set.
+        texts: Tokenizes texts, and remembers them; None if the checkpoint has no tokenizer.
     """
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -95,6 +98,8 @@ class Engine:
         self._clock = clock
         tokenizer = self.loaded.tokenizer
         self._tokens = None if tokenizer is None else TokenTable(tokenizer)
+        room = config.keep_texts_bytes if config.keep_tokens else 0
+        self.texts = None if tokenizer is None else TextTokenizer(tokenizer, room)
         self.grammars = GrammarCompiler(self.loaded)
         self._states: dict[RequestId, RequestState] = {}
         self._random = random.Random(config.seed)
@@ -153,7 +158,10 @@ class Engine:
         name = self._new_id() if request_id is None else check_request_id(request_id)
         wanted = params.structured_outputs
         keep = kept_prompt_tokens(params, self.max_model_len)
+        if keep is None:
+            prompt = self.tokenized(prompt, self.max_model_len)
         tokens = tokenize(prompt, self.loaded, self.max_model_len, keep=keep)
+        known = prompt.known if keep is None else None
         if wanted is not None and constraint is None:
             constraint = self.grammars.compile(wanted, prompt.cache_salt)
         cache_read = prompt.cache_read and not params.skip_reading_prefix_cache
@@ -169,10 +177,46 @@ class Engine:
             eos_token_ids=self.loaded.eos_token_ids,
             constraint=constraint,
             prompt_sections=prompt.fields,
+            num_kept_tokens=0 if known is None else known.num_generated_tokens,
         )
         self.scheduler.check(request)
         seeds = draw_seeds(params, self._random)
-        return PreparedRequest(request, params, prompt.text, seeds, arrival_s)
+        is_noted = prompt.cache_write and prompt.keep_tokens and prompt.publishes is None
+        if known is not None and not (is_noted and known.boundaries.ends):
+            known = None
+        return PreparedRequest(request, params, prompt.text, seeds, arrival_s, known)
+
+    def tokenized(self, prompt: Prompt, most: int | None = None) -> Prompt:
+        """Return a prompt with its ids: those of its text as far as that is known.
+
+        Raises:
+            MissingTokenizer: It is a text, and the checkpoint has no tokenizer.
+            PromptTooLong: A text is certainly longer than ``most`` tokens.
+        """
+        if prompt.token_ids is not None:
+            return prompt
+        if self.texts is None or not self.texts.takes_prompts:
+            return replace(prompt, token_ids=tokenize(prompt, self.loaded, most))
+        partly = self.begin_text(prompt.text or "", prompt)
+        return self.with_ids(prompt, self.texts.finish(partly, most=most))
+
+    def tokenized_chat(self, prompt: Prompt, text: str) -> Prompt:
+        """Return a prompt that is a conversation, written as a text, with its ids."""
+        assert self.texts is not None, "conversations need a tokenizer"
+        known = self.texts.finish(self.begin_text(text, prompt))
+        return replace(prompt, token_ids=known, known=known)
+
+    def begin_text(self, text: str, prompt: Prompt) -> PartlyTokenized:
+        """Find what is known of a text for the sender of a prompt; safe in any thread."""
+        assert self.texts is not None, "there is a tokenizer"
+        names = self.public_prefixes.salts_of(prompt.public_prefixes)
+        is_kept = self.config.keep_tokens and prompt.keep_tokens
+        return self.texts.begin(text, (prompt.cache_salt.encode(), *names), is_kept)
+
+    def with_ids(self, prompt: Prompt, known: TokenizedText) -> Prompt:
+        """Return a prompt that is a text with its ids."""
+        assert self.texts is not None, "there is a tokenizer"
+        return replace(prompt, token_ids=self.texts.with_special_tokens(known), known=known)
 
     def add(self, made: PreparedRequest) -> None:
         """Add a request.
@@ -190,6 +234,8 @@ class Engine:
         self.scheduler.add(made.request, made.seeds)
         self.recorder.on_added(made.request, made.arrival_s)
         self._states[made.request.request_id] = RequestState(made, self._tokens)
+        if made.known is not None and self.texts is not None:
+            self.texts.known.note(made.request.identity.tenant, made.known)
 
     def step(self) -> list[RequestState]:
         """Run one step.
@@ -237,6 +283,7 @@ class Engine:
         for sequence in ended:
             state.take(sequence, None, now_s)
         state.fail(FinishReason.ABORT, None, now_s)
+        self._note_answers(state)
         return state.output()
 
     def discard(self, request_id: str) -> None:
@@ -254,6 +301,7 @@ class Engine:
         if preempt_running:
             self.scheduler.preempt_all()
         self.cache.admin.reset()
+        self.forget_texts()
         self.recorder.on_reset(preempt_running)
 
     def requests_of(self, salt: str | bytes) -> list[RequestId]:
@@ -268,6 +316,12 @@ class Engine:
     def unblock_tenant(self, salt: str | bytes) -> None:
         """Accept a tenant's requests again."""
         self._blocked.remove(_packed(salt))
+
+    def forget_texts(self, tenant: bytes | None = None) -> int:
+        """Forget the texts of a tenant, or all; returns how many."""
+        if self.texts is None:
+            return 0
+        return self.texts.known.clear() if tenant is None else self.texts.known.forget(tenant)
 
     def identity(self, cache_salt: str) -> Identity:
         """Return the identity of a tenant's requests now."""
@@ -330,8 +384,15 @@ class Engine:
         for request_id, state in touched.items():
             if state.finished:
                 del self._states[request_id]
+                self._note_answers(state)
                 self.recorder.on_ended(request_id)
         return list(touched.values())
+
+    def _note_answers(self, state: RequestState) -> None:
+        """Remember which tokens a prompt's continuations are made of."""
+        if state.known is not None and self.texts is not None:
+            for answer in state.answers():
+                self.texts.known.note_answer(state.request.identity.tenant, state.known, answer)
 
     def _cancel(self, request_id: RequestId) -> list[Sequence]:
         """End all sequences of a request; an unknown id has none."""

@@ -17,7 +17,7 @@ from ostinato.core.errors import EngineStopped
 from ostinato.engine.admin_api import AdminApi
 from ostinato.engine.batch import ShowProgress, run_batch
 from ostinato.engine.caller import CallGate
-from ostinato.engine.chat import Message, fields_of, is_conversation, render_chat
+from ostinato.engine.chat import Message, fields_of, is_conversation, render_text
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.explain_api import explain_request
@@ -132,6 +132,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: int | Sequence[int] | None = None,
+        keep_tokens: bool = True,
         **unsupported: Any,
     ) -> list[RequestOutput]:
         """Continue conversations.
@@ -147,6 +148,8 @@ class LLM:
             tools: Functions that the model may call, in OpenAI's format.
             chat_template_kwargs: Other variables of the template, such as ``enable_thinking``.
             priority: As in ``generate``.
+            keep_tokens: Whether earlier answers keep the tokens that were generated; False
+                tokenizes the whole conversation anew.
             **unsupported: As in ``generate``.
 
         Returns:
@@ -163,15 +166,11 @@ class LLM:
         options = {**(chat_template_kwargs or {})}
         if continue_final_message:
             options["continue_final_message"] = True
-        prompts = [
-            Prompt(
-                token_ids=render_chat(
-                    tokenizer, m, chat_template, add_generation_prompt, tools, **options
-                ),
-                fields=fields_of(m),
-            )
-            for m in conversations
-        ]
+        prompts = []
+        for m in conversations:
+            text = render_text(tokenizer, m, chat_template, add_generation_prompt, tools, **options)
+            prompt = Prompt(keep_tokens=keep_tokens, fields=fields_of(m))
+            prompts.append(self.engine.tokenized_chat(prompt, text))
         return run_batch(self.engine, prompts, sampling_params, use_tqdm, priority)
 
     def get_tokenizer(self) -> Any:

@@ -154,6 +154,7 @@ class RequestOutput:
             in its middle.
         num_waited_tokens: Those of the cached ones, in whole blocks, that were not there when the
             request came: another request computed them while it waited.
+        num_kept_tokens: Prompt tokens of earlier answers that stand as they were generated.
         error: Why it failed; None if it did not.
     """
 
@@ -167,6 +168,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     num_copied_tokens: int = 0
     num_waited_tokens: int = 0
+    num_kept_tokens: int = 0
     error: str | None = None
 
     @property

@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from ostinato.core.errors import RequestError
+from ostinato.engine.tokenized_text import TokenizedText
 
 TokenIds = Sequence[int]
 
@@ -25,6 +26,7 @@ class PromptDict(TypedDict, total=False):
         cache_read: False computes every token, whatever is cached.
         cache_write: False keeps nothing of it for other requests.
         public_prefixes: Names of published prefixes that it may begin with; ``"*"`` is all.
+        keep_tokens: False tokenizes all of the text anew, also what the model generated.
         fields: Names and texts of its messages and fields, in order; for explanations.
     """
 
@@ -34,6 +36,7 @@ class PromptDict(TypedDict, total=False):
     cache_read: bool
     cache_write: bool
     public_prefixes: Sequence[str]
+    keep_tokens: bool
     fields: Sequence[tuple[str, str]]
 
 
@@ -52,7 +55,9 @@ class Prompt:
         cache_write: Whether computed KV may be found by others.
         public_prefixes: Names of published prefixes that it may begin with; ``"*"`` is all.
         publishes: Name of the prefix that it is computed for, to be published; None is usual.
+        keep_tokens: Whether text that is known keeps its tokens.
         fields: Names and texts of its messages and fields, in order; for explanations.
+        known: Its text with its tokens, where it is known how they belong together.
     """
 
     text: str | None = None
@@ -62,7 +67,9 @@ class Prompt:
     cache_write: bool = True
     public_prefixes: tuple[str, ...] = ()
     publishes: str | None = None
+    keep_tokens: bool = True
     fields: tuple[tuple[str, str], ...] = ()
+    known: TokenizedText | None = None
 
 
 def parse_prompts(prompts: PromptInput | Iterable[PromptInput]) -> list[Prompt]:
@@ -85,11 +92,11 @@ def parse_prompt(prompt: Any) -> Prompt:
         RequestError: It is neither a text, nor token ids, nor a dict with one of them.
     """
     if isinstance(prompt, str):
-        return Prompt(text=_whole_characters("prompt", prompt))
+        return Prompt(text=whole_characters("prompt", prompt))
     if isinstance(prompt, dict):
         return _parse_dict(prompt)
     if _may_hold_ids(prompt):
-        return Prompt(token_ids=prompt)
+        return Prompt(token_ids=prompt, known=_known(prompt))
     raise RequestError(_unknown(prompt))
 
 
@@ -101,7 +108,7 @@ def check_salt(cache_salt: object) -> None:
     """
     if not isinstance(cache_salt, str):
         raise RequestError(f"cache_salt={cache_salt!r}: must be a str")
-    _whole_characters("cache_salt", cache_salt)
+    whole_characters("cache_salt", cache_salt)
 
 
 def _parse_dict(prompt: dict[str, Any]) -> Prompt:
@@ -114,7 +121,7 @@ def _parse_dict(prompt: dict[str, Any]) -> Prompt:
     if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
         raise RequestError("a prompt dict needs one of 'prompt' and 'prompt_token_ids'")
     check_salt(prompt.get("cache_salt", ""))
-    for name in ("cache_read", "cache_write"):
+    for name in ("cache_read", "cache_write", "keep_tokens"):
         if not isinstance(prompt.get(name, True), bool):
             raise RequestError(f"{name}={prompt[name]!r}: must be a bool")
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
@@ -122,11 +129,17 @@ def _parse_dict(prompt: dict[str, Any]) -> Prompt:
         raise RequestError(f"prompt={text!r:.80}: must be a text")
     if "prompt_token_ids" in prompt and not _may_hold_ids(token_ids):
         raise RequestError(f"prompt_token_ids={token_ids!r:.80}: must be a list of token ids")
-    _whole_characters("prompt", prompt.get("prompt", ""))
-    settings = {k: v for k, v in prompt.items() if k.startswith("cache_")}
+    whole_characters("prompt", prompt.get("prompt", ""))
+    settings = {k: v for k, v in prompt.items() if k.startswith("cache_") or k == "keep_tokens"}
     names = _parse_names(prompt.get("public_prefixes", ()))
     settings["fields"] = _parse_fields(prompt.get("fields", ()))
+    settings["known"] = _known(token_ids)
     return Prompt(text=text, token_ids=token_ids, public_prefixes=names, **settings)
+
+
+def _known(token_ids: object) -> TokenizedText | None:
+    """Return ids as a text with its tokens, if that is what they are."""
+    return token_ids if isinstance(token_ids, TokenizedText) else None
 
 
 def _parse_names(names: Any) -> tuple[str, ...]:
@@ -159,7 +172,7 @@ def _may_hold_ids(row: object) -> bool:
     return is_row and not isinstance(row, (str, bytes, bytearray, memoryview))
 
 
-def _whole_characters(name: str, text: str) -> str:
+def whole_characters(name: str, text: str) -> str:
     """Return a text, unless it holds half of a character, which no tokenizer knows.
 
     Raises:

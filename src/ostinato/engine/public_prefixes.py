@@ -84,6 +84,12 @@ class PublicPrefixes:
             for name, tokens in sorted(self._prefixes.items())
         ]
 
+    def salts_of(self, names: Iterable[str]) -> list[bytes]:
+        """Return what stands for the public prefixes of some names, as salts."""
+        wanted = set(names)
+        known = self._prefixes if ALL_PUBLIC in wanted else wanted & self._prefixes.keys()
+        return [salt_of_public(name) for name in list(known)]
+
     def longest_of(self, tokens: "array[int]", names: Iterable[str]) -> PublicPrefix | None:
         """Return the longest public prefix that a prompt begins with, of those it may read.
 

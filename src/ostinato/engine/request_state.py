@@ -1,5 +1,6 @@
 """The state of one request: its tokens, texts, log-probabilities and times so far."""
 
+from array import array
 from collections.abc import Sequence
 
 from ostinato.core.plan import SampledToken, TokenLogprob
@@ -73,12 +74,19 @@ class CompletionState:
 
 
 class RequestState:
-    """One request: its continuations and when things happened."""
+    """One request: its continuations and when things happened.
+
+    Attributes:
+        request: As it was added.
+        error: Why it failed.
+        known: The text of its prompt with its tokens, if its answers are to be remembered.
+    """
 
     def __init__(self, made: PreparedRequest, tokens: TokenTable | None) -> None:
         """Start a request that has just arrived."""
         self.request, self.params = made.request, made.params
         self.error: str | None = None
+        self.known = made.known
         self._prompt = made.prompt
         self._prompt_token_ids = made.request.prompt_token_ids.tolist()  # one list for all outputs
         self._tokens = tokens
@@ -126,6 +134,10 @@ class RequestState:
             if completion.finish_reason is None:
                 self._end(completion, reason, None, now_s)
 
+    def answers(self) -> "list[array[int]]":
+        """Return the tokens of each continuation, packed, but for those without any."""
+        return [array("I", c.token_ids) for c in self._completions if c.token_ids]
+
     def output(self) -> RequestOutput:
         """Return what there is so far, in the caller's shape."""
         leader = self._leader
@@ -139,6 +151,7 @@ class RequestState:
             num_cached_tokens=leader.num_shared_tokens + leader.num_copied_tokens if leader else 0,
             num_copied_tokens=leader.num_copied_tokens if leader else 0,
             num_waited_tokens=leader.num_waited_tokens if leader else 0,
+            num_kept_tokens=self.request.num_kept_tokens,
             timings=RequestTimings(
                 arrival=self._arrival_s,
                 first_scheduled=leader.first_planned_s if leader else None,

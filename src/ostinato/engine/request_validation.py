@@ -18,6 +18,7 @@ from ostinato.core.request import Request
 from ostinato.core.tokens import pack_tokens
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.sampling_params import SamplingParams
+from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.runner.model_loader import LoadedModel
 
 MAX_SAMPLES = 16384
@@ -39,6 +40,7 @@ class PreparedRequest:
         prompt: The text, if it was given as one.
         seeds: One per continuation.
         arrival_s: By the engine's clock.
+        known: The text of its prompt with its tokens, to be remembered; None if it is not.
     """
 
     request: Request
@@ -46,6 +48,7 @@ class PreparedRequest:
     prompt: str | None
     seeds: tuple[int, ...]
     arrival_s: float
+    known: TokenizedText | None = None
 
 
 def tokenize(
@@ -72,7 +75,8 @@ def tokenize(
         PromptTooLong: A text has more tokens than ``most``.
     """
     if prompt.token_ids is not None:
-        tokens = pack_tokens(prompt.token_ids)
+        ids = prompt.token_ids
+        tokens = pack_tokens(ids.tokens if isinstance(ids, TokenizedText) else ids)
     else:
         assert prompt.text is not None, "a prompt is a text or a row of ids"
         tokenizer = tokenizer or loaded.require_tokenizer()

@@ -1,13 +1,13 @@
 """Tokenizes, renders templates and compiles grammars in threads, off the event loop.
 
-Tenants take turns. Long texts have their own thread and copy of the tokenizer, so that short ones
-do not wait for them; so have new grammars. A short row of ids is checked on the event loop
-itself, since a change of threads costs more than the check.
+Tenants take turns. Texts of which much is new have their own thread and copy of the tokenizer, so
+that others do not wait for them; so have new grammars. A short row of ids is checked on the event
+loop itself, since a change of threads costs more than the check.
 """
 
 import copy
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -17,22 +17,23 @@ from transformers import PreTrainedTokenizerBase
 
 from ostinato.core.identity import tenant_of
 from ostinato.core.plan import TokenConstraint
-from ostinato.engine.chat import Message, render_chat
+from ostinato.engine.chat import Message, render_text
 from ostinato.engine.engine import Engine
 from ostinato.engine.grammar_check import NUM_WORKERS
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.request_validation import (
     PreparedRequest,
     kept_prompt_tokens,
-    refuse_long_text,
     spell_bad_words,
     tokenize,
 )
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.engine.tenant_queue import TenantQueue
+from ostinato.engine.text_tokenizer import PartlyTokenized
 from ostinato.engine.thread_bridge import AnswerT
 from ostinato.engine.token_table import TokenTable
+from ostinato.engine.tokenized_text import TokenizedText
 
 SHORT_TOKENS = 8192
 """Ids that are checked on the event loop: within half a millisecond."""
@@ -75,13 +76,10 @@ class TokenizerExecutor:
                 return make(prompt)
             return await self._texts.run(_tenant(prompt.cache_salt), lambda: make(prompt))
 
-        def tokenize_and_make(tokenizer: PreTrainedTokenizerBase | None) -> PreparedRequest:
-            most = self._engine.max_model_len
-            keep = kept_prompt_tokens(params, most) if isinstance(params, SamplingParams) else None
-            ids = tokenize(prompt, self._engine.loaded, most, tokenizer, keep)
-            return make(replace(prompt, token_ids=ids))
-
-        return await self._with_tokenizer(prompt.cache_salt, len(prompt.text), tokenize_and_make)
+        most, keep = self._engine.max_model_len, None
+        if isinstance(params, SamplingParams):
+            keep = kept_prompt_tokens(params, most)
+        return await self._with_ids(prompt, most, keep, make)
 
     async def do(self, work: Callable[[], AnswerT], cache_salt: str = "") -> AnswerT:
         """Do something short with the tokenizer, off the event loop.
@@ -94,15 +92,13 @@ class TokenizerExecutor:
 
     async def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Return a text's token ids."""
-        loaded, text = self._engine.loaded, prompt.text or ""
-
-        def work(own: PreTrainedTokenizerBase | None) -> list[int]:
-            if add_special_tokens:
-                return tokenize(prompt, loaded, None, own).tolist()
-            tokenizer = own or loaded.require_tokenizer()
-            return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-        return await self._with_tokenizer(prompt.cache_salt, len(text), work)
+        engine = self._engine
+        if add_special_tokens or engine.texts is None:
+            return await self._with_ids(prompt, None, None, lambda p: list(p.token_ids or ()))
+        text = prompt.text or ""
+        return await self._tokenized(
+            prompt, lambda: text, None, lambda known: known.tokens.tolist()
+        )
 
     async def decode(self, prompt: Prompt) -> str:
         """Return the text of token ids, special ones included."""
@@ -124,30 +120,74 @@ class TokenizerExecutor:
 
     async def render(
         self,
+        whose: Prompt,
         messages: Sequence[Message],
-        chat_template: str | None,
-        add_generation_prompt: bool,
-        tools: Sequence[Mapping[str, Any]] | None,
-        options: Mapping[str, Any],
-        cache_salt: str,
-    ) -> list[int]:
-        """Return a conversation's token ids."""
-        self._engine.loaded.require_tokenizer()
-        contents = [m.get("content") for m in messages if isinstance(m, Mapping)]
-        text = "".join(content for content in contents if isinstance(content, str))
+        **settings: Any,
+    ) -> TokenizedText:
+        """Return a conversation's token ids.
 
-        def work(tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
-            if tokenizer is not None:
-                refuse_long_text(text, self._engine.max_model_len, tokenizer)
-            return render_chat(
-                tokenizer, messages, chat_template, add_generation_prompt, tools, **options
-            )
+        Args:
+            whose: A prompt of its sender: whose texts are known, and whether they are used.
+            messages: In order.
+            **settings: As of ``render_text``.
+        """
+        tokenizer = self._engine.loaded.require_tokenizer()
 
-        return await self._with_tokenizer(cache_salt, len(text), work)
+        def write() -> str:
+            return render_text(tokenizer, messages, **settings)
+
+        return await self._tokenized(whose, write, self._engine.max_model_len, lambda known: known)
 
     async def _constraint(self, wanted: StructuredOutputs, cache_salt: str) -> TokenConstraint:
         return await self._grammars.run(
             _tenant(cache_salt), lambda: self._engine.grammars.compile(wanted, cache_salt)
+        )
+
+    async def _with_ids(
+        self,
+        prompt: Prompt,
+        most: int | None,
+        keep: int | None,
+        use: Callable[[Prompt], AnswerT],
+    ) -> AnswerT:
+        """Tokenize a prompt that is a text, and use it in the same thread."""
+        engine, text = self._engine, prompt.text or ""
+        if keep is None and engine.texts is not None and engine.texts.takes_prompts:
+            return await self._tokenized(
+                prompt, lambda: text, most, lambda known: use(engine.with_ids(prompt, known))
+            )
+
+        def whole(tokenizer: PreTrainedTokenizerBase | None) -> AnswerT:
+            return use(
+                replace(prompt, token_ids=tokenize(prompt, engine.loaded, most, tokenizer, keep))
+            )
+
+        return await self._with_tokenizer(prompt.cache_salt, len(text), whole)
+
+    async def _tokenized(
+        self,
+        whose: Prompt,
+        write: Callable[[], str],
+        most: int | None,
+        use: Callable[[TokenizedText], AnswerT],
+    ) -> AnswerT:
+        """Tokenize what is not known of a text; among the long texts only if that is much."""
+        engine, texts, tenant = self._engine, self._engine.texts, _tenant(whose.cache_salt)
+        assert texts is not None, "there is a tokenizer"
+        engine.owner.check()
+
+        def begin() -> tuple[PartlyTokenized, AnswerT | None]:
+            partly = engine.begin_text(write(), whose)
+            is_long = (
+                partly.num_left >= LONG_CHARACTERS and engine.loaded.require_tokenizer().is_fast
+            )
+            return partly, None if is_long else use(texts.finish(partly, most=most))
+
+        partly, answer = await self._texts.run(tenant, begin)
+        if answer is not None:
+            return answer
+        return await self._long_texts.run(
+            tenant, lambda: use(texts.finish(partly, self._tokenizer_of_long_texts, most))
         )
 
     async def _with_tokenizer(

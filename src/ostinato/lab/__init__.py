@@ -52,6 +52,8 @@ Files in reading order:
 * ``lint_remedies``: what could the sender do so that requests begin alike?
 * ``lint_messages``: what changes inside messages, before what requests share?
 * ``lint_replay``: how many tokens would the requests of a group have computed?
+* ``lint_drift``: which turns missed because earlier answers came back as other tokens than were
+  generated?
 * ``lint_breakpoints``: is ``cache_control`` where it keeps what requests share?
 * ``lint``: what breaks the prefixes of these requests, and what would fixing it save?
 

@@ -16,10 +16,12 @@ from typing import Any
 
 from ostinato.lab.explain_log import Tokenizer
 from ostinato.lab.lint_breakpoints import compare_breakpoints
+from ostinato.lab.lint_drift import DRIFT_ADVICE, find_drift
 from ostinato.lab.lint_messages import message_remedies
 from ostinato.lab.lint_remedies import remedies_for
 from ostinato.lab.lint_replay import Replayed, replay
 from ostinato.lab.lint_rewrites import Remedy
+from ostinato.lab.lint_slots import shortened
 from ostinato.lab.lint_templates import Group, group_requests
 from ostinato.lab.request_log import LoggedRequest
 
@@ -70,8 +72,8 @@ class LintReport:
         has_times: Whether it has.
         prompt_tokens: Of all requests.
         computed_tokens: As they were sent, on a cache that keeps every prefix.
-        fixed_tokens: With all findings fixed, but for ``cache_control``, which that cache does
-            not need.
+        fixed_tokens: With all findings fixed, but for ``cache_control`` and ``drift``, which that
+            cache does not know.
     """
 
     findings: tuple[Finding, ...]
@@ -127,6 +129,7 @@ def lint(
         computed += trials[0].result.computed_tokens
         fixed += trials[-1].result.computed_tokens
         report(len(group.requests))
+    findings += _drift_findings(requests, block_size, hours)
     findings.sort(key=lambda finding: -finding.saved_tokens)
     return LintReport(
         tuple(findings), len(requests), len(groups), hours, has_times, prompts, computed, fixed
@@ -194,6 +197,31 @@ def _breakpoint_findings(
     if len(group.requests) == 1 or saved <= LEAST_SAVING * before.prompt_tokens:
         return []
     return [_finding(group, remedy, (before, after), fixed.remedies, hours)]
+
+
+def _drift_findings(
+    requests: Sequence[LoggedRequest], block_size: int, hours: float
+) -> list[Finding]:
+    """Compare the token ids of turns, where the log has them."""
+    drift = find_drift(requests, block_size)
+    saved = drift.lost_tokens
+    if saved <= LEAST_SAVING * drift.before.prompt_tokens:
+        return []
+    examples = tuple(shortened(answer) for answer in drift.answers[:3])
+    return [
+        Finding(
+            "drift",
+            "conversations",
+            len(drift.answers),
+            "messages of the assistant",
+            examples,
+            DRIFT_ADVICE,
+            saved,
+            saved / hours,
+            drift.before.hit_ratio,
+            drift.after.hit_ratio,
+        )
+    ]
 
 
 def _finding(

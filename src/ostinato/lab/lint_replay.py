@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ostinato.assembly import build_cache
 from ostinato.core.config import CacheConfig
 from ostinato.core.identity import PrefixKey
+from ostinato.core.tokens import num_alike
 from ostinato.lab.explain_log import Tokenizer, identity_of
 from ostinato.lab.request_log import LoggedRequest
 
@@ -66,20 +67,8 @@ class Seams:
             candidate = self._texts[place - 1] if place else ""
             if text.startswith(candidate):
                 return candidate
-            query = query[: _num_alike(candidate, query)]
+            query = query[: num_alike(candidate, query)]
         return ""
-
-
-def _num_alike(mine: str, theirs: str) -> int:
-    """Return the length of the common prefix of two texts, by bisection."""
-    alike, most = 0, min(len(mine), len(theirs))
-    while alike < most:
-        middle = (alike + most + 1) // 2
-        if mine[alike:middle] == theirs[alike:middle]:
-            alike = middle
-        else:
-            most = middle - 1
-    return alike
 
 
 def replay(
@@ -108,6 +97,12 @@ def replay(
             seams.add(text, tokens)
             seams.add(text + request.answer, tokens + answer)
     return _serve(keys, block_size)
+
+
+def replay_ids(requests: Sequence[LoggedRequest], block_size: int) -> Replayed:
+    """Serve requests one after the other, with the token ids that were logged."""
+    rows = [(array("I", r.prompt_ids), array("I", r.reply_ids).tolist(), r) for r in requests]
+    return _serve([(PrefixKey(identity_of(r), ids), answer) for ids, answer, r in rows], block_size)
 
 
 def _serve(keys: list[tuple[PrefixKey, list[int]]], block_size: int) -> Replayed:

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ostinato.core.errors import BrokenTrace
+from ostinato.core.errors import BrokenTrace, TokenOutOfRange
+from ostinato.core.tokens import pack_tokens
 from ostinato.lab.lines import BrokenLine, OnBroken, iter_lines
 from ostinato.lab.logged_prompt import Block, Message, Prompt
 from ostinato.lab.request_envelope import (
@@ -54,6 +55,8 @@ class LoggedRequest:
         max_output_tokens: Limit of the answer, if there is one.
         response_id: Of the answer.
         previous_id: Of the earlier answer that it continues; its messages are not in the request.
+        prompt_ids: Packed token ids of the prompt; empty if the log does not say.
+        reply_ids: Packed token ids of the reply.
     """
 
     line: int
@@ -66,6 +69,8 @@ class LoggedRequest:
     max_output_tokens: int | None = None
     response_id: str = ""
     previous_id: str = ""
+    prompt_ids: bytes = b""
+    reply_ids: bytes = b""
 
     @property
     def answer(self) -> str:
@@ -197,9 +202,26 @@ def parse_requests(
             limit,
             str(response.get("id") or "") if is_response else "",
             str(body.get("previous_response_id") or ""),
+            *_token_ids(response if is_response else {}),
         )
         for prompt in read_prompts(body, ignored)
     ]
+
+
+def _token_ids(response: dict[str, Any]) -> tuple[bytes, bytes]:
+    """Return the ids of prompt and answer, packed, if a response has those of one choice."""
+    choices = response.get("choices")
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+        return b"", b""
+    rows = (response.get("prompt_token_ids") or choices[0].get("prompt_token_ids"),
+            choices[0].get("token_ids"))  # fmt: skip
+    if not all(isinstance(row, list) for row in rows):
+        return b"", b""
+    try:
+        prompt, reply = (pack_tokens(row or ()).tobytes() for row in rows)
+    except TokenOutOfRange as error:
+        raise BrokenTrace(f"the response's token ids: {error}") from error
+    return prompt, reply
 
 
 def render_plainly(request: LoggedRequest) -> str:

@@ -115,6 +115,7 @@ class _ExplanationBuilder:
             difference,
             sum(tells_all or self.viewer.may_see(record) for record in self.earlier),
             self.history.num_forgotten if tells_all else 0,
+            self.record.num_kept,
         )
 
     def _hits(self) -> Iterator[PromptSpan]:

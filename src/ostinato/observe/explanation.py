@@ -196,6 +196,7 @@ class Explanation:
             no tokenizer.
         num_remembered: Sequences that it was compared with.
         num_forgotten: Earlier ones that were no longer remembered.
+        num_kept: Prompt tokens of earlier answers that stand as they were generated.
     """
 
     request_id: str
@@ -203,6 +204,7 @@ class Explanation:
     difference: Difference | None = None
     num_remembered: int = 0
     num_forgotten: int = 0
+    num_kept: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -240,6 +242,7 @@ class Explanation:
             "difference": None if self.difference is None else asdict(self.difference),
             "num_remembered": self.num_remembered,
             "num_forgotten": self.num_forgotten,
+            "num_kept_tokens": self.num_kept,
         }
 
     @classmethod
@@ -256,6 +259,7 @@ class Explanation:
             None if difference is None else Difference(**_known(Difference, difference)),
             int(plain["num_remembered"]),
             int(plain["num_forgotten"]),
+            int(plain.get("num_kept_tokens", 0)),
         )
 
     @property
@@ -277,6 +281,9 @@ class Explanation:
                 f"The {what} but cannot hit, because the prefix differs. "
                 f"Move the changing part after {'it' if num == 1 else 'them'}."
             )
+        if self.num_kept:
+            what = "1 token was" if self.num_kept == 1 else f"{self.num_kept:,} tokens were"
+            notes.append(f"{what} kept as generated, in the answers of earlier turns.")
         if self.num_forgotten:
             notes.append(
                 f"Compared with {self.num_remembered:,} sequences; {self.num_forgotten:,} earlier "

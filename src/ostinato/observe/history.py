@@ -120,6 +120,7 @@ class RequestHistory(CacheObserver):
         blocks = table.blocks
         record = self._begin(table, blocks, not preempted)
         record.name, record.prompt_sections = context.name, context.prompt_sections
+        record.num_kept = context.num_kept_tokens
         record.off = context.off if self._is_on else "enable_prefix_caching=False"
         if context.prompt_sections:
             letters = sum(len(text) for _, text in context.prompt_sections)

@@ -38,6 +38,7 @@ class RequestRecord:
         writes: Whether it writes to the cache.
         off: The setting that kept it from reading the cache; empty if it read.
         prompt_sections: Names and texts of the request's messages and fields, in order.
+        num_kept: Prompt tokens of earlier answers that stand as they were generated.
         table_id: Of its block table.
         key: The live sequence; None when it has ended.
         kept: Its packed tokens when it has ended, made when they are first read; empty if
@@ -69,6 +70,7 @@ class RequestRecord:
     writes: bool = True
     off: str = ""
     prompt_sections: tuple[tuple[str, str], ...] = ()
+    num_kept: int = 0
     key: PrefixKey | None = None
     kept: bytes = b""
     unpacked: "array[int] | None" = None

@@ -183,7 +183,7 @@ class StepPlanner:
         is_sibling = sequence.index > 0 and not sequence.num_preemptions
         again = is_sibling or sequence.num_preemptions > 0
         context = RequestContext(
-            request.request_id, reading_is_off, request.prompt_sections,
+            request.request_id, reading_is_off, request.prompt_sections, request.num_kept_tokens,
             sequence.num_known_tokens, sequence.waits_for, is_sibling,
         )  # fmt: skip
         admitted = cache.admit(sequence.key, match, request.cache_write, again, self._most, context)

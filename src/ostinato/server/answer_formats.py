@@ -79,8 +79,7 @@ class ReasoningFormat:
         closing: The text of ``ends``; a template may end a prompt with it, and then nothing is
             reasoned.
         is_assumed: Whether answers begin with reasoning although nothing says so.
-        before_text: Expression after which a form of the answer's text applies.
-        before_call: Expression after which a form of calls applies.
+        before_text: Expression after which a form of the answer applies; empty for none.
     """
 
     begins: str = ""
@@ -90,14 +89,13 @@ class ReasoningFormat:
     closing: str = ""
     is_assumed: bool = False
     before_text: str = ""
-    before_call: str = ""
 
 
 def _tags(opening: str, closing: str, **more: Any) -> ReasoningFormat:
     begins, ends = (text.replace("[", r"\[") for text in (opening, closing))
     return ReasoningFormat(
         begins=begins, ends=ends, opening=opening, closing=closing,
-        before_text=ends, before_call=ends, **more,
+        before_text=ends, **more,
     )  # fmt: skip
 
 
@@ -116,7 +114,6 @@ REASONING_FORMATS = {
         ),
         closing="<|end|>",
         before_text=r"<\|channel\|>final[^<]{0,40}(?:<\|constrain\|>[^<]{0,40})?<\|message\|>",
-        before_call=r"<\|end\|>",
     ),
 }
 """By the names of ``--reasoning-parser``."""
@@ -251,18 +248,16 @@ class AnswerFormats:
         """
         template = str(getattr(tokenizer, "chat_template", None) or "")
         shows_tools = "tools" in template
-        tools, is_native = _HERMES, shows_tools
-        if tool_parser == "auto":
-            fitting = (TOOL_FORMATS[name] for name in _AUTO)
-            known = next((one for one in fitting if shows_tools and one.knows(template)), None)
-            tools, is_native = known or _HERMES, known is not None
-        else:
-            tools = TOOL_FORMATS[tool_parser]
-            if not is_native and tools is not _HERMES:
-                raise ConfigError(
-                    f"tool_call_parser={tool_parser!r}: the model's chat template shows no tools; "
-                    "choose 'hermes', whose calls are described to the model in words"
-                )
+        names = _AUTO if tool_parser == "auto" else (tool_parser,)
+        known = [TOOL_FORMATS[name] for name in names if TOOL_FORMATS[name].knows(template)]
+        tools = known[0] if known and shows_tools else TOOL_FORMATS[names[-1]]
+        if tools is not _HERMES and not shows_tools:
+            raise ConfigError(
+                f"tool_call_parser={tool_parser!r}: the model's chat template shows no tools; "
+                "choose 'hermes', whose calls are described to the model in words"
+            )
+        # Other formats are taken at the operator's word: templates may build marks of pieces.
+        is_native = shows_tools and (tools is not _HERMES or bool(known))
         if tools is _MISTRAL and "[ARGS]" in template:
             tools = _MISTRAL_ARGS
         reasoning = None if reasoning_parser is None else REASONING_FORMATS[reasoning_parser]

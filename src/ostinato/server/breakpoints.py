@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.core.errors import RequestError
+from ostinato.core.tokens import num_common_tokens
 from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.prompts import PromptDict
-from ostinato.server.callers import Caller
+from ostinato.engine.prompts import Prompt, PromptDict
+from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.server.held_prefixes import HeldPrefixes
 from ostinato.server.prompting import render_prompt
 from ostinato.server.protocol.messages import CountBody
@@ -32,17 +33,21 @@ class Kept:
         num_read: Found in the cache.
         num_5m: Kept for five minutes by this request and not found.
         num_1h: Kept for an hour by this request and not found.
+        num_as_generated: Of earlier answers, with the tokens that were generated.
     """
 
     num_tokens: int
     num_read: int
     num_5m: int = 0
     num_1h: int = 0
+    num_as_generated: int = 0
 
     def usage(self, num_output_tokens: int) -> dict[str, Any]:
         """Lay the counts out as Anthropic's API does; the three of the input add up to it."""
         written = self.num_5m + self.num_1h
+        more = {"kept_tokens": self.num_as_generated} if self.num_as_generated else {}
         return {
+            **more,
             "input_tokens": self.num_tokens - self.num_read - written,
             "cache_read_input_tokens": self.num_read,
             "cache_creation_input_tokens": written,
@@ -55,7 +60,7 @@ class Kept:
 
 
 async def measure(
-    state: ServerState, caller: Caller, body: CountBody, tokens: Sequence[int]
+    state: ServerState, whose: Prompt, body: CountBody, tokens: TokenizedText
 ) -> list[tuple[int, LeaseTerms]]:
     """Return how many tokens of the prompt each breakpoint covers, and for how long, in order."""
     places = []
@@ -66,11 +71,12 @@ async def measure(
         try:
             use = body.tool_use()
             head = await render_prompt(
-                state, caller, messages, use, opens_turn=False, **body.template()
+                state, messages, use, whose, opens_turn=False, **body.template()
             )
         except RequestError as error:
             raise RequestError(f"cache_control cannot be placed there: {error}") from error
-        places.append((_num_common(head, tokens), mark.terms))
+        num_common = num_common_tokens(head.tokens.tobytes(), tokens.tokens.tobytes())
+        places.append((num_common, mark.terms))
     return places
 
 
@@ -96,10 +102,4 @@ async def keep(
         receipt = await held.hold(whose, tokens[:num_tokens], terms, num_cached)
         written[terms == ANTHROPIC_1H] += max(0, receipt.num_tokens - done)
         done = max(done, receipt.num_tokens)
-    return Kept(len(tokens), num_cached, num_5m=written[False], num_1h=written[True])
-
-
-def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many leading ids agree."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
+    return Kept(len(tokens), num_cached, written[False], written[True], output.num_kept_tokens)

@@ -21,6 +21,7 @@ class GenerateCall:
         cache_salt: Only requests of the same salt share blocks; narrows the caller's.
         cache_read: Whether cached KV may be used.
         cache_write: Whether computed KV may be found by others.
+        keep_tokens: Whether text that is known keeps its tokens.
         priority: Lower goes first.
         retention: For how long the prompt is kept once it is computed; None as for all others.
         cache_key: ``prompt_cache_key``: which requests are meant to meet, for the record.
@@ -37,6 +38,7 @@ class GenerateCall:
     cache_salt: str = ""
     cache_read: bool = True
     cache_write: bool = True
+    keep_tokens: bool = True
     priority: int = 0
     retention: LeaseTerms | None = None
     cache_key: str | None = None
@@ -57,6 +59,7 @@ class GenerateCall:
             cache_read=self.cache_read,
             cache_write=self.cache_write,
             public_prefixes=public_prefixes,
+            keep_tokens=self.keep_tokens,
             fields=self.fields,
         )
         if self.token_ids is not None:

@@ -27,7 +27,7 @@ from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.models import check_model
-from ostinato.server.prompting import AnswerReader, read_with, render_prompt
+from ostinato.server.prompting import AnswerReader, read_with, render_prompt, sender
 from ostinato.server.protocol.answers import ChatCompletion
 from ostinato.server.protocol.chat import ChatBody
 from ostinato.server.protocol.logprobs import chat_logprobs, prompt_logprobs
@@ -58,8 +58,9 @@ async def chat(body: ChatBody, request: Request, caller: CallerOfRequest) -> Res
         **body.cache_settings(),
     )
     check_room(state, caller, [call])  # before work is put into the prompt
+    whose = sender(caller, body.cache_salt, body.keep_tokens)
     tokens = await render_prompt(
-        state, caller, messages, use, body.add_generation_prompt, **body.template()
+        state, messages, use, whose, body.add_generation_prompt, **body.template()
     )
     reader = await read_with(state, tokens, use, body.add_generation_prompt)
     call = replace(call, token_ids=tokens, params=reader.settle(call.params))

@@ -36,7 +36,7 @@ from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.models import check_model
-from ostinato.server.prompting import AnswerReader, read_with, render_prompt
+from ostinato.server.prompting import AnswerReader, read_with, render_prompt, sender
 from ostinato.server.protocol.answers import Counted, MessageBody
 from ostinato.server.protocol.messages import CountBody, MessagesBody
 from ostinato.server.serving import serve
@@ -57,7 +57,8 @@ async def create_message(body: MessagesBody, request: Request, caller: CallerOfR
     params, use = body.params(state.formats), body.tool_use()
     state.check_room(1, 1)
     conversation = body.conversation()
-    tokens = await render_prompt(state, caller, conversation, use, **body.template())
+    whose = sender(caller, body.cache_salt, body.keep_tokens)
+    tokens = await render_prompt(state, conversation, use, whose, **body.template())
     reader = await read_with(state, tokens, use)
     call = GenerateCall(
         endpoint=ENDPOINT,
@@ -66,11 +67,12 @@ async def create_message(body: MessagesBody, request: Request, caller: CallerOfR
         cache_salt=body.cache_salt,
         cache_read=body.cache.read,
         cache_write=body.cache.write,
+        keep_tokens=body.keep_tokens,
         user=body.metadata.user_id,
         fields=fields_of(conversation),
         request_id=f"msg_{uuid.uuid4().hex}",
     )
-    places = await measure(state, caller, body, tokens)
+    places = await measure(state, whose, body, tokens)
     answer = MessageAnswer(state, body, caller, call, reader, places)
     if body.stream:
         return await begin(request, answer.events())
@@ -84,8 +86,9 @@ async def count_tokens(
     """Count the tokens of a prompt, without running it."""
     state: ServerState = request.app.state.server
     check_model(state, body.model)
+    whose = sender(caller, body.cache_salt, body.keep_tokens)
     tokens = await render_prompt(
-        state, caller, body.conversation(), body.tool_use(), **body.template()
+        state, body.conversation(), body.tool_use(), whose, **body.template()
     )
     return {"input_tokens": len(tokens)}
 

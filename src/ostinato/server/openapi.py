@@ -32,7 +32,15 @@ _REASONS = {
     503: "The server ends, or an administrator ended the request.",
 }
 _OF_ENGINE = ("/v1/", "/tokenize", "/detokenize", "/admin", "/metrics", "/reset_prefix_cache")
-_EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+_EVENT = {
+    "type": "object",
+    "description": "One server-sent event.",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+_EVENTS = {"text/event-stream": {"schema": _EVENT}}
+_STREAMED = ("CompletionBody", "ChatBody", "ResponsesBody", "MessagesBody")
 _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "As OpenAI's clients send it."},
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -74,48 +82,42 @@ def _describe(app: FastAPI, routers: Sequence[APIRouter], has_keys: bool) -> dic
 
 def _complete(operation: dict[str, Any], route: APIRoute, has_keys: bool) -> None:
     """Add to one operation what stands before it."""
-    wants_caller = _depends_on(route.dependant, require_caller)
-    wants_administrator = _depends_on(route.dependant, require_administrator)
-    operation["security"] = [{name: []} for name in _SCHEMES] if wants_caller else []
-    if wants_caller and not has_keys:
-        operation["security"].append({})
-    statuses: set[int] = set() if has_keys else {403}
-    if wants_caller:
-        statuses |= {401, 403} if wants_administrator else {401}
-    if "GET" not in (route.methods or ()):
-        statuses |= {400, 401, 408, 413, 429}
-    if route.dependant.path_params or route.dependant.body_params:
-        statuses |= {404}
-    if route.dependant.query_params or route.dependant.path_params:
-        statuses |= {400}
-    if route.path.startswith(_OF_ENGINE):
-        statuses |= {500, 503}
-    if route.path.startswith(("/admin", "/reset")):
-        statuses |= {409}
-    if route.path.startswith("/metrics"):
-        statuses |= {403}
+    if _depends_on(route.dependant, require_caller):
+        operation["security"] = [{name: []} for name in _SCHEMES] + ([] if has_keys else [{}])
+    else:
+        operation["security"] = []
     model = AnthropicErrorBody if route.path.startswith(tuple(SHAPES)) else ErrorBody
     body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
     responses = operation["responses"]
     responses.pop("422", None)
-    for status in sorted(statuses):
-        if str(status) not in responses:
-            responses[str(status)] = {"description": _REASONS[status], "content": body}
-        else:
-            responses[str(status)].setdefault("content", body)
+    for status in sorted(_statuses(route, has_keys)):
+        described = responses.setdefault(str(status), {"description": _REASONS[status]})
+        described.setdefault("content", body)
     wanted = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     if wanted.get("schema", {}).get("$ref", "").rpartition("/")[2] in _STREAMED:
         responses["200"]["content"] |= _EVENTS
 
 
-_STREAMED = ("CompletionBody", "ChatBody", "ResponsesBody", "MessagesBody")
+def _statuses(route: APIRoute, has_keys: bool) -> set[int]:
+    """Return the statuses of a route's errors."""
+    asked, statuses = route.dependant, set() if has_keys else {403}
+    if _depends_on(asked, require_caller):
+        statuses |= {401}
+    if _depends_on(asked, require_administrator) or route.path.startswith("/metrics"):
+        statuses |= {403}
+    if "GET" not in (route.methods or ()):
+        statuses |= {400, 401, 408, 413, 429}
+    if asked.path_params or asked.query_params or asked.body_params:
+        statuses |= {400, 404}
+    if route.path.startswith(_OF_ENGINE):
+        statuses |= {500, 503}
+    if route.path.startswith(("/admin", "/reset")):
+        statuses |= {409}
+    return statuses
 
 
 def _depends_on(dependant: Dependant, call: Any) -> bool:
     return dependant.call is call or any(_depends_on(d, call) for d in dependant.dependencies)
-
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 
 
 def _page(schema: dict[str, Any]) -> str:

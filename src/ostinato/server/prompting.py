@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ostinato.engine.prompts import Prompt
 from ostinato.engine.sampling_params import SamplingParams
+from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.answer_parser import AnswerParser, ParsedAnswer
 from ostinato.server.callers import Caller
@@ -90,19 +92,19 @@ async def read_with(
 
 async def render_prompt(
     state: ServerState,
-    caller: Caller,
     messages: Sequence[Message],
     use: ToolUse,
+    whose: Prompt,
     opens_turn: bool = True,
     **options: Any,
-) -> list[int]:
+) -> TokenizedText:
     """Write a conversation as token ids, through the model's chat template.
 
     Args:
         state: Of the server.
-        caller: Whose turn at the tokenizer it takes.
         messages: In OpenAI's form, contents as text.
         use: The tools that are offered.
+        whose: As ``sender`` made it: whose turn at the tokenizer it takes, and what it knows.
         opens_turn: Whether the assistant is to speak next.
         **options: What the template is told besides.
 
@@ -116,6 +118,13 @@ async def render_prompt(
         described = [tool.describe() for tool in use.tools]
     else:
         messages = describe_tools(messages, use)
-    return await state.llm.render(
-        messages, None, opens_turn, described, cache_salt=caller.salt, **options
+    return await state.llm.render(messages, None, opens_turn, described, whose=whose, **options)
+
+
+def sender(caller: Caller, cache_salt: str = "", keep_tokens: bool = True) -> Prompt:
+    """Say whose texts a prompt of a caller may begin with."""
+    return Prompt(
+        cache_salt=caller.narrow(cache_salt),
+        public_prefixes=tuple(caller.public_prefixes),
+        keep_tokens=keep_tokens,
     )

@@ -19,7 +19,7 @@ from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.errors import ApiError
 from ostinato.server.models import check_model
-from ostinato.server.prompting import AnswerReader, read_with, render_prompt
+from ostinato.server.prompting import AnswerReader, read_with, render_prompt, sender
 from ostinato.server.protocol.answers import DeletedResponse, ItemList, ResponseBody
 from ostinato.server.protocol.logprobs import chat_logprobs
 from ostinato.server.protocol.responses import ResponsesBody
@@ -51,7 +51,8 @@ async def create_response(
         old = list(stored.messages)
     new = body.conversation()
     head = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    tokens = await render_prompt(state, caller, [*head, *old, *new], use, **body.template())
+    whose = sender(caller, body.cache_salt, body.keep_tokens)
+    tokens = await render_prompt(state, [*head, *old, *new], use, whose, **body.template())
     reader = await read_with(state, tokens, use)
     call = GenerateCall(
         endpoint=ENDPOINT,

@@ -7,10 +7,11 @@ from pydantic import Field, model_validator
 
 from ostinato.server.callers import CallerOfRequest
 from ostinato.server.models import check_model
-from ostinato.server.prompting import render_prompt
+from ostinato.server.prompting import render_prompt, sender
 from ostinato.server.protocol.answers import Detokenized, Tokenized
 from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
 from ostinato.server.protocol.chat import ChatMessage, TemplateFields
+from ostinato.server.protocol.sampling import KEEP_TOKENS, ShortText
 from ostinato.server.protocol.tools import MOST_TOOLS, ToolBody, tool_use
 from ostinato.server.state import ServerState
 
@@ -30,6 +31,8 @@ class TokenizeBody(TemplateFields):
         default=None, description="Of a text: add what begins or ends one; else the template does."
     )
     return_token_strs: bool = Field(default=False, description="Add the text of each token.")
+    cache_salt: ShortText = ""
+    keep_tokens: bool = KEEP_TOKENS
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "TokenizeBody":
@@ -52,16 +55,16 @@ async def tokenize(body: TokenizeBody, request: Request, caller: CallerOfRequest
     """Return the ids that a completion or a chat would compute."""
     state: ServerState = request.app.state.server
     check_model(state, body.model or state.config.model_names[0])
+    whose = sender(caller, body.cache_salt, body.keep_tokens)
     if body.messages is not None:
         messages, use = [m.rendered() for m in body.messages], tool_use(body.tools, None, True)
-        tokens = await render_prompt(
-            state, caller, messages, use, body.add_generation_prompt, **body.template()
+        rendered = await render_prompt(
+            state, messages, use, whose, body.add_generation_prompt, **body.template()
         )
+        tokens = rendered.tokens.tolist()
     else:
         adds = body.add_special_tokens is not False
-        tokens = await state.llm.encode(
-            body.prompt or "", cache_salt=caller.salt, add_special_tokens=adds
-        )
+        tokens = await state.llm.encode(body.prompt or "", whose=whose, add_special_tokens=adds)
     texts = await state.llm.pieces(tokens) if body.return_token_strs else None
     most = state.llm.max_model_len
     return {"tokens": tokens, "count": len(tokens), "max_model_len": most, "token_strs": texts}

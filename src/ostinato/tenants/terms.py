@@ -95,6 +95,7 @@ class EraseReceipt:
         num_events: Events that were taken out of the replay buffer.
         num_zeroed_slots: Slots of the KV store that were overwritten with zeros: the tenant's,
             and every other one without live content.
+        num_texts: Texts that were known with their tokens.
     """
 
     num_requests: int = 0
@@ -102,3 +103,4 @@ class EraseReceipt:
     num_leases: int = 0
     num_events: int = 0
     num_zeroed_slots: int = 0
+    num_texts: int = 0

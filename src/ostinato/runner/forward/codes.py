@@ -77,12 +77,11 @@ class Codes:
 
     def plain(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the weight, shape (num_outputs, num_inputs)."""
-        scales, num_inputs = self._by_input(self.scales), self.codes.shape[1]
+        scales = self._by_input(self.scales)
         if self.minima is not None:
             numbers = self.codes * scales + self._by_input(self.minima)
         else:
             numbers = (self.codes.float() - self.format.zero) * scales
-        assert numbers.shape[1] == num_inputs
         return numbers.to(dtype)
 
     def _by_input(self, of_groups: Tensor) -> Tensor:
@@ -119,10 +118,8 @@ def codes_of(
     if minima is not None:
         numbers = numbers - minima.float()[..., None]
     codes = _divided(numbers, scales).round_().add_(format.zero)
-    codes = codes.clamp_(format.most - (15 if format.bits == 4 else 255), format.most).to(
-        torch.uint8 if format.bits == 4 else torch.int8
-    )
-    return codes.view(num_outputs, -1)[:, :num_inputs]
+    least, dtype = (0, torch.uint8) if format.bits == 4 else (-128, torch.int8)
+    return codes.clamp_(least, format.most).to(dtype).view(num_outputs, -1)[:, :num_inputs]
 
 
 def joined(parts: Sequence[Codes]) -> Codes:

@@ -2,8 +2,9 @@
 
 from pydantic import Field, model_validator
 
-from ostinato.engine.prompts import PromptDict
+from ostinato.engine.prompts import Prompt, PromptDict, TokenIds
 from ostinato.server.callers import Caller, Callers
+from ostinato.server.prompting import sender
 from ostinato.server.protocol.body import Body, Items
 from ostinato.server.protocol.chat import ChatMessage
 from ostinato.server.state import ServerState
@@ -38,24 +39,25 @@ class PrefixBody(TenantBody):
             raise ValueError("give one of prompt and messages")
         return self
 
-    async def token_ids(self, state: ServerState) -> list[int]:
-        """Return its ids.
+    async def token_ids(self, state: ServerState, whose: Prompt | None = None) -> TokenIds:
+        """Return its ids, as the prompts of a sender have them.
 
         Raises:
             OstinatoError: The model has no tokenizer or template, or the template refuses.
         """
         if self.messages is not None:
             messages = [message.rendered() for message in self.messages]
-            return await state.llm.render(messages, None, self.add_generation_prompt)
+            opens_turn = self.add_generation_prompt
+            return await state.llm.render(messages, None, opens_turn, whose=whose or Prompt())
         if isinstance(self.prompt, str):
-            return await state.llm.encode(self.prompt)
+            return await state.llm.encode(self.prompt, whose=whose or Prompt())
         return self.prompt or []
 
     async def as_prompt(self, state: ServerState) -> PromptDict:
         """Return it as the engine takes it, for its tenant."""
         caller = self.caller(state.callers)
         return PromptDict(
-            prompt_token_ids=await self.token_ids(state),
+            prompt_token_ids=await self.token_ids(state, sender(caller, self.cache_salt)),
             cache_salt=caller.narrow(self.cache_salt),
             public_prefixes=caller.public_prefixes,
         )

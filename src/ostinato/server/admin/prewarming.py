@@ -15,6 +15,7 @@ from ostinato.server.admin.bodies import PrefixBody, PrewarmLine
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import NO_LIMITS
 from ostinato.server.errors import ApiError
+from ostinato.server.prompting import sender
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
 from ostinato.tenants.terms import LeaseStatus
@@ -31,13 +32,13 @@ async def prewarm(state: ServerState, body: PrefixBody) -> dict[str, int]:
     Raises:
         ApiError: There is no such tenant, or the prompt can never be served.
     """
+    caller = replace(body.caller(state.callers), limits=NO_LIMITS)
     call = GenerateCall(
         endpoint=ENDPOINT,
         params=SamplingParams(max_tokens=1, detokenize=False),
-        token_ids=await body.token_ids(state),
+        token_ids=await body.token_ids(state, sender(caller, body.cache_salt)),
         cache_salt=body.cache_salt,
     )
-    caller = replace(body.caller(state.callers), limits=NO_LIMITS)
     last: RequestOutput | None = None
     async with aclosing(serve(state, caller, call)) as outputs:
         async for output in outputs:

@@ -25,8 +25,13 @@ async def statistics(request: Request, administrator: Administrator) -> dict[str
     """Return counters since the start, of all and of each tenant."""
     state: ServerState = request.app.state.server
     seen = await state.llm.look(take_snapshot)
-    tenants = {name_of(state, salt): _counts(counts) for salt, counts in seen.cache.tenants.items()}
-    return {**_totals(seen), "tenants": tenants}
+    texts = state.llm.engine.texts
+    text_bytes = {} if texts is None else texts.known.num_bytes_by_tenant()
+    tenants = {
+        name_of(state, salt): {**_counts(counts), "text_bytes": text_bytes.get(salt, 0)}
+        for salt, counts in seen.cache.tenants.items()
+    }
+    return {**_totals(seen), "text_bytes": sum(text_bytes.values()), "tenants": tenants}
 
 
 @router.get("/heaviest")

@@ -15,7 +15,7 @@ from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.call_grammar import form_of
 from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items, TextOnly
-from ostinato.server.protocol.sampling import CacheUse, FormBody, ShortText
+from ostinato.server.protocol.sampling import KEEP_TOKENS, CacheUse, FormBody, ShortText
 from ostinato.server.protocol.tools import MOST_TOOLS, CallId, ToolName
 from ostinato.server.tools import (
     Message,
@@ -201,6 +201,8 @@ class CountBody(Body):
     cache_control: CacheControl | None = Field(
         default=None, description="Keep the prompt up to its last block."
     )
+    cache_salt: ShortText = Field(default="", description="Ours: as in chat completions.")
+    keep_tokens: bool = KEEP_TOKENS
 
     @model_validator(mode="after")
     def _answerable(self) -> "CountBody":
@@ -279,7 +281,6 @@ class MessagesBody(CountBody):
     )
     seed: int | None = Field(default=None, description="Ours: the same seed gives the same text.")
     structured_outputs: FormBody | None = Field(default=None, description="Ours, from vLLM.")
-    cache_salt: ShortText = Field(default="", description="Ours: as in chat completions.")
     cache: CacheUse = Field(default=CacheUse(), description="Ours: as in chat completions.")
 
     @model_validator(mode="after")

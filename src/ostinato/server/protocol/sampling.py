@@ -83,6 +83,13 @@ class CacheUse(Body):
     )
 
 
+KEEP_TOKENS: Any = Field(
+    default=True,
+    description="Whether earlier answers keep the tokens that were generated; false tokenizes the "
+    "whole prompt anew.",
+)
+
+
 class CacheFields(Body):
     """Whose cache is used, and how."""
 
@@ -91,6 +98,7 @@ class CacheFields(Body):
         description="Only requests of the same salt share anything; narrows that of the key.",
     )
     cache: CacheUse = CacheUse()
+    keep_tokens: bool = KEEP_TOKENS
     prompt_cache_key: ShortText | None = Field(
         default=None,
         description="Requests that are meant to meet. On one engine all do; kept on record.",
@@ -120,6 +128,7 @@ class CacheFields(Body):
             "cache_salt": self.cache_salt,
             "cache_read": self.cache.read,
             "cache_write": self.cache.write,
+            "keep_tokens": self.keep_tokens,
             "cache_key": self.prompt_cache_key,
             "retention": self.retention,
         }

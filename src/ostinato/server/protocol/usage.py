@@ -15,11 +15,13 @@ class Usage:
         num_prompt_tokens: Of all prompts; a prompt with n continuations counts once.
         num_cached_tokens: Those of them whose KV came from the cache.
         num_completion_tokens: Of all continuations.
+        num_kept_tokens: Prompt tokens of earlier answers that stand as they were generated.
     """
 
     num_prompt_tokens: int
     num_cached_tokens: int
     num_completion_tokens: int
+    num_kept_tokens: int = 0
 
     @classmethod
     def of(cls, outputs: Iterable[RequestOutput]) -> "Usage":
@@ -29,6 +31,7 @@ class Usage:
             sum(len(output.prompt_token_ids) for output in known),
             sum(output.num_cached_tokens for output in known),
             sum(len(part.token_ids) for output in known for part in output.outputs),
+            sum(output.num_kept_tokens for output in known),
         )
 
     def as_openai(
@@ -41,6 +44,8 @@ class Usage:
             num_reasoning_tokens: Generated tokens that were reasoning; None if none is looked for.
         """
         details = {"cached_tokens": self.num_cached_tokens}
+        if self.num_kept_tokens:
+            details["kept_tokens"] = self.num_kept_tokens
         if retained:
             details["retained_tokens"] = sum(retained)
         counts: dict[str, Any] = {

@@ -1,0 +1,126 @@
+r"""Where can a text be cut so that its parts have the tokens of the whole?
+
+Right behind a special token, such as the end of a turn. A tokenizer first cuts its added tokens out
+of a text, leftmost and longest first, and treats what is left between them piece by piece::
+
+    <|im_start|>user\nHi<|im_end|>\n<|im_start|>...
+    └─ token ──┘└ piece ┘└ token ─┘└┘└─ token ──┘
+
+So a piece has the same tokens wherever it stands behind such a token. Two things could spoil this
+and are ruled out for each token before it is used:
+
+* Another added token overlaps it (``<|end|>`` and ``<|end|>now``): then its letters in a text are
+  not always this token.
+* It takes white space behind it (``rstrip``), or counts between words alone (``single_word``).
+
+Pieces at the very start of a text are special to some tokenizers (a space is put before them), so
+a part is tokenized with the token before it in front, which is dropped again.
+
+Tokenizers of which this is not known to hold (slow ones, their own Python code, random merges) have
+no boundaries at all, and a text is tokenized as a whole.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+_MODELS = {"BPE", "Unigram", "WordPiece", "WordLevel"}
+_NORMALIZERS = {
+    *("Sequence", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Strip", "StripAccents", "Replace"),
+    *("Prepend", "Precompiled", "BertNormalizer", "Nmt", "ByteLevel"),
+}
+_PRE_TOKENIZERS = {
+    *("Sequence", "BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Metaspace", "Split"),
+    *("Whitespace", "WhitespaceSplit", "Punctuation", "Digits", "UnicodeScripts", "FixedLength"),
+}
+"""Kinds that treat each piece by itself; of ``Metaspace`` only the first piece is another."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextBoundaries:
+    """The tokens of one tokenizer behind which a text may be cut.
+
+    Attributes:
+        ids: Of each, by its letters in UTF-8.
+        pattern: Finds them in a text.
+        before: Matches those that may also be cut before: they take no white space before them.
+    """
+
+    ids: dict[bytes, int]
+    pattern: re.Pattern[bytes]
+    before: re.Pattern[bytes]
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> "TextBoundaries":
+        """Find out where texts of a tokenizer may be cut: maybe nowhere."""
+        tokens = _usable_tokens(tokenizer) if _treats_pieces_alone(tokenizer) else {}
+        letters = {token.content.encode(): token for token in tokens.values()}
+        return cls(
+            {token.content.encode(): token_id for token_id, token in tokens.items()},
+            _any_of(letters),
+            _any_of(text for text, token in letters.items() if not token.lstrip),
+        )
+
+    def split(self, text: bytes, start: int = 0) -> list[tuple[int, int]]:
+        """Return the boundaries of a text behind ``start``: where, and behind how many letters.
+
+        ``start`` must be 0, a boundary, or the start of one of the tokens.
+        """
+        return [(m.end(), m.end() - m.start()) for m in self.pattern.finditer(text, start)]
+
+
+def _any_of(letters: Any) -> re.Pattern[bytes]:
+    """Return a pattern for any of some texts; one that never matches if there are none."""
+    return re.compile(b"|".join(map(re.escape, letters)) or rb"(?!)")
+
+
+def _treats_pieces_alone(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokens of a piece between added tokens depend on that piece alone."""
+    if not isinstance(tokenizer, PreTrainedTokenizerFast) or tokenizer.split_special_tokens:
+        return False
+    for method in ("__call__", "_encode_plus"):  # Python code of the model's own may do anything
+        if getattr(type(tokenizer), method) is not getattr(PreTrainedTokenizerFast, method):
+            return False
+    backend = tokenizer.backend_tokenizer
+    model = backend.model
+    if type(model).__name__ not in _MODELS or getattr(model, "dropout", None):
+        return False
+    parts = ((backend.normalizer, _NORMALIZERS), (backend.pre_tokenizer, _PRE_TOKENIZERS))
+    return all(_kinds(part) <= known for part, known in parts)
+
+
+def _kinds(part: Any) -> set[str]:
+    """Return the kinds of a normalizer or pre-tokenizer and of those in it."""
+    if part is None:
+        return set()
+    try:
+        state = json.loads(part.__getstate__())
+    except Exception:  # one that is written in Python says nothing of itself
+        return {"unknown"}
+    parts = [state]
+    for known in parts:  # grows while it is walked
+        parts += known.get("normalizers", ()) or known.get("pretokenizers", ())
+    return {str(known.get("type")) for known in parts}
+
+
+def _usable_tokens(tokenizer: Any) -> dict[int, Any]:
+    """Return the added tokens that stand for their letters wherever these occur."""
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    raw = {n: token for n, token in added.items() if not token.normalized and token.content}
+    template = str(tokenizer.chat_template or "")
+    suffixes = {t.content[i:] for t in raw.values() for i in range(1, len(t.content))}
+    everything = "\0".join(token.content for token in raw.values())
+
+    def is_usable(token: Any) -> bool:
+        text = token.content
+        if token.rstrip or token.single_word or text != text.strip():
+            return False
+        if not (token.special or text in template):
+            return False  # thousands that no prompt holds
+        is_apart = all(text[:end] not in suffixes for end in range(1, len(text)))
+        return is_apart and everything.count(text) == 1
+
+    return {token_id: token for token_id, token in raw.items() if is_usable(token)}

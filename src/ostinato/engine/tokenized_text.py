@@ -1,0 +1,117 @@
+"""A text with the tokens that stand for it, and the places where another text may part from it.
+
+::
+
+    text       <|im_start|>user Hi<|im_end|> <|im_start|>assistant Hello there<|im_end|>
+    ends                   ^                ^            ^        ´     ´              ^
+    counts                 1                4            6        8     9             10
+
+``ends`` are boundaries: a new text that agrees so far takes the tokens so far. Places between the
+tokens of the newest answer (´) serve as well where the new text goes on with such a special token,
+as after an answer whose trailing white space a template drops.
+"""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+from ostinato.core.tokens import TOKEN_BYTES
+
+_OVERHEAD_BYTES = 1024
+"""Of the Python objects around the arrays."""
+
+
+def _row() -> "array[int]":
+    return array("I")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Places in a text, in order, and how many tokens stand before each.
+
+    Attributes:
+        ends: Bytes of the text before each place.
+        counts: Tokens before it.
+        widths: Bytes of the special token that ends there; empty between the tokens of an answer.
+    """
+
+    ends: "array[int]" = field(default_factory=_row)
+    counts: "array[int]" = field(default_factory=_row)
+    widths: "array[int]" = field(default_factory=_row)
+
+    def add(self, end: int, count: int, width: int | None = None) -> None:
+        """Put a place behind the others."""
+        self.ends.append(end)
+        self.counts.append(count)
+        if width is not None:
+            self.widths.append(width)
+
+    def up_to(self, end: int) -> "Places":
+        """Return a copy of those that are no further on."""
+        num = bisect_right(self.ends, end)
+        return Places(self.ends[:num], self.counts[:num], self.widths[:num])
+
+    @property
+    def num_bytes(self) -> int:
+        """Of memory."""
+        return TOKEN_BYTES * (len(self.ends) + len(self.counts) + len(self.widths))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedText(Sequence[int]):
+    """A row of token ids that knows which text it stands for.
+
+    Attributes:
+        text: In UTF-8.
+        tokens: Packed, shape (num_tokens,).
+        boundaries: Where a text may be cut behind a special token.
+        answer: Where the newest answer may be cut; empty if its end is a boundary.
+        generated: Ranges of tokens that a model generated, in order.
+    """
+
+    text: bytes
+    tokens: "array[int]"
+    boundaries: Places = field(default_factory=Places)
+    answer: Places = field(default_factory=Places)
+    generated: tuple[tuple[int, int], ...] = ()
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return len(self.tokens)
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> "array[int]": ...
+    def __getitem__(self, place: Any) -> Any:
+        """Return one id, or a row of them."""
+        return self.tokens[place]
+
+    def __iter__(self) -> Iterator[int]:
+        """Walk the ids."""
+        return iter(self.tokens)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens that stand as a model generated them."""
+        return sum(stop - start for start, stop in self.generated)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes, about."""
+        places = self.boundaries.num_bytes + self.answer.num_bytes
+        return len(self.text) + TOKEN_BYTES * len(self.tokens) + places + _OVERHEAD_BYTES
+
+    def head(self, most: int) -> "TokenizedText":
+        """Return it up to the last boundary that is no more than ``most`` tokens in."""
+        num = bisect_right(self.boundaries.counts, most)
+        end = self.boundaries.ends[num - 1] if num else 0
+        count = self.boundaries.counts[num - 1] if num else 0
+        places, generated = self.boundaries.up_to(end), self.generated_before(count)
+        return TokenizedText(self.text[:end], self.tokens[:count], places, generated=generated)
+
+    def generated_before(self, count: int) -> tuple[tuple[int, int], ...]:
+        """Return the ranges of generated tokens among the first ``count``."""
+        return tuple((a, min(b, count)) for a, b in self.generated if a < count)
