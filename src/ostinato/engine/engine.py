@@ -323,18 +323,22 @@ class Engine:
             return 0
         return self.texts.known.clear() if tenant is None else self.texts.known.forget(tenant)
 
-    def identity_of(self, prompt: Prompt, tokens: "array[int]", reads: bool = True) -> Identity:
-        """Return the identity of a prompt now; unless it reads, it uses no public prefix."""
-        name, prefix = prompt.publishes, None
-        if reads and name is None:
-            prefix = self.public_prefixes.longest_of(tokens, prompt.public_prefixes)
+    def identity(self, cache_salt: str) -> Identity:
+        """Return the identity of a tenant's requests now."""
         return Identity(
             weights=self.loaded.fingerprint,
             epoch=self.cache.manager.epoch,
             kv_dtype=str(self.runner.kv_stores[0].dtype),
-            tenant=prompt.cache_salt.encode() if name is None else salt_of_public(name),
-            public_prefix=prefix,
+            tenant=cache_salt.encode(),
         )
+
+    def identity_of(self, prompt: Prompt, tokens: "array[int]", reads: bool = True) -> Identity:
+        """Return the identity of a prompt now; unless it reads, it uses no public prefix."""
+        own = self.identity(prompt.cache_salt)
+        if prompt.publishes is not None:
+            return replace(own, tenant=salt_of_public(prompt.publishes))
+        prefixes = prompt.public_prefixes if reads else ()
+        return replace(own, public_prefix=self.public_prefixes.longest_of(tokens, prefixes))
 
     def close(self) -> None:
         """Stop recording and publishing; a second call does nothing, nor does one in a fork."""
