@@ -8,7 +8,6 @@ same bytes whatever container held them.
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import AnyStr
 
 import numpy as np
 
@@ -74,18 +73,6 @@ def num_common_tokens(left: bytes | memoryview, right: bytes | memoryview) -> in
             return (start + stop) // TOKEN_BYTES
         start, width = start + width, width * 2
     return least // TOKEN_BYTES
-
-
-def num_alike(one: AnyStr, other: AnyStr) -> int:
-    """Return the length of what two texts begin with alike, by bisection at memcmp's speed."""
-    alike, most = 0, min(len(one), len(other))
-    while alike < most:
-        middle = (alike + most + 1) // 2
-        if one[alike:middle] == other[alike:middle]:
-            alike = middle
-        else:
-            most = middle - 1
-    return alike
 
 
 def _pack_numpy(tokens: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> "array[int]":

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ostinato.core.identity import tenant_of
-from ostinato.core.tokens import TOKEN_BYTES, num_alike
+from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.engine.tokenized_text import TokenizedText
+from ostinato.observe.prompt_diff import num_alike
 
 MOST_ANSWERS = 32
 """Of one prompt whose texts are not worked out yet: the newest; few are ever continued."""

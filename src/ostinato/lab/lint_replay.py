@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from ostinato.assembly import build_cache
 from ostinato.core.config import CacheConfig
 from ostinato.core.identity import PrefixKey
-from ostinato.core.tokens import num_alike
 from ostinato.lab.explain_log import Tokenizer, identity_of
 from ostinato.lab.request_log import LoggedRequest
+from ostinato.observe.prompt_diff import num_alike
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import AnyStr
 
 import numpy as np
 
@@ -120,6 +121,18 @@ def show_difference(nearest: RequestRecord, record: RequestRecord, prompt: bytes
         num_alike_after=matching,
     )
     return Shown(difference, is_same)
+
+
+def num_alike(one: AnyStr, other: AnyStr) -> int:
+    """Return the length of what two texts begin with alike, by bisection at memcmp's speed."""
+    alike, most = 0, min(len(one), len(other))
+    while alike < most:
+        middle = (alike + most + 1) // 2
+        if one[alike:middle] == other[alike:middle]:
+            alike = middle
+        else:
+            most = middle - 1
+    return alike
 
 
 def _ids(packed: bytes) -> list[int]:
