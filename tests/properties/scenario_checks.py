@@ -206,6 +206,7 @@ class ScenarioChecks(StepChecks):
 
     def _check_leases(self) -> None:
         """What was promised would hit, now and under any pressure."""
+        self._expire()
         for promise in self.leases.values():
             key = promise.key
             match = self._cache.manager.match_first(key, promise.num_tokens)
