@@ -311,6 +311,7 @@ class Scenario:
         self._publisher = None
         key = PrefixKey(self._identity(PUBLIC.decode()), request.prompt_token_ids)
         receipt = self.cache.admin.publish(key)
+        self.checks.expire()
         self.counts[f"publication {receipt.status}"] += 1
         if receipt.status == LeaseStatus.ACCEPTED:
             self._public_texts.append("".join(map(chr, key.tokens)))

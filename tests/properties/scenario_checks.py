@@ -58,7 +58,7 @@ class ScenarioChecks(StepChecks):
         """Check also hits, leases, floors and public prefixes."""
         self._cache.check()
         super().after_plan(plan)
-        self._expire()
+        self.expire()
         for sequence in self.admitted:
             self._check_hit(sequence)
         self._check_public_prefix()
@@ -83,7 +83,7 @@ class ScenarioChecks(StepChecks):
 
     def after_lease(self, key: PrefixKey, terms: LeaseTerms, receipt: LeaseReceipt) -> None:
         """Note what the holder of a lease was promised."""
-        self._expire()
+        self.expire()
         self.counts[f"lease {receipt.status}"] += 1
         wanted = len(key) // self._size * self._size
         assert (receipt.lease_id is None) == (receipt.status == LeaseStatus.REJECTED)
@@ -97,6 +97,14 @@ class ScenarioChecks(StepChecks):
                 key, receipt.num_tokens, terms, expires_s
             )
         self._check_bound()
+
+    def expire(self) -> None:
+        """Forget the leases whose time is up, whenever the cache does so."""
+        now = self._clock()
+        over = [number for number, promise in self.leases.items() if promise.is_over(now)]
+        for number in over:
+            del self.leases[number]
+        self.counts["lease expired"] += len(over)
 
     def after_new_epoch(self) -> None:
         """Old content stays only where somebody reads it; and nobody is promised any of it."""
@@ -162,13 +170,6 @@ class ScenarioChecks(StepChecks):
             assert held.first == first, "a hit holds its window, and no more"
             self.counts["hit through a window"] += bool(first)
 
-    def _expire(self) -> None:
-        now = self._clock()
-        over = [number for number, promise in self.leases.items() if promise.is_over(now)]
-        for number in over:
-            del self.leases[number]
-        self.counts["lease expired"] += len(over)
-
     def _check_public_prefix(self) -> None:
         """Content continues a public prefix only while that is public."""
         behind = [identity for identity, _ in self.oracle.contents() if identity.public_prefix]
@@ -206,7 +207,6 @@ class ScenarioChecks(StepChecks):
 
     def _check_leases(self) -> None:
         """What was promised would hit, now and under any pressure."""
-        self._expire()
         for promise in self.leases.values():
             key = promise.key
             match = self._cache.manager.match_first(key, promise.num_tokens)
