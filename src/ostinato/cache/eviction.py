@@ -146,6 +146,14 @@ class EntryQueue:
         """The entry that would be given away next; None if empty."""
         return self._sentinel.next if self._length else None
 
+    @property
+    def oldest_leaf(self) -> CacheEntry | None:
+        """The head, or the next entry that is a leaf where a copy of the head's was taken back."""
+        head = self.head
+        if head is None or head.is_leaf:
+            return head
+        return next(entry for entry in self if entry.is_leaf)
+
     def extend(self, entries: Sequence[CacheEntry]) -> None:
         """Put entries at the tail, one after the other."""
         sentinel = self._sentinel
@@ -215,8 +223,8 @@ class LeastRecentlyUsed(EvictionPolicy):
         self._queue.insert_after(tail, head)
 
     def victim(self, num_wanted: int = 0) -> CacheEntry | None:
-        """Return the head of the queue."""
-        return self._queue.head
+        """Return the oldest leaf."""
+        return self._queue.oldest_leaf
 
     def __iter__(self) -> Iterator[CacheEntry]:
         """Walk in order of eviction."""

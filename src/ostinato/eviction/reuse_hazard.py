@@ -217,7 +217,7 @@ class ReuseHazard(EvictionPolicy):
 
     def victim(self, num_wanted: int = 0) -> CacheEntry | None:
         """Name the leaf with the least index of those that may be evicted; LRU's if none may."""
-        oldest = self._queue.head
+        oldest = self._queue.oldest_leaf
         if oldest is None:
             return None
         self._advance()
