@@ -2,7 +2,7 @@
 
 Linear attention, Mamba and short convolutions fold the whole past into a state of constant
 size, one per sequence. Nothing of it belongs to a single token, so a prefix can be reused
-only where somebody saved the state at exactly that position.
+only where the state was saved at exactly that position.
 
 Sizes are those that ``transformers`` keeps: a convolution's last ``kernel`` inputs in the
 model's dtype (an engine may do with ``kernel - 1``), and the recurrence in float32.

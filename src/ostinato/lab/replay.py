@@ -6,8 +6,8 @@ recorded times. In place of the model stands a runner that answers with the reco
     events ──► scheduler.plan ──► recorded tokens ──► scheduler.commit ──► hits
 
 With the recorded settings, what every request finds is the same, to the token: nothing in the
-scheduler or the cache hangs on which number a token has, only on where two prompts part.
-Whoever wants other settings wants other times as well: that is ``timed_replay``.
+scheduler or the cache depends on which number a token has, only on where two prompts differ.
+Other settings change the times as well: ``timed_replay`` simulates those.
 """
 
 from array import array
@@ -89,8 +89,8 @@ class Replay:
         recording: What is replayed.
         cache: The real one, of the recorded settings.
         scheduler: The real one.
-        num_idle_steps: Recorded steps in which now nobody had anything to compute; 0 unless the
-            recording is in part.
+        num_idle_steps: Recorded steps in which no request had anything to compute in the replay; 0
+            unless only a part was recorded.
     """
 
     def __init__(self, recording: Recording) -> None:

@@ -42,7 +42,7 @@ class Moment:
     Attributes:
         at_s: Seconds since the first arrival.
         held_blocks: Of running requests.
-        evictable_blocks: Cached and held by nobody.
+        evictable_blocks: Cached and held by no request.
         num_running: Sequences that hold blocks.
         num_waiting: Sequences that do not.
     """

@@ -123,7 +123,7 @@ class GroupedStep:
 
 
 class AttentionBackend(Protocol):
-    """Whoever can let the queries of a step read a store of its own."""
+    """Computes attention of a step's queries over a KV store that it makes."""
 
     def new_store(
         self,

@@ -66,8 +66,8 @@ def choose_attention(
     Raises:
         ConfigError: The library was asked for by name and cannot do it.
 
-    Effects: says once, per reason, why ``auto`` does without the library; not where nobody would
-        expect it, on a GPU or in float64.
+    Effects: logs once per reason why ``auto`` does without the library; not on a GPU or in float64,
+        where it is never used.
     """
     if name == "torch":
         return TorchAttention(sharing=SHARING[read_once])

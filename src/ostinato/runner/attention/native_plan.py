@@ -70,7 +70,7 @@ class NativeLimits:
             core's cache, in half the time.
         keys_per_row: Keys that could be read in the time that a row needs to go from one segment
             to the next: the last tiles of a segment are not full, and products may cost so
-            much that nobody waits for keys anyway.
+            much that reading keys is never waited for.
         row_cost: What looking at a key costs a row, in readings of the key.
         min_part: Cost below which an item is not cut further.
         most_packed: Cost up to which neighbouring items become one.

@@ -6,7 +6,7 @@ context, each padded to the longest::
 
                   keys gathered from blocks, from position first_key on
     sequence A    c c c c c c c c n n n n . .      c  cached     n  new in this step
-    sequence B    c c c c c c c c c c n n n n      .  padding, in nobody's sight
+    sequence B    c c c c c c c c c c n n n n      .  padding, read by no query
                                   └ queries ┘
 
 All decodes of like length form one batch. A sequence that starts at position 0 is *fresh*:
