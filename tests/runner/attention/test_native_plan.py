@@ -1,5 +1,6 @@
 """Does the plan let each row look at each of its keys once?"""
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -147,13 +148,12 @@ def assert_merged(plan: NativePlan, window: int | None = None) -> None:
         if item["first_partial"] < 0:
             whole.update(rows)
             continue
-        partial = int(item["first_partial"])
-        for section in range(item["first_section"], item["last_section"]):
-            for partial, row in enumerate(rows, partial):
-                if _sees(plan, row, section, window):
-                    partials.setdefault(row, {})[section] = partial
-            partial += 1
-        most = max(most, partial)
+        sections = range(item["first_section"], item["last_section"])
+        places = itertools.product(sections, rows)  # partials are in this order
+        for partial, (section, row) in enumerate(places, int(item["first_partial"])):
+            most = max(most, partial + 1)
+            if _sees(plan, row, section, window):
+                partials.setdefault(row, {})[section] = partial
     assert most == plan.laid.num_partials
     for row, of_row in plan.merges().items():
         assert of_row == [partials[row][section] for section in sorted(partials[row])]
