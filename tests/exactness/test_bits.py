@@ -48,7 +48,7 @@ class Witness:
         limits = runner.attention.limits
         runner.attention.limits = replace(limits, section_keys=section_keys, min_part=32.0)
         self.llm, self.rows = llm, set[bytes]()
-        self._forward, runner.forward = runner.forward, self._recorded  # type: ignore[method-assign]
+        self._forward, runner.forward = runner.forward, self._recorded
 
     def _recorded(self, inputs: Any) -> Tensor:
         logits = self._forward(inputs)

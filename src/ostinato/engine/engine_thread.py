@@ -133,7 +133,7 @@ class EngineThread:
     def _run_idle_work(self) -> bool:
         """Do a little of the work that waits for idle moments; returns whether there is more."""
         ghost = self.engine.cache.ghost
-        return ghost is not None and ghost.rest()
+        return self.engine.audit.rest() or (ghost is not None and ghost.rest())
 
     def _wait_for_turns(self, num_ended: int, step_s: float) -> None:
         """Give callers that were answered a moment to ask again, unless they never do."""
