@@ -25,7 +25,7 @@ WINDOW = {"sliding_window": 40}
 def send(llm: LLM, prompt: list[int] = PROMPT, salt: str = "") -> int:
     """Return how many tokens hit."""
     prompts = [{"prompt_token_ids": prompt, "cache_salt": salt}]
-    [output] = llm.generate(prompts, ONE, use_tqdm=False)  # type: ignore[arg-type]
+    [output] = llm.generate(prompts, ONE, use_tqdm=False)
     return output.num_cached_tokens
 
 
@@ -46,7 +46,7 @@ def test_hits_have_the_bits_that_the_model_computes(index: str, make_llm: MakeLL
     """Prompts that leave each other within a block; the whole blocks of every hit are compared."""
     llm = make_llm("llama", index=index, max_num_batched_tokens=23, max_num_seqs=4, **AUDITED)
 
-    hits = [send(llm, PROMPT[:n] + [200]) for n in (90, 90, 70, 41, 60)]
+    hits = [send(llm, [*PROMPT[:n], 200]) for n in (90, 90, 70, 41, 60)]
 
     counts = llm.engine.audit.counts
     assert (counts.num_drawn, counts.num_same, counts.num_different) == (4, 4, 0)

@@ -115,8 +115,8 @@ class HitAudit:
         if share and not (runner.loaded.fused and isinstance(runner.attention, NativeAttention)):
             raise ConfigError(
                 f"audit_share={share}: cached keys agree to the bit with those that are computed "
-                "again only where the native library computes whole steps; the line in the log that "
-                "begins 'Computing in' says why it does not. Set audit_share=0"
+                "again only where the native library computes whole steps; the line of the log "
+                "that begins 'Computing in' says why it does not. Set audit_share=0"
             )
 
     def note(self, request: Request, num_cached_tokens: int) -> None:
