@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define OST_ABI_VERSION 9
+#define OST_ABI_VERSION 10
 #define OST_EXPORT __attribute__((visibility("default")))
 
 /* Formats of keys, values, queries and outputs. */
