@@ -13,7 +13,8 @@ copies long, contiguous runs::
      head 0: d0 d1 .. d(key_dim-1)                     are padded with it
      head 1: d0 d1 .. d(key_dim-1)
 
-In int8 a row is a head's codes and its scale, see ``kv_codes``. No other file knows that order.
+In int8 a row is a head's codes and its scale, see ``kv_codes``. No other file depends on that
+order.
 """
 
 from collections.abc import Sequence
