@@ -66,31 +66,22 @@ class RadixIndex:
 
         Cost: O(num_tokens) compared bytes, O(depth) steps in Python.
         """
-        size, blocks, root = self.block_size, array("i"), self._roots.get(key.identity.root)
+        size, blocks, node = self.block_size, array("i"), self._roots.get(key.identity.root)
         entries: list[RadixNode] = []
-        if root is None:
+        if node is None:
             return PrefixMatch(size, blocks, None, entries, 0, key, self, self.version)
-        node, done, most, unmatched = root, 0, num_tokens // size, 0
-        is_plain = not key.has_extras
-        view = memoryview(key.tokens)  # a slice of it copies nothing
-        while done < most and (child := node.children.newest) is not None:
-            # Most nodes have one child, which agrees as a whole: found without its name.
-            is_whole = is_plain and _agrees(child, view, most, size)
-            if not is_whole:
-                child = node.children.get(key.block_name(done, size))
-                if child is None:
-                    break
-                is_whole = is_plain and _agrees(child, view, most, size)
-            node = child
-            entries.append(node)
-            if not is_whole:
-                used = node.num_common_blocks(key, view.cast("B"), most - done, size)
-                unmatched = node.num_blocks - used
-                if unmatched:
-                    blocks.extend(node.blocks[:used])
-                    break
-            done += node.num_blocks
-            blocks.extend(node.blocks)
+        done, most, unmatched = 0, num_tokens // size, 0
+        packed = memoryview(key.tokens).cast("B")  # a slice of it copies nothing
+        while done < most:
+            child = node.children.get(key.block_name(done, size))
+            if child is None:
+                break
+            used = child.num_common_blocks(key, packed, most - done, size)
+            node, unmatched, done = child, child.num_blocks - used, done + used
+            entries.append(child)
+            blocks.extend(child.blocks[:used] if unmatched else child.blocks)
+            if unmatched:
+                break
         tail = None
         if unmatched or node.children.by_text:
             tail = self._tail(key, num_tokens, node, node.num_blocks - unmatched)
@@ -110,9 +101,7 @@ class RadixIndex:
         best = node.children.longest_common_prefix(text)
         return None if best is None else TailMatch(BlockId(best[0].blocks[0]), best[1], best[0])
 
-    def acquire(
-        self, key: PrefixKey, match: PrefixMatch, summary: RequestSummary | None = None
-    ) -> tuple[RadixNode, RadixNode | None]:
+    def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[RadixNode, RadixNode | None]:
         """Hold the matched blocks; a node that matches in part is split.
 
         Of a tail's node, what follows the source block is split off.
@@ -131,8 +120,6 @@ class RadixIndex:
             source.ref_count += 1
         if idle:
             self._pool.mark_used(idle)
-        if self._pool.learns and summary is not None and path.idle_tick:
-            self._pool.note_gap(summary, path.uses, path.idle_since_s)
         return path, source
 
     def fork(self, path: RadixNode) -> RadixNode:
@@ -270,8 +257,8 @@ class RadixIndex:
         """
         uses = 1
         if self._pool.learns:
-            known = self._pool.recall(key, node.end, len(blocks), self.block_size, summary)
-            blocks, uses = blocks[: known.num_blocks], known.uses + 1
+            recalled = self._pool.recall(key, node.end, len(blocks), self.block_size, summary)
+            uses, blocks = recalled[0] + 1, blocks[: recalled[1]]
         is_public = key.identity.public_prefix is not None and node.identity != key.identity
         extends = node.ref_count == 1 and node.uses == uses and node.is_leaf and not is_public
         if not extends or node.parent is None:
@@ -308,14 +295,6 @@ class RadixIndex:
         head = node.split(num_blocks, self.block_size)
         self._pool.split(node, head)
         return head
-
-
-def _agrees(node: RadixNode, view: memoryview, most: int, block_size: int) -> bool:
-    """Whether a sequence without extras has all of a node among its first ``most`` blocks."""
-    start, end = node.start, node.end
-    if end > most or node.extras:
-        return False
-    return node.tokens.startswith(view[start * block_size : end * block_size])
 
 
 def _hold(path: RadixNode) -> list[RadixNode]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ostinato.core.config import FreeOrder, SchedulerConfig, WaitingOrder, at_least, one_of
+from ostinato.core.config import SchedulerConfig, WaitingOrder, at_least, one_of
 from ostinato.core.errors import ConfigError
 from ostinato.engine.vllm_keywords import translate_settings
 from ostinato.runner.settings import (
@@ -20,6 +20,7 @@ from ostinato.runner.settings import (
 )
 from ostinato.settings import (
     DigestName,
+    FreeOrder,
     IndexName,
     PolicyName,
     PrefixCacheConfig,

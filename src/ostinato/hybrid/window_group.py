@@ -28,10 +28,9 @@ from collections.abc import Iterator
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.pool import BlockPool
-from ostinato.cache.prefix_index import Removal
+from ostinato.cache.prefix_index import CachedRun, Removal
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockDigest
-from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.hybrid.window_content import WindowContent, WindowCopy, WindowTable
 from ostinato.indexes.block_hash import BlockHasher
 
@@ -186,10 +185,13 @@ class WindowGroup:
         self._forget(entry)
         return Removal(array("i", [entry.block]))
 
+    def runs(self) -> Iterator[CachedRun]:
+        """Walk everything published; the copies of one content are one run."""
+        return (CachedRun(None, content.copies) for content in self._contents.values())
+
     def copies(self) -> Iterator[WindowCopy]:
         """Walk every published block."""
-        for content in self._contents.values():
-            yield from content.copies
+        return (copy for content in self._contents.values() for copy in content.copies)
 
     def check(self, tables: list[WindowTable]) -> None:
         """Assert rules 1 to 3; references are recounted from live tables."""
@@ -221,8 +223,7 @@ class WindowGroup:
     ) -> WindowContent:
         content = self._contents.get(digest)
         if content is None:
-            num_tokens = self._block_size if full else len(name) // TOKEN_BYTES
-            content = WindowContent(identity, digest, name, num_tokens, full)
+            content = WindowContent(identity, digest, name, full=full)
             self._contents[digest] = content
         assert content.name == name, "two blocks of one SHA-256 digest"
         return content
