@@ -12,7 +12,8 @@
            qzeros   (groups, outputs / 8)  likewise
            scales   (groups, outputs)
 
-Sources: GPTQ, arXiv 2210.17323; AWQ, arXiv 2306.00978; the layouts are those of AutoGPTQ and AutoAWQ.
+Sources: GPTQ, arXiv 2210.17323; AWQ, arXiv 2306.00978; layouts as AutoGPTQ and AutoAWQ write
+them.
 """
 
 from collections.abc import Iterable, Mapping
