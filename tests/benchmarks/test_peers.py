@@ -154,7 +154,7 @@ def wait_until_stopped(stat):
 
 def test_a_worker_is_asleep_unless_it_is_asked(worker):
     """Threads that spin while they wait would take the cores of the one that is measured."""
-    stat = Path(f"/proc/{worker._process.pid}/stat")
+    stat = Path(f"/proc/{worker.pid}/stat")
     wait_until_stopped(stat)
     before = worker.cpu_seconds()
     size = {"prompt": 200_000, "seed": 1}

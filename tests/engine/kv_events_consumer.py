@@ -231,7 +231,8 @@ def agree(consumer: Consumer, cache: PrefixCache) -> None:
 
 
 def _identities(cache: PrefixCache) -> list[Any]:
-    roots = list(cache.manager.index._roots)  # type: ignore[attr-defined]
+    runs = cache.manager.index.runs()
+    roots = {run.entries[0].identity.root for run in runs if run.parent is None}
     held = [copy.content for window in windows_of(cache.manager) for copy in window.copies()]
     return [*held, *(_Named(identity) for identity in roots)]
 

@@ -258,7 +258,8 @@ def test_engine_scheduler_and_cache_know_an_erased_tenant_no_more(make_llm: Make
     llm = make_llm("llama", keep_event_batches=8, **SMALL)
     llm.generate(salted_prompt(PROMPT, SALT), ONE, use_tqdm=False)
     engine = llm.engine
-    places = [engine.cache, engine.scheduler, engine._states, engine._blocked]
+    books = [value for value in vars(engine).values() if isinstance(value, (dict, list))]
+    places = [engine.cache, engine.scheduler, *books]
     assert search(places, SALT.encode()).salts
     llm.erase(SALT)
     assert search(places, SALT.encode()).salts == 0

@@ -5,14 +5,17 @@ they come; how many tokens it computes does not hang on that.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import get_args
 
 import pytest
 from torch import Tensor, nn
 
 from ostinato import LLM, SamplingParams
+from ostinato.core.config import IndexName
 from ostinato.engine.prompts import Prompt
 from tests.exactness.reference import NUM_NEW, PROMPTS, random_ids
 from tests.support.engines import MakeLLM
+from tests.support.pairs import pairwise
 from tests.support.tiny_cache import on_both_indexes
 
 TINIEST = {"num_hidden_layers": 1, "num_key_value_heads": 1, "max_position_embeddings": 1024}
@@ -64,8 +67,7 @@ def num_distinct_prefixes(prompts: Sequence[Sequence[int]], known: int) -> int:
     return known + len(ends)
 
 
-@on_both_indexes
-@pytest.mark.parametrize("block_size", [4, 16, 256])
+@pairwise("block_size", [4, 16, 256], "index", get_args(IndexName))
 def test_a_thousand_prompts_with_one_system_prompt(
     block_size: int, index: str, metered: Metered
 ) -> None:

@@ -132,7 +132,7 @@ def test_a_packed_trace_is_read_and_a_torn_one_refused(tmp_path):
 
 def test_a_hash_under_several_parents_is_several_blocks(tmp_path, monkeypatch):
     """Names that are not chained: the same block text after different prefixes, over batches."""
-    monkeypatch.setattr(trace_builder, "_NAMES_PER_BATCH", 3)
+    monkeypatch.setattr(trace_builder, "NAMES_PER_BATCH", 3)
     row = {"timestamp": 0, "input_length": 4 * 512, "output_length": 1}
     names = [["a", "x", "y", "z"], ["b", "x", "y", "z"], ["a", "x", "y", "q"], ["b", "x", "c", "z"]]
     trace = read_trace(write(tmp_path / "t.jsonl", [{**row, "hash_ids": each} for each in names]))
@@ -148,7 +148,7 @@ def test_requests_out_of_order_are_numbered_by_arrival(tmp_path):
 
 def test_memory_is_a_few_bytes_per_hash_however_long_the_trace(tmp_path, monkeypatch):
     """4 bytes per hash and 8 per distinct one, twice where arrays grow, and what a batch takes."""
-    monkeypatch.setattr(trace_builder, "_NAMES_PER_BATCH", 20_000)
+    monkeypatch.setattr(trace_builder, "NAMES_PER_BATCH", 20_000)
     path, num_hashes, chat = tmp_path / "t.jsonl", 0, 0
     with path.open("w") as file:
         while num_hashes < 600_000:

@@ -4,8 +4,9 @@ import asyncio
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import httpx
@@ -81,11 +82,16 @@ async def ask(state: ServerState, caller: Caller, text: str, tokens: int = 2, **
 
 async def go_round(state: ServerState) -> None:
     """Have seven prompts come again and again; the idle engine plays what the ghost watched."""
-    until = time.monotonic() + 20
-    while len(state.llm.cache_stats.ghosts) < 4 and time.monotonic() < until:
-        for number in range(70):
+
+    async def ask_on() -> None:
+        for number in count():
             await ask(state, ANN, f"{'abcdefg'[number % 7]} of seven", tokens=1)
-        await asyncio.sleep(0.05)
+
+    asking = asyncio.create_task(ask_on())
+    await until(lambda: len(state.llm.cache_stats.ghosts) == 4)
+    asking.cancel()
+    with suppress(asyncio.CancelledError):
+        await asking
 
 
 async def at_once(state: ServerState, *texts: str) -> None:

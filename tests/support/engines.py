@@ -66,7 +66,7 @@ def assert_idle(engine: Engine) -> None:
     """
     scheduler, cache = engine.scheduler, engine.cache.manager
     assert not engine.has_work, "requests are live"
-    assert not engine._states, f"the engine remembers {list(engine._states)}"
+    assert not engine.request_ids, f"the engine remembers {engine.request_ids}"
     assert (scheduler.num_waiting, scheduler.num_running) == (0, 0), "sequences are left"
     assert cache.num_live_tables == 0, "tables are left"
     assert cache.pool.num_free == cache.config.num_blocks, "blocks are held"

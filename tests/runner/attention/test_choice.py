@@ -35,9 +35,9 @@ UNKNOWN = {
 
 @pytest.fixture(autouse=True)
 def nothing_said_yet() -> Iterator[None]:
-    choice._say.cache_clear()
+    choice.say_once.cache_clear()
     yield
-    choice._say.cache_clear()
+    choice.say_once.cache_clear()
 
 
 @pytest.fixture

@@ -166,7 +166,7 @@ def test_a_long_step_goes_through_in_chunks(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1,100 tokens at once: two whole chunks and a part; then only the last row goes on."""
-    monkeypatch.setattr("ostinato.runner.forward.fused._MOST_ROWS", 512)
+    monkeypatch.setattr("ostinato.runner.forward.fused.MOST_ROWS", 512)
     path = checkpoints.path("qwen3", max_position_embeddings=2048)
     prompt = random_prompt(3, 1100)
     expected = own_logits(load_model(path, "float32", forward="plain"), prompt)[-1:]
