@@ -1,4 +1,4 @@
-"""Law 1, counted where nobody can cheat: at the model's embedding.
+"""Law 1, counted at the model's embedding, past all bookkeeping of ours.
 
 A hook counts every token that goes through the model. The model is one layer wide and as tiny as
 they come; how many tokens it computes does not hang on that.
@@ -179,7 +179,7 @@ def test_who_was_preempted_computes_again_what_was_evicted(index: str, metered: 
 
 @on_both_indexes
 def test_every_recomputed_token_was_looked_up_and_missed(index: str, metered: Metered) -> None:
-    """Five prompts in a pool for one and a quarter: nobody computes again what is cached."""
+    """Five prompts in a pool for one and a quarter: nothing cached is computed again."""
     llm, meter = metered(index=index, num_blocks=15)
 
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from ostinato import LLM
-from ostinato.engine import setup
 from ostinato.engine.engine import Engine
 from ostinato.observe.introspection import cached_blocks
+from ostinato.runner.model_loader import load_model
 from tests.support.checkpoints import Checkpoints
 
 MakeLLM = Callable[..., LLM]
 
-_load_once = cache(setup.load_model)
+_load_once = cache(load_model)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def make_llm(checkpoints: Checkpoints) -> Iterator[MakeLLM]:
         shares = settings["dtype"] == "float64" and not own_weights
         with pytest.MonkeyPatch.context() as patch:
             if shares:
-                patch.setattr(setup, "load_model", _load_once)
+                patch.setattr("ostinato.engine.setup.load_model", _load_once)
             made.append(LLM(str(path), **settings))
         shared[made[-1]] = shares
         return made[-1]

@@ -42,7 +42,7 @@ def wait(cache: TinyCache, seconds: int) -> int:
 
 
 def flood(cache: TinyCache, prompts: int = 20) -> None:
-    """Serve prompts that nobody has seen, each as long as half of the pool."""
+    """Serve new prompts, each as long as half of the pool."""
     length = cache.manager.config.num_slots // 2
     for number in range(prompts):
         cache.serve(chr(1000 + number) * length)
@@ -95,7 +95,7 @@ def test_a_lease_holds_no_other_tenant_s_blocks(index):
 
 @on_both_indexes
 def test_all_leases_together_leave_what_the_longest_sequence_needs(index):
-    """Six blocks, four of them reserved: two may be bound, whoever asks for them."""
+    """Six blocks, four of them reserved: two may be bound, by any tenant."""
     cache = tiny_cache(6, index=index, reserved_blocks=4)
     cache.serve("ABCDEFGHIJKL")
     cache.serve("1234")

@@ -178,7 +178,7 @@ def test_a_long_step_goes_through_in_chunks(
 def test_a_step_without_a_wanted_row_and_small_ones_after_a_large_one(
     checkpoints: Checkpoints,
 ) -> None:
-    """What a large step left in the workspace is nobody's business."""
+    """What a large step left in the workspace has no effect."""
     loaded = load_model(checkpoints.path("llama"), "float32")
     bench, prompt = Bench(loaded), random_prompt(4, 60)
     expected = own_logits(loaded, prompt)

@@ -254,7 +254,7 @@ def test_a_program_is_laid_down_anew_for_a_step_that_it_has_no_room_for(
 
 
 @pytest.mark.parametrize("vocab_size", [320, 350])
-def test_rows_whose_logits_nobody_wants_end_behind_the_last_attention(
+def test_rows_without_wanted_logits_end_behind_the_last_attention(
     checkpoints: Checkpoints, programs: list[int], vocab_size: int
 ) -> None:
     """Whether tiles divide the vocabulary, or not."""

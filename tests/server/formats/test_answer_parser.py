@@ -1,4 +1,4 @@
-"""Where are reasoning, text and calls in an answer, whoever wrote it and however it is cut?"""
+"""Where are reasoning, text and calls in an answer of any model family, however it is cut?"""
 
 import json
 from itertools import pairwise
@@ -154,7 +154,7 @@ def test_nonsense_reads_the_same_however_it_is_cut(
 
 
 def test_parts_go_out_as_they_come() -> None:
-    """Nobody waits for the end of a call, or of a thought, to see how it begins."""
+    """The beginning of a call, or of a thought, is passed on before its end."""
     reader = parser("hermes", "qwen3")
     assert reader.feed("<think>one <") == [ReasoningPiece("one")]
     assert reader.feed("b></think>two <to") == [ReasoningPiece(" <b>"), TextPiece("two")]
