@@ -5,8 +5,6 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
-from itertools import count
 from pathlib import Path
 
 import httpx
@@ -81,17 +79,15 @@ async def ask(state: ServerState, caller: Caller, text: str, tokens: int = 2, **
 
 
 async def go_round(state: ServerState) -> None:
-    """Have seven prompts come again and again; the idle engine plays what the ghost watched."""
+    """Have seven prompts come again and again, and replay what the ghost sampled of them."""
 
-    async def ask_on() -> None:
-        for number in count():
-            await ask(state, ANN, f"{'abcdefg'[number % 7]} of seven", tokens=1)
+    def catch_up(engine: Engine) -> None:
+        assert engine.cache.ghost is not None
+        engine.cache.ghost.catch_up()
 
-    asking = asyncio.create_task(ask_on())
-    await until(lambda: len(state.llm.cache_stats.ghosts) == 4)
-    asking.cancel()
-    with suppress(asyncio.CancelledError):
-        await asking
+    for number in range(140):
+        await ask(state, ANN, f"{'abcdefg'[number % 7]} of seven", tokens=1)
+    await state.llm.look(catch_up)
 
 
 async def at_once(state: ServerState, *texts: str) -> None:
