@@ -11,12 +11,12 @@ import pytest
 import zmq
 
 from ostinato import SamplingParams
-from ostinato.core.config import IndexName, WindowConfig
 from ostinato.core.errors import CacheInUse
 from ostinato.core.identity import ImageSpan
 from ostinato.engine.kv_events_publisher import KVEventsPublisher
 from ostinato.engine.prompts import Prompt
 from ostinato.indexes.block_hash import BlockHasher, sha256
+from ostinato.settings import IndexName, WindowConfig
 from ostinato.tenants.terms import PINNED
 from tests.engine.kv_events_consumer import PATIENCE_MS, agree
 from tests.engine.kv_events_publishing import ANY_PORT, Gate, Listen, Publish, flush, meet

@@ -11,8 +11,8 @@ import pytest
 from torch import Tensor, nn
 
 from ostinato import LLM, SamplingParams
-from ostinato.core.config import IndexName
 from ostinato.engine.prompts import Prompt
+from ostinato.settings import IndexName
 from tests.exactness.reference import NUM_NEW, PROMPTS, random_ids
 from tests.support.engines import MakeLLM
 from tests.support.pairs import pairwise

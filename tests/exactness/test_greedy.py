@@ -11,8 +11,8 @@ from unittest import mock
 import pytest
 
 from ostinato import RequestOutput, SamplingParams
-from ostinato.core.config import IndexName
 from ostinato.runner.attention import cascade, torch_backend
+from ostinato.settings import IndexName
 from tests.exactness.conftest import ReferenceOf
 from tests.exactness.reference import NUM_NEW, PROMPTS, Reference, random_ids
 from tests.support.checkpoints import FAMILIES
