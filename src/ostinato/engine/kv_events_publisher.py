@@ -108,6 +108,16 @@ class KVEventsPublisher:
         self._thread.start()
         log.subscribe(self._take, self.settle)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its thread has not ended."""
+        return self._thread.is_alive()
+
+    @property
+    def num_queued(self) -> int:
+        """Batches that wait for the thread."""
+        return len(self._queue)
+
     def settle(self) -> None:
         """Wait until nothing is queued: every batch so far is with ZeroMQ."""
         with self._changed:
