@@ -19,6 +19,7 @@ def converted(batch):
         else: out.append(Cleared())
     return EventBatch(batch.sequence,batch.time_s,tuple(out))
 
+DEC = lambda self, number: 256
 class Driver:
     def __init__(self, trace, n, policy, events=True):
         self.trace=trace; self.router=Router(RouterConfig(policy, max_tokens=10**9))
@@ -29,7 +30,7 @@ class Driver:
         t=self.trace
         path=t.path(number)
         prompt=spell(path,t.block_tokens,int(t.input_tokens[number]),number)
-        d=self.router.route(RouteRequest(prompt, max_tokens=256),now)
+        d=self.router.route(RouteRequest(prompt, max_tokens=DEC(self,number)),now)
         self.exp+=d.expected_cached_tokens
         self.d[number]=d
         return int(d.worker)

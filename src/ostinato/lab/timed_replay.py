@@ -163,7 +163,7 @@ class TimedReplica:
         return self._running is not None
 
     def add(self, number: int) -> int | None:
-        """Hand a request to the scheduler; returns its prompt's tokens, None if it can never fit."""
+        """Hand over a request; returns its prompt's tokens, None if it can never fit."""
         trace, name = self._trace, RequestId(str(number))
         path = trace.path(number)
         prompt = spell(path, trace.block_tokens, int(trace.input_tokens[number]), number)
