@@ -25,7 +25,9 @@ class Worker:
     """Sends events, and knows what it holds."""
 
     def __init__(self, clock) -> None:
-        self.clock, self.held, self.sent = clock, set(), []
+        self.clock = clock
+        self.held: set[str] = set()
+        self.sent: list[EventBatch] = []
 
     def send(self, *events) -> EventBatch:
         self.clock[0] += 1.0

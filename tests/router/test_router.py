@@ -219,7 +219,7 @@ def test_a_prefix_keeps_its_worker_when_others_join_and_leave():
     """Rendezvous hashing: of 100 prefixes, those of the worker that left move, no others."""
     requests = [prompt(f"{i:>4}" * 20) for i in range(100)]
 
-    def homes(router) -> list[str]:
+    def homes() -> list[str]:
         found = []
         for request in requests:
             decision = router.route(request, 0)
@@ -228,9 +228,9 @@ def test_a_prefix_keeps_its_worker_when_others_join_and_leave():
         return found
 
     router = fleet("abcd", policy="prefix_hash")
-    before = homes(router)
+    before = homes()
     router.remove("d")
-    after = homes(router)
+    after = homes()
     assert all(new == old for new, old in zip(after, before, strict=True) if old != "d")
     assert 10 < before.count("d") < 40
 
