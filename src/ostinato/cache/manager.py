@@ -211,12 +211,11 @@ class CacheManager:
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
         """Give a table slots for its first tokens; False, with no effect, if they do not fit."""
-        if num_tokens <= table.num_slots:
-            return True
-        fits = self.growable(table, num_tokens) == num_tokens
-        if fits:
+        if num_tokens > table.num_slots:
+            if self.growable(table, num_tokens) < num_tokens:
+                return False
             self._take(table, num_tokens, num_tokens)
-        return fits
+        return True
 
     def publish(self, table: BlockTable, num_tokens: int) -> None:
         """Make the full blocks among the first tokens findable, before they are computed.
