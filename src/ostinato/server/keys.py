@@ -1,6 +1,6 @@
 """Which keys are there, and what does each tenant get for its own?
 
-A file of JSON. It holds hashes of keys, never a key: whoever reads it cannot call the server::
+A file of JSON. It holds hashes of keys, never a key, so it is of no use to a thief::
 
     {
       "secret": "9f2c…",
@@ -106,7 +106,7 @@ class KeysFile(BaseModel):
         return hmac.new(self.secret.encode(), tenant.encode(), hashlib.sha256).hexdigest()
 
     def owner_of(self, key: str) -> str | None:
-        """Return whose key it is; None if nobody's.
+        """Return the tenant of a key; None if it is unknown.
 
         Cost: one hash, and a comparison with every hash of the file that takes equally long
         whether it fits or not.
@@ -174,7 +174,7 @@ def read_keys(path: str | Path) -> KeysFile:
 
 
 def write_keys(path: str | Path, keys: KeysFile) -> None:
-    """Write a keys file that nobody but its owner can read, all of it or nothing.
+    """Write a keys file that only its owner can read, all of it or nothing.
 
     Raises:
         ConfigError: It cannot be written.

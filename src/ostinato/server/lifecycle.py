@@ -176,7 +176,7 @@ class DrainingServer(uvicorn.Server):
         return (self._state.is_draining and is_over) or await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """After a signal, end the engine, so that whoever still reads learns of it."""
+        """After a signal, end the engine, so that open streams are told."""
         if self._state.is_draining:
             await asyncio.to_thread(self._state.llm.shutdown)
         await super().shutdown(sockets)

@@ -265,7 +265,7 @@ def _blocks(seen: Snapshot) -> Iterable[Metric]:
     blocks = GaugeMetricFamily(
         "ostinato_blocks",
         "Blocks by state: unused (free, without content), private (of one request), held (cached "
-        "and read by live requests), evictable (cached, read by nobody).",
+        "and read by live requests), evictable (cached, without a reader).",
         labels=["state"],
     )
     for state, number in seen.states.items():

@@ -5,7 +5,7 @@ import { $, count, element, legend, percent } from "/ui/format.js";
 const STATES = ["unused", "private", "held", "evictable"];
 const MEANINGS = {
   unused: "free, without content", private: "being filled by one request",
-  held: "cached and in use", evictable: "cached, in nobody's use",
+  held: "cached and in use", evictable: "cached, not in use",
 };
 const HUES = [268, 160, 28, 205, 338, 95, 48, 235, 180, 300, 10, 130];
 
