@@ -510,7 +510,7 @@ class CacheManager:
     def _release_tail(self, table: BlockTable) -> None:
         """Release the source of a copy."""
         if table.copy_source is not None:
-            self.pool.release(table.copy_source)
+            self.pool.release((table.copy_source,))
             table.copy_source = None
 
     def _release_path(self, table: BlockTable) -> None:
