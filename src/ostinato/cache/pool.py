@@ -52,7 +52,7 @@ class FreeBlocks:
 
     @property
     def first_tick(self) -> int | None:
-        """The pool tick up to which cached blocks are younger than the next one; None if empty."""
+        """When the next one came back; 0 if before every cached block, None if there is none."""
         return 0 if self._blocks else None
 
     def take(self, most: int) -> "array[int]":
@@ -235,16 +235,18 @@ class BlockPool:
 
         The summary is of the request that held them; None if it was no request.
         """
-        now_s, moment, idle = self.now(), self.num_allocated, list[CacheEntry]()
+        idle = []
         for entry in entries:
-            assert entry.ref_count > 0, "released more often than acquired"
-            entry.ref_count -= 1
-            if not entry.ref_count:
-                self._tick += 1
-                entry.idle_tick, entry.idle_since_s = self._tick, now_s
-                entry.idle_allocated = moment
+            count = entry.ref_count = entry.ref_count - 1
+            assert count >= 0, "released more often than acquired"
+            if not count:
                 idle.append(entry)
         if idle:
+            now_s, moment, tick = self.now(), self.num_allocated, self._tick
+            for entry in idle:
+                tick += 1
+                entry.idle_tick, entry.idle_since_s, entry.idle_allocated = tick, now_s, moment
+            self._tick = tick
             self.shares.add(idle, summary)
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:

@@ -66,20 +66,31 @@ class RadixIndex:
 
         Cost: O(num_tokens) compared bytes, O(depth) steps in Python.
         """
-        size, blocks, node = self.block_size, array("i"), self._roots.get(key.identity.root)
+        size, blocks, root = self.block_size, array("i"), self._roots.get(key.identity.root)
         entries: list[RadixNode] = []
-        if node is None:
+        if root is None:
             return PrefixMatch(size, blocks, None, entries, 0, key, self, self.version)
-        done, most, unmatched = 0, num_tokens // size, 0
-        packed = memoryview(key.tokens).cast("B")  # a slice of it copies nothing
-        while not unmatched and done < most:
-            child = node.children.get(key.block_name(done, size))
-            if child is None:
-                break
-            used = child.num_common_blocks(key, packed, most - done, size)
-            node, unmatched, done = child, child.num_blocks - used, done + used
-            entries.append(child)
-            blocks.extend(child.blocks[:used])
+        node, done, most, unmatched = root, 0, num_tokens // size, 0
+        is_plain = not key.has_extras
+        view = memoryview(key.tokens)  # a slice of it copies nothing
+        while done < most and (child := node.children.newest) is not None:
+            # Most nodes have one child, which agrees as a whole: found without its name.
+            is_whole = is_plain and _agrees(child, view, most, size)
+            if not is_whole:
+                child = node.children.get(key.block_name(done, size))
+                if child is None:
+                    break
+                is_whole = is_plain and _agrees(child, view, most, size)
+            node = child
+            entries.append(node)
+            if not is_whole:
+                used = node.num_common_blocks(key, view.cast("B"), most - done, size)
+                unmatched = node.num_blocks - used
+                if unmatched:
+                    blocks.extend(node.blocks[:used])
+                    break
+            done += node.num_blocks
+            blocks.extend(node.blocks)
         tail = None
         if unmatched or node.children.by_text:
             tail = self._tail(key, num_tokens, node, node.num_blocks - unmatched)
@@ -107,8 +118,8 @@ class RadixIndex:
         path = match.entries[-1] if match.entries else self._root(key.identity.root)
         if match.num_unmatched:
             path = self._split(path, path.num_blocks - match.num_unmatched)
-        *nodes, root = path.up()
-        root.ref_count += 1
+        nodes = path.up()
+        nodes.pop().ref_count += 1  # the root
         source: RadixNode | None = None
         if match.tail is not None:
             source = match.tail.entry
@@ -121,8 +132,8 @@ class RadixIndex:
 
     def fork(self, path: RadixNode) -> RadixNode:
         """Hold the blocks of a path once more."""
-        *nodes, root = path.up()
-        root.ref_count += 1
+        nodes = path.up()
+        nodes.pop().ref_count += 1  # the root
         self._pool.hold(nodes)
         return path
 
@@ -175,10 +186,11 @@ class RadixIndex:
 
     def release(self, path: RadixNode, summary: RequestSummary | None = None) -> None:
         """Release a path, tail first, in O(depth)."""
-        *nodes, root = path.up()
+        nodes = path.up()
+        root = nodes.pop()
         self._pool.release(nodes, summary)
         root.ref_count -= 1
-        if not root.ref_count and not root.children:
+        if not root.ref_count and not root.children.by_text:
             del self._roots[root.identity]
 
     def evict(self, entry: CacheEntry, most: int) -> Removal:
@@ -284,6 +296,14 @@ class RadixIndex:
         head = node.split(num_blocks, self.block_size)
         self._pool.split(node, head)
         return head
+
+
+def _agrees(node: RadixNode, view: memoryview, most: int, block_size: int) -> bool:
+    """Whether a sequence without extras has all of a node among its first ``most`` blocks."""
+    start, end = node.start, node.end
+    if end > most or node.extras:
+        return False
+    return node.tokens.startswith(view[start * block_size : end * block_size])
 
 
 def _last_block(node: RadixNode) -> BlockId | None:

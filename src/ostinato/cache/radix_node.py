@@ -117,10 +117,10 @@ class RadixNode(CacheEntry):
         """Count the leading blocks, up to ``most``, that a sequence, packed, agrees with."""
         offset, whole = self.start * block_size * TOKEN_BYTES, self.tokens
         theirs = packed[offset : offset + len(whole)]
-        if most >= len(self.blocks) and len(theirs) == len(whole) and whole.startswith(theirs):
-            common = len(self.blocks)
+        if most >= self.num_blocks and len(theirs) == len(whole) and whole.startswith(theirs):
+            common = self.num_blocks
         else:
-            size = min(most, len(self.blocks)) * block_size * TOKEN_BYTES
+            size = min(most, self.num_blocks) * block_size * TOKEN_BYTES
             common = num_common_tokens(memoryview(whole)[:size], theirs[:size]) // block_size
         if key.has_extras or self.extras:
             theirs_too = key.blocks_with_extras(self.start, self.start + common, block_size)
