@@ -29,15 +29,17 @@ class ChildIndex(Generic[ChildT]):
 
     Attributes:
         get: Finds the child whose first full block has these packed tokens and extras, or None.
+        newest: The newest child with a full block, or None; most prefixes have one child.
         by_text: All children by their first text, in order of arrival; read-only.
     """
 
-    __slots__ = ("_by_block", "_num_texts", "_texts", "by_text", "get")
+    __slots__ = ("_by_block", "_num_texts", "_texts", "by_text", "get", "newest")
 
     def __init__(self) -> None:
         """Make an index without children."""
         self._by_block: dict[bytes, ChildT] = {}
         self.get = self._by_block.get
+        self.newest: ChildT | None = None
         self.by_text: dict[bytes, _Bucket[ChildT]] = {}
         self._texts: list[bytes] = []
         self._num_texts = 0  # that were ever added
@@ -65,7 +67,7 @@ class ChildIndex(Generic[ChildT]):
         """
         if block is not None:
             assert block not in self._by_block, "a block has one place among its siblings"
-            self._by_block[block] = child
+            self._by_block[block] = self.newest = child
         bucket = self.by_text.get(text)
         if bucket is None:
             insort(self._texts, text)
@@ -78,6 +80,8 @@ class ChildIndex(Generic[ChildT]):
         """Remove what was added with these arguments."""
         if block is not None:
             del self._by_block[block]
+            if child is self.newest:
+                self.newest = next(reversed(self._by_block.values()), None)
         bucket = self.by_text[text]
         bucket.remove(child)
         if not bucket:
@@ -87,6 +91,8 @@ class ChildIndex(Generic[ChildT]):
     def replace(self, block: bytes, text: bytes, old: ChildT, new: ChildT) -> None:
         """Replace one child by another."""
         self._by_block[block] = new
+        if old is self.newest:
+            self.newest = new
         bucket = self.by_text[text]
         bucket[bucket.index(old)] = new
 

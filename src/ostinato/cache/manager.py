@@ -211,12 +211,11 @@ class CacheManager:
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
         """Give a table slots for its first tokens; False, with no effect, if they do not fit."""
-        if num_tokens <= table.num_slots:
-            return True
-        fits = self.growable(table, num_tokens) == num_tokens
-        if fits:
+        if num_tokens > table.num_slots:
+            if self.growable(table, num_tokens) < num_tokens:
+                return False
             self._take(table, num_tokens, num_tokens)
-        return fits
+        return True
 
     def publish(self, table: BlockTable, num_tokens: int) -> None:
         """Make the full blocks among the first tokens findable, before they are computed.
@@ -511,7 +510,7 @@ class CacheManager:
     def _release_tail(self, table: BlockTable) -> None:
         """Release the source of a copy."""
         if table.copy_source is not None:
-            self.pool.release(table.copy_source)
+            self.pool.release((table.copy_source,))
             table.copy_source = None
 
     def _release_path(self, table: BlockTable) -> None:

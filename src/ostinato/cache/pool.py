@@ -52,7 +52,7 @@ class FreeBlocks:
 
     @property
     def first_tick(self) -> int | None:
-        """The pool tick up to which cached blocks are younger than the next one; None if empty."""
+        """When the next one came back; 0 if before every cached block, None if there is none."""
         return 0 if self._blocks else None
 
     def take(self, most: int) -> "array[int]":
@@ -190,7 +190,7 @@ class BlockPool:
         self, tenant: bytes, num_wanted: int
     ) -> tuple[CacheEntry | None, EvictionCause]:
         """Choose the entry to evict for a tenant's next blocks; None if unused ones come first."""
-        own = self.shares.quota_victim(tenant)
+        own = self.shares.quota_victim(tenant) if self.shares.are_limited else None
         if own is not None:
             return own, "quota"
         tick = self._unused.first_tick
@@ -217,40 +217,37 @@ class BlockPool:
 
     # --- what indexes tell of their entries ---
 
-    def hold(self, entry: CacheEntry) -> None:
-        """Count one more holder of an entry."""
-        if not entry.ref_count:
-            self.mark_used((entry,))
-        entry.ref_count += 1
+    def hold(self, entries: Sequence[CacheEntry]) -> None:
+        """Count one more holder of entries of one sequence."""
+        idle = [entry for entry in entries if not entry.ref_count]
+        for entry in entries:
+            entry.ref_count += 1
+        if not idle:
+            return
+        self.shares.remove(idle)
+        for entry in idle:
+            entry.uses += 1
+        for notify in self._on_reuse:
+            notify(idle, self.num_allocated)
 
-    def release(self, entry: CacheEntry) -> None:
-        """Count one holder of an entry less; without any it is evictable."""
-        assert entry.ref_count > 0, "released more often than acquired"
-        entry.ref_count -= 1
-        if not entry.ref_count:
-            self.mark_evictable((entry,))
-
-    def mark_evictable(
-        self, entries: Sequence[CacheEntry], summary: RequestSummary | None = None
-    ) -> None:
-        """Note that no request holds entries of one sequence any more, tail first.
+    def release(self, entries: Sequence[CacheEntry], summary: RequestSummary | None = None) -> None:
+        """Count one holder less of entries of one sequence, tail first; without any they are idle.
 
         The summary is of the request that held them; None if it was no request.
         """
-        now_s, moment, tick = self.now(), self.num_allocated, self._tick
+        idle = []
         for entry in entries:
-            tick += 1
-            entry.idle_tick, entry.idle_since_s, entry.idle_allocated = tick, now_s, moment
-        self._tick = tick
-        self.shares.add(entries, summary)
-
-    def mark_used(self, entries: Sequence[CacheEntry]) -> None:
-        """Note that evictable entries of one sequence are held again."""
-        self.shares.remove(entries)
-        for entry in entries:
-            entry.uses += 1
-        for notify in self._on_reuse:
-            notify(entries, self.num_allocated)
+            count = entry.ref_count = entry.ref_count - 1
+            assert count >= 0, "released more often than acquired"
+            if not count:
+                idle.append(entry)
+        if idle:
+            now_s, moment, tick = self.now(), self.num_allocated, self._tick
+            for entry in idle:
+                tick += 1
+                entry.idle_tick, entry.idle_since_s, entry.idle_allocated = tick, now_s, moment
+            self._tick = tick
+            self.shares.add(idle, summary)
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
         """Note that an entry was split; block counts stay."""

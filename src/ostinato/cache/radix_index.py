@@ -66,22 +66,31 @@ class RadixIndex:
 
         Cost: O(num_tokens) compared bytes, O(depth) steps in Python.
         """
-        size, blocks, node = self.block_size, array("i"), self._roots.get(key.identity.root)
+        size, blocks, root = self.block_size, array("i"), self._roots.get(key.identity.root)
         entries: list[RadixNode] = []
-        if node is None:
+        if root is None:
             return PrefixMatch(size, blocks, None, entries, 0, key, self, self.version)
-        done, most, unmatched = 0, num_tokens // size, 0
-        packed = memoryview(key.tokens).cast("B")  # a slice of it copies nothing
-        while done < most:
-            child = node.children.get(key.block_name(done, size))
-            if child is None:
-                break
-            used = child.num_common_blocks(key, packed, most - done, size)
-            node, unmatched, done = child, child.num_blocks - used, done + used
-            entries.append(child)
-            blocks.extend(child.blocks[:used] if unmatched else child.blocks)
-            if unmatched:
-                break
+        node, done, most, unmatched = root, 0, num_tokens // size, 0
+        is_plain = not key.has_extras
+        view = memoryview(key.tokens)  # a slice of it copies nothing
+        while done < most and (child := node.children.newest) is not None:
+            # Most nodes have one child, which agrees as a whole: found without its name.
+            is_whole = is_plain and _agrees(child, view, most, size)
+            if not is_whole:
+                child = node.children.get(key.block_name(done, size))
+                if child is None:
+                    break
+                is_whole = is_plain and _agrees(child, view, most, size)
+            node = child
+            entries.append(node)
+            if not is_whole:
+                used = node.num_common_blocks(key, view.cast("B"), most - done, size)
+                unmatched = node.num_blocks - used
+                if unmatched:
+                    blocks.extend(node.blocks[:used])
+                    break
+            done += node.num_blocks
+            blocks.extend(node.blocks)
         tail = None
         if unmatched or node.children.by_text:
             tail = self._tail(key, num_tokens, node, node.num_blocks - unmatched)
@@ -109,22 +118,23 @@ class RadixIndex:
         path = match.entries[-1] if match.entries else self._root(key.identity.root)
         if match.num_unmatched:
             path = self._split(path, path.num_blocks - match.num_unmatched)
-        idle, source = _hold(path), None
+        nodes = path.up()
+        nodes.pop().ref_count += 1  # the root
+        source: RadixNode | None = None
         if match.tail is not None:
             source = match.tail.entry
             assert source.blocks[0] == match.tail.block, "the match was split off before it"
             if source.num_blocks > 1:
                 source = self._split(source, 1)
-            if not source.ref_count:
-                idle.append(source)
-            source.ref_count += 1
-        if idle:
-            self._pool.mark_used(idle)
+            nodes.append(source)
+        self._pool.hold(nodes)
         return path, source
 
     def fork(self, path: RadixNode) -> RadixNode:
         """Hold the blocks of a path once more."""
-        _hold(path)  # none of it is idle: the parent holds it
+        nodes = path.up()
+        nodes.pop().ref_count += 1  # the root
+        self._pool.hold(nodes)
         return path
 
     def publish(
@@ -152,9 +162,7 @@ class RadixIndex:
                 used = child.num_common_blocks(key, packed, num_blocks - done, size)
             if used < child.num_blocks:
                 child = self._split(child, used)
-            if not child.ref_count:
-                self._pool.mark_used((child,))
-            child.ref_count += 1
+            self._pool.hold((child,))
             duplicates += [(child.start + i, BlockId(b)) for i, b in enumerate(child.blocks)]
             node, done = child, done + used
         return node, PublishResult(len(duplicates), tuple(duplicates)) if duplicates else _ALL_NEW
@@ -178,19 +186,12 @@ class RadixIndex:
 
     def release(self, path: RadixNode, summary: RequestSummary | None = None) -> None:
         """Release a path, tail first, in O(depth)."""
-        idle: list[RadixNode] = []
-        node = path
-        while (parent := node.parent) is not None:
-            count = node.ref_count = node.ref_count - 1
-            assert count >= 0, "released more often than acquired"
-            if not count:
-                idle.append(node)
-            node = parent
-        node.ref_count -= 1
-        if idle:
-            self._pool.mark_evictable(idle, summary)
-        if not node.ref_count and not node.children.by_text:
-            del self._roots[node.identity]
+        nodes = path.up()
+        root = nodes.pop()
+        self._pool.release(nodes, summary)
+        root.ref_count -= 1
+        if not root.ref_count and not root.children.by_text:
+            del self._roots[root.identity]
 
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove the last blocks of an idle leaf."""
@@ -297,16 +298,12 @@ class RadixIndex:
         return head
 
 
-def _hold(path: RadixNode) -> list[RadixNode]:
-    """Count one more holder of a path; return the nodes that had none, the deepest first."""
-    node, idle = path, []
-    while (parent := node.parent) is not None:
-        if not node.ref_count:
-            idle.append(node)
-        node.ref_count += 1
-        node = parent
-    node.ref_count += 1
-    return idle
+def _agrees(node: RadixNode, view: memoryview, most: int, block_size: int) -> bool:
+    """Whether a sequence without extras has all of a node among its first ``most`` blocks."""
+    start, end = node.start, node.end
+    if end > most or node.extras:
+        return False
+    return node.tokens.startswith(view[start * block_size : end * block_size])
 
 
 def _last_block(node: RadixNode) -> BlockId | None:

@@ -83,8 +83,7 @@ class WindowGroup:
     def acquire(self, key: PrefixKey, num_blocks: int) -> WindowTable:
         """Hold the window before the end of a hit."""
         copies = self._window(key, num_blocks)
-        for copy in copies:
-            self.pool.hold(copy)
+        self.pool.hold(copies)
         first = num_blocks - len(copies)
         blocks = array("i", [self.null_block] * first + [copy.block for copy in copies])
         noted = [*[None] * first, *copies]
@@ -103,13 +102,13 @@ class WindowGroup:
 
     def hold_tail(self, table: WindowTable, copy: WindowCopy) -> None:
         """Hold the source of a copy until ``release_tail``."""
-        self.pool.hold(copy)
+        self.pool.hold((copy,))
         table.tail = copy
 
     def release_tail(self, table: WindowTable) -> None:
         """Release the source of a copy, if there is one."""
         if table.tail is not None:
-            self.pool.release(table.tail)
+            self.pool.release((table.tail,))
             table.tail = None
 
     def append(self, table: WindowTable, blocks: "array[int]") -> None:
@@ -172,9 +171,7 @@ class WindowGroup:
     def fork(self, table: WindowTable) -> WindowTable:
         """Share what is published; the rest of the places are still to be given blocks."""
         shared = table.num_shared
-        for copy in table.copies[table.first : shared]:
-            assert copy is not None
-            self.pool.hold(copy)
+        self.pool.hold([copy for copy in table.copies[table.first : shared] if copy is not None])
         blocks, copies = table.blocks[:shared], table.copies[:shared]
         return WindowTable(table.tenant, blocks, copies, table.first, shared)
 
@@ -230,15 +227,12 @@ class WindowGroup:
 
     def _release_places(self, table: WindowTable, first: int, last: int) -> None:
         """Release the places ``first .. last``, deepest first."""
-        private = array("i")
-        for place in range(last - 1, first - 1, -1):
-            copy = table.copies[place]
-            if copy is None:
-                private.insert(0, table.blocks[place])
-            else:
-                self.pool.release(copy)
-            table.blocks[place], table.copies[place] = self.null_block, None
+        held = list(zip(table.blocks[first:last], table.copies[first:last], strict=True))
+        self.pool.release([copy for _, copy in reversed(held) if copy is not None])
+        private = array("i", [block for block, copy in held if copy is None])
         self.pool.free(private, table.tenant)
+        table.blocks[first:last] = array("i", [self.null_block] * len(held))
+        table.copies[first:last] = [None] * len(held)
 
     def _forget(self, copy: WindowCopy) -> None:
         """Take a copy out of its content; the last one takes the content with it."""

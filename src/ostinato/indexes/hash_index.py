@@ -136,7 +136,7 @@ class HashIndex:
         path = self._hold(HashPath(self._root(key), list(match.entries)))
         source: HashCopy | None = None if match.tail is None else match.tail.entry
         if source is not None:
-            self._pool.hold(source)
+            self._pool.hold((source,))
         return path, source
 
     def fork(self, path: HashPath) -> HashPath:
@@ -197,14 +197,7 @@ class HashIndex:
 
     def release(self, path: HashPath, summary: RequestSummary | None = None) -> None:
         """Release a path, tail first, in O(blocks)."""
-        idle: list[HashCopy] = []
-        for copy in reversed(path.copies):
-            count = copy.ref_count = copy.ref_count - 1
-            assert count >= 0, "released more often than acquired"
-            if not count:
-                idle.append(copy)
-        if idle:
-            self._pool.mark_evictable(idle, summary)
+        self._pool.release(path.copies[::-1], summary)
         self._root_uses[path.root.identity] -= 1
         self._drop_empty_root(path.root)
 
@@ -258,11 +251,7 @@ class HashIndex:
     def _hold(self, path: HashPath) -> HashPath:
         """Count one more holder of a path's copies."""
         self._root_uses[path.root.identity] += 1
-        idle = [copy for copy in path.copies if not copy.ref_count]
-        if idle:
-            self._pool.mark_used(idle)
-        for copy in path.copies:
-            copy.ref_count += 1
+        self._pool.hold(path.copies)
         return path
 
     def _add(self, parent: CachedContent, key: PrefixKey, index: int) -> CachedContent:
