@@ -108,6 +108,10 @@ class KVEventsPublisher:
         self._thread.start()
         log.subscribe(self._take, self.settle)
 
+    def encode(self, batch: EventBatch) -> bytes:
+        """Return a batch as subscribers get it; in any thread."""
+        return self._encoder.encode(batch)
+
     def settle(self) -> None:
         """Wait until nothing is queued: every batch so far is with ZeroMQ."""
         with self._changed:
@@ -208,7 +212,7 @@ class KVEventsPublisher:
             logger.warning("a replay of KV events from %d was given up: %s", start, error)
 
     def _frames(self, batch: EventBatch) -> tuple[bytes, bytes]:
-        return batch.sequence.to_bytes(8, "big"), self._encoder.encode(batch)
+        return batch.sequence.to_bytes(8, "big"), self.encode(batch)
 
     # --- sockets ---
 
