@@ -51,7 +51,7 @@ class RouteOptions:
     max_tenant_bodies: str = option("256MiB", "Bodies of one tenant's running requests, together.")
     max_tracked_tokens: int = option(16_000_000, "Tokens of known prefixes, over all workers.")
     body_timeout: float = option(60.0, "Seconds for the body of a request.")
-    connect_timeout: float = option(3.0, "Seconds for a connection to a worker.")
+    connect_timeout: float = option(10.0, "Seconds for a connection to a worker.")
     health_interval: float = option(2.0, "Seconds between two looks at a worker's health.")
     drain_timeout: float = option(
         30.0, "Seconds that running requests may continue after SIGTERM."

@@ -116,7 +116,7 @@ class FleetConfig:
     max_body_bytes: int = 8 * 2**20
     max_tenant_body_bytes: int = 256 * 2**20
     body_timeout_s: float = 60.0
-    connect_timeout_s: float = 3.0
+    connect_timeout_s: float = 10.0
     health_interval_s: float = 2.0
     drain_timeout_s: float = 30.0
     max_tracked_tokens: int = 16_000_000

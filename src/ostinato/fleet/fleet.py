@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Set
 
 import aiohttp
 
@@ -133,8 +133,8 @@ class Fleet:
         serving = {name for name, worker in self.workers.items() if worker.serves(model)}
         if not serving:  # let a worker say that there is no such model
             serving = set(self.workers)
-        well: Iterable[str] = (name for name in serving if self.workers[name].is_well)
-        return self.workers.keys() - well | tried
+        well = {name for name in serving if self.workers[name].is_well} - tried
+        return self.workers.keys() - (well or serving - tried)  # if none is well, any may be
 
     async def _meet(self, worker: Worker) -> None:
         """Look at a worker for the first time, and listen to its events."""

@@ -64,8 +64,9 @@ class NoAnswer(Exception):
     def by(cls, worker: Worker, error: Exception) -> "NoAnswer":
         """Note that an exchange with a worker failed before its first byte."""
         made = cls(type(error).__name__)  # clients need not know addresses
-        made.is_worth_repeating = not isinstance(error, aiohttp.ClientConnectorError)
-        worker.failed(f"{made}: {error}")
+        made.is_worth_repeating = isinstance(error, (aiohttp.ServerDisconnectedError, OSError))
+        made.is_worth_repeating &= not isinstance(error, aiohttp.ClientConnectorError)
+        worker.failed(error)
         return made
 
 
@@ -360,7 +361,7 @@ class Proxy:
             try:
                 piece = await upstream.content.readany()
             except (aiohttp.ClientError, OSError) as error:
-                worker.failed(f"broke off: {type(error).__name__}: {error}")
+                worker.failed(error)
                 self._break_off(job, worker)
                 return response
         await response.write_eof()

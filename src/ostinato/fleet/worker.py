@@ -81,11 +81,18 @@ class Worker:
                 self.models.clear()  # another model may come back
         return self.is_well
 
-    def failed(self, reason: str) -> None:
-        """Note that it did not answer: it gets no requests until it is found well again."""
+    def failed(self, error: Exception) -> None:
+        """Note that it did not answer; if nothing listens there, it gets no requests for now.
+
+        A time-out may be the router's own, on a busy machine: the next look at its health decides.
+        """
         self.num_failed += 1
-        self.is_well, self.trouble = False, reason[:200]
-        logger.warning("worker %s did not answer: %s", self.name, self.trouble)
+        if not isinstance(error, aiohttp.ClientConnectorError):
+            return
+        self.trouble = f"{type(error).__name__}: {error}"[:200]
+        if self.is_well:
+            logger.warning("worker %s did not answer: %s", self.name, self.trouble)
+        self.is_well = False
 
     async def endpoints(self) -> Endpoints | None:
         """Return where its events are; None if it has none, or does not say.
