@@ -57,7 +57,8 @@ class Candidate:
     Attributes:
         worker: Name.
         state: How its cache is known, for this request.
-        cached_tokens: Of the prompt, expected to be cached there by the time it runs.
+        cached_tokens: Of the prompt, that its events say it has.
+        expected_tokens: Of the prompt, behind those: sent there lately, without an event so far.
         tokens_to_compute: The rest, at least 1, and the loading of slower tiers as tokens' worth.
         load_tokens: Work assigned and not yet done, decayed work of paced sessions included.
         score: The policy's figure, lower is better; 0 where the policy has none.
@@ -66,6 +67,7 @@ class Candidate:
     worker: str
     state: WorkerState
     cached_tokens: int
+    expected_tokens: int
     tokens_to_compute: int
     load_tokens: int
     score: float
