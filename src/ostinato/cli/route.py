@@ -15,6 +15,8 @@ from ostinato.cli._option_groups import grouped, option
 from ostinato.core.errors import ConfigError
 from ostinato.lab.quantities import read_bytes
 
+_NUMBERS = ("cached_tokens", "expected_tokens", "tokens_to_compute", "load_tokens", "score")
+
 app = typer.Typer(help="Route requests to many engines, each to where its prefix is cached.")
 
 
@@ -83,7 +85,6 @@ def run(context: typer.Context, *, options: RouteOptions) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from ostinato.fleet.app import FleetApp
     from ostinato.fleet.config import FleetConfig, WorkerSpec
     from ostinato.fleet.lifecycle import run_router
 
@@ -106,7 +107,7 @@ def run(context: typer.Context, *, options: RouteOptions) -> None:
         health_interval_s=options.health_interval,
         drain_timeout_s=options.drain_timeout,
     )
-    run_router(FleetApp(config), lambda address: _announce(address, config))
+    run_router(config, lambda address: _announce(address, config))
 
 
 app.callback(invoke_without_command=True)(run)
@@ -160,11 +161,11 @@ def explain(
     console = Console(soft_wrap=True)
     console.print(Text(answer["explanation"]))
     table = Table()
-    for heading in ("worker", "cache known", "cached", "to compute", "load", "score"):
+    for heading in ("worker", "cache known", "cached", "expected", "to compute", "load", "score"):
         table.add_column(heading, justify="left" if heading in ("worker",) else "right")
     for row in answer["candidates"]:
-        numbers = (row[k] for k in ("cached_tokens", "tokens_to_compute", "load_tokens", "score"))
-        table.add_row(row["worker"], row["state"], *(f"{n:,}" for n in numbers))
+        numbers = [row[name] for name in _NUMBERS]
+        table.add_row(row["worker"], row["state"], *(f"{number:,}" for number in numbers))
     console.print(table)
 
 

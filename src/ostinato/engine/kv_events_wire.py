@@ -15,6 +15,8 @@ with the first block of a prompt; the digests cannot be computed without the sal
 Source: vLLM's documentation of KV events (``KVEventBatch``); written anew.
 """
 
+from typing import Any
+
 import msgspec
 
 from ostinato.core.identity import salt_name
@@ -56,7 +58,7 @@ class BlockStored(WireEvent, frozen=True, array_like=True, omit_defaults=True, g
     lora_id: int | None
     medium: str | None
     lora_name: str | None
-    extra_keys: tuple[tuple[bytes | str, ...] | None, ...] | None = None
+    extra_keys: tuple[tuple[Any, ...] | None, ...] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None

@@ -5,7 +5,7 @@ millisecond; everything that a request needs is decided in ``proxy``.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.resources import files
 from urllib.parse import urlsplit
 
@@ -32,6 +32,9 @@ from ostinato.server.page import TYPES
 logger = logging.getLogger("ostinato")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_IDLE_S = 4.0
+"""How long a connection to a worker is kept without use: shorter than uvicorn's five seconds."""
 
 GENERATING = (
     "/v1/chat/completions",
@@ -65,67 +68,57 @@ class FleetApp:
         web: Of aiohttp.
     """
 
-    fleet: Fleet
-    proxy: Proxy
-
     def __init__(self, config: FleetConfig) -> None:
-        """Read the keys and the tokenizer; workers join when the application starts.
+        """Put a router together, in a running event loop; workers join when ``web`` starts.
 
         Raises:
             ConfigError: The keys file or the tokenizer cannot be read.
         """
         self.config = config
         self._callers = KeyedCallers(config.keys_file) if config.keys_file else AnyCaller()
-        self._tokenizer = LocalTokenizer(config.tokenizer) if config.tokenizer else None
+        tokenizer = LocalTokenizer(config.tokenizer) if config.tokenizer else None
+        self._session = _make_session(config)
+        self.fleet = Fleet(config, self._session)
+        self._tokens = PromptTokens(self.fleet, tokenizer)
+        self._metrics = FleetMetrics(self.fleet, self._tokens.counts)
+        decisions = Decisions()
+        self.proxy = Proxy(self.fleet, self._callers, self._tokens, decisions, self._metrics)
+        self._admin = FleetAdmin(self.fleet, self.proxy, decisions)
         before = [_answer_errors] if config.keys_file else [_answer_errors, _guard_host]
         self.web = web.Application(middlewares=before, client_max_size=config.max_body_bytes)
         self.web.cleanup_ctx.append(self._run)
         self._add_routes()
 
-    async def _run(self, _: web.Application):  # type: ignore[no-untyped-def]  # a generator
+    async def _run(self, _: web.Application) -> AsyncIterator[None]:
         """Have workers while the application runs."""
-        session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.config.connect_timeout_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            read_bufsize=2**18,
-        )
-        self.fleet = Fleet(self.config, session)
-        tokens = PromptTokens(self.fleet, self._tokenizer)
-        self._metrics = FleetMetrics(self.fleet, lambda: tokens.counts)
-        decisions = Decisions()
-        self.proxy = Proxy(self.fleet, self._callers, tokens, decisions, self._metrics)
-        self._admin = FleetAdmin(self.fleet, self.proxy, decisions)
         await self.fleet.start()
         yield
         await self.fleet.stop()
-        tokens.close()
-        await session.close()
+        self._tokens.close()
+        await self._session.close()
 
     def _add_routes(self) -> None:
         add = self.web.router.add_route
         for path in GENERATING:
-            add("POST", path, lambda request: self.proxy.generate(request))
+            add("POST", path, self.proxy.generate)
         for method, path in HANDED_ON:
-            add(method, path, lambda request: self.proxy.hand_on(request))
+            add(method, path, self.proxy.hand_on)
         add("GET", "/v1/models", self._models)
         for path in ("/health", "/ping"):
             add("GET", path, self._health)
         add("GET", "/ready", self._ready)
         add("GET", "/metrics", self._metrics_page)
-        add("POST", "/route", lambda request: self._admin.route(request))
-        add("GET", "/route", lambda request: self._admin.decisions(request))
-        add("GET", "/route/{decision}", lambda request: self._admin.explain(request))
-        add("DELETE", "/route/{decision}", lambda request: self._admin.end(request))
-        add("GET", "/admin/workers", lambda request: self._admin.list_workers(request))
-        add("POST", "/admin/workers", lambda request: self._admin.join(request))
-        add("DELETE", "/admin/workers/{name}", lambda request: self._admin.leave(request))
+        add("POST", "/route", self._admin.route)
+        add("GET", "/route", self._admin.decisions)
+        add("GET", "/route/{decision}", self._admin.explain)
+        add("DELETE", "/route/{decision}", self._admin.end)
+        add("GET", "/admin/workers", self._admin.list_workers)
+        add("POST", "/admin/workers", self._admin.join)
+        add("DELETE", "/admin/workers/{name}", self._admin.leave)
         add("POST", "/admin/keys/reload", self._reload_keys)
-        add("GET", "/", lambda _: _file("index.html"))
-        add("GET", "/ui/state", lambda request: self._admin.state(request))
-        add("GET", "/ui/{file}", lambda request: _file(request.match_info["file"]))
+        add("GET", "/", _page)
+        add("GET", "/ui/state", self._admin.state)
+        add("GET", "/ui/{file}", _page)
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -155,6 +148,18 @@ class FleetApp:
             raise ApiError(409, "this router has no keys file: there is nothing to read")
         self._callers.reload()
         return web.json_response({"num_tenants": len(self._callers.keys.tenants)})
+
+
+def _make_session(config: FleetConfig) -> aiohttp.ClientSession:
+    """Make the client of all workers: no cookies, no proxies, nothing added, nothing unpacked."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout_s),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        read_bufsize=2**18,
+    )
 
 
 @web.middleware
@@ -210,8 +215,9 @@ def _is_of_this_machine(address: str) -> bool:
         return False
 
 
-async def _file(name: str) -> web.Response:
+async def _page(request: web.Request) -> web.Response:
     """Return a file of the page; the style is the server's."""
+    name = request.match_info.get("file", "index.html")
     for room in ("ostinato.fleet", "ostinato.server"):
         entry = files(room).joinpath("static", name)
         known = {each.name for each in files(room).joinpath("static").iterdir()}

@@ -84,6 +84,7 @@ def candidate_rows(decision: Decision) -> list[dict[str, Any]]:
             "worker": candidate.worker,
             "state": candidate.state.value,
             "cached_tokens": candidate.cached_tokens,
+            "expected_tokens": candidate.expected_tokens,
             "tokens_to_compute": candidate.tokens_to_compute,
             "load_tokens": round(candidate.load_tokens, 1),
             "score": round(candidate.score, 3),

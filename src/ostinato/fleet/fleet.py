@@ -167,15 +167,15 @@ class Fleet:
         interval_s = self.config.health_interval_s
         while True:
             await asyncio.sleep(interval_s if worker.is_well else min(interval_s, _LEAST_PROBE_S))
-            was_well = worker.is_well
-            if not await worker.probe() or was_well:
-                await self._listen(worker)
+            await worker.probe()
+            if not worker.is_well:
                 continue
-            if worker.feed is None:  # it may have been started anew, with nothing cached
-                self.router.forget(worker.name, self.clock())
-                await self._listen(worker)
-            else:
-                await worker.feed.begin()
+            if worker.was_gone:
+                worker.was_gone = False
+                self.router.restarted(worker.name)
+                if worker.feed is not None:
+                    await worker.feed.begin()
+            await self._listen(worker)
 
     async def _notice_silence(self) -> None:
         """Fetch what silent workers may have published."""

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from ostinato.core.errors import ConfigError
 from ostinato.fleet.app import FleetApp
+from ostinato.fleet.config import FleetConfig
 
 logger = logging.getLogger("ostinato")
 
@@ -22,23 +23,24 @@ _KEEP_ALIVE_S = 75.0
 _MOST_LINE_BYTES = 16_384
 
 
-def run_router(app: FleetApp, announce: Callable[[str], None]) -> None:
+def run_router(config: FleetConfig, announce: Callable[[str], None]) -> None:
     """Route until a signal comes, and then until the last request has ended.
 
     Args:
-        app: Of the router.
+        config: Of the router.
         announce: Called with the router's address when it takes requests.
 
     Raises:
-        ConfigError: The address is in use, or is none of this machine.
+        ConfigError: The address is in use, or a file cannot be read.
     """
-    asyncio.run(_run(app, announce))
+    asyncio.run(_run(config, announce))
 
 
-async def _run(app: FleetApp, announce: Callable[[str], None]) -> None:
+async def _run(config: FleetConfig, announce: Callable[[str], None]) -> None:
     signals = _Signals()
     gc.collect()
     gc.freeze()  # what was loaded until now is left out of garbage collections
+    app = FleetApp(config)
     runner = await start(app)
     try:
         announce(address_of(runner))

@@ -1,6 +1,6 @@
 """What may Prometheus know of a fleet?"""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
@@ -20,7 +20,7 @@ class FleetMetrics:
         broken_off: Answers that a worker did not end.
     """
 
-    def __init__(self, fleet: Fleet, tokenized: Callable[[], dict[str, int]]) -> None:
+    def __init__(self, fleet: Fleet, tokenized: Mapping[str, int]) -> None:
         """Begin with nothing counted."""
         self._fleet = fleet
         self._tokenized = tokenized
@@ -68,7 +68,7 @@ class FleetMetrics:
 
     def page(self) -> bytes:
         """Return everything in Prometheus's text format."""
-        for how, number in self._tokenized().items():
+        for how, number in self._tokenized.items():
             self._tokenizer.labels(how).inc(number - self._seen.get(how, 0))
             self._seen[how] = number
         for each in (self._well, self._live, self._load, self._cached, self._lost, self._state):

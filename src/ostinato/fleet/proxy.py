@@ -77,8 +77,9 @@ class Job:
     Attributes:
         request: Of the client.
         caller: Whose it is.
-        body: As it came.
         begun_s: When it came, by ``time.perf_counter``.
+        body: As it came.
+        num_bytes: Of the body, as far as it came.
         prompt: What decides where it goes; None where nothing does.
         asked: What the router is asked; None where nothing decides.
         tried: Workers that did not answer.
@@ -88,8 +89,9 @@ class Job:
 
     request: web.Request
     caller: Caller
-    body: bytes
     begun_s: float
+    body: bytes = b""
+    num_bytes: int = 0
     prompt: Prompt | None = None
     asked: RouteRequest | None = None
     tried: set[str] = field(default_factory=set)
@@ -125,27 +127,25 @@ class Proxy:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """Serve a route whose prompt decides where it goes."""
-        begun_s, caller = time.perf_counter(), self._enter(request)
+        job = self._enter(request)
         try:
-            body = await self._read(request, caller)
-            job = Job(request, caller, body, begun_s)
-            job.prompt = await self._prompt(request.path, body)
-            job.asked, job.tells = await self.ask(job.prompt, caller, request.headers)
+            await self._read(job)
+            job.prompt = await self._prompt(job)
+            job.asked, job.tells = await self.ask(job.prompt, job.caller, request.headers)
             return await self._serve(job)
         finally:
-            self._leave(request, caller)
+            self._leave(job)
 
     async def hand_on(self, request: web.Request) -> web.StreamResponse:
         """Serve a route that any worker can answer, or the one that gave an answer its name."""
-        begun_s, caller = time.perf_counter(), self._enter(request)
+        job = self._enter(request)
         try:
-            body = await self._read(request, caller)
-            job = Job(request, caller, body, begun_s)
-            if body and "number" not in request.match_info:
-                job.prompt = await self._prompt(request.path, body)
+            await self._read(job)
+            if job.body and "number" not in request.match_info:
+                job.prompt = await self._prompt(job)
             return await self._serve(job)
         finally:
-            self._leave(request, caller)
+            self._leave(job)
 
     async def ask(
         self, prompt: Prompt, caller: Caller, headers: Mapping[str, str]
@@ -173,49 +173,43 @@ class Proxy:
 
     # --- in ---
 
-    def _enter(self, request: web.Request) -> Caller:
+    def _enter(self, request: web.Request) -> Job:
         """Let a request in, if its caller may have one more."""
-        caller = self.identify(request)
+        job = Job(request, self.identify(request), time.perf_counter())
         if self.is_draining:
             raise stopping("the router is shutting down: send the request to another one")
-        most = caller.limits.max_requests
-        if most is not None and self._live[caller.tenant] >= most:
+        tenant, most = job.caller.tenant, job.caller.limits.max_requests
+        if most is not None and self._live[tenant] >= most:
             raise _too_many(f"{most} requests of this key are under way")
         if self._live.total() >= self._config.max_requests:
             raise _too_many("the router is at capacity (--max-requests)")
-        self._live[caller.tenant] += 1
-        return caller
+        self._live[tenant] += 1
+        return job
 
-    def _leave(self, request: web.Request, caller: Caller) -> None:
-        self._live[caller.tenant] -= 1
-        if not self._live[caller.tenant]:
-            del self._live[caller.tenant]
-        held = request.get("held_bytes", 0)
-        self._bytes[caller.tenant] -= held
-        if not self._bytes[caller.tenant]:
-            del self._bytes[caller.tenant]
+    def _leave(self, job: Job) -> None:
+        tenant = job.caller.tenant
+        for counts, number in ((self._live, 1), (self._bytes, job.num_bytes)):
+            counts[tenant] -= number
+            if not counts[tenant]:
+                del counts[tenant]
 
-    async def _read(self, request: web.Request, caller: Caller) -> bytes:
+    async def _read(self, job: Job) -> None:
         """Read a body.
 
         Raises:
             ApiError: It is too long (413), too slow (408), or its tenant has too many (429).
         """
-        if not request.can_read_body:
-            return b""
-        most = self._config.max_body_bytes
-        announced = request.content_length
+        most, pieces = self._config.max_body_bytes, []
+        announced = job.request.content_length
         if announced is not None and announced > most:
             raise _too_long(announced, most)
-        pieces, size = [], 0
         try:
             async with asyncio.timeout(self._config.body_timeout_s):
-                async for piece in request.content.iter_any():
+                async for piece in job.request.content.iter_any():
                     pieces.append(piece)
-                    size += len(piece)
-                    self._hold(request, caller, len(piece))
-                    if size > most:
-                        raise _too_long(size, most)
+                    self._hold(job, len(piece))
+                    if job.num_bytes > most:
+                        raise _too_long(job.num_bytes, most)
         except TimeoutError:
             raise ApiError(
                 408,
@@ -223,16 +217,17 @@ class Proxy:
                 "faster, or raise --body-timeout",
                 code="body_timeout",
             ) from None
-        return b"".join(pieces)
+        job.body = b"".join(pieces)
 
-    def _hold(self, request: web.Request, caller: Caller, num_bytes: int) -> None:
-        request["held_bytes"] = request.get("held_bytes", 0) + num_bytes
-        self._bytes[caller.tenant] += num_bytes
+    def _hold(self, job: Job, num_bytes: int) -> None:
+        job.num_bytes += num_bytes
+        self._bytes[job.caller.tenant] += num_bytes
         most = self._config.max_tenant_body_bytes
-        if self._bytes[caller.tenant] > most:
+        if self._bytes[job.caller.tenant] > most:
             raise _too_many(f"the bodies of this key's requests have more than {most} bytes")
 
-    async def _prompt(self, path: str, body: bytes) -> Prompt:
+    async def _prompt(self, job: Job) -> Prompt:
+        path, body = job.request.path, job.body
         if len(body) < _THREAD_BYTES:
             return read_prompt(path, body)
         return await asyncio.to_thread(read_prompt, path, body)

@@ -1,13 +1,13 @@
 """One worker: its address, whether it is well, what it serves and how many requests it has."""
 
 import asyncio
-import json
 import logging
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 
 from ostinato.fleet.config import WorkerSpec
 from ostinato.fleet.kv_feed import Endpoints, KVFeed, Snapshot
@@ -19,6 +19,8 @@ _SNAPSHOT_TIMEOUT_S = 30.0
 _MOST_ANSWER_BYTES = 2**20
 _MOST_SNAPSHOT_BYTES = 2**29
 _MOST_MODELS = 1000
+_MOST_LATE = 2
+"""Time-outs of looks at its health in a row, before a worker counts as not well."""
 
 
 @dataclass(eq=False)
@@ -37,7 +39,9 @@ class Worker:
         tokenizes: Whether it answers ``/tokenize``.
         num_live: Requests under way.
         num_failed: Requests that it did not answer.
+        was_gone: Whether nothing listened there since it was well: it may have been started anew.
         feed: Its events; None without.
+        tasks: That look after it.
     """
 
     spec: WorkerSpec
@@ -51,8 +55,10 @@ class Worker:
     tokenizes: bool = True
     num_live: int = 0
     num_failed: int = 0
+    was_gone: bool = False
     feed: KVFeed | None = None
     tasks: list["asyncio.Task[None]"] = field(default_factory=list)
+    _num_late: int = 0
 
     @property
     def name(self) -> str:
@@ -72,7 +78,13 @@ class Worker:
             if status == 200 and not self.models:
                 await self._learn()
             self.trouble = "" if status == 200 else f"its health is {status}"
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            self._num_late = 0
+        except TimeoutError:
+            self._num_late += 1
+            if self._num_late >= _MOST_LATE:
+                self.trouble = f"it did not answer {self._num_late} times"
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            self.was_gone |= isinstance(error, aiohttp.ClientConnectorError)
             self.trouble = f"{type(error).__name__}: {error}"[:200]
         was_well, self.is_well = self.is_well, not self.trouble
         if was_well != self.is_well:
@@ -89,7 +101,7 @@ class Worker:
         self.num_failed += 1
         if not isinstance(error, aiohttp.ClientConnectorError):
             return
-        self.trouble = f"{type(error).__name__}: {error}"[:200]
+        self.was_gone, self.trouble = True, f"{type(error).__name__}: {error}"[:200]
         if self.is_well:
             logger.warning("worker %s did not answer: %s", self.name, self.trouble)
         self.is_well = False
@@ -136,14 +148,17 @@ class Worker:
         """Return the worker's own tokens of a prompt; None if it does not tell."""
         timeout = aiohttp.ClientTimeout(_PROBE_TIMEOUT_S)
         async with self.session.post(
-            f"{self.spec.url}/tokenize", json=body, headers=headers, timeout=timeout,
+            f"{self.spec.url}/tokenize",
+            data=msgspec.json.encode(body),
+            headers={**headers, "Content-Type": "application/json"},
+            timeout=timeout,
             allow_redirects=False,
-        ) as answer:  # fmt: skip
+        ) as answer:
             if answer.status in (404, 405, 501):
                 self.tokenizes = False
             if answer.status != 200:
                 return None
-            tokens = (await answer.json()).get("tokens")
+            tokens = msgspec.json.decode(await answer.read()).get("tokens")
             return tokens if isinstance(tokens, list) else None
 
     def cancel(self) -> None:
@@ -183,7 +198,7 @@ class Worker:
         ) as answer:
             body = await _bounded(answer, _MOST_ANSWER_BYTES)
             is_json = "json" in answer.headers.get("content-type", "")
-            return answer.status, json.loads(body) if is_json and body else None
+            return answer.status, msgspec.json.decode(body) if is_json and body else None
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
