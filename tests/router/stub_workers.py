@@ -57,16 +57,18 @@ class StubWorker:
         """Close every connection at once and listen no more."""
         assert self._runner is not None and self._runner.server is not None
         await asyncio.gather(*(site.stop() for site in list(self._runner.sites)))
+        await _let_others_run()  # what was just accepted becomes a connection
         for connection in self._runner.server.connections:
             if connection.transport is not None:
                 connection.transport.abort()
         await self._runner.cleanup()
+        await _let_others_run()
         self._runner = None
 
     async def end(self) -> None:
         """Listen no more, if it still does."""
         if self._runner is not None:
-            await self._runner.cleanup()
+            await self.kill()
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(status=self.health)
@@ -86,6 +88,11 @@ class StubWorker:
         except asyncio.CancelledError:
             self.gone += 1
             raise
+
+
+async def _let_others_run() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 async def echo(worker: StubWorker, request: web.Request, fields: dict[str, Any]) -> web.Response:

@@ -123,7 +123,7 @@ def test_openai_and_anthropic_clients_do_not_notice_the_router(router: RouterThr
         with pytest.raises(openai.BadRequestError, match="suffix"):
             client.completions.create(prompt="x", **play, extra_body={"suffix": "y"})
     with anthropic.Anthropic(base_url=router.url, api_key="none", max_retries=0) as claude:
-        said = claude.messages.create(model=MODEL, max_tokens=8, messages=line, temperature=0)
+        said = claude.messages.create(model=MODEL, max_tokens=8, messages=line)
         assert said.content[0].text
         with claude.messages.stream(model=MODEL, max_tokens=8, messages=line) as events:
             assert events.get_final_text()

@@ -55,9 +55,7 @@ class RouteOptions:
     body_timeout: float = option(60.0, "Seconds for the body of a request.")
     connect_timeout: float = option(10.0, "Seconds for a connection to a worker.")
     health_interval: float = option(2.0, "Seconds between two looks at a worker's health.")
-    drain_timeout: float = option(
-        30.0, "Seconds that running requests may continue after SIGTERM."
-    )
+    drain_timeout: float = option(30.0, "Seconds that running requests may continue after SIGTERM.")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What operators ask a router process: who is there, who joins and leaves, and why a choice fell."""
+"""What operators ask of a router: its workers, who joins and leaves, and why a choice fell."""
 
 import asyncio
 from typing import Any

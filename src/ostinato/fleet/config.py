@@ -41,7 +41,13 @@ class WorkerSpec:
             is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         except ValueError:
             is_address = False
-        if not is_address or parts.path.strip("/") or parts.query or parts.fragment or parts.username:
+        if (
+            not is_address
+            or parts.path.strip("/")
+            or parts.query
+            or parts.fragment
+            or parts.username
+        ):
             raise ConfigError(
                 f"worker={self.url!r:.200}: must be http://host:port or https://host:port, without "
                 "a path, a query or a password"

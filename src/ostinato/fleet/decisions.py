@@ -69,7 +69,7 @@ class Decisions:
 
     def newest(self, most: int) -> list[Kept]:
         """Return the newest ones, the newest first."""
-        found = []
+        found: list[Kept] = []
         for kept in reversed(self._kept.values()):
             if len(found) == most:
                 break

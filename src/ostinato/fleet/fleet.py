@@ -71,7 +71,9 @@ class Fleet:
         known = self.workers.get(spec.name)
         if known is not None:
             if known.spec != spec:
-                raise ConfigError(f"name={spec.name!r}: a worker of that name is at {known.spec.url}")
+                raise ConfigError(
+                    f"name={spec.name!r}: a worker of that name is at {known.spec.url}"
+                )
             known.is_draining = False
             self.router.add_worker(spec.name, sends_events=known.feed is not None)
             return known
@@ -148,9 +150,7 @@ class Fleet:
         endpoints = await worker.endpoints()
         if endpoints is None:
             return
-        worker.feed = KVFeed(
-            worker.name, endpoints, self.router, worker.snapshot, self.clock
-        )
+        worker.feed = KVFeed(worker.name, endpoints, self.router, worker.snapshot, self.clock)
         self.router.add_worker(worker.name, sends_events=True)
         worker.tasks.append(asyncio.create_task(self._feed(worker, worker.feed)))
 

@@ -96,7 +96,7 @@ class KVFeed:
             socket.close(linger=0)
 
     async def begin(self) -> None:
-        """Learn what the worker has cached already: by snapshot, or by replaying all that it keeps."""
+        """Learn what the worker has cached already: by snapshot, or by all that it can replay."""
         async with self._lock:
             if await self._restored():
                 return
@@ -120,7 +120,9 @@ class KVFeed:
                         break
                     return
                 missing = self._router.replayed(self._name, batches, self._clock())
-            logger.warning("worker %s: events were lost, and what was known is forgotten", self._name)
+            logger.warning(
+                "worker %s: events were lost, and what was known is forgotten", self._name
+            )
             self._router.forget(self._name, self._clock())
 
     async def _take(self, frames: list[bytes]) -> None:

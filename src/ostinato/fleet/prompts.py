@@ -5,6 +5,7 @@ empty prompt, and the worker that gets it says what is wrong with it.
 """
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,15 +69,17 @@ def read_prompt(path: str, body: bytes) -> Prompt:
 
 
 def _common(fields: dict[str, Any]) -> dict[str, Any]:
-    limits = (fields.get(n) for n in ("max_completion_tokens", "max_output_tokens", "max_tokens"))
-    answer = next((n for n in limits if _is_count(n)), _DEFAULT_ANSWER_TOKENS)
-    samples = fields.get("n") if _is_count(fields.get("n")) else 1
+    limits: Iterator[Any] = (
+        fields.get(n) for n in ("max_completion_tokens", "max_output_tokens", "max_tokens")
+    )
+    answer: int = next((n for n in limits if _is_count(n)), _DEFAULT_ANSWER_TOKENS)
+    samples = fields["n"] if _is_count(fields.get("n")) else 1
     template = fields.get("chat_template_kwargs")
     return {
         "model": _string(fields.get("model")),
         "salt": _string(fields.get("cache_salt")),
         "session": _string(fields.get("prompt_cache_key")) or _string(fields.get("session_id")),
-        "max_tokens": min(answer * max(1, samples or 1), _MOST_ANSWER_TOKENS),
+        "max_tokens": min(answer * samples, _MOST_ANSWER_TOKENS),
         "template": template if isinstance(template, dict) else {},
     }
 
@@ -130,7 +133,7 @@ def _anthropic_turn(turn: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _read_responses(fields: dict[str, Any]) -> dict[str, Any]:
     """Read the body of OpenAI's responses."""
-    given, turns = fields.get("input"), []
+    given, turns = fields.get("input"), list[dict[str, Any]]()
     if instructions := _string(fields.get("instructions")):
         turns.append({"role": "system", "content": instructions})
     items = [{"role": "user", "content": given}] if isinstance(given, str) else _dicts(given)
@@ -201,7 +204,7 @@ def _as_openai_tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(number: Any, name: Any, arguments: Any) -> dict[str, Any]:
-    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    text: str = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
     return {"id": number, "type": "function", "function": {"name": name, "arguments": text}}
 
 

@@ -28,7 +28,7 @@ from ostinato.fleet.peek import Peek
 from ostinato.fleet.prompts import Prompt, read_prompt
 from ostinato.fleet.tokens import PromptTokens
 from ostinato.fleet.worker import Worker
-from ostinato.router import Decision, RouteRequest
+from ostinato.router import RouteRequest
 from ostinato.server.callers import Caller, Callers
 from ostinato.server.errors import ApiError, stopping
 
@@ -42,6 +42,7 @@ _KEYS = ("authorization", "x-api-key")
 _OURS = "x-ostinato-"
 _ANOTHER_MAY_DO = frozenset({502, 503, 504})
 _MOST_ERROR_BYTES = 65_536
+_PAUSE_S = 0.05
 _THREAD_BYTES = 65_536
 """From this size on a body is read beside the event loop."""
 
@@ -240,6 +241,10 @@ class Proxy:
         reason = "no worker is well"
         for _ in range(self._config.retries + 1):
             found = self._choose(job)
+            if found is None and job.tried:  # all were tried: one may be back
+                await asyncio.sleep(_PAUSE_S)
+                job.tried.clear()
+                found = self._choose(job)
             if found is None:
                 break
             worker, kept = found

@@ -1,9 +1,9 @@
-"""The workers' tokenizer in the router's process: Hugging Face files, without transformers.
+r"""The workers' tokenizer in the router's process: Hugging Face files, without transformers.
 
 Text behind a special token has the same tokens wherever it stands, so a prompt is cut there and the
 pieces that are known are not tokenized again: of a conversation that goes on, the new turns alone::
 
-    <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n
+    <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n
     └────── known from the turn before ──────┘└─── new ───┘
 
 A tokenizer for which that does not hold costs hits and nothing else: its workers tokenize for

@@ -107,4 +107,6 @@ class PromptTokens:
         level = logging.DEBUG if self._has_warned else logging.WARNING
         if not isinstance(error, aiohttp.ClientError):
             self._has_warned = True
-        logger.log(level, "a prompt could not be tokenized, and is compared by characters: %r", error)
+        logger.log(
+            level, "a prompt could not be tokenized, and is compared by characters: %r", error
+        )

@@ -34,7 +34,7 @@ class Worker:
         is_well: Whether it gets requests; False until it was reached.
         is_draining: Whether it leaves when its last request has ended.
         trouble: Why it is not well; empty if it is.
-        models: What it serves, each with the adapter that its events name; empty if it does not say.
+        models: What it serves, with the adapters that its events name; empty if not known.
         is_ours: Whether it is an Ostinato, which has snapshots.
         tokenizes: Whether it answers ``/tokenize``.
         num_live: Requests under way.
@@ -121,7 +121,10 @@ class Worker:
         if status != 200 or not isinstance(told, dict):
             return None
         self.is_ours = True
-        events, replay = self._at_host(told.get("endpoint")), self._at_host(told.get("replay_endpoint"))
+        events, replay = (
+            self._at_host(told.get("endpoint")),
+            self._at_host(told.get("replay_endpoint")),
+        )
         return None if events is None else Endpoints(events, replay, str(told.get("topic", "")))
 
     async def snapshot(self) -> Snapshot | None:
