@@ -2,7 +2,8 @@ import sys, time
 from dataclasses import dataclass
 from pathlib import Path
 import numpy as np
-from ostinato.core.config import CacheConfig, SchedulerConfig
+from ostinato.core.config import SchedulerConfig
+from ostinato.settings import PrefixCacheConfig
 from ostinato.lab.cost_model import ASSUMED
 from ostinato.lab.fleet_replay import FleetConfig, replay_fleet
 from ostinato.lab.timed_replay import slowed_to_fit, spell
@@ -19,6 +20,7 @@ def converted(batch):
         else: out.append(Cleared())
     return EventBatch(batch.sequence,batch.time_s,tuple(out))
 
+DEC = lambda self, number: 256
 class Driver:
     def __init__(self, trace, n, policy, events=True):
         self.trace=trace; self.router=Router(RouterConfig(policy, max_tokens=10**9))
@@ -29,7 +31,7 @@ class Driver:
         t=self.trace
         path=t.path(number)
         prompt=spell(path,t.block_tokens,int(t.input_tokens[number]),number)
-        d=self.router.route(RouteRequest(prompt, max_tokens=256),now)
+        d=self.router.route(RouteRequest(prompt, max_tokens=DEC(self,number)),now)
         self.exp+=d.expected_cached_tokens
         self.d[number]=d
         return int(d.worker)
@@ -50,7 +52,7 @@ if __name__=="__main__":
     slow= slow or one/8
     t0=time.process_time()
     for k,b in ((8,blocks),) if policy!="pool" else ((1,blocks*8),):
-        cache=CacheConfig(block_size=trace.block_tokens,num_blocks=b,keep_event_batches=16 if policy=="cache_state" else 0)
+        cache=PrefixCacheConfig(block_size=trace.block_tokens,num_blocks=b,keep_event_batches=16 if policy=="cache_state" else 0)
         d=Driver(trace,k,"cache_state" if policy=="pool" else policy)
         r=replay_fleet(trace,FleetConfig(k,cache,sched,ASSUMED,slowdown=slow),d)
         print(f"{name} {policy} n={len(trace)} slow={slow:.3f} hit={r.hit_ratio:.4f} exp={d.exp/r.input_tokens:.3f} imb={r.imbalance:.3f} mean={r.mean_first_token_s:.3f} p50={r.percentile(50):.3f} p99={r.percentile(99):.3f} busy={np.mean(r.busy_s)/(trace.duration_s*slow):.2f} cpu={time.process_time()-t0:.1f}")

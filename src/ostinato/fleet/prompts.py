@@ -191,8 +191,8 @@ def _part(part: dict[str, Any]) -> str:
 
 
 def _all_of(turn: dict[str, Any]) -> str:
-    calls = turn.get("tool_calls")
-    return turn["content"] + (msgspec.json.encode(calls).decode() if calls else "")
+    calls, text = turn.get("tool_calls"), str(turn["content"])
+    return text + (msgspec.json.encode(calls).decode() if calls else "")
 
 
 def _as_openai_tool(tool: dict[str, Any]) -> dict[str, Any]:

@@ -17,12 +17,13 @@ from typing import Protocol
 
 import numpy as np
 
-from ostinato.core.config import CacheConfig, SchedulerConfig
+from ostinato.core.config import SchedulerConfig
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import StepCost
 from ostinato.lab.timed_replay import TimedReplica
 from ostinato.observe.events import EventBatch
 from ostinato.sched.sequence import SequenceUpdate
+from ostinato.settings import PrefixCacheConfig
 
 
 class Dispatcher(Protocol):
@@ -74,7 +75,7 @@ class FleetConfig:
     """
 
     num_replicas: int
-    cache: CacheConfig
+    cache: PrefixCacheConfig
     scheduling: SchedulerConfig
     cost: StepCost
     slowdown: float = 1.0

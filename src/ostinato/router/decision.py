@@ -31,8 +31,8 @@ class RouteRequest:
         salt: Cache salt of the tenant; empty for the shared namespace.
         images: By digest, with the placeholder tokens they fill.
         session: Conversation that the request belongs to; empty if unknown.
-        tenant: For counts; prefixes are kept apart by ``salt``.
-        max_tokens: Most tokens of the answer.
+        tenant: For the caller's counts; no choice depends on it.
+        max_tokens: Most tokens of the answer, likewise.
     """
 
     tokens: Sequence[int]
@@ -45,9 +45,9 @@ class RouteRequest:
     max_tokens: int = 256
 
     @classmethod
-    def of_text(cls, text: str, session: str = "", max_tokens: int = 256) -> "RouteRequest":
+    def of_text(cls, text: str, session: str = "") -> "RouteRequest":
         """Return the request for a text without a tokenizer: its code points are its tokens."""
-        return cls([ord(letter) for letter in text], True, session=session, max_tokens=max_tokens)
+        return cls([ord(letter) for letter in text], True, session=session)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Candidate:
         cached_tokens: Of the prompt, that its events say it has.
         expected_tokens: Of the prompt, behind those: sent there lately, without an event so far.
         tokens_to_compute: The rest, at least 1, and the loading of slower tiers as tokens' worth.
-        load_tokens: Work assigned and not yet done, decayed work of paced sessions included.
+        load_tokens: To compute of the prompts ahead of it.
         score: The policy's figure, lower is better; 0 where the policy has none.
     """
 
@@ -127,11 +127,12 @@ class WorkerStatus:
         reason: Why not exact; empty if it is.
         is_draining: Gets no new requests.
         num_requests: Running there, as far as this router knows.
-        load_tokens: Work assigned and not yet done.
+        load_tokens: To compute of prompts assigned.
         cached_tokens: Known to be cached, or guessed.
         assigned: Requests so far.
         assigned_tokens: To be computed by them, as expected.
         hit_tokens: Of their prompts, expected to be cached.
+        overestimated_tokens: Expected to be cached, and reported not to be.
         next_batch: Number of the batch of events to come; 0 without events.
         lost_batches: Missed and not replayed.
     """
@@ -146,5 +147,6 @@ class WorkerStatus:
     assigned: int
     assigned_tokens: int
     hit_tokens: int
+    overestimated_tokens: int
     next_batch: int
     lost_batches: int

@@ -31,14 +31,18 @@ NO_EVENTS = "no events yet"
 class EventFeed:
     """Events of one worker, applied to the tree."""
 
-    def __init__(self, tree: PrefixTree, worker: int, name: str) -> None:
+    def __init__(
+        self, tree: PrefixTree, worker: int, name: str, sends_events: bool = False
+    ) -> None:
         """Start without events.
 
         Args:
             tree: Is told what the worker holds.
             worker: Its bit in the tree.
             name: For the process.
+            sends_events: They are to come.
         """
+        self.sends_events = sends_events
         self._tree, self._worker, self._name = tree, worker, name
         self._blocks: dict[tuple[int, BlockName], Node] = {}
         self._media: list[str] = []  # in the order in which they were named: fastest first
@@ -53,7 +57,6 @@ class EventFeed:
         self.block_size = 0
         self.cached_tokens = 0
         self.lost_batches = 0
-        self.last_batch_s = float("-inf")
 
     @property
     def state(self) -> WorkerState:
@@ -67,10 +70,10 @@ class EventFeed:
         """Why it is not known exactly; empty if it is."""
         return self._distrust or self._doubt or self._missing
 
-    def apply(self, batch: EventBatch, now: float) -> Resync | None:
+    def apply(self, batch: EventBatch) -> Resync | None:
         """Take a batch as it arrived; returns what has to be fetched."""
-        self.last_batch_s = now
-        if self._distrust and self._distrust is not NO_EVENTS:
+        self.sends_events = True
+        if self._distrust and not self._distrust.startswith(NO_EVENTS):
             return self._hear_again(batch)
         self._distrust = ""
         if batch.sequence < self.next:
@@ -84,9 +87,8 @@ class EventFeed:
             self._waiting[batch.sequence] = batch
         return self._ask(f"batches from {self.next} on are missing")
 
-    def replayed(self, batches: Iterable[EventBatch], now: float) -> Resync | None:
+    def replayed(self, batches: Iterable[EventBatch]) -> Resync | None:
         """Take what a replay brought; returns a request for a snapshot if a gap remains."""
-        self.last_batch_s = now
         if self._distrust:
             return None
         for batch in batches:
@@ -103,9 +105,8 @@ class EventFeed:
         self._is_restarting = self._is_restarting and resync is not None
         return resync
 
-    def restore(self, sequence: int, snapshot: EventBatch, now: float) -> Resync | None:
+    def restore(self, sequence: int, snapshot: EventBatch) -> Resync | None:
         """Take all that the worker had cached before batch ``sequence``, in place of the rest."""
-        self.last_batch_s = now
         self._clear()
         self._times.clear()
         self._distrust = self._missing = self._doubt = ""
@@ -140,6 +141,8 @@ class EventFeed:
 
     def doubt(self, reason: str) -> Resync | None:
         """Doubt that nothing was missed; returns what settles it."""
+        if self._distrust == NO_EVENTS:
+            self._distrust = f"{NO_EVENTS}: {reason}"
         return self._ask(reason) if self.state is WorkerState.EXACT else None
 
     def forgot(self) -> None:
@@ -171,7 +174,7 @@ class EventFeed:
         return batch.time_s <= newest
 
     def _take_waiting(self) -> Resync | None:
-        ready = []
+        ready: list[EventBatch] = []
         while self.next + len(ready) in self._waiting:
             ready.append(self._waiting.pop(self.next + len(ready)))
         resync = self._take_all(ready)

@@ -14,6 +14,7 @@ Sources: vLLM's ``distributed/kv_events.py`` and SGLang's ``disaggregation/kv_ev
 fields; written anew.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,7 +162,7 @@ def _stored(fields: dict[str, Any]) -> Stored:
 
 
 def _extras(
-    per_block: list[list[Any] | None], adapter: str, is_first: bool
+    per_block: Sequence[Sequence[Any] | None], adapter: str, is_first: bool
 ) -> tuple[str, tuple[bytes, ...]]:
     """Return the salt, which stands last in a prompt's first block, and the rest of all blocks."""
     salt, rest = "", []

@@ -143,13 +143,20 @@ class PrefixTree:
         self._prune(node)
         return is_gone
 
-    def expect(self, node: Node, worker: int, until: float, decision: int) -> None:
-        """Expect a block at a worker that it was sent to, unless it has it."""
+    def expect(self, node: Node, worker: int, now: float, until: float, decision: int) -> bool:
+        """Expect a block at a worker that it was sent to.
+
+        Returns:
+            Whether the decision is the first to; False if the worker has it, or was sent it before.
+        """
         if node.holders >> worker & 1:
-            return
+            return False
         if node.sent is None:
             node.sent = {}
-        node.sent[worker] = (until, decision)
+        before, first = node.sent.get(worker, (now, decision))
+        is_first = before <= now
+        node.sent[worker] = until, decision if is_first else first
+        return is_first
 
     def unexpect(self, node: Node, worker: int, decision: int) -> None:
         """Take back what a decision expected."""
