@@ -5,9 +5,9 @@
     python benchmarks/perplexity.py tiny-shakespeare --text FILE --pieces 120 --tokens 120
     python benchmarks/perplexity.py smollm2 --text FILE --pieces 6 --tokens 512
 
-Each piece of the text is a prompt of its own, and every token but its first is scored; all attention
-goes through the cache, so that what its format costs is counted from the first token on. The first
-way is what the others are compared with.
+Each piece of the text is a prompt of its own, and every token but its first is scored; attention
+always reads the store, so that what its format costs counts from the first token on. The first way is
+what the others are compared with.
 """
 
 import argparse
