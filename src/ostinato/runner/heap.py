@@ -4,8 +4,8 @@ glibc gives a large block back to the kernel when it is freed, and the kernel ze
 when it is asked for again: tens of thousands of page faults in a step of 512 tokens. Told to keep
 blocks of up to 32 MiB, the most that it can be told, it has them at hand for the next step.
 
-This holds for the whole process. What is kept is bounded, and whoever has told glibc otherwise, by
-``GLIBC_TUNABLES`` or a variable that begins with ``MALLOC_``, is left alone.
+This holds for the whole process. What is kept is bounded, and where glibc is told otherwise, by
+``GLIBC_TUNABLES`` or a variable that begins with ``MALLOC_``, nothing is changed.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 """How does memory that every step reads lie in large pages?
 
 The processor looks the place of each page up before it reads it, and reads ahead no further than
-its end. Linux has pages of 2 MiB beside those of 4 KiB, for whoever asks (``madvise(2)``): memory
+its end. Linux has pages of 2 MiB beside those of 4 KiB, on request (``madvise(2)``): memory
 that is asked for before it is touched comes in them at once, and what has been touched already is
 copied into them (``MADV_COLLAPSE``, Linux 6.1).
 

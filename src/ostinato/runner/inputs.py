@@ -192,7 +192,7 @@ def _wanted_rows(
 def _last_rows(
     sequences: Sequence[ScheduledSequence], starts: Ints
 ) -> tuple[Ints, Ints, tuple[range, ...]]:
-    """Do the work of ``_wanted_rows`` where nobody asks for a prompt's log-probs: nearly always."""
+    """Do the work of ``_wanted_rows`` in steps without prompt log-probs: nearly always."""
     samples = np.fromiter((s.sample is not None for s in sequences), dtype=np.bool_)
     wanted = starts[1:][samples] - 1
     return wanted, np.arange(len(wanted)), (range(0),) * len(sequences)

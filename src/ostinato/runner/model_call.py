@@ -20,7 +20,7 @@ class ModelCall:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Find out whether the model can leave out logits that nobody wants."""
+        """Find out whether the model can leave out logits that are not needed."""
         self.model = model
         self.vocab_size = cast(Tensor, model.get_input_embeddings().weight).shape[0]
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters

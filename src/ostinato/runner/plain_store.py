@@ -13,7 +13,7 @@ copies long, contiguous runs::
      head 0: d0 d1 .. d(key_dim-1)                     are padded with it
      head 1: d0 d1 .. d(key_dim-1)
 
-Nobody outside this file knows that order.
+No other file depends on that order.
 """
 
 from collections.abc import Sequence

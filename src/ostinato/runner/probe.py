@@ -53,7 +53,7 @@ stays below 0.8 in bfloat16 and 0.2 in float32."""
 
 
 class StepCall(Protocol):
-    """Whoever computes a step as ``ModelCall`` does."""
+    """Computes a step, as ``ModelCall`` does."""
 
     def __call__(
         self,

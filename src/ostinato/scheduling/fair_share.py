@@ -45,7 +45,7 @@ class FairShare(WaitingOrder):
     def candidates(self, waiting: list[Sequence]) -> Iterator[Sequence]:
         """Walk the overdue by arrival, then the first of the tenant with the lowest counter.
 
-        Whoever is admitted on the way counts at once.
+        A sequence that is admitted on the way counts at once.
         """
         self._update_virtual_time({tenant_of(sequence) for sequence in waiting})
         return self._walk(waiting)

@@ -17,8 +17,8 @@ MAX_RANKED = 512
 class RankedOrder(WaitingOrder):
     """Serve by priority, then by a rank of this step, within the bound on waiting.
 
-    Nobody is overtaken more than ``max_overtakes`` times: after that a sequence stands before
-    all that came later. Looks at the first ``MAX_RANKED`` by arrival.
+    No sequence is overtaken more than ``max_overtakes`` times: after that it goes before all that
+    arrived later. Looks at the first ``MAX_RANKED`` by arrival.
     """
 
     def __init__(self, max_overtakes: int) -> None:
@@ -33,7 +33,7 @@ class RankedOrder(WaitingOrder):
     def candidates(self, waiting: list[Sequence]) -> Iterator[Sequence]:
         """Walk the overdue by arrival, then the others by rank.
 
-        Whoever becomes overdue on the way is next: the bound holds within a step as well.
+        A sequence that becomes overdue on the way is next: the bound holds within a step as well.
         """
         left = waiting[:MAX_RANKED]
         ranks = self.rank(left)

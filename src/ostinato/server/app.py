@@ -52,7 +52,7 @@ def create_app(state: ServerState) -> FastAPI:
     """Put an application together.
 
     Args:
-        state: Of the server; its engine runs already, and whoever made it shuts it down.
+        state: Of the server; its engine runs already, and the caller shuts it down.
     """
     app = FastAPI(title="Ostinato", version=ostinato.__version__, docs_url=None, redoc_url=None)
     app.state.server = state

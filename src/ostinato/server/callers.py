@@ -37,7 +37,7 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whoever stands behind a request.
+    """The sender of a request, as its key identifies it.
 
     Attributes:
         tenant: Its name, for statistics and logs; empty for the anonymous caller.
@@ -66,7 +66,7 @@ class Caller:
 
 
 ANONYMOUS = Caller(may_go_first=True, may_administer=True, public_prefixes=(ALL_PUBLIC,))
-"""Everybody, where there are no keys: whoever reaches loopback may do as they like."""
+"""Every caller of a server without keys: all may be done over loopback."""
 
 
 class Callers(Protocol):
@@ -76,12 +76,12 @@ class Callers(Protocol):
         """Return who sent these headers.
 
         Raises:
-            ApiError: Nobody that is known (401).
+            ApiError: No key, or an unknown one (401).
         """
         ...
 
     def named(self, tenant: str) -> Caller:
-        """Return the caller of a tenant's name, for whoever administers it.
+        """Return the caller of a tenant's name, for its administrator.
 
         Raises:
             ApiError: There is none (404).
@@ -140,17 +140,17 @@ class KeyedCallers:
         return self._keys
 
     def reload(self) -> None:
-        """Read the file again; whoever is calling now keeps what it had.
+        """Read the file again; calls under way keep what they had.
 
         Raises:
             ConfigError: It cannot be read, or changes what needs a new engine: the secret, a
-                floor or a quota. Then the old keys stay in force.
+                guarantee or a quota. Then the old keys stay in force.
         """
         keys = read_keys(self._path)
-        if keys.secret != self._keys.secret or keys.allotments() != self._keys.allotments():
+        if keys.secret != self._keys.secret or keys.tenant_shares() != self._keys.tenant_shares():
             raise ConfigError(
-                f"keys file {str(self._path)!r} changes the secret, a floor or a quota: blocks are "
-                "shared out when the engine starts, so restart the server for that"
+                f"keys file {str(self._path)!r} changes the secret, a guarantee or a quota: blocks "
+                "are shared out when the engine starts, so restart the server for that"
             )
         self._keys, self._names = keys, _names(keys)
 
@@ -158,7 +158,7 @@ class KeyedCallers:
         """Return whose key was sent.
 
         Raises:
-            ApiError: None was sent, or it is nobody's (401).
+            ApiError: No key was sent, or an unknown one (401).
         """
         key = _key_in(headers)
         if not key:
@@ -193,7 +193,7 @@ class KeyedCallers:
         )
 
     def name_of(self, salt: str) -> str:
-        """Return the tenant's name to a salt; its salt is shown to nobody."""
+        """Return the tenant's name to a salt; its salt is never shown."""
         return self._names.get(salt, "(not in the keys file)")
 
 
@@ -201,7 +201,7 @@ def require_caller(request: Request) -> Caller:
     """Return who is calling; a dependency of every route but health.
 
     Raises:
-        ApiError: Nobody that is known (401).
+        ApiError: No key, or an unknown one (401).
     """
     callers: Callers = request.app.state.server.callers
     return callers.identify(request.headers)

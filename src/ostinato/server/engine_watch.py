@@ -1,7 +1,7 @@
 """How is the engine looked at without waiting for it?
 
-Counters are copied between two steps, and a step may take long. Whoever asks waits for a moment
-and then takes what was seen last, so that a scrape is answered while a long prompt is computed.
+Counters are copied between two steps, and a step may take long. A reader waits for a moment and
+then takes the last copy, so that a scrape is answered while a long prompt is computed.
 """
 
 import asyncio

@@ -102,7 +102,7 @@ def body_of(path: str, error: ApiError) -> dict[str, Any]:
 
 
 def response_of(path: str, error: ApiError) -> Response:
-    """Return the whole answer to whoever caused an error.
+    """Return the whole response to a request that failed.
 
     In ASCII: it may quote half of a character, which UTF-8 does not know.
     """

@@ -1,7 +1,7 @@
 """Why did a request's prompt miss?
 
-By the id of its answer, for whoever sent it. Of others' requests nobody learns anything, not even
-that there were any; administrators are told where another tenant had the same tokens.
+By the id of its answer, for the tenant that sent it. Tenants learn nothing of others' requests, not
+even that there were any; administrators are told where another tenant had the same tokens.
 """
 
 from typing import Any

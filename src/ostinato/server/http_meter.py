@@ -1,6 +1,6 @@
 """Which answers left the server?
 
-Stands before everything else, so that bodies which nobody looks at are counted as well. Routes are
+The outermost middleware, so that bodies which no route reads are counted as well. Routes are
 counted by their template, never by what a stranger wrote into the address.
 """
 
@@ -19,7 +19,7 @@ class Answer:
     """One answer.
 
     Attributes:
-        method: Of HTTP; ``OTHER`` for methods that nobody knows.
+        method: Of HTTP; ``OTHER`` for unknown methods.
         route: Template of its route, or ``UNROUTED``.
         status: Of HTTP; 499 if the client went away before there was one, as nginx has it.
         seconds: From its request to its last byte.

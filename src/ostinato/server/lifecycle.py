@@ -52,7 +52,7 @@ def open_state(model: str, settings: dict[str, Any], config: ServerConfig) -> Se
         state = ServerState(AsyncLLM(model, **settings), config)
     else:
         callers = KeyedCallers(config.keys_file)
-        llm = AsyncLLM(model, **settings, allotments=callers.keys.allotments())
+        llm = AsyncLLM(model, **settings, tenant_shares=callers.keys.tenant_shares())
         state = ServerState(llm, config, callers)
     if tracer is not None:
         state.observers.append(tracer)
@@ -176,7 +176,7 @@ class DrainingServer(uvicorn.Server):
         return (self._state.is_draining and is_over) or await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """After a signal, end the engine, so that whoever still reads learns of it."""
+        """After a signal, end the engine, so that open streams are told."""
         if self._state.is_draining:
             await asyncio.to_thread(self._state.llm.shutdown)
         await super().shutdown(sockets)

@@ -62,7 +62,7 @@ class Observer(Protocol):
         ...
 
     def finished(self, record: ServedRequest) -> None:
-        """Note that it ended, whether well, with an error or because nobody reads it."""
+        """Note that it ended, normally, with an error or because the client disconnected."""
         ...
 
     def refused(self, caller: Caller, call: GenerateCall, error: ApiError) -> None:

@@ -2,7 +2,7 @@
 
 Plain files that come with the package: no build, no foreign code, nothing loaded from elsewhere.
 The policy forbids everything that the page does not need, inline scripts and styles first of all.
-The files tell nobody anything; what they show comes from ``/ui/state``, which asks for a key.
+The files hold no data; what they show comes from ``/ui/state``, which asks for a key.
 """
 
 from functools import cache

@@ -57,7 +57,7 @@ MAX_WATCHES = 64
 PUBLIC = b"\xff"
 """How the salts of published prefixes begin; no text begins so."""
 
-LIVELIEST = (BlockState.PRIVATE, BlockState.HELD, BlockState.EVICTABLE, BlockState.SCRATCH)
+LIVELIEST = (BlockState.PRIVATE, BlockState.HELD, BlockState.EVICTABLE, BlockState.UNUSED)
 """Which of its blocks names a cell's state."""
 
 
@@ -141,7 +141,7 @@ def _watch_of(
 
 
 def _tenants(accounts: dict[str, Account]) -> list[dict[str, Any]]:
-    """List tenants, whoever asked most first."""
+    """List tenants by prompt tokens, most first."""
     most_first = sorted(accounts.items(), key=lambda item: -item[1].prompt.total)
     return [
         {"name": name, "requests": account.num_requests} | token_counts(account.prompt)
@@ -166,7 +166,7 @@ def lay_out_blocks(state: ServerState, drawn: BlockMap, caller: Caller) -> dict[
     """Lay the map out in cells: a digit per state, and the owner's place in ``tenants``.
 
     Of a large pool a cell stands for several blocks, and ``mixes`` says how many of them are in
-    each state. Whoever does not administer gets its own blocks in a row, as if there were no
+    each state. Callers that do not administer get their own blocks in a row, as if there were no
     others.
     """
     states, owners = np.frombuffer(drawn.states, np.uint8), np.asarray(drawn.owners)

@@ -1,7 +1,7 @@
 """Which responses does the server remember, so that they can be continued?
 
 In memory, apart for each tenant, and bounded: of a tenant and of all, in number and in bytes, the
-oldest go first. Whoever needs a conversation for longer sends it along.
+oldest are evicted first. A client that needs a conversation for longer sends it in full.
 """
 
 from collections import OrderedDict

@@ -19,7 +19,7 @@ AnswerT = TypeVar("AnswerT")
 Events = AsyncGenerator[bytes, None]
 
 GONE = 499
-"""Status for the log alone, as nginx has it: nobody is left to read it."""
+"""nginx's status for the log: the client closed the connection before the response."""
 
 
 def event(body: Any) -> bytes:

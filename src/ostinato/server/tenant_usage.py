@@ -3,7 +3,7 @@
 An observer that books every request of the one path by the name of its caller's tenant: where
 its prompt tokens came from, how long its first token took, and the last minutes second by second.
 So a tenant can be shown its own lines, and only the administrator the sum of all. Memory is
-bounded: whoever comes after the first ``MAX_TENANTS`` is booked under ``OTHERS``.
+bounded: tenants after the first ``MAX_TENANTS`` are counted under ``OTHERS``.
 """
 
 import hashlib

@@ -29,7 +29,7 @@ class StepNotReceived(UnsupportedModel):
 
 
 class LayerAttention(Protocol):
-    """What the keyword carries: a ``GroupedStep``, or whoever else wants to see the calls."""
+    """What the keyword carries: a ``GroupedStep``, or another observer of the calls."""
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle

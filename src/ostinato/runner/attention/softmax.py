@@ -38,7 +38,7 @@ class RunningSoftmax:
         shape = (num_sequences, num_kv_heads, num_rows, 1)
         weighted = folded.new_zeros(*shape[:3], value_dim)
         if sinks is None:
-            # The lowest number rather than -inf: a tile in nobody's sight must not give NaN.
+            # The lowest number rather than -inf: a tile that no row sees must not give NaN.
             peak = folded.new_full(shape, torch.finfo(folded.dtype).min)
             return cls(peak, torch.zeros_like(peak), weighted)
         group = num_heads // num_kv_heads

@@ -41,7 +41,7 @@ _CHUNK_STEP = 32
 class GatedProduct(ctypes.Structure):
     """``ost_gated_product``: gates and ups of one product, and what the gates let through.
 
-    What the product itself leaves is nobody else's: where it need not be written, it is not.
+    Nothing else reads the product itself: where it need not be written, it is not.
     """
 
     _fields_ = (("product", Product), ("gated", Gated))
@@ -106,13 +106,13 @@ class Take(ctypes.Structure):
         )
 
     def from_table(self, table: Tensor) -> None:
-        """Say which table rows are taken from; whoever runs the program keeps it."""
+        """Say which table rows are taken from; the caller keeps it alive."""
         size = table.element_size()
         assert table.shape[1] * size == self.width and table.stride(1) == 1, table.shape
         self.table, self.table_stride = table.data_ptr(), table.stride(0) * size
 
     def look_up(self, lookup: Lookup) -> None:
-        """Say what is taken in this step; whoever runs the program keeps it."""
+        """Say what is taken in this step; the caller keeps it alive."""
         self.from_table(lookup.table)
         self.rows = address_of(lookup.places)
 
@@ -167,7 +167,7 @@ class Program:
         Args:
             library: Runs them.
             records: Run on all rows of a step. Each says where the first chunk's rows lie, and was
-                checked when it was made; whoever runs the program keeps what they point to.
+                checked when it was made; the caller keeps what they point to alive.
             on_wanted: Run then, likewise, on as many rows as have their logits wanted.
             arena: Where they are.
         """

@@ -1,8 +1,8 @@
 """How does the native library see what an operation works on?
 
 ``native/include/ostinato_ops.h`` is the other side; the structures here are its structures. C++
-checks nothing, so everything is checked here, when a record is made. A record points into tensors:
-whoever makes one keeps them.
+checks nothing, so everything is checked here, when a record is made. A record points into tensors,
+which its maker keeps alive.
 """
 
 import ctypes

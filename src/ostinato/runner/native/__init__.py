@@ -13,7 +13,7 @@ is missing, everything runs in plain torch. Files in reading order:
 Rules: no bound is checked in C++, so every one is checked here, before the call. Planning is the
 exception, since it walks over all tables anyhow: there it is lengths that are checked here, and the
 library looks at what the tables say before it goes by it. What it plans is right by construction
-and goes back to it unseen. C++ keeps no pointer longer than the call that it was passed to, and
-whoever lays pointers down for later calls, as a program of the forward does, holds what they point
-to.
+and goes back to it unseen. C++ keeps no pointer longer than the call that it was passed to, and an
+object that stores pointers for later calls, as a program of the forward does, keeps what they point
+to alive.
 """

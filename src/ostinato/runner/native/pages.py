@@ -1,7 +1,7 @@
 """When is memory for keys and values taken from the kernel?
 
 A mapping is a promise: the kernel finds and zeroes each page when it is first written, and in a
-virtual machine whoever runs that may have to find it first, at seconds per gigabyte. A prompt that
+virtual machine the host may have to find it first, at seconds per gigabyte. A prompt that
 is the first to write to its blocks would wait for that in each layer. So the pages of the first
 blocks, which the first prompts will fill, are taken at the start, as many as a bounded time
 allows. All others are taken when they are written, as ever: a pool may be as large as half of the

@@ -9,7 +9,7 @@ beside each other, since that is what VDPBF16PS and TDPBF16PS multiply::
     float16, 32    keys    [kv head][block][token / 16][key_dim][16]
                    values  [kv head][block][token][value_dim]
 
-Nobody in Python knows that order.
+No Python code depends on that order.
 """
 
 import ctypes

@@ -103,11 +103,11 @@ class UnpublishBody(Body):
 class PrewarmLine(LeaseBody):
     """One line of a file of prompts to compute at the start."""
 
-    pin: bool = Field(default=False, description="Keep it until it is let go.")
+    pin: bool = Field(default=False, description="Keep it until the lease is ended.")
     publish: str | None = Field(default=None, description="Publish it under this name.")
 
     @model_validator(mode="after")
-    def _nobody_owns_what_is_public(self) -> "PrewarmLine":
+    def _public_prefixes_have_no_owner(self) -> "PrewarmLine":
         if self.publish is not None and (self.tenant or self.cache_salt):
             raise ValueError("a public prefix has no owner: leave out tenant and cache_salt")
         return self

@@ -83,7 +83,7 @@ class ThinkingBlock(Body):
 
 
 class RedactedThinkingBlock(Body):
-    """What a model thought elsewhere and nobody can read; it is left out."""
+    """Encrypted reasoning of another model; it is left out of the prompt."""
 
     type: Literal["redacted_thinking"]
     data: str

@@ -28,7 +28,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class ItemBody(Body):
-    """What every item may carry, and nobody here needs."""
+    """Fields that every item may carry; they are accepted and not used."""
 
     id: ShortText | None = None
     status: Status | None = None
