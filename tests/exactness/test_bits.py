@@ -157,7 +157,7 @@ def test_sums_that_are_cut_elsewhere_have_other_bits(make_llm: MakeLLM) -> None:
 def test_ten_thousand_prompts_have_the_bits_that_they_have_alone(
     model: str, seed: int, make_llm: MakeLLM
 ) -> None:
-    """Three models, 25 draws, 200 prompts or more of each, over all formats and instruction sets."""
+    """Three models, 25 draws of 200 prompts or more, over all formats and instruction sets."""
     for isa in ISAS:
         for numbers in FORMATS:
             with isa_in_use(isa):
