@@ -121,7 +121,7 @@ def test_a_product_is_that_of_the_codes_in_float64(
 
 
 def in_8_bits(rows: Tensor) -> Tensor:
-    """What compressed-tensors makes of each row: steps of 255 between its largest and minus that."""
+    """What compressed-tensors makes of each row: 255 steps from minus its largest to that."""
     scales = rows.float().abs().amax(1, keepdim=True) / 127.5
     steps = (rows.float() / scales).nan_to_num().round().clamp(-128, 127)
     return steps.double() * scales.double()
