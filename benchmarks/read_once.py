@@ -173,7 +173,7 @@ def figures_of(times: Times) -> dict[str, Any]:
     figures: dict[str, Any] = {label: median(found) for label, found in times.items()}
     for label, found in times.items():
         ratios = [one / other for one, other in zip(found, times["never"], strict=True)]
-        quarters = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        quarters = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
         figures[f"{label} / never"] = quarters
     return figures
 

@@ -4,18 +4,20 @@ The rooms with tensors are loaded when they are asked for, so that ``ostinato.co
 ``ostinato.cache`` and ``ostinato.sched`` can be embedded without torch.
 """
 
+import os
+from collections.abc import MutableMapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ostinato.core.config import Allotment
     from ostinato.engine.async_llm import AsyncLLM
     from ostinato.engine.llm import LLM
     from ostinato.engine.outputs import CompletionOutput, RequestOutput
     from ostinato.engine.sampling_params import RequestOutputKind, SamplingParams
     from ostinato.engine.structured_outputs import StructuredOutputs
     from ostinato.observe.explanation import Explanation, MissReason, SpanOutcome
+    from ostinato.settings import TenantShare
     from ostinato.tenants.terms import (
         ANTHROPIC_1H,
         ANTHROPIC_5M,
@@ -37,7 +39,7 @@ _HOMES = {
     "RequestOutputKind": "ostinato.engine.sampling_params",
     "SamplingParams": "ostinato.engine.sampling_params",
     "StructuredOutputs": "ostinato.engine.structured_outputs",
-    "Allotment": "ostinato.core.config",
+    "TenantShare": "ostinato.settings",
     "MissReason": "ostinato.observe.explanation",
     "Explanation": "ostinato.observe.explanation",
     "SpanOutcome": "ostinato.observe.explanation",
@@ -57,7 +59,6 @@ __all__ = [
     "LLM",
     "OPENAI_24H",
     "PINNED",
-    "Allotment",
     "AsyncLLM",
     "CompletionOutput",
     "EraseReceipt",
@@ -71,14 +72,30 @@ __all__ = [
     "SamplingParams",
     "SpanOutcome",
     "StructuredOutputs",
+    "TenantShare",
     "__version__",
 ]
 
 
+SPINS = "2000"
+"""Rounds that an OpenMP thread spins before it sleeps. By default it spins for milliseconds, on the
+core that Python and the event loop need between two steps: see docs/experiments.md."""
+
+
+def limit_spinning(environment: MutableMapping[str, str]) -> None:
+    """Let threads of OpenMP sleep soon, unless the environment says how they wait.
+
+    Effects: read when torch is loaded, and only then.
+    """
+    if "OMP_WAIT_POLICY" not in environment:
+        environment.setdefault("GOMP_SPINCOUNT", SPINS)
+
+
 def __getattr__(name: str) -> Any:
-    """Load a public name from its room."""
+    """Load a public name from its room; torch's threads sleep soon when they have no work."""
     if name not in _HOMES:
         raise AttributeError(f"module 'ostinato' has no attribute {name!r}")
+    limit_spinning(os.environ)
     try:
         home = import_module(_HOMES[name])
     except ModuleNotFoundError as error:

@@ -8,12 +8,12 @@ import torch
 from ostinato import (
     LLM,
     OPENAI_24H,
-    Allotment,
     AsyncLLM,
     EraseReceipt,
     LeaseStatus,
     LeaseTerms,
     SamplingParams,
+    TenantShare,
 )
 from ostinato.core.errors import CacheInUse, ConfigError, EngineStopped, RequestError
 from ostinato.core.identity import PrefixKey
@@ -40,7 +40,7 @@ def tokens_of(number: int, length: int = 24) -> list[int]:
 
 
 def flood(llm: LLM, count: int = 12) -> None:
-    """Serve prompts that nobody has seen."""
+    """Serve new prompts."""
     prompts = [tokens_of(number) for number in range(count)]
     llm.generate(prompts, ONE, use_tqdm=False)
 
@@ -84,7 +84,7 @@ def test_a_lease_takes_what_generate_takes(make_llm: MakeLLM):
     receipts = [llm.lease(text), llm.lease(salted_prompt(PROMPT, SALT), OPENAI_24H)]
     assert [receipt.status for receipt in receipts] == [LeaseStatus.ACCEPTED] * 2
     assert receipts[0].expires_s is None and receipts[1].expires_s is not None
-    assert llm.lease(PROMPT).status is LeaseStatus.REJECTED, "nobody served it without a salt"
+    assert llm.lease(PROMPT).status is LeaseStatus.REJECTED, "it was never served without a salt"
     assert all(llm.end_lease(receipt.lease_id) for receipt in receipts)
 
 
@@ -138,13 +138,13 @@ def test_what_is_no_prompt_cannot_be_leased_and_the_engine_goes_on(
     assert llm.generate(PROMPT, ONE, use_tqdm=False)[0].finished
 
 
-# --- floors and quotas --------------------------------------------------------------------
+# --- guarantees and quotas --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("index", ["radix", "hash"])
-def test_a_floor_keeps_a_tenant_s_prompt_through_a_neighbour_s_flood(make_llm: MakeLLM, index):
+def test_a_guarantee_keeps_a_tenant_s_prompt_through_a_neighbour_s_flood(make_llm: MakeLLM, index):
     """Six blocks of 32 are its own; the neighbour's hundred prompts fill the pool many times."""
-    llm = make_llm("llama", index=index, allotments={SALT: Allotment(floor=6)}, **SMALL)
+    llm = make_llm("llama", index=index, tenant_shares={SALT: TenantShare(guaranteed=6)}, **SMALL)
     llm.generate([salted_prompt(PROMPT, SALT), PROMPT], ONE, use_tqdm=False)
     flood(llm, 100)
     assert num_hits(llm, PROMPT, salt=SALT) == 23
@@ -153,7 +153,7 @@ def test_a_floor_keeps_a_tenant_s_prompt_through_a_neighbour_s_flood(make_llm: M
 
 @pytest.mark.parametrize("index", ["radix", "hash"])
 def test_a_quota_bounds_what_a_tenant_keeps(make_llm: MakeLLM, index):
-    llm = make_llm("llama", index=index, allotments={SALT: Allotment(quota=2)}, **SMALL)
+    llm = make_llm("llama", index=index, tenant_shares={SALT: TenantShare(quota=2)}, **SMALL)
     llm.generate([salted_prompt(PROMPT, SALT), PROMPT], ONE, use_tqdm=False)
     assert num_hits(llm, PROMPT, salt=SALT) == 8
     assert num_hits(llm, PROMPT) == 23
@@ -161,30 +161,35 @@ def test_a_quota_bounds_what_a_tenant_keeps(make_llm: MakeLLM, index):
 
 def test_floors_that_leave_too_little_are_refused_with_what_to_change(checkpoints: Checkpoints):
     """32 blocks, 16 of them for the longest sequence: seventeen cannot be promised."""
-    floors = {"a": Allotment(floor=9), "b": Allotment(floor=8)}
+    guarantees = {"a": TenantShare(guaranteed=9), "b": TenantShare(guaranteed=8)}
     with pytest.raises(ConfigError) as refusal:
-        LLM(str(checkpoints.path("llama")), block_size=4, allotments=floors, **SMALL)
-    for words in ("sum to 17 blocks", "only 16", "num_blocks=32", "lower floors or max_model_len"):
+        LLM(str(checkpoints.path("llama")), block_size=4, tenant_shares=guarantees, **SMALL)
+    for words in (
+        "sum to 17 blocks",
+        "only 16",
+        "num_blocks=32",
+        "lower guarantees or max_model_len",
+    ):
         assert words in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("allotments", "message"),
+    ("tenant_shares", "message"),
     [
-        ({b"a": Allotment()}, r"allotments\[b'a'\]"),
-        ({"a": {"floor": 1}}, r"allotments\['a'\]=.*must map a cache_salt"),
-        (["a"], r"allotments=\['a'\]: must map salts"),
+        ({b"a": TenantShare()}, r"tenant_shares\[b'a'\]"),
+        ({"a": {"guaranteed": 1}}, r"tenant_shares\['a'\]=.*must map a cache_salt"),
+        (["a"], r"tenant_shares=\['a'\]: must map salts"),
     ],
 )
-def test_allotments_that_are_none_are_refused(allotments, message):
+def test_shares_that_are_none_are_refused(tenant_shares, message):
     with pytest.raises(ConfigError, match=message):
-        EngineConfig(allotments=allotments)
+        EngineConfig(tenant_shares=tenant_shares)
 
 
-@pytest.mark.parametrize("bounds", [{"floor": 1.5}, {"quota": "many"}, {"floor": True}])
+@pytest.mark.parametrize("bounds", [{"guaranteed": 1.5}, {"quota": "many"}, {"guaranteed": True}])
 def test_a_share_is_a_whole_number_of_blocks(bounds):
     with pytest.raises(ConfigError, match="must be an integer, in blocks"):
-        Allotment(**bounds)
+        TenantShare(**bounds)
 
 
 # --- erasure ------------------------------------------------------------------------------
@@ -258,7 +263,8 @@ def test_engine_scheduler_and_cache_know_an_erased_tenant_no_more(make_llm: Make
     llm = make_llm("llama", keep_event_batches=8, **SMALL)
     llm.generate(salted_prompt(PROMPT, SALT), ONE, use_tqdm=False)
     engine = llm.engine
-    places = [engine.cache, engine.scheduler, engine._states, engine._blocked]
+    books = [value for value in vars(engine).values() if isinstance(value, (dict, list))]
+    places = [engine.cache, engine.scheduler, *books]
     assert search(places, SALT.encode()).salts
     llm.erase(SALT)
     assert search(places, SALT.encode()).salts == 0
@@ -374,10 +380,10 @@ def test_keys_and_values_are_gone_while_others_run(checkpoints: Checkpoints):
         asyncio.run(story(llm))
 
 
-def test_an_erasure_that_nobody_waits_for_any_more_lets_the_tenant_in_again(
+def test_an_erasure_whose_caller_gave_up_lets_the_tenant_in_again(
     checkpoints: Checkpoints,
 ):
-    """Whoever asked for it gave up; the tenant must not stay shut out."""
+    """The tenant must not stay shut out."""
 
     async def story(llm: AsyncLLM):
         steps = StepByStep(llm)

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from ostinato.assembly import build_cache
-from ostinato.core.config import Allotment, CacheConfig, WindowConfig
 from ostinato.core.errors import RequestError
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicPrefix
 from ostinato.observe.explain import Viewer, explain
 from ostinato.observe.explanation import Explanation, SpanOutcome
+from ostinato.settings import PrefixCacheConfig, TenantShare, WindowConfig
 from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import TinyScheduler, make_request, tiny_scheduler
 
@@ -243,7 +243,7 @@ def test_without_a_cache_everything_is_switched_off():
 
 @on_both_indexes
 def test_what_was_not_to_be_kept_is_not_compared_with(index):
-    """Nobody finds it, nobody learns of it, and its own explanation says why it is silent."""
+    """It is never found or named, and its own explanation says why it is silent."""
     tiny = tiny_scheduler(index=index)
     tiny.add("secret", "ABCDEFGH", cache_write=False)
     tiny.run()
@@ -284,7 +284,9 @@ def test_what_did_not_write_is_told_to_its_own_tenant_alone(index):
 @on_both_indexes
 def test_a_loss_to_its_own_quota_says_so(index):
     """Others' blocks were free to take, but ann keeps two at most."""
-    tiny = tiny_scheduler(index=index, allotments={b"ann": Allotment(quota=2)}, seal_tails=False)
+    tiny = tiny_scheduler(
+        index=index, tenant_shares={b"ann": TenantShare(quota=2)}, seal_tails=False
+    )
     for name, prompt in (("first", "ABCDEFGH"), ("second", "QRSTUVWX"), ("again", "ABCDEFGH")):
         tiny.add(name, prompt, tenant="ann")
         tiny.run()
@@ -315,7 +317,7 @@ def test_a_preempted_request_is_explained_as_it_was_first_admitted(index):
 
 
 def test_what_a_window_lost_was_evicted():
-    """Nobody noted when, so that nothing is said of it."""
+    """The time is unknown, so nothing is said of it."""
     tiny = tiny_scheduler(num_blocks=32, windows=(WindowConfig(5, 4),))
     served(tiny, first="ABCDEFGHIJKL", second="012345678901", third="abcdefghijkl")
     served(tiny, fourth="ABCDEFGHIJKLM")
@@ -337,7 +339,7 @@ def test_the_memory_has_its_bounds_and_says_so():
 
 def test_long_prompts_are_bounded_by_their_tokens():
     """65,536 of them at least, and four times as many as the pool holds."""
-    cache = build_cache(CacheConfig(num_blocks=8192, block_size=4))
+    cache = build_cache(PrefixCacheConfig(num_blocks=8192, block_size=4))
     manager, history = cache.manager, cache.history
     for number in range(6):
         key = PrefixKey(Identity(), [number] * 30_000)
@@ -378,7 +380,7 @@ def test_the_page_and_the_values_say_the_same():
 
 
 @on_both_indexes
-def test_behind_a_public_head_nobody_learns_who_computed_it(index):
+def test_behind_a_public_head_no_tenant_learns_who_computed_it(index):
     """Two tenants begin with one published prefix and arrive in one step."""
     tiny = tiny_scheduler(index=index)
     publisher = Identity(tenant=b"\0head")

@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,12 +79,15 @@ async def ask(state: ServerState, caller: Caller, text: str, tokens: int = 2, **
 
 
 async def go_round(state: ServerState) -> None:
-    """Have seven prompts come again and again; the idle engine plays what the ghost watched."""
-    until = time.monotonic() + 20
-    while len(state.llm.cache_stats.ghosts) < 4 and time.monotonic() < until:
-        for number in range(70):
-            await ask(state, ANN, f"{'abcdefg'[number % 7]} of seven", tokens=1)
-        await asyncio.sleep(0.05)
+    """Have seven prompts come again and again, and replay what the ghost sampled of them."""
+
+    def catch_up(engine: Engine) -> None:
+        assert engine.cache.ghost is not None
+        engine.cache.ghost.catch_up()
+
+    for number in range(140):
+        await ask(state, ANN, f"{'abcdefg'[number % 7]} of seven", tokens=1)
+    await state.llm.look(catch_up)
 
 
 async def at_once(state: ServerState, *texts: str) -> None:
@@ -198,7 +200,7 @@ def test_evictions_show_how_old_and_how_far_apart(llm) -> None:
     assert page.value("ostinato_eviction_age_seconds_sum") == stats.eviction_ages_s.total
     assert page.value("ostinato_reuse_distance_blocks_count") == stats.reuse_distances.num_values
     states = {state: page.value("ostinato_blocks", state=state) for state in (
-        "scratch", "private", "held", "evictable")}  # fmt: skip
+        "unused", "private", "held", "evictable")}  # fmt: skip
     assert states["private"] == states["held"] == 0
     assert states["evictable"] == llm.engine.cache.manager.pool.num_evictable > 0
 

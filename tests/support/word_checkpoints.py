@@ -14,7 +14,7 @@ AWQ_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def into_words(numbers: Tensor, bits: int) -> Tensor:
-    """Pack neighbouring columns, the first in the lowest bits."""
+    """Pack (rows, columns) into (rows, columns * bits / 32), the first in the lowest bits."""
     wide = numbers.long().view(len(numbers), -1, 32 // bits)
     return (wide << torch.arange(0, 32, bits)).sum(2).to(torch.uint32).view(torch.int32)
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.cache.block_table import BlockTable
-from ostinato.core.config import Allotment, WindowConfig
 from ostinato.core.errors import ConfigError
+from ostinato.settings import TenantShare, WindowConfig
 from ostinato.tenants.lease_book import LeaseBook
 from ostinato.tenants.terms import (
     ANTHROPIC_1H,
@@ -19,6 +19,7 @@ from ostinato.tenants.terms import (
     LeaseStatus,
     LeaseTerms,
 )
+from tests.support.memory_search import reachable
 from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache, windows_of
 
 FOR_FIVE = LeaseTerms(5.0)
@@ -41,7 +42,7 @@ def wait(cache: TinyCache, seconds: int) -> int:
 
 
 def flood(cache: TinyCache, prompts: int = 20) -> None:
-    """Serve prompts that nobody has seen, each as long as half of the pool."""
+    """Serve new prompts, each as long as half of the pool."""
     length = cache.manager.config.num_slots // 2
     for number in range(prompts):
         cache.serve(chr(1000 + number) * length)
@@ -94,7 +95,7 @@ def test_a_lease_holds_no_other_tenant_s_blocks(index):
 
 @on_both_indexes
 def test_all_leases_together_leave_what_the_longest_sequence_needs(index):
-    """Six blocks, four of them reserved: two may be bound, whoever asks for them."""
+    """Six blocks, four of them reserved: two may be bound, by any tenant."""
     cache = tiny_cache(6, index=index, reserved_blocks=4)
     cache.serve("ABCDEFGHIJKL")
     cache.serve("1234")
@@ -102,7 +103,7 @@ def test_all_leases_together_leave_what_the_longest_sequence_needs(index):
     assert (first.status, first.num_tokens) == (LeaseStatus.CLIPPED, 8)
     assert (second.status, second.num_tokens) == (LeaseStatus.REJECTED, 0)
     for receipt in (first, second):
-        assert receipt.reason.startswith("leases and floors may bind 2 of 6 blocks")
+        assert receipt.reason.startswith("leases and guarantees may bind 2 of 6 blocks")
 
 
 @on_both_indexes
@@ -120,9 +121,9 @@ def test_blocks_that_two_leases_share_count_once(index):
 
 @on_both_indexes
 def test_what_floors_bind_leases_cannot(index):
-    """Eight blocks, two reserved, five in floors: one is left for leases."""
-    floors = {b"a": Allotment(floor=3), b"b": Allotment(floor=2)}
-    cache = tiny_cache(8, index=index, reserved_blocks=2, allotments=floors)
+    """Eight blocks, two reserved, five in guarantees: one is left for leases."""
+    guarantees = {b"a": TenantShare(guaranteed=3), b"b": TenantShare(guaranteed=2)}
+    cache = tiny_cache(8, index=index, reserved_blocks=2, tenant_shares=guarantees)
     cache.serve("ABCDEFGH")
     receipt = lease(cache, "ABCDEFGH")
     assert (receipt.status, receipt.num_tokens) == (LeaseStatus.CLIPPED, 4)
@@ -131,7 +132,7 @@ def test_what_floors_bind_leases_cannot(index):
 @on_both_indexes
 def test_a_tenant_cannot_pin_more_than_its_quota(index):
     """While it runs it holds more than it may keep; leases hold no more than that."""
-    cache = tiny_cache(8, index=index, allotments={b"a": Allotment(quota=2)})
+    cache = tiny_cache(8, index=index, tenant_shares={b"a": TenantShare(quota=2)})
     cache.admit("running", "ABCDEFGHIJKL", tenant=b"a")
     receipt = lease(cache, "ABCDEFGHIJKL", tenant=b"a")
     assert (receipt.status, receipt.num_tokens) == (LeaseStatus.CLIPPED, 8)
@@ -360,5 +361,5 @@ def test_hits_and_closed_leases_leave_nothing_behind():
     for _ in range(10_000):
         book.used(prefix_key("ABCDE"), 4)
         book.close(book.open(table, OPENAI_24H).lease_id)
-    assert len(book._heap) < 100
+    assert sum(1 for _ in reachable(book)) < 1_000
     assert len(book) == 1

@@ -176,7 +176,7 @@ class Engine:
             cache_write=prompt.cache_write,
             eos_token_ids=self.loaded.eos_token_ids,
             constraint=constraint,
-            prompt_sections=prompt.fields,
+            prompt_sections=prompt.sections,
             num_kept_tokens=0 if known is None else known.num_generated_tokens,
         )
         self.scheduler.check(request)
@@ -303,6 +303,11 @@ class Engine:
         self.cache.admin.reset()
         self.forget_texts()
         self.recorder.on_reset(preempt_running)
+
+    @property
+    def request_ids(self) -> list[RequestId]:
+        """The live requests."""
+        return list(self._states)
 
     def requests_of(self, salt: str | bytes) -> list[RequestId]:
         """List the live requests of a tenant, or of a public prefix."""

@@ -3,6 +3,7 @@
 Files in reading order:
 
 * ``learned_policy``: what policies that learn are told, and what they tell the ghost
+* ``classic_order``: gives away what was released longest ago, cached or not
 * ``leaf_heap``: finds the leaf with the least rank
 * ``ghost_list``: remembers what was evicted lately, so that its return can be noticed
 * ``s3_fifo``, ``arc``: learn from what returns
@@ -24,10 +25,10 @@ Rules:
 from collections.abc import Callable
 
 from ostinato.cache.eviction import EvictionPolicy, LeastRecentlyUsed
-from ostinato.core.config import PolicyName
 from ostinato.eviction.arc import AdaptiveReplacement
 from ostinato.eviction.reuse_hazard import ReuseHazard
 from ostinato.eviction.s3_fifo import S3Fifo
+from ostinato.settings import PolicyName
 
 
 def make_policy(name: PolicyName, num_blocks: int, clock: Callable[[], float]) -> EvictionPolicy:

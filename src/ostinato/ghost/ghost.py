@@ -11,13 +11,13 @@ after 16 requests, so estimates come early and cost most then. Between windows a
 counter.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.eviction import EvictionPolicy
 from ostinato.cache.observer import CacheObserver
-from ostinato.core.config import CacheConfig, PolicyName
 from ostinato.core.request import RequestContext
 from ostinato.eviction.learned_policy import LearnedPolicy
 from ostinato.ghost.estimator import (
@@ -40,6 +40,7 @@ from ostinato.ghost.simulated_cache import (
     SimulatedCache,
 )
 from ostinato.observe.counters import GhostEstimate, LookupCounts
+from ostinato.settings import PolicyName, PrefixCacheConfig
 
 SIZES = (0.5, 2.0, 4.0)
 """Multiples of the memory for which estimates are made."""
@@ -88,7 +89,7 @@ class Ghost(CacheObserver):
 
     def __init__(
         self,
-        config: CacheConfig,
+        config: PrefixCacheConfig,
         clock: Callable[[], float],
         counts: LookupCounts,
         policies: Sequence[EvictionPolicy],
@@ -144,7 +145,7 @@ class Ghost(CacheObserver):
             names = window.sampler.names(table.key, chosen)
             size, summary = self._config.block_size, table.summary
             last = (num_asked - 1) // size * size  # where the block begins that can not hit whole
-            asked = sum(start < last for start, _ in chosen)
+            asked = bisect_left(chosen, (last, 0))
             request_class = self._learned[0].request_class(summary) if self._learned else 0
             request = SampledRequest(
                 names, asked, self._clock(), summary.num_output_tokens, request_class

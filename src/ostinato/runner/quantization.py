@@ -148,7 +148,8 @@ def _batch_dependence(settings: Mapping[str, Any]) -> str | None:
     if settings.get("kv_cache_scheme"):
         return (
             f"{method}, brings a format of keys and values (kv_cache_scheme), which the cache "
-            "does not keep: remove it from quantization_config, and set kv_cache_dtype"
+            "does not keep: remove it from quantization_config, and set kv_cache_dtype, to 'int8' "
+            "for 8 bits"
         )
     if any(_is_dynamic_by_tensor(group) for group in _activations(settings)):
         return (

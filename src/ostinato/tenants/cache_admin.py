@@ -13,6 +13,8 @@ from typing import Protocol
 from ostinato.cache.manager import CacheManager
 from ostinato.core.errors import CacheInUse
 from ostinato.core.identity import PrefixKey
+from ostinato.core.tokens import TOKEN_BYTES
+from ostinato.settings import PrefixCacheConfig
 from ostinato.tenants.lease_book import Lease, LeaseBook
 from ostinato.tenants.lease_limits import LeaseLimits
 from ostinato.tenants.public_prefixes import PublicPrefixes
@@ -38,6 +40,7 @@ class CacheAdmin:
 
     def __init__(
         self,
+        config: PrefixCacheConfig,
         manager: CacheManager,
         leases: LeaseBook,
         public: PublicPrefixes,
@@ -46,6 +49,7 @@ class CacheAdmin:
         """Start without a lease.
 
         Args:
+            config: Of the cache.
             manager: Of the cache.
             leases: An observer of the manager.
             public: Asked by the manager.
@@ -53,7 +57,7 @@ class CacheAdmin:
         """
         self._manager = manager
         self._leases = leases
-        self._limits = LeaseLimits(manager, leases)
+        self._limits = LeaseLimits(config, manager, leases)
         self._public = public
         self._erasables = list(erasables)
 
@@ -90,17 +94,17 @@ class CacheAdmin:
         wanted, cached = len(key) // size, len(match.blocks)
         if not cached:
             return LeaseReceipt(LeaseStatus.REJECTED, reason=self._limits.nothing_to_hold(key))
-        bindable = self._limits.num_bindable(key, match)
-        if not bindable:
+        leasable = self._limits.num_leasable(key, match)
+        if not leasable:
             return LeaseReceipt(LeaseStatus.REJECTED, reason=self._limits.reason(key))
-        lease = self._leases.open(self._manager.pin(key, bindable * size), terms)
+        lease = self._leases.open(self._manager.pin(key, leasable * size), terms)
         reason = ""
-        if bindable < cached:
+        if leasable < cached:
             reason = self._limits.reason(key)
         elif cached < wanted:
             reason = f"only {cached} of {wanted} blocks are cached"
         status = LeaseStatus.CLIPPED if reason else LeaseStatus.ACCEPTED
-        return LeaseReceipt(status, bindable * size, reason, lease.lease_id, lease.expires_s)
+        return LeaseReceipt(status, leasable * size, reason, lease.lease_id, lease.expires_s)
 
     def publish(self, key: PrefixKey) -> LeaseReceipt:
         """Keep a prefix for all sequences whose identity names it as their public prefix.
@@ -176,7 +180,14 @@ class CacheAdmin:
 
     def live_slots(self) -> list[dict[int, int]]:
         """Return, group by group, which blocks have content and how many tokens of it."""
-        size, slots = self._manager.block_size, self._manager.content_sizes()
+        size, slots = self._manager.block_size, list[dict[int, int]]()
+        for _, contents in self._manager.groups:
+            live = dict[int, int]()
+            for entry in (entry for run in contents.runs() for entry in run.entries):
+                written = len(entry.run_from(0)[1]) // TOKEN_BYTES
+                for place, block in enumerate(entry.blocks):
+                    live[block] = min(size, written - place * size)
+            slots.append(live)
         for table in [*self._manager.live_tables, *self._manager.pinned_tables]:
             for pool, live, blocks in zip(self._manager.pools, slots, table.groups, strict=True):
                 for place, block in enumerate(blocks):

@@ -126,7 +126,7 @@ def test_a_product_is_that_of_the_codes_in_float64(
 
 
 def in_8_bits(rows: Tensor) -> Tensor:
-    """What compressed-tensors makes of each row: 255 steps from minus its largest to that."""
+    """Return each row as compressed-tensors does: 255 steps from minus its largest to it."""
     scales = rows.float().abs().amax(1, keepdim=True) / 127.5
     steps = (rows.float() / scales).nan_to_num().round().clamp(-128, 127)
     return steps.double() * scales.double()
