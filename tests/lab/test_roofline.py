@@ -119,7 +119,8 @@ def test_kv_heads_are_kept_more_than_once_by_more_gpus_than_there_are():
     [
         ({"quant_method": "fp8"}, 8, True),
         ({"quant_method": "gptq", "bits": 4}, 4.25, False),
-        ({"quant_method": "awq", "bits": 4}, 4.25, False),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}, 4.125, False),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}, 4.75, False),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, 8, True),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8, True),
         (

@@ -60,8 +60,8 @@ class EngineConfig:
         forward: How steps are computed on a CPU: ``auto`` packs weights and fuses the operations
             between products where the result is the same, ``packed`` only packs, ``plain`` does
             neither.
-        quantization: In how many bits linear layers keep their weights, ``int8`` or ``int4``; None
-            leaves them as the checkpoint has them.
+        quantization: In how many bits linear layers keep their weights, ``int8`` or ``int4``, with
+            activations of 8 bits ``w8a8`` or ``w4a8``; None leaves them as the checkpoint has them.
         index: ``radix`` or ``hash``.
         block_size: Tokens per block.
         num_blocks: Blocks in the pool; None takes them from ``kv_cache_memory``.

@@ -28,7 +28,10 @@ WEIGHT_FORMATS = ("auto", "bf16", "fp8", "int8", "int4")
 """In which weights may be said to be."""
 
 _SCALES = 0.25
-"""Bits per value for the scales of groups of 32 to 128 values in 4 bits."""
+"""Bits per value for scales, where a config does not say how large its groups are."""
+
+_SCALE_BITS, _ZERO_BITS = 16, 8
+"""Of a group: its scale, and its zero point where there are such."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +72,15 @@ class WeightFormat:
         bits: Per value in layers.
         expert_bits: Per value in routed experts.
         is_fp8: Whether activations are in 8 bits too, so that products run at that rate.
+        head_bits: Per value of the head where it is a copy of its own; None if it is a table like
+            the embedding, or that table.
     """
 
     name: str
     bits: float
     expert_bits: float
     is_fp8: bool = False
+    head_bits: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +112,14 @@ class ModelWork:
     @property
     def weight_bytes(self) -> float:
         """All weights in memory."""
-        tables = self.weights.embedding + (0 if self.weights.is_tied else self.weights.head)
+        head = 0 if self.format.head_bits is None and self.weights.is_tied else self.weights.head
+        tables = self.weights.embedding * self.table_bits + head * self._head_bits
         dense = self.weights.dense * self.format.bits / 8
-        return tables * self.table_bits / 8 + dense + self.expert_bytes
+        return tables / 8 + dense + self.expert_bytes
+
+    @property
+    def _head_bits(self) -> float:
+        return self.table_bits if self.format.head_bits is None else self.format.head_bits
 
     def exchanged_bytes(self, num_gpus: int) -> float:
         """Bytes that each GPU sends for one token, when a model is spread over several.
@@ -126,7 +137,7 @@ class ModelWork:
     def read_bytes(self, num_tokens: float) -> float:
         """Weights that a step of so many tokens reads: of experts, those that some token needs."""
         read = self.weights.dense * self.format.bits / 8
-        read += self.weights.head * self.table_bits / 8
+        read += self.weights.head * self._head_bits / 8
         experts = self.weights.experts
         if experts is None:
             return read
@@ -176,10 +187,16 @@ def weight_format(config: Config, asked: str = "auto") -> WeightFormat:
         written = known_dtype(part.get("dtype") or part.get("torch_dtype") or "bfloat16")
         bits = min(DTYPE_BITS[written], 16)  # float32 checkpoints are served in 16 bits
         return WeightFormat("bf16" if bits == 16 else written, bits, bits)
-    if asked == "int4":
-        return WeightFormat(asked, 4 + _SCALES, 4 + _SCALES)
+    if asked in _MADE_AT_LOAD:
+        bits, is_fp8 = _MADE_AT_LOAD[asked]
+        return WeightFormat(asked, bits, bits, is_fp8, head_bits=_MADE_AT_LOAD["int8"][0])
     bits = 16 if asked == "bf16" else 8
     return WeightFormat(asked, bits, bits, is_fp8=bits == 8)
+
+
+_MADE_AT_LOAD = {"int8": (8 + _SCALE_BITS / 128, True), "int4": (4 + 2 * _SCALE_BITS / 32, False)}
+"""Bits per value of weights that are quantized when they are loaded, and whether products run at
+the rate of 8 bits: a scale for 128 values, or a scale and a minimum for 32. The head has 8 bits."""
 
 
 def _quantised(quantisation: Mapping[str, object]) -> WeightFormat:
@@ -195,21 +212,33 @@ def _quantised(quantisation: Mapping[str, object]) -> WeightFormat:
             return WeightFormat("fp8", 8, 8, is_fp8=True)
     bits = quantisation.get("bits")
     is_int8 = quantisation.get("load_in_8bit") is True
+    own: Mapping[str, Any] = quantisation
     groups = quantisation.get("config_groups")
     if isinstance(groups, Mapping) and groups:
         first: Mapping[str, Any] = next(iter(groups.values()))
-        bits = first.get("weights", {}).get("num_bits")
+        own = first.get("weights", {})
+        bits = own.get("num_bits")
         is_int8 = bits == 8 and first.get("input_activations") is not None
-    if is_int8:
-        return WeightFormat("int8", 8, 8, is_fp8=True)
-    if bits == 8:
-        return WeightFormat("int8", 8, 8)
+    if is_int8 or bits == 8:
+        size = 8 + _bits_of_groups(own, 0)
+        return WeightFormat("int8", size, size, is_fp8=is_int8)
     if bits == 4 or quantisation.get("load_in_4bit") is True or "fp4" in method:
-        return WeightFormat("4 bits", 4 + _SCALES, 4 + _SCALES)
+        size = 4 + _bits_of_groups(own, _SCALES)
+        return WeightFormat("4 bits", size, size)
     raise ConfigError(
         f"quantization_config.quant_method={method!r}: bits per weight unknown; say them with "
         f"--weights, one of {', '.join(WEIGHT_FORMATS[1:])}"
     )
+
+
+def _bits_of_groups(settings: Mapping[str, Any], otherwise: float) -> float:
+    """Return the bits per value that scales and zero points take, if a config says its groups."""
+    size = settings.get("group_size")
+    if not isinstance(size, int) or size < 1:
+        return otherwise if size is None else 0.0
+    is_symmetric = settings.get("sym", settings.get("symmetric", True))
+    has_zeros = settings.get("zero_point") is True or is_symmetric is False
+    return (_SCALE_BITS + (_ZERO_BITS if has_zeros else 0)) / size
 
 
 def _pair_flops(config: Config, layer: Layer) -> float:

@@ -21,6 +21,7 @@ Files in reading order:
 * ``gguf_file``: is a GGUF file one that can be loaded?
 * ``gguf_codes``: which codes does it have for a model's linear layers?
 * ``compressed_codes``: which has a checkpoint of compressed-tensors?
+* ``word_codes``: which has one of GPTQ, AWQ, or compressed-tensors with zero points?
 * ``resolve``: which directory does a model's name mean?
 * ``checkpoint``: are its files whole, and which weights are these?
 * ``model_loader``: how does a checkpoint become a model?

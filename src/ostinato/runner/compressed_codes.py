@@ -1,6 +1,6 @@
 """Which codes does a checkpoint of compressed-tensors have for a model's linear layers?
 
-Weights in 8 or 4 bits, with zero points or without, by output or in groups of a multiple of 32
+Weights in 8 or 4 bits without zero points, by output or in groups of a multiple of 32
 inputs, are codes of ours; activations are plain (W8A16, W4A16) or of 8 bits with a dynamic scale
 for each token (W8A8, W4A8). Their layers become plain ones, whose weights are the numbers that
 compressed-tensors makes of the codes, and which are packed as codes again. Where one layer is of
@@ -33,9 +33,10 @@ def codes_of_layers(model: PreTrainedModel) -> Quantization | None:
     ]
     if compressor is None or not layers or not all(_fits(layer) for _, _, layer in layers):
         return None
-    [*activations] = {_activation_bits(layer) for _, _, layer in layers}
+    activations = {bits for _, _, layer in layers if (bits := _activation_bits(layer)) is not None}
     if len(activations) > 1:
         return None
+    [activation_bits] = activations
     plain, stored, kinds = [], {}, set()
     with torch.no_grad():
         for parent, name, layer in layers:
@@ -44,12 +45,12 @@ def codes_of_layers(model: PreTrainedModel) -> Quantization | None:
                 return None
             plain.append((parent, name, linear))
             stored[id(linear.weight)] = codes
-            kinds.add(f"W{codes.format.bits}A{activations[0] or 16}")
+            kinds.add(f"W{codes.format.bits}A{activation_bits or 16}")
     for parent, name, linear in plain:
         setattr(parent, name, linear)
     compressor.remove_decompression_hook(model)
     name = f"compressed-tensors {', '.join(sorted(kinds))}"
-    return Quantization(name, stored, activations[0])
+    return Quantization(name, stored, activation_bits)
 
 
 def _fits(layer: nn.Module) -> bool:
@@ -63,6 +64,7 @@ def _fits(layer: nn.Module) -> bool:
         and scheme.output_activations is None
         and weights.type == "int"
         and weights.num_bits in (4, 8)
+        and weights.symmetric
         and weights.actorder in (None, "static", "weight")
         and (
             weights.strategy == "channel"
@@ -94,9 +96,6 @@ def _decoded(layer: nn.Module) -> tuple[Codes | None, nn.Linear]:
     linear.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
     linear.register_parameter("bias", layer.bias if isinstance(layer.bias, nn.Parameter) else None)
     size = args.group_size or -(-weight.shape[1] // GROUP_STEP) * GROUP_STEP
-    format = CodeFormat(args.num_bits, size, has_zeros=not args.symmetric)
-    zeros = None
-    if format.has_zeros:  # theirs have a sign in 4 bits as well
-        zeros = (state["weight_zero_point"] + (8 if format.bits == 4 else 0)).to(torch.int8)
-    codes = Codes(format, codes_of(weight, format, scales, None, zeros), scales, zeros=zeros)
+    format = CodeFormat(args.num_bits, size)
+    codes = Codes(format, codes_of(weight, format, scales), scales)
     return codes if torch.equal(codes.plain(weight.dtype), weight) else None, linear

@@ -42,7 +42,6 @@ from ostinato.runner.forward.packing import why_unpacked
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.gguf_codes import codes_of_file
 from ostinato.runner.gguf_file import open_gguf
-from ostinato.runner.gptq_awq import METHODS, WordCheckpoint, read_words
 from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.probe import probe_model
@@ -56,6 +55,7 @@ from ostinato.runner.support import (
     check_config,
     length_limit,
 )
+from ostinato.runner.word_codes import WordCheckpoint, is_in_words, read_words
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 
@@ -201,9 +201,9 @@ def load_model(
 def _read_words(
     path: Path, files: tuple[Path, ...], config: PreTrainedConfig, dtype: torch.dtype
 ) -> WordCheckpoint | None:
-    """Read a checkpoint of GPTQ or AWQ; None if it is none."""
+    """Read a checkpoint whose codes are in words of 32 bits; None if it is none."""
     for settings in quantization_settings(config):
-        if settings.get("quant_method") in METHODS:
+        if is_in_words(settings):
             return read_words(path, files, settings, dtype)
     return None
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ostinato.core.errors import UnsupportedModel
-from ostinato.runner.gptq_awq import why_unread
+from ostinato.runner.word_codes import why_unread
 
 _LOUDER = 64.0
 """Factor on the other rows; it makes outliers of what was none."""

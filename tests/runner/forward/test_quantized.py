@@ -1,9 +1,11 @@
 """Weights of 8 and 4 bits: products by the definition, whole steps, memory, quality, refusals."""
 
+import json
 import math
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gguf
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from ostinato import LLM, SamplingParams
 from ostinato.core.errors import ConfigError, UnsupportedModel
 from ostinato.engine.prompts import Prompt
+from ostinato.lab.model_work import model_work
 from ostinato.runner.forward.codes import CodeFormat, encode
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packed_linear import PackedLinear
@@ -26,6 +29,8 @@ from ostinato.runner.native.library import Isa
 from tests.runner.bench import Bench, own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints
 from tests.support.instruction_sets import ISAS, isa_in_use, needs_library, threads_in_use
+from tests.support.quantized import save_w4a16
+from tests.support.word_checkpoints import save_words
 
 pytestmark = needs_library
 
@@ -283,6 +288,25 @@ def test_nothing_but_codes_and_embeddings_is_in_memory(
     )
     assert not [p for p in loaded.model.parameters() if p.ndim > 1 and p is not embedding]
     assert "in groups of" in loaded.weight_format
+
+
+@pytest.mark.parametrize("name", ["auto", *NAMES, "gptq", "awq", "compressed-tensors"])
+def test_the_lab_expects_the_bytes_that_weights_take(
+    checkpoints: Checkpoints, tmp_path: Path, name: Any
+) -> None:
+    """But for norms, which it leaves out."""
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 32}
+    asked = name if name in ("auto", *NAMES) else "auto"
+    path = checkpoints.path("llama", **sizes) if name in ("auto", *NAMES) else tmp_path
+    if name == "compressed-tensors":
+        save_w4a16(path, group_size=128, has_zeros=True, dtype="bfloat16", **sizes)
+    elif path == tmp_path:
+        settings = {"zero_point": True} if name == "awq" else {}
+        save_words(path, name, group_size=128, dtype="bfloat16", changes=sizes, **settings)
+    loaded = load_model(path, "bfloat16", quantization=None if asked == "auto" else asked)
+    config = json.loads((path / "config.json").read_text())
+    expected = model_work(config, asked).weight_bytes
+    assert weight_bytes(loaded.model) == pytest.approx(expected, rel=0.01)
 
 
 def test_a_cached_prefix_is_never_found_by_another_format(checkpoints: Checkpoints) -> None:

@@ -1,5 +1,7 @@
 """Checkpoints of GPTQ and AWQ: codes of 4 or 8 bits in words of 32, read without their libraries.
 
+So are those of compressed-tensors with packed zero points, which ``transformers`` takes for others.
+
 ::
 
     weight = (code - zero) * scale
@@ -12,15 +14,21 @@
            qzeros   (groups, outputs / 8)  likewise
            scales   (groups, outputs)
 
-Sources: GPTQ, arXiv 2210.17323; AWQ, arXiv 2306.00978; layouts as AutoGPTQ and AutoAWQ write
-them.
+    compressed-tensors
+           weight_packed      (outputs, inputs / n)  neighbouring inputs
+           weight_zero_point  (outputs / n, groups)  neighbouring outputs
+           weight_scale       (outputs, groups)
+           weight_g_idx       (inputs,)
+
+Sources: GPTQ, arXiv 2210.17323; AWQ, arXiv 2306.00978; the layouts are those that AutoGPTQ,
+AutoAWQ and compressed-tensors write.
 """
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -32,18 +40,20 @@ from ostinato.runner.forward.codes import GROUP_STEP, CodeFormat, Codes
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization
 
-METHODS = ("gptq", "awq")
-_PARTS = ("qweight", "qzeros", "scales", "g_idx")
+_METHODS = {"gptq": "GPTQ", "awq": "AWQ", "compressed-tensors": "compressed-tensors"}
+_PARTS = ("qweight", "qzeros", "scales")
+_PARTS_OF_TENSORS = ("weight_packed", "weight_zero_point", "weight_scale")
+_OTHER_PARTS = ("g_idx", "weight_g_idx", "weight_shape")
 _AWQ_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)
 _INSTEAD = "load the unquantized checkpoint with quantization='int4' or 'int8'"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WordCheckpoint:
-    """A checkpoint of GPTQ or AWQ.
+    """A checkpoint.
 
     Attributes:
-        method: ``gptq`` or ``awq``.
+        method: That it was quantized by, for people.
         codes: Of each quantized layer, by its name.
         state: All weights by their names, those of quantized layers as plain numbers.
     """
@@ -64,18 +74,18 @@ class WordCheckpoint:
             module = modules.get(name)
             if not is_plain_linear(module) or module.weight.shape != codes.codes.shape:
                 raise UnsupportedModel(
-                    f"{name} is quantized by {self.method.upper()}, but is no linear layer of "
+                    f"{name} is quantized by {self.method}, but is no linear layer of "
                     f"{type(model).__name__} (experts are joined): {_INSTEAD}"
                 )
             stored[id(module.weight)] = codes
         kinds = sorted({f"W{codes.format.bits}A16" for codes in self.codes.values()})
-        return Quantization(f"{self.method.upper()} {', '.join(kinds)}", stored)
+        return Quantization(f"{self.method} {', '.join(kinds)}", stored)
 
 
 def why_unread(settings: Mapping[str, Any]) -> str | None:
     """Say what of a config's scheme is not read here, and what is; None if all of it is."""
     method = settings.get("quant_method")
-    if method not in METHODS:
+    if method not in ("gptq", "awq"):
         return None
     bits = settings.get("bits", settings.get("w_bit"))
     if bits not in ((4, 8) if method == "gptq" else (4,)):
@@ -93,6 +103,24 @@ def why_unread(settings: Mapping[str, Any]) -> str | None:
     return None
 
 
+def is_in_words(settings: Mapping[str, Any]) -> bool:
+    """Say whether a checkpoint is one to be read here."""
+    if settings.get("quant_method") != "compressed-tensors":
+        return settings.get("quant_method") in _METHODS
+    groups = settings.get("config_groups")
+    return (
+        settings.get("format") == "pack-quantized"
+        and isinstance(groups, Mapping)
+        and all(
+            group["weights"].get("symmetric") is False
+            and group["weights"].get("num_bits") in (4, 8)
+            and group["weights"].get("strategy") in ("group", "channel")
+            and group.get("input_activations") is None
+            for group in groups.values()
+        )
+    )
+
+
 def read_words(
     path: Path, files: Iterable[Path], settings: Mapping[str, Any], dtype: torch.dtype
 ) -> WordCheckpoint:
@@ -107,6 +135,11 @@ def read_words(
     Raises:
         BrokenCheckpoint: Parts of a layer are missing, or do not fit each other.
     """
+    unpack, needed = {
+        "gptq": (_gptq, _PARTS),
+        "awq": (_awq, _PARTS),
+        "compressed-tensors": (_tensors, _PARTS_OF_TENSORS),
+    }[settings["quant_method"]]
     state: dict[str, Tensor] = {}
     parts: dict[str, dict[str, Tensor]] = {}
     with ExitStack() as opened:
@@ -114,30 +147,26 @@ def read_words(
             tensors = opened.enter_context(safe_open(str(file), "pt"))
             for name in tensors.keys():  # noqa: SIM118 - it is no dict
                 layer, _, part = name.rpartition(".")
-                if part in _PARTS:
+                if part in (*needed, *_OTHER_PARTS):
                     parts.setdefault(layer, {})[part] = tensors.get_tensor(name)
                 else:
                     state[name] = tensors.get_tensor(name)
         for layer, found in parts.items():
-            missing = {*_PARTS} - {"g_idx"} - found.keys()
-            if missing:
+            if missing := set(needed) - found.keys():
                 raise BrokenCheckpoint(f"{path}: {layer} has no {', '.join(sorted(missing))}")
-        unpack = _gptq if settings["quant_method"] == "gptq" else _awq
         try:
             codes = {layer: unpack(found, settings) for layer, found in parts.items()}
         except (RuntimeError, ValueError) as error:
             raise BrokenCheckpoint(f"{path}: parts of a layer do not fit: {error}") from error
     codes = _without_needless_zeros(codes)
     state |= {f"{layer}.weight": each.plain(dtype) for layer, each in codes.items()}
-    return WordCheckpoint(settings["quant_method"], codes, state)
+    return WordCheckpoint(_METHODS[settings["quant_method"]], codes, state)
 
 
 def _gptq(parts: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Codes:
     words, scales, groups = parts["qweight"], parts["scales"], parts.get("g_idx")
     # Layers may have bits of their own: a layer's shapes say them.
     bits = settings["bits"] if groups is None else 32 * len(words) // len(groups)
-    if bits not in (4, 8):
-        raise ValueError(f"{bits} bits")
     codes = _unpacked(words.T, bits)
     zeros = _unpacked(parts["qzeros"], bits)[:, : scales.shape[1]]
     own = settings.get("checkpoint_format", settings.get("format", "gptq"))
@@ -156,6 +185,15 @@ def _awq(parts: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Codes:
     return _codes(4, codes, unpacked(parts["qzeros"]), parts["scales"], None)
 
 
+def _tensors(parts: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Codes:
+    words, zeros, scales = (parts[name] for name in _PARTS_OF_TENSORS)
+    num_inputs, groups = int(parts["weight_shape"][1]), parts.get("weight_g_idx")
+    bits = 32 * words.shape[1] // num_inputs
+    codes = _unpacked(words, bits)[:, :num_inputs]
+    own = _unpacked(zeros.T, bits)[:, : len(scales)]
+    return _codes(bits, codes, own, scales.T, None if groups is None else groups.long())
+
+
 def _unpacked(words: Tensor, bits: int) -> Tensor:
     """Take words apart, shape (rows, words) to (rows, words * 32 / bits), the lowest bits first."""
     octets = words.contiguous().view(torch.uint8)
@@ -164,9 +202,7 @@ def _unpacked(words: Tensor, bits: int) -> Tensor:
     return torch.stack((octets & 15, octets >> 4), -1).flatten(1)
 
 
-def _codes(
-    bits: Literal[4, 8], codes: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor | None
-) -> Codes:
+def _codes(bits: int, codes: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor | None) -> Codes:
     """Put a layer together.
 
     Args:
@@ -177,6 +213,8 @@ def _codes(
         groups: The group of each input; None if they follow each other.
     """
     num_inputs, num_groups = codes.shape[1], len(scales)
+    if bits not in (4, 8):
+        raise ValueError(f"{bits} bits")
     if zeros.shape != scales.shape or scales.shape[1] != len(codes):
         raise ValueError(f"codes {codes.shape}, zeros {zeros.shape}, scales {scales.shape}")
     size = -(-num_inputs // num_groups)
@@ -195,7 +233,7 @@ def _codes(
         raise ValueError(f"groups of {size} inputs")
     if bits == 8:
         codes, zeros = ((each.int() - 128).to(torch.int8) for each in (codes, zeros))
-    format = CodeFormat(bits, size, has_zeros=True)
+    format = CodeFormat(8 if bits == 8 else 4, size, has_zeros=True)
     zeros = zeros.to(torch.int8).T.contiguous()
     return Codes(format, codes.contiguous(), scales.T.contiguous(), zeros=zeros, order=order)
 
