@@ -105,7 +105,7 @@ def test_an_evicted_prompt_says_when_and_for_whom(make_llm: MakeLLM):
 
 
 def test_a_reset_and_new_weights_are_told_apart(make_llm: MakeLLM):
-    llm = make_llm("llama", num_blocks=64)
+    llm = make_llm("llama", own_weights=True, num_blocks=64)
     prompt = list(range(3, 30))
     ask(llm, prompt)
     llm.reset_prefix_cache()

@@ -63,7 +63,9 @@ class EngineOptions:
         "auto", "Computes in float32, bfloat16, float16 or float64; auto is the model's own."
     )
     kv_cache_dtype: str = _computing(
-        "auto", "Format of cached keys and values; auto is the model's own."
+        "auto",
+        "Format of cached keys and values: one of --dtype, or int8, which keeps about 1.9 times "
+        "as many tokens as bfloat16 in the same memory; auto is the model's own.",
     )
     device: str = _computing("cpu", "Where to compute, as torch names it.")
     attention: str = _computing(
