@@ -8,7 +8,7 @@
 //   CodeMath           codes of 8 bits times whole numbers of 16, exact; see kv_codes.h
 //
 // A sum begins at nothing, or at what a row has gathered, and ends as scores, or as what a row has
-// gathered then; the step is what a whole number is worth, and of no account elsewhere.
+// gathered then. The step is what a whole number is worth.
 //
 // Included after one simd_*.h.
 #pragma once
@@ -47,7 +47,7 @@ struct PlainSums {
   static Vec scores(const Vec &sum, float, const Stored *) {
     return sum;
   }
-  static void put_back(float *weighted, const Vec &sum, float) { store(weighted, sum); }
+  static void put_back(float *weighted, const Vec &sum) { store(weighted, sum); }
 };
 
 template <class Format>

@@ -176,19 +176,37 @@ inline void weigh_row(float *scores, typename Math::Weight *weights, int32_t gro
   store(sums, load(sums) + (even + odd));
 }
 
-// Weights times the scales of values become whole numbers; returns what one of them is worth.
-inline float round_weights(float *weights, const int8_t *const *values, int32_t groups, int16_t *whole) {
-  static_assert(kChunkGroups * kGroup * kMostCode * kMostInt16 < 2147483647.0f, "sums fit 32 bits");
-  LargestSize size;
+// Weights times the scales of values become whole numbers, each group by itself: what they are rounded to
+// does not depend on how keys are cut into chunks. Leaves what a whole number of each group is worth.
+inline void round_weights(float *weights, const int8_t *const *values, int32_t groups, int16_t *whole,
+                          float *steps) {
+  static_assert(kChunkGroups == 16, "the sizes of a chunk's groups are a vector");
+  alignas(64) float sizes[kChunkGroups] = {}, per_unit[kChunkGroups];
+  Vec zero = fill(0.0f);
   for (int32_t g = 0; g < groups; ++g) {
     const Vec scaled = load(weights + g * kGroup) * load(scales_of(values[g]));
     store(weights + g * kGroup, scaled);
-    size.add(scaled);
+    sizes[g] = largest(scaled);
+    zero = multiply_add(scaled, fill(0.0f), zero);
   }
-  const Vec by = steps_per_unit(size.get(), kMostInt16);
+  const Vec size = larger(load(sizes), fill(kSmallestSize));
+  store(per_unit, fill(kMostInt16) / size);
+  store(steps, multiply_add(size, fill(1 / kMostInt16), fill(total(zero))));  // NaN where a weight is
   for (int32_t g = 0; g < groups; ++g)
-    store_int16(whole + g * kGroup, load(weights + g * kGroup) * by);
-  return size.get() / kMostInt16;
+    store_int16(whole + g * kGroup, load(weights + g * kGroup) * fill(per_unit[g]));
+}
+
+// Adds sums of codes over one group to what rows have gathered, and begins anew; other sums go on.
+template <class Math, int kRows, int kWide>
+inline void end_group(typename Math::Sum (&sums)[kRows][kWide], const float *steps, int32_t group,
+                      int32_t stride, float *weighted) {
+  if constexpr (kHasCodes<Math>) {
+    for (int i = 0; i < kRows; ++i)
+      for (int v = 0; v < kWide; ++v) {
+        Math::put_back(weighted + i * stride + v * 16, sums[i][v], steps[i * kChunkGroups + group]);
+        sums[i][v] = Math::nothing();
+      }
+  }
 }
 
 // weighted[row][16 * kWide] += weights[row][..] * values[..][16 * kWide]
@@ -213,10 +231,12 @@ inline void gather(const typename Math::Operand *weights, const typename Math::S
         for (int v = 0; v < kWide; ++v) sums[i][v] = Math::add_product(sums[i][v], weight, stored[v]);
       }
     }
+    end_group<Math>(sums, steps, g, setting.value_stride, weighted + dim);
   }
-  for (int i = 0; i < kRows; ++i)
-    for (int v = 0; v < kWide; ++v)
-      Math::put_back(weighted + i * setting.value_stride + dim + v * 16, sums[i][v], steps[i]);
+  if constexpr (!kHasCodes<Math>)
+    for (int i = 0; i < kRows; ++i)
+      for (int v = 0; v < kWide; ++v)
+        Math::put_back(weighted + i * setting.value_stride + dim + v * 16, sums[i][v]);
 }
 
 // The last value_dim % 16 dimensions: nothing past a row's end is read.
@@ -225,9 +245,9 @@ inline void gather_tail(const typename Math::Operand *weights,
                         const typename Math::Stored *const *values, int32_t groups,
                         const Setting &setting, const float *steps, float *weighted) {
   const int32_t dim = setting.value_dim / 16 * 16, left = setting.value_dim - dim;
-  typename Math::Sum sums[kRows];
+  typename Math::Sum sums[kRows][1];
   for (int i = 0; i < kRows; ++i)
-    sums[i] = Math::gathered(weighted + i * setting.value_stride + dim);
+    sums[i][0] = Math::gathered(weighted + i * setting.value_stride + dim);
   for (int32_t g = 0; g < groups; ++g) {
     for (int32_t pair = 0; pair < kGroup / 2; ++pair) {
       typename Math::Stored copy[32] = {};
@@ -240,12 +260,14 @@ inline void gather_tail(const typename Math::Operand *weights,
       const auto stored = Math::take(copy, 16);
       for (int i = 0; i < kRows; ++i) {
         const auto weight = Math::spread(weights + i * kScoreStride + g * kGroup + 2 * pair);
-        sums[i] = Math::add_product(sums[i], weight, stored);
+        sums[i][0] = Math::add_product(sums[i][0], weight, stored);
       }
     }
+    end_group<Math>(sums, steps, g, setting.value_stride, weighted + dim);
   }
-  for (int i = 0; i < kRows; ++i)
-    Math::put_back(weighted + i * setting.value_stride + dim, sums[i], steps[i]);
+  if constexpr (!kHasCodes<Math>)
+    for (int i = 0; i < kRows; ++i)
+      Math::put_back(weighted + i * setting.value_stride + dim, sums[i][0]);
 }
 
 // kRows rows over one chunk.
@@ -257,7 +279,7 @@ void attend_tile(const Chunk<typename Math::Stored> &chunk, const Rows<typename 
   if (groups <= 0) return;
   alignas(64) float scores[kRows * kScoreStride];
   alignas(64) typename Math::Operand weights[kRows * kScoreStride];
-  float steps[kRows] = {};  // of weights
+  alignas(64) float steps[kRows * kChunkGroups];  // of weights, by group, if they are whole numbers
 
   Ahead *const ahead = chunk.ahead;
   const auto *keys = chunk.keys + span.begin, *values = chunk.values + span.begin;
@@ -284,7 +306,7 @@ void attend_tile(const Chunk<typename Math::Stored> &chunk, const Rows<typename 
         row, to, groups, rows.first[i] - start, rows.last[i] - start, setting, rows.max + i,
         rows.sums + i * 16, rows.weighted + i * setting.value_stride);
     if constexpr (kHasCodes<Math>)
-      steps[i] = round_weights(row, values, groups, weights + i * kScoreStride);
+      round_weights(row, values, groups, weights + i * kScoreStride, steps + i * kChunkGroups);
   }
 
   int32_t dim = 0;

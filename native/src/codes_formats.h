@@ -18,6 +18,7 @@ constexpr int64_t kAheadBytes = 2048;
 // a side; see weight_tiles.h for the first two.
 struct Bytes {
   using Input = int16_t;
+  static constexpr int kRows = kByteRows;  // that are multiplied at once
   static constexpr int kStepBytes = 256, kSideBytes = 32, kDotInputs = 2;
   static constexpr int32_t kZero = 0;  // the code of nothing, where a group has none of its own
   static constexpr int16_t kMore = 128;  // makes it a number without a sign
@@ -32,6 +33,7 @@ struct Bytes {
 };
 
 struct Nibbles : Bytes {
+  static constexpr int kRows = kNibbleRows;
   static constexpr int kStepBytes = 128, kSideBytes = 64;
   static constexpr int32_t kZero = 8;
   static constexpr int16_t kMore = 0;
@@ -41,22 +43,12 @@ struct Nibbles : Bytes {
   }
 };
 
-// Codes that many rows meet are unpacked first: [input / 2][32 outputs][2], as integers of 16 bits.
-struct Words : Bytes {
-  static constexpr int kStepBytes = 512, kSideBytes = 64;
-  static constexpr bool kStreams = false;
-  template <int kDot>
-  static Pairs load(const char *step, int side) {
-    Pairs pairs;
-    std::memcpy(&pairs, step + kDot * 128 + side * 64, sizeof pairs);
-    return pairs;
-  }
-};
-
 #if defined(OST_QUADS)
-// Likewise, for rows of 8 bits: [input / 4][32 outputs][4], bytes without a sign.
+// Codes that many rows of 8 bits meet are unpacked first: [input / 4][32 outputs][4], bytes without a
+// sign.
 struct Quads {
   using Input = int8_t;
+  static constexpr int kRows = kByteRows;
   static constexpr int kStepBytes = 256, kSideBytes = 64, kDotInputs = 4;
   static constexpr bool kStreams = false;
   template <int kDot>

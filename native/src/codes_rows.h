@@ -22,11 +22,12 @@ struct Levels {
   float least, most, size;
 };
 constexpr Levels kLevels16{-32767.f, 32767.f, 32767.f};
-// As compressed-tensors scales a token: 255 steps between the largest and its opposite.
+// As compressed-tensors scales a token: 255 steps between the largest and its opposite. It divides by the
+// scale, and which code a number in the middle gets depends on that.
 constexpr Levels kLevels8{-128.f, 127.f, 127.5f};
 
 // One span. Where one is no number, the scale is none.
-template <class Numbers, class Integer>
+template <class Numbers, bool kDivides, class Integer>
 inline float make_span(const typename Numbers::Stored *numbers, int64_t count, Levels levels,
                        Integer *integers) {
   constexpr float kLeast = 1e-30f;  // what is less counts for nothing
@@ -38,9 +39,10 @@ inline float make_span(const typename Numbers::Stored *numbers, int64_t count, L
   }
   const bool is_finite = total(strange) == 0.f;
   const float size = is_finite ? largest(most) : 0.f, scale = size / levels.size;
-  const Vec step = fill(scale), low = fill(levels.least), high = fill(levels.most);
+  const Vec low = fill(levels.least), high = fill(levels.most);
+  const Vec step = fill(kDivides ? scale : levels.size / size);
   for (int64_t i = 0; i < count; i += 16) {
-    const Vec x = Numbers::load_numbers(numbers + i) / step;
+    const Vec number = Numbers::load_numbers(numbers + i), x = kDivides ? number / step : number * step;
     store_integers(integers + i, size < kLeast ? fill(0.f) : larger(smaller(x, high), low));
   }
   return !is_finite ? NAN : size < kLeast ? 0.f : scale;
@@ -55,7 +57,7 @@ inline const Stored *in_order(const ost_product &p, const Stored *row, Stored *m
   return memory;
 }
 
-template <class Numbers, class Integer>
+template <class Numbers, bool kDivides, class Integer>
 Rows integers_of(const ost_product &p, Levels levels) {
   using Stored = typename Numbers::Stored;
   const int64_t stride = p.num_inputs + 64 / sizeof(Integer), marks = p.num_inputs / 32 + 1;
@@ -72,7 +74,7 @@ Rows integers_of(const ost_product &p, Levels levels) {
     int64_t span = row * marks, block = row * marks;
     for (int64_t begin = 0, end; begin < p.num_inputs; begin = end) {
       end = end_of_span(p, begin);
-      scales[span++] = make_span<Numbers>(numbers + begin, end - begin, levels, integers + begin);
+      scales[span++] = make_span<Numbers, kDivides>(numbers + begin, end - begin, levels, integers + begin);
       for (int64_t i = begin, last; i < end; i = last) {
         last = end_of_block(p, i);
         int32_t sum = 0;
@@ -86,10 +88,10 @@ Rows integers_of(const ost_product &p, Levels levels) {
 
 template <class Integer>
 Rows integers_of(const ost_product &p) {
-  const Levels levels = p.activation_bits == 8 ? kLevels8 : kLevels16;
-  return p.dtype == OST_FLOAT32    ? integers_of<Float32Numbers, Integer>(p, levels)
-         : p.dtype == OST_BFLOAT16 ? integers_of<BFloat16Numbers, Integer>(p, levels)
-                                   : integers_of<Float16Numbers, Integer>(p, levels);
+  if (p.activation_bits == 0) return integers_of<BFloat16Numbers, false, Integer>(p, kLevels16);
+  return p.dtype == OST_FLOAT32    ? integers_of<Float32Numbers, true, Integer>(p, kLevels8)
+         : p.dtype == OST_BFLOAT16 ? integers_of<BFloat16Numbers, true, Integer>(p, kLevels8)
+                                   : integers_of<Float16Numbers, true, Integer>(p, kLevels8);
 }
 
 }  // namespace

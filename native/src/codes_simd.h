@@ -9,10 +9,10 @@
 namespace ost {
 namespace {
 
-// Pairs: two neighbouring inputs of 16 outputs, 16 bits each. Sums: 32 bits of 16 outputs. A group of
-// kMostRows rows and the sums of all their outputs fit the registers.
+// Pairs: two neighbouring inputs of 16 outputs, 16 bits each. Sums: 32 bits of 16 outputs. The sums
+// of so many rows with a tile fit the registers, beside what becomes of codes on the way.
 #if defined(__AVX512F__)
-constexpr int kMostRows = 6, kRowsOfWholeTiles = 6;
+constexpr int kByteRows = 8, kNibbleRows = 6, kRowsOfWholeTiles = 8;
 struct Pairs {
   __m512i v;
 };
@@ -66,7 +66,7 @@ inline void store_integers(int8_t *to, Vec x) {
 }
 #endif
 #elif defined(__AVX2__)
-constexpr int kMostRows = 4, kRowsOfWholeTiles = 2;
+constexpr int kByteRows = 4, kNibbleRows = 4, kRowsOfWholeTiles = 2;
 struct Pairs {
   __m256i a, b;
 };
@@ -109,7 +109,7 @@ inline Sums less(Sums sums, const int8_t *zeros, int32_t times) {
   return {_mm256_sub_epi32(sums.a, a), _mm256_sub_epi32(sums.b, b)};
 }
 #else
-constexpr int kMostRows = 2, kRowsOfWholeTiles = 1;
+constexpr int kByteRows = 2, kNibbleRows = 2, kRowsOfWholeTiles = 1;
 struct Pairs {
   int16_t v[32];
 };

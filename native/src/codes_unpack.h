@@ -1,23 +1,10 @@
-// Codes of a tile in other forms: as integers that many rows are multiplied with, or as a plain tile.
+// Codes of a tile in other forms: as bytes that many rows of 8 bits are multiplied with, or as plain numbers.
 #pragma once
 
 #include "codes_formats.h"
 
 namespace ost {
 namespace {
-
-template <class Codes>
-inline void unpack_words(const char *step, char *out) {
-  const auto put = [&](Pairs pairs, int dot, int side) {
-    std::memcpy(out + dot * 128 + side * 64, &pairs, sizeof pairs);
-  };
-  for (int side = 0; side < 2; ++side) {
-    put(Codes::template load<0>(step, side), 0, side);
-    put(Codes::template load<1>(step, side), 1, side);
-    put(Codes::template load<2>(step, side), 2, side);
-    put(Codes::template load<3>(step, side), 3, side);
-  }
-}
 
 #if defined(OST_QUADS)
 template <class Codes>

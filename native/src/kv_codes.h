@@ -17,7 +17,7 @@ namespace ost {
 namespace {
 
 constexpr float kMostCode = 127, kMostInt16 = 32767;
-constexpr float kSmallestSize = 1e-30f;  // below it numbers are 0, above it their step's inverse is finite
+constexpr float kSmallestSize = 1e-33f;  // below it numbers are 0, above it their step's inverse is finite
 
 // The next 16 floats of a row of any format, with zeros behind its end.
 inline Vec load_floats(const void *data, int32_t dtype, int64_t from, int32_t left) {

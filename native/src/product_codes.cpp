@@ -11,8 +11,8 @@
 // order. A row's integers are its own, and its blocks are added in order: its outputs do not depend on
 // the rows beside it.
 //
-// Codes that many rows meet are unpacked once, into the cache. For rows of float32 and float16, and for
-// AMX, a tile is expanded to plain numbers, see product.cpp.
+// Rows of float32 and float16 as they are, and AMX, multiply with tiles that are expanded to plain
+// numbers, see product.cpp.
 #include "codes_rows.h"
 #include "codes_unpack.h"
 // after them
@@ -21,6 +21,10 @@
 namespace ost {
 
 namespace {
+
+#if defined(OST_QUADS)
+constexpr int32_t kFewRows = 16;  // up to here it does not pay to unpack a tile first
+#endif
 
 // Codes of a tile, and what they are more than the weight's own.
 struct Tile {
@@ -75,11 +79,8 @@ inline void sum(const ost_product &p, const Rows &rows, int64_t first_row, const
   }
   for (int64_t begin = 0, span_end; begin < p.num_inputs; begin = span_end, ++scales) {
     span_end = end_of_span(p, begin);
-    Vec parts[kRows][kSides];
-#pragma GCC unroll 16
-    for (int row = 0; row < kRows; ++row)
-#pragma GCC unroll 2
-      for (int side = 0; side < kSides; ++side) parts[row][side] = fill(0.f);
+    alignas(64) float parts[kRows][kSides][16];  // in memory: registers are for the sums
+    std::memset(parts, 0, sizeof parts);
     for (int64_t i = begin, end; i < span_end; i = end, ++row_sums) {
       end = end_of_block(p, i);
 #pragma GCC unroll 16
@@ -100,15 +101,17 @@ inline void sum(const ost_product &p, const Rows &rows, int64_t first_row, const
       for (int side = 0; side < kSides; ++side) {
         const Vec scale = load_some(p.scales, p.scale_dtype, place + side * 16);
 #pragma GCC unroll 16
-        for (int row = 0; row < kRows; ++row)
-          parts[row][side] =
-              multiply_add(floats(block.sums[row][side]), scale, parts[row][side]);
+        for (int row = 0; row < kRows; ++row) {
+          float *part = parts[row][side];
+          store(part, multiply_add(floats(block.sums[row][side]), scale, load(part)));
+        }
         if (p.minima == nullptr) continue;
         const Vec minimum = load_some(p.minima, p.scale_dtype, place + side * 16);
 #pragma GCC unroll 16
         for (int row = 0; row < kRows; ++row) {
           const auto inputs = static_cast<float>(row_sums[row * rows.marks]);
-          parts[row][side] = multiply_add(minimum, fill(inputs), parts[row][side]);
+          float *part = parts[row][side];
+          store(part, multiply_add(minimum, fill(inputs), load(part)));
         }
       }
       if (end % p.group_size == 0) place += kTileOutputs;
@@ -118,7 +121,7 @@ inline void sum(const ost_product &p, const Rows &rows, int64_t first_row, const
 #pragma GCC unroll 2
       for (int side = 0; side < kSides; ++side) {
         float *to = totals[row] + (first + side) * 16;
-        store(to, multiply_add(parts[row][side], fill(scales[row * rows.marks]), load(to)));
+        store(to, multiply_add(load(parts[row][side]), fill(scales[row * rows.marks]), load(to)));
       }
   }
 }
@@ -150,48 +153,46 @@ constexpr Group group_of(int num_rows, std::integer_sequence<int, kRows...>) {
   return groups[num_rows - 1];
 }
 
-// Rows are cut evenly into groups of at most kMostRows.
+// Rows are cut evenly into groups of at most Codes::kRows.
 template <class Codes>
 void multiply_tile(const ost_product &p, const Rows &rows, const Tile &tile) {
-  const int64_t num_groups = (p.num_rows + kMostRows - 1) / kMostRows;
+  const int64_t num_groups = (p.num_rows + Codes::kRows - 1) / Codes::kRows;
   for (int64_t group = 0; group < num_groups; ++group) {
     const int64_t begin = p.num_rows * group / num_groups;
     const int64_t end = p.num_rows * (group + 1) / num_groups;
     group_of<Codes>(static_cast<int>(end - begin),
-                    std::make_integer_sequence<int, kMostRows>{})(p, rows, begin, tile);
+                    std::make_integer_sequence<int, Codes::kRows>{})(p, rows, begin, tile);
   }
 }
 
-// Multiplies with each tile once it is unpacked.
-template <class Codes, class Unpacked, class Unpack>
-void multiply_unpacked(const ost_product &p, const Rows &rows, int64_t first, int64_t last,
-                       int32_t more, Unpack unpack) {
+#if defined(OST_QUADS)
+// Many rows of 8 bits: each tile is unpacked once, into the cache.
+template <class Codes>
+void multiply_quads(const ost_product &p, int64_t first, int64_t last, int32_t more) {
+  const Rows rows = integers_of<int8_t>(p);
   const int64_t num_steps = p.num_inputs / kStepInputs;
-  auto *memory = static_cast<char *>(tile_scratch(num_steps * Unpacked::kStepBytes));
+  auto *memory = static_cast<char *>(tile_scratch(num_steps * Quads::kStepBytes));
   for (int64_t tile = first; tile < last; ++tile) {
     const char *codes = codes_of_tile<Codes>(p, tile);
     for (int64_t step = 0; step < num_steps; ++step, codes += Codes::kStepBytes) {
       ask_ahead<Codes>(codes);
-      unpack(codes, memory + step * Unpacked::kStepBytes);
+      unpack_quads<Codes>(codes, memory + step * Quads::kStepBytes);
     }
-    multiply_tile<Unpacked>(p, rows, {memory, tile, more});
+    multiply_tile<Quads>(p, rows, {memory, tile, more + Codes::kMore});
   }
 }
+#endif
 
 template <class Codes>
 void multiply(const ost_product &p, int64_t first, int64_t last) {
-  const int32_t zero = p.zeros == nullptr && p.minima == nullptr ? Codes::kZero : 0;
-  const bool is_many = p.num_rows > 2 * kMostRows;
+  const int32_t more = p.zeros == nullptr && p.minima == nullptr ? Codes::kZero : 0;
 #if defined(OST_QUADS)
-  if (is_many && p.activation_bits == 8)
-    return multiply_unpacked<Codes, Quads>(p, integers_of<int8_t>(p), first, last,
-                                           zero + Codes::kMore, unpack_quads<Codes>);
+  if (p.num_rows > kFewRows && p.activation_bits == 8)
+    return multiply_quads<Codes>(p, first, last, more);
 #endif
   const Rows rows = integers_of<int16_t>(p);
-  if (is_many)
-    return multiply_unpacked<Codes, Words>(p, rows, first, last, zero, unpack_words<Codes>);
   for (int64_t tile = first; tile < last; ++tile)
-    multiply_tile<Codes>(p, rows, {codes_of_tile<Codes>(p, tile), tile, zero});
+    multiply_tile<Codes>(p, rows, {codes_of_tile<Codes>(p, tile), tile, more});
 }
 
 }  // namespace

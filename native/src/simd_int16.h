@@ -17,14 +17,16 @@ namespace {
 
 #if defined(__AVX512F__)
 
+// Of 32 bits each: GCC moves sums that are declared as __m512i, of 64 bits, to memory and back in loops.
+typedef int32_t SixteenInts __attribute__((vector_size(64)));
 struct Ints {
-  __m512i v;
+  SixteenInts v;
 };
 struct Pairs {
   __m512i v;
 };
 
-inline Ints no_ints() { return {_mm512_setzero_si512()}; }
+inline Ints no_ints() { return {SixteenInts{}}; }
 inline Pairs load_codes(const int8_t *p) {
   return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)))};
 }
@@ -35,12 +37,13 @@ inline Pairs fill_pairs(const int16_t *p) {
 }
 inline Ints add_products(Ints sum, Pairs a, Pairs b) {
 #if defined(__AVX512VNNI__)
-  return {_mm512_dpwssd_epi32(sum.v, a.v, b.v)};
+  const __m512i bits = reinterpret_cast<__m512i>(sum.v);
+  return {reinterpret_cast<SixteenInts>(_mm512_dpwssd_epi32(bits, a.v, b.v))};
 #else
-  return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(a.v, b.v))};
+  return {sum.v + reinterpret_cast<SixteenInts>(_mm512_madd_epi16(a.v, b.v))};
 #endif
 }
-inline Vec float_of_ints(Ints x) { return {_mm512_cvtepi32_ps(x.v)}; }
+inline Vec float_of_ints(Ints x) { return {_mm512_cvtepi32_ps(reinterpret_cast<__m512i>(x.v))}; }
 inline void store_int16(int16_t *p, Vec x) {
   const __m256i words = _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x.v));
   _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), words);
@@ -52,14 +55,15 @@ inline void store_int8(int8_t *p, Vec x) {
 
 #elif defined(__AVX2__)
 
+typedef int32_t EightInts __attribute__((vector_size(32)));  // see above
 struct Ints {
-  __m256i a, b;
+  EightInts a, b;
 };
 struct Pairs {
   __m256i a, b;
 };
 
-inline Ints no_ints() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline Ints no_ints() { return {EightInts{}, EightInts{}}; }
 inline Pairs load_codes(const int8_t *p) {
   const __m128i *halves = reinterpret_cast<const __m128i *>(p);
   return {_mm256_cvtepi8_epi16(_mm_loadu_si128(halves)),
@@ -71,10 +75,13 @@ inline Pairs fill_pairs(const int16_t *p) {
   return {_mm256_set1_epi32(both), _mm256_set1_epi32(both)};
 }
 inline Ints add_products(Ints sum, Pairs x, Pairs y) {
-  return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(x.a, y.a)),
-          _mm256_add_epi32(sum.b, _mm256_madd_epi16(x.b, y.b))};
+  return {sum.a + reinterpret_cast<EightInts>(_mm256_madd_epi16(x.a, y.a)),
+          sum.b + reinterpret_cast<EightInts>(_mm256_madd_epi16(x.b, y.b))};
 }
-inline Vec float_of_ints(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline Vec float_of_ints(Ints x) {
+  return {_mm256_cvtepi32_ps(reinterpret_cast<__m256i>(x.a)),
+          _mm256_cvtepi32_ps(reinterpret_cast<__m256i>(x.b))};
+}
 inline __m256i int16_words(Vec x) {
   const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
   return _mm256_permute4x64_epi64(packed, 0xd8);

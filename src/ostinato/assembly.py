@@ -22,7 +22,7 @@ from ostinato.indexes.block_hash import BlockHasher, DigestFunction, make_digest
 from ostinato.indexes.hash_index import HashIndex
 from ostinato.observe.counters import CacheCounters, CacheStats
 from ostinato.observe.event_recorder import EventRecorder
-from ostinato.observe.events import EventLog
+from ostinato.observe.events import EventBatch, EventLog
 from ostinato.observe.history import RequestHistory
 from ostinato.observe.introspection import HitCounts
 from ostinato.sched.scheduler import Scheduler
@@ -65,6 +65,7 @@ class PrefixCache:
     events: EventLog | None
     ghost: Ghost | None
     _counters: CacheCounters
+    _recorder: EventRecorder | None = None
 
     @property
     def block_size(self) -> int:
@@ -78,6 +79,17 @@ class PrefixCache:
         if self.ghost is not None:
             stats.ghosts = self.ghost.estimates()
         return stats
+
+    def snapshot(self) -> EventBatch | None:
+        """Return what is cached as one batch of events, numbered as the next batch.
+
+        Returns:
+            None where no events are kept. Window groups are left out.
+        """
+        if self.events is None or self._recorder is None:
+            return None
+        stored = self._recorder.snapshot(self.manager.index.runs())
+        return EventBatch(self.events.next_sequence, self.manager.pool.now(), tuple(stored))
 
     def check(self) -> None:
         """Assert every invariant; slow, for tests."""
@@ -126,7 +138,7 @@ def build_cache(
     if ghost is not None:
         erasables.append(ghost)
     admin = CacheAdmin(config, manager, leases, public, erasables)
-    return PrefixCache(config, manager, admin, history, hits, events, ghost, counters)
+    return PrefixCache(config, manager, admin, history, hits, events, ghost, counters, recorder)
 
 
 def make_manager(

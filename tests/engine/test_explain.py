@@ -67,7 +67,7 @@ def test_a_difference_in_a_conversation_names_the_message(bard):
 
 
 def test_the_same_text_in_other_tokens(make_llm: MakeLLM):
-    """The tokenizer would not cut it so; whoever sends ids of their own may."""
+    """The tokenizer would not cut it so; a caller that sends ids may."""
     llm = make_llm("llama", num_blocks=64)
     tokenizer = llm.get_tokenizer()
     merged = tokenizer("the the the the the the", add_special_tokens=False)["input_ids"]

@@ -1,4 +1,4 @@
-"""New weights: nothing old hits, outputs are those of a fresh engine, and whoever runs ends."""
+"""New weights: nothing old hits, outputs are those of a fresh engine, and running requests end."""
 
 import asyncio
 import shutil

@@ -93,7 +93,7 @@ def test_nothing_that_is_sent_is_a_mistake_of_the_server(state: ServerState) -> 
     assert statuses[200] > 0 and statuses[400] > 0
 
 
-def test_whoever_may_not_gets_an_answer_that_is_described(tmp_path: Path) -> None:
+def test_a_caller_without_permission_gets_an_answer_that_is_described(tmp_path: Path) -> None:
     """Without a key, and with a tenant's: each status is listed, and security says who may."""
     with keyed_server(tmp_path) as server:
         description = server.ask("ops", "/openapi.json", method="GET").json()

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from ostinato import LLM
-from ostinato.engine import setup
 from ostinato.engine.engine import Engine
 from ostinato.observe.introspection import cached_blocks
+from ostinato.runner.model_loader import load_model
 from tests.support.checkpoints import Checkpoints
 
 MakeLLM = Callable[..., LLM]
 
-_load_once = cache(setup.load_model)
+_load_once = cache(load_model)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def make_llm(checkpoints: Checkpoints) -> Iterator[MakeLLM]:
         shares = settings["dtype"] == "float64" and not own_weights
         with pytest.MonkeyPatch.context() as patch:
             if shares:
-                patch.setattr(setup, "load_model", _load_once)
+                patch.setattr("ostinato.engine.setup.load_model", _load_once)
             made.append(LLM(str(path), **settings))
         shared[made[-1]] = shares
         return made[-1]
@@ -66,7 +66,7 @@ def assert_idle(engine: Engine) -> None:
     """
     scheduler, cache = engine.scheduler, engine.cache.manager
     assert not engine.has_work, "requests are live"
-    assert not engine._states, f"the engine remembers {list(engine._states)}"
+    assert not engine.request_ids, f"the engine remembers {engine.request_ids}"
     assert (scheduler.num_waiting, scheduler.num_running) == (0, 0), "sequences are left"
     assert cache.num_live_tables == 0, "tables are left"
     assert cache.pool.num_free == cache.config.num_blocks, "blocks are held"

@@ -73,7 +73,7 @@ class EngineOptions:
     )
     forward: str = _computing("auto", "How steps are computed on a CPU: auto, packed or plain.")
     quantization: str | None = _computing(
-        None, "Keep the weights of linear layers in fewer bits: int8 or int4."
+        None, "Keep the weights of linear layers in fewer bits: int8, int4, w8a8 or w4a8."
     )
     read_once: str = _computing(
         "auto",

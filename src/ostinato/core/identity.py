@@ -37,6 +37,16 @@ def tenant_of(salt: bytes) -> bytes:
     return salt.partition(SALT_SEPARATOR.encode())[0]
 
 
+_SALT_NAME = b"salt-sha256:"
+
+
+def salt_name(salt: bytes) -> str:
+    """Return how KV events tell a tenant's blocks apart without its salt; a name stays as it is."""
+    if salt.startswith(_SALT_NAME):
+        return salt.decode()
+    return (_SALT_NAME + hashlib.sha256(salt).hexdigest()[:32].encode()).decode()
+
+
 @dataclass(frozen=True, slots=True)
 class PublicPrefix:
     """A published prefix that a sequence begins with.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 SCALE_BYTES = 4
 _MOST_CODE = 127.0
-_SMALLEST_SIZE = 1e-30  # rows below it are 0
+_SMALLEST_SIZE = 1e-33  # rows below it are 0
 
 
 def row_bytes(dim: int, dtype: torch.dtype) -> int:

@@ -161,7 +161,7 @@ def load_model(
     one_of("dtype", dtype, get_args(DtypeName))
     one_of("forward", forward, get_args(ForwardName))
     device = resolve_device(device)
-    quantized = None if quantization is None else Quantization(quantization)
+    quantized = None if quantization is None else Quantization.named(quantization)
     register()
     path = resolve_model(name, revision)
     with _quiet(), _opened(path):

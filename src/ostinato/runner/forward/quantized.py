@@ -18,6 +18,7 @@ from ostinato.runner.forward.records import Product
 from ostinato.runner.huge_pages import into_huge_pages
 from ostinato.runner.native.face import DTYPES
 from ostinato.runner.native.library import library
+from ostinato.runner.settings import QuantizationName
 
 _TILE_OUTPUTS = 32
 _FORMATS = {8: 1, 4: 2}
@@ -144,9 +145,9 @@ class Quantization:
     """Packs linear layers as codes.
 
     Attributes:
-        name: ``int8``, ``int4``, or what the checkpoint came in. The output layer has 8 bits in
-            ``int4`` as well: every logit depends on it alone, and it is a small part of what a
-            step reads.
+        name: ``int8``, ``int4``, ``w8a8``, ``w4a8``, or what the checkpoint came in. The output
+            layer has 8 bits with 4-bit weights as well, and its rows stay as they are: every logit
+            depends on it alone, and it is a small part of what a step reads.
         stored: Codes that the checkpoint came with, by the id of the weight that they stand for;
             None if weights are to be quantized.
         activation_bits: 8 if rows become integers of 8 bits before they are multiplied; else 0.
@@ -156,12 +157,17 @@ class Quantization:
     stored: Mapping[int, Codes] | None = None
     activation_bits: int = 0
 
+    @classmethod
+    def named(cls, name: QuantizationName) -> "Quantization":
+        """Quantize weights as a setting says."""
+        return cls(name, activation_bits=8 if name.endswith("a8") else 0)
+
     def pack(self, linears: Sequence[nn.Linear], is_head: bool = False) -> PackedWeight:
         """Pack layers that read one input into one weight; see ``packing.Pack``."""
         weights = [linear.weight for linear in linears]
         if self.stored is not None and any(id(weight) not in self.stored for weight in weights):
             return PackedWeight(weights)
-        format = _INT4 if self.name == "int4" and not is_head else _INT8
+        format = _INT8 if is_head else self._format
         codes = [
             encode(weight.detach(), format) if self.stored is None else self.stored[id(weight)]
             for weight in weights
@@ -169,11 +175,20 @@ class Quantization:
         bits = 0 if is_head else self.activation_bits
         return QuantizedWeight(joined(codes), weights[0].dtype, bits)
 
+    @property
+    def _format(self) -> CodeFormat:
+        return _INT4 if self.name in ("int4", "w4a8") else _INT8
+
     def __str__(self) -> str:
         """Name all that the codes depend on: two that differ here never share a cached prefix."""
         if self.stored is not None:
             return f"codes of the file ({self.name})"
-        return f"{_INT8}" if self.name == "int8" else f"{_INT4}, head {_INT8}"
+        parts = [f"{self._format}"]
+        if self._format != _INT8:
+            parts.append(f"head {_INT8}")
+        if self.activation_bits:
+            parts.append(f"activations int{self.activation_bits} by token")
+        return ", ".join(parts)
 
 
 def unstack(model: nn.Module) -> None:
