@@ -410,7 +410,7 @@ class CacheManager:
         Blocks that would be held, and an idle source of a copy, are free until they are.
         """
         missing = -(-len(key.tokens) // self.block_size) - len(match.blocks)
-        if not self.pool.has_unused(missing):
+        if missing > self.pool.num_unused or self.pool.shares.are_limited:
             free = self.pool.num_free_for(key.identity.owner) - match.num_idle_blocks
             if match.tail is not None and not match.tail.entry.ref_count:
                 free -= 1

@@ -120,10 +120,6 @@ class BlockPool:
         """Blocks that a tenant could be given now."""
         return len(self._unused) + self.shares.num_takeable(tenant)
 
-    def has_unused(self, num_blocks: int) -> bool:
-        """Whether so many blocks are without content, and any tenant may take them."""
-        return num_blocks <= len(self._unused) and not self.shares.are_limited
-
     # --- blocks of tables ---
 
     def take(self, table: BlockTable, num_blocks: int, contents: Contents) -> "array[int]":

@@ -2,7 +2,7 @@
 
 Files in reading order:
 
-* ``ids``: names of tokens, blocks, slots, requests and sequences
+* ``ids``: names of blocks, slots, requests and sequences
 * ``tokens``: checks and packs token ids
 * ``identity``: what must be equal before KV may be shared
 * ``sampling_params``: what the scheduler and the sampler read of a user's parameters

@@ -1,9 +1,6 @@
-"""Types for the ids of tokens, blocks, slots, requests and sequences."""
+"""Types for the ids of blocks, slots, requests and sequences."""
 
 from typing import NewType
-
-TokenId = NewType("TokenId", int)
-"""One entry of the vocabulary, ``0 <= id < 2**32``."""
 
 BlockId = NewType("BlockId", int)
 """Index of a block in the pool, ``0 <= id < num_blocks``."""

@@ -132,19 +132,15 @@ class CacheStats:
 
     def copy(self) -> "CacheStats":
         """Return the counters as they are now, in O(tenants)."""
-        return CacheStats(
-            replace(self.first),
-            replace(self.preempted),
-            {tenant: replace(counts) for tenant, counts in self.tenants.items()},
-            replace(self.other_tenants),
-            self.published_blocks,
-            self.duplicate_blocks,
-            self.sealed_tails,
-            self.evicted_blocks,
-            self.eviction_ages_s.copy(),
-            self.residencies_s.copy(),
-            self.reuse_distances.copy(),
-            self.ghosts,
+        return replace(
+            self,
+            first=replace(self.first),
+            preempted=replace(self.preempted),
+            tenants={tenant: replace(counts) for tenant, counts in self.tenants.items()},
+            other_tenants=replace(self.other_tenants),
+            eviction_ages_s=self.eviction_ages_s.copy(),
+            residencies_s=self.residencies_s.copy(),
+            reuse_distances=self.reuse_distances.copy(),
         )
 
     def count_lookup(

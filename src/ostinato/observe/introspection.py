@@ -22,10 +22,11 @@ from enum import IntEnum
 from heapq import nlargest
 from typing import Any
 
+from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver, Eviction
-from ostinato.cache.prefix_index import PrefixIndex, Removal
+from ostinato.cache.prefix_index import CachedRun, PrefixIndex, Removal
 from ostinato.core.identity import Identity
 from ostinato.core.ids import BlockId
 from ostinato.core.request import RequestContext
@@ -222,9 +223,8 @@ def top_prefixes(
 
     Cost: O(runs) steps in Python and O(cached tokens) copied bytes.
     """
-    branches = [
-        branch for branch in _branches(_cut(manager, hits.by_block)) if belongs(branch.identity)
-    ]
+    every = _branches(manager, hits.by_block)
+    branches = [branch for branch in every if belongs(branch.identity)]
     now_s = manager.pool.now()
     return [branch.prefix(now_s) for branch in nlargest(most, branches, key=_Branch.rank)]
 
@@ -246,18 +246,11 @@ class _Branch:
         "parts",
     )  # fmt: skip
 
-    def __init__(self, parent: "_Branch | None", run: "_Piece") -> None:
-        self.parent = parent
-        self.identity, self.born_s, self.holders = run.identity, run.born_s, run.num_holders
+    def __init__(self, parent: "_Branch | None", first: CacheEntry, holders: int) -> None:
+        self.parent, self.holders = parent, holders
+        self.identity, self.born_s = first.identity, first.born_s
         self.parts: list[bytes] = []
         self.num_blocks = self.num_hits = self.num_blocks_below = 0
-        self.append(run)
-
-    def append(self, run: "_Piece") -> None:
-        """Append a run."""
-        self.parts.append(run.tokens)
-        self.num_blocks += run.num_blocks
-        self.num_hits += run.num_hits
 
     @property
     def own_tokens(self) -> int:
@@ -293,65 +286,45 @@ class _Branch:
         )
 
 
-@dataclass(slots=True)
-class _Piece:
-    """A part of a run in which no hit ended but at its end."""
-
-    number: int
-    parent: int | None
-    identity: Identity
-    tokens: bytes
-    num_blocks: int
-    num_hits: int
-    num_holders: int
-    born_s: float
-
-
-def _cut(manager: CacheManager, hits: Counter[int]) -> list[_Piece]:
-    """Cut runs where hits ended."""
-    pieces: list[_Piece] = []
-    last_of: dict[int, int] = {}
-    size = manager.block_size * TOKEN_BYTES
-    for number, run in enumerate(manager.index.runs()):
-        parent = None if run.parent is None else last_of[run.parent]
-        entries, first = run.entries, run.entries[0]
-        blocks = [block for entry in entries for block in entry.blocks]
-        tokens = first.run_from(0)[1]
-        is_one = len(entries) > 1 or len(blocks) == 1  # more blocks are copies of it
-        ends = [len(blocks)] if is_one else [i for i, b in enumerate(blocks, 1) if b in hits]
-        known = sum(entry.ref_count for entry in entries), first.born_s
-        start = 0
-        for end in ends if ends and ends[-1] == len(blocks) else [*ends, len(blocks)]:
-            count = sum(hits.get(block, 0) for block in blocks[start:end])
-            text = tokens[:size] if is_one else tokens[start * size : end * size]
-            piece = _Piece(len(pieces), parent, first.identity, text, end - start, count, *known)
-            pieces.append(piece)
-            start, parent = end, len(pieces) - 1
-        last_of[number] = len(pieces) - 1
-    return pieces
-
-
-def _branches(runs: list[_Piece]) -> list[_Branch]:
-    """Join runs that do not differ, and sum up what is below each."""
+def _branches(manager: CacheManager, hits: Counter[int]) -> list[_Branch]:
+    """Cut runs where hits ended, join those that do not differ, and sum up what is below each."""
+    runs, size = list(manager.index.runs()), manager.block_size * TOKEN_BYTES
     num_children = Counter(run.parent for run in runs)
-    branch_of: dict[int, _Branch] = {}
+    ends: list[tuple[_Branch, bool]] = []  # each run's last branch, and whether it may go on
     branches: list[_Branch] = []
-    for run in runs:
-        before = None if run.parent is None else runs[run.parent]
-        branch = None if before is None else branch_of[before.number]
-        alone = before is not None and num_children[before.number] == 1 and not before.num_hits
-        own = branch is not None and branch.identity == run.identity  # no boundary between
-        if branch is not None and own and alone and branch.holders == run.num_holders:
-            branch.append(run)
-        else:
-            branch = _Branch(branch, run)
-            branches.append(branch)
-        branch_of[run.number] = branch
+    for number, run in enumerate(runs):
+        branch, goes_on = (None, False) if run.parent is None else ends[run.parent]
+        first, holders = run.entries[0], sum(entry.ref_count for entry in run.entries)
+        for text, blocks in _pieces(run, hits, size):
+            is_same = branch is not None and branch.holders == holders
+            if branch is None or not (goes_on and is_same and branch.identity == first.identity):
+                branch = _Branch(branch, first, holders)
+                branches.append(branch)
+            num_hits = sum(hits.get(block, 0) for block in blocks)
+            branch.parts.append(text)
+            branch.num_blocks += len(blocks)
+            branch.num_hits += num_hits
+            goes_on = not num_hits
+        assert branch is not None, "a run has blocks"
+        ends.append((branch, goes_on and num_children[number] == 1))
     for branch in reversed(branches):  # parents come before children
         if branch.parent is not None:
             branch.parent.num_hits += branch.num_hits
             branch.parent.num_blocks_below += branch.num_blocks + branch.num_blocks_below
     return branches
+
+
+def _pieces(run: CachedRun, hits: Counter[int], size: int) -> Iterator[tuple[bytes, list[int]]]:
+    """Cut a run after each block at which hits ended: packed tokens and blocks of each part."""
+    blocks = [block for entry in run.entries for block in entry.blocks]
+    tokens, start = run.entries[0].run_from(0)[1], 0
+    if len(run.entries) > 1 or len(blocks) == 1:  # more blocks are copies of it
+        yield tokens[:size], blocks
+        return
+    for end, block in enumerate(blocks, 1):
+        if block in hits or end == len(blocks):
+            yield tokens[start * size : end * size], blocks[start:end]
+            start = end
 
 
 def _first_tokens(parts: Iterable[bytes]) -> "array[int]":
