@@ -12,6 +12,17 @@ const BARS = 60;
 const SPANS = [60, 120, 300]; // seconds that the pictures may show
 const QUANTILES = { p50: "median", p95: "95%", p99: "99%" };
 
+for (const card of document.querySelectorAll("[data-chart]")) {
+  const id = card.dataset.chart;
+  card.insertAdjacentHTML("beforeend", `
+    <div class="with-scale">
+      <div class="scale" id="${id}-scale" aria-hidden="true"></div>
+      <svg id="${id}" class="chart" role="img" aria-labelledby="${id}-title ${id}-text"></svg>
+    </div>
+    <p class="hidden" id="${id}-text"></p>
+    <div class="axis"><span class="since">1 minute ago</span><span>now</span></div>`);
+}
+
 legend($("origins-legend"), ORIGINS.map((name) => [name, NAMES[name]]));
 legend($("gaps-legend"), Object.entries(QUANTILES));
 legend($("queue-legend"), [["running", "running"], ["waiting", "waiting"]]);
