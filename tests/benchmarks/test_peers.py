@@ -10,7 +10,7 @@ from rich.console import Console
 
 from benchmarks.peers import command, engines, machine, measures, report, samples, table
 from benchmarks.peers.processes import NotSupported, WorkerFailed, WorkerProcess
-from benchmarks.peers.protocol import Served, common, serve_by_steps
+from benchmarks.peers.protocol import Served, Talk, common, serve_by_steps
 from benchmarks.peers.workers import gguf_file
 from benchmarks.peers.workers.llamacpp import Slots
 from tests.support.waiting import wait_until
@@ -290,6 +290,29 @@ def test_what_a_peer_wants_preloaded_and_is_not_there_is_said(tmp_path):
     ]
     assert word.endswith("its figures may be too low")
     assert engines.warnings_about(engines.OURS, tmp_path) == []
+
+
+def test_chats_over_http_begin_with_one_system_prompt_that_is_warm():
+    """A turn whose answer has no tokens is the system's; every chat has the same."""
+    sent: list[Talk] = []
+
+    class Client:
+        def serve(self, talks):
+            sent.extend(talks)
+            return Served(seconds=2.0)
+
+    [measure] = measures.named(["http_8"])
+    system = measure.prepare(Client(), samples.Draw(512, "prepare"), samples.QUICK)
+    rate = measure.sample(Client(), samples.Draw(512, 1), samples.QUICK, system)
+    assert rate == 8 * samples.QUICK.http_turns / 2.0
+    assert [talk[0] for talk in sent] == [(system, 0)] * 9
+    assert {num for talk in sent[1:] for _, num in talk[1:]} == {samples.QUICK.http_answer}
+
+
+def test_measures_over_http_need_a_model_with_text(capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        command.main(None, ["--quick", "--measures", "http", "--out", str(tmp_path)])
+    assert "they need --checkpoint smollm2" in capsys.readouterr().err
 
 
 def test_pieces_of_a_text_are_drawn_alike_for_all():
