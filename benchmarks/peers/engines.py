@@ -174,8 +174,8 @@ def http_worker_of(
 ) -> tuple[Path, dict[str, str], dict[str, Any]]:
     """Return what runs the client of an engine's server, and what it starts the server with.
 
-    The client is ours for everybody: this Python, without what a peer wants preloaded. vLLM's server
-    has its engine in a process of its own, and takes its threads from the cores that it binds.
+    The client is ours for everybody: this Python, without what a peer wants preloaded. vLLM's
+    server has its engine in a process of its own, and takes its threads from the cores it binds.
     """
     environment = environment_of(engine, python, threads)
     if engine.home == "vllm":

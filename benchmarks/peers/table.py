@@ -56,7 +56,9 @@ def _which(found: dict[str, Any]) -> str:
     """Name what sets a run apart from one of random weights in 16 bits, such as ``int8``."""
     checkpoint, bits = found.get("checkpoint", "random"), found.get("weight_bits", 16)
     words = [checkpoint] if checkpoint != "random" else []
-    return " ".join([*words, *([f"int{bits}"] if bits != 16 else [])])
+    words += [f"int{bits}"] if bits != 16 else []
+    rows = found.get("measures", [])
+    return " ".join([*words, *(["http"] if rows and rows == _rows(found, "http_") else [])])
 
 
 def rewrite(page: Path, results: str, begin_mark: str = BEGIN, end_mark: str = END) -> None:
@@ -87,7 +89,7 @@ def markdown(found: dict[str, Any]) -> str:
             lines += [*_table(rows, found), ""]
     if max(taken, default=0.0) > BUSY:
         lines += ["CPU seconds that each engine took for a sample, which the others on the machine"]
-        lines += ["change less:", "", *_cpu_table(engines, found), ""]
+        lines += ["change less:", "", *_cpu_table(engines or servers, found), ""]
     lines += [f"![How many times as fast Ostinato is as the others]({plot_of(found)})", ""]
     lines += [*_goals(found["measures"]), "", *_versions(found), ""]
     lines += _left_out(found)
