@@ -132,7 +132,10 @@ def parse_variant(text: str) -> Engine:
     if peer is None:
         raise ValueError(f"{text!r}: no peer is called {whose!r}")
     return replace(
-        peer, name=name, title=f"{peer.title}, {text[len(whose) + 1 :]}", settings=settings
+        peer,
+        name=name,
+        title=f"{peer.title}, {text[len(whose) + 1 :]}",
+        settings={**peer.settings, **settings},
     )
 
 

@@ -267,6 +267,8 @@ def test_a_variant_of_a_peer_is_the_peer_with_other_settings():
     variant = engines.parse_variant("vllm@16:block_size=16")
     assert (variant.base, variant.home, variant.worker) == ("vllm", "vllm", "vllm")
     assert variant.settings == {"block_size": 16} and not variant.is_ours
+    server = engines.parse_variant("vllm-server@16:block_size=16")
+    assert server.kind == "http" and server.settings == {"server": "vllm", "block_size": 16}
 
 
 def test_with_fewer_bits_each_engine_takes_its_own_format():
