@@ -155,7 +155,7 @@ def wait_until_stopped(stat):
 
 def test_a_worker_is_asleep_unless_it_is_asked(worker):
     """Threads that spin while they wait would take the cores of the one that is measured."""
-    stat = Path(f"/proc/{worker._process.pid}/stat")
+    stat = Path(f"/proc/{worker.pid}/stat")
     wait_until_stopped(stat)
     before = worker.cpu_seconds()
     size = {"prompt": 200_000, "seed": 1}
@@ -379,7 +379,7 @@ def test_what_does_not_exist_is_refused_before_anything_runs(arguments, tmp_path
 
 
 def test_figures_fit_a_terminal_of_eighty_columns():
-    """Whoever watches a run reads them there; a cell that is cut says nothing."""
+    """They are read there while it runs; a cell that is cut says nothing."""
     figure = {"median": 123_456.0, "lowest": 98_765.0, "highest": 234_567.0, "samples": 10}
     figure |= {"cpu_s": 1234.5, "cached": 123_456, "others": 12.34}
     row = {"title": "cold prefill", "unit": "tokens/s", "left_out": {"vllm": "too slow"}}

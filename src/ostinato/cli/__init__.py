@@ -8,6 +8,7 @@ Files in reading order:
 
 * ``demo``, ``generate``, ``chat``: run a model in the shell
 * ``serve``: serves it over HTTP
+* ``route``: routes requests to many engines
 * ``explain``, ``lint``: why prompts miss, and how to fix it
 * ``size``, ``savings``, ``simulate``, ``plan``: what caching costs and saves
 * ``models``, ``cache``, ``keys``: fetch models, administer a running server and its API keys
@@ -40,6 +41,7 @@ from ostinato.cli import (
     lint,
     models,
     plan,
+    route,
     savings,
     serve,
     simulate,
@@ -60,6 +62,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 _GROUPS: dict[str, typer.Typer] = {
+    "route": route.app,
     "models": models.app,
     "cache": cache.app,
     "keys": keys.app,
