@@ -16,6 +16,7 @@ from benchmarks.peers.checkpoint import SMOLLM2, Shape, make_checkpoint, make_sm
 from benchmarks.peers.engines import (
     MANAGERS,
     PEERS,
+    SERVERS,
     Engine,
     parse_variant,
     python_of,
@@ -23,7 +24,7 @@ from benchmarks.peers.engines import (
     warnings_about,
 )
 from benchmarks.peers.machine import available_gib, stamp, touch_memory
-from benchmarks.peers.measures import named, with_goals_of, without_goals
+from benchmarks.peers.measures import Measure, named, with_goals_of, without_goals
 from benchmarks.peers.samples import FULL, QUICK
 from benchmarks.peers.session import NEEDED_GIB, Found, Plan, Session
 from ostinato.core.errors import ModelError
@@ -107,7 +108,7 @@ def make_plan(options: argparse.Namespace) -> tuple[Plan, list[Engine]]:
     wanted = {name for name in options.engines.split(",") if name}
     variants = [parse_variant(text) for text in options.variant]
     serving = serving_engines(options.weight_bits, options.kv_bits)
-    known = [*serving, *variants, *MANAGERS]
+    known = [*serving, *variants, *SERVERS, *MANAGERS]
     unknown = wanted - {engine.name for engine in known}
     if unknown:
         names = ", ".join(engine.name for engine in known)
@@ -117,14 +118,9 @@ def make_plan(options: argparse.Namespace) -> tuple[Plan, list[Engine]]:
     pythons = {each: python_of(each, options.peers_folder, homes) for each in chosen}
     sizes = QUICK if options.quick else FULL
     model, shape, text = _checkpoint(options)
-    too_long = {"decode_32_16k"} if sizes.longest >= shape.max_position_embeddings else set()
-    measures = [measure for measure in measures if measure.name not in too_long]
-    has_goals = not options.quick and options.checkpoint == "random"
+    measures = _fitting(measures, options, sizes.longest >= shape.max_position_embeddings)
     plan = Plan(
-        measures=[
-            with_goals_of(m, options.weight_bits) if has_goals else without_goals(m)
-            for m in measures
-        ],
+        measures=measures,
         engines={each: python for each, python in pythons.items() if python is not None},
         sizes=sizes,
         model=model,
@@ -140,6 +136,25 @@ def make_plan(options: argparse.Namespace) -> tuple[Plan, list[Engine]]:
         text=text,
     )  # fmt: skip
     return plan, [each for each, python in pythons.items() if python is None]
+
+
+def _fitting(measures: list[Measure], options: argparse.Namespace, is_short: bool) -> list[Measure]:
+    """Return the measures that the checkpoint can serve, with the goals that were meant for it.
+
+    Raises:
+        ValueError: None of those that were asked for can be served.
+    """
+    is_text = options.checkpoint != "random"
+    able = [m for m in measures if is_text or not m.needs_text]
+    able = [m for m in able if not (is_short and m.name == "decode_32_16k")]
+    if not able:
+        raise ValueError(f"--measures {options.measures}: they need --checkpoint smollm2")
+    return [
+        with_goals_of(m, options.weight_bits)
+        if m.needs_text == is_text and not options.quick
+        else without_goals(m)
+        for m in able
+    ]
 
 
 def _checkpoint(options: argparse.Namespace) -> tuple[Path, Shape, Sequence[int]]:
@@ -174,7 +189,7 @@ def _homes(peers: list[str]) -> dict[str, Path]:
     homes = {}
     for text in peers:
         name, equals, folder = text.partition("=")
-        if not equals or name not in {engine.home for engine in (*PEERS, *MANAGERS)}:
+        if not equals or name not in {engine.home for engine in (*PEERS, *SERVERS, *MANAGERS)}:
             raise ValueError(f"--peer {text!r}: write NAME=VENV, with the name of a peer")
         homes[name] = Path(folder)
     return homes

@@ -39,6 +39,13 @@ class Engine:
         return self.name.partition("@")[0]
 
     @property
+    def kind(self) -> str:
+        """In what measures it takes part: ``serve``, ``http`` or ``manage``."""
+        if self.worker == "http_client":
+            return "http"
+        return "manage" if self.worker.startswith("manager_") else "serve"
+
+    @property
     def is_ours(self) -> bool:
         """Whether it is this project, in whichever variant."""
         return self.home is None
@@ -48,6 +55,7 @@ OURS = Engine("ours", "Ostinato", "ours")
 OURS_NEVER = Engine(
     "ours:never", "Ostinato, read per request", "ours", None, {"read_once": "never"}
 )
+OURS_STREAMED = Engine("ours:streamed", "Ostinato, streamed", "ours", None, {"streamed": True})
 PEERS = (
     Engine("vllm", "vLLM", "vllm", "vllm"),
     Engine("openvino", "OpenVINO GenAI", "openvino", "openvino"),
@@ -55,8 +63,14 @@ PEERS = (
     Engine("transformers", "transformers", "transformers", "transformers"),
     Engine("transformers-cb", "transformers, batching", "transformers_cb", "transformers"),
 )
+SERVERS = (
+    Engine("ours-server", "Ostinato", "http_client", None, {"server": "ours"}),
+    Engine("vllm-server", "vLLM", "http_client", "vllm", {"server": "vllm"}),
+    Engine("llamacpp-server", "llama.cpp", "http_client", "llamacpp", {"server": "llamacpp"}),
+)
 MANAGERS = (
     Engine("ours-manager", "Ostinato", "manager_ours"),
+    Engine("ours-manager:lru", "Ostinato, lru", "manager_ours", None, {"policy": "lru"}),
     Engine("vllm-manager", "vLLM", "manager_vllm", "vllm"),
     Engine("sglang-manager", "SGLang", "manager_sglang", "sglang"),
 )
@@ -89,7 +103,7 @@ KV_OF_8_BITS: dict[str, dict[str, Any]] = {
 def serving_engines(weight_bits: int = 16, kv_bits: int = 16) -> list[Engine]:
     """Return ours and the peers that can serve with weights and keys and values of so many bits."""
     if weight_bits == kv_bits == 16:
-        return [OURS, OURS_NEVER, *PEERS]
+        return [OURS, OURS_NEVER, OURS_STREAMED, *PEERS]
     bases = {engine.name: engine for engine in (OURS, *PEERS)}
     found = []
     for name, settings in WEIGHTS[weight_bits].items():
@@ -114,11 +128,14 @@ def parse_variant(text: str) -> Engine:
     whose, at, _ = name.rpartition("@")
     if not at:
         return Engine(f"ours:{name}", f"Ostinato, {name}", "ours", None, settings)
-    peer = next((peer for peer in PEERS if peer.name == whose), None)
+    peer = next((peer for peer in (*PEERS, *SERVERS) if peer.name == whose), None)
     if peer is None:
         raise ValueError(f"{text!r}: no peer is called {whose!r}")
     return replace(
-        peer, name=name, title=f"{peer.title}, {text[len(whose) + 1 :]}", settings=settings
+        peer,
+        name=name,
+        title=f"{peer.title}, {text[len(whose) + 1 :]}",
+        settings={**peer.settings, **settings},
     )
 
 
@@ -153,6 +170,22 @@ def environment_of(engine: Engine, python: Path, threads: int) -> dict[str, str]
     if engine.home == "vllm":
         environment |= _environment_of_vllm(python, threads)
     return environment
+
+
+def http_worker_of(
+    engine: Engine, python: Path, threads: int
+) -> tuple[Path, dict[str, str], dict[str, Any]]:
+    """Return what runs the client of an engine's server, and what it starts the server with.
+
+    The client is ours for everybody: this Python, without what a peer wants preloaded. vLLM's
+    server has its engine in a process of its own, and takes its threads from the cores it binds.
+    """
+    environment = environment_of(engine, python, threads)
+    if engine.home == "vllm":
+        del environment["VLLM_ENABLE_V1_MULTIPROCESSING"], environment["OMP_NUM_THREADS"]
+    server = {"python": str(python), "environment": environment, "threads": threads}
+    here = Path(sys.executable)
+    return here, environment_of(OURS, here, threads), server
 
 
 def warnings_about(engine: Engine, python: Path) -> list[str]:

@@ -42,6 +42,20 @@ install_llamacpp() { # built for this machine: minutes
   export CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-1}
   export CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"
   pip_in llamacpp llama-cpp-python==0.3.36 gguf numpy torch==$torch safetensors
+  install_llama_server
+}
+
+install_llama_server() { # llama.cpp's own server, of the same sources
+  local sources=$folder/llamacpp/sources
+  mkdir -p "$sources"
+  "$folder/llamacpp/bin/pip" download -q --no-deps --no-binary llama-cpp-python \
+    llama-cpp-python==0.3.36 -d "$folder/wheels"
+  tar -xzf "$folder"/wheels/llama_cpp_python-0.3.36.tar.gz -C "$sources" --strip-components 1
+  cmake -S "$sources/vendor/llama.cpp" -B "$sources/build" -DCMAKE_BUILD_TYPE=Release \
+    -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+    -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF
+  cmake --build "$sources/build" --target llama-server
+  cp "$sources/build/bin/llama-server" "$folder/llamacpp/bin/"
 }
 
 install_sglang() { # its cache manager alone, unpacked: the engine itself wants a GPU

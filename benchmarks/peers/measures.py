@@ -17,9 +17,11 @@ from benchmarks.peers.samples import (
     conversations,
     decode,
     first_token,
+    http_chats,
     managed,
     strangers,
     warm,
+    warm_system,
 )
 
 
@@ -51,8 +53,8 @@ class Measure:
         prepare: Makes warm what is to be warm; returns the prefix.
         goals: What ours is to reach.
         without: Engines that are not asked, and why not, by name.
-        kind: ``serve`` or ``manage``.
-        per_request: Whether a variant of ours that reads per request takes part.
+        kind: ``serve``, ``http`` or ``manage``: what an engine is asked for.
+        variants: Names of variants of ours that take part without being asked for.
     """
 
     name: str
@@ -64,12 +66,18 @@ class Measure:
     goals: tuple[Goal, ...] = ()
     without: Mapping[str, str] = field(default_factory=dict)
     kind: str = "serve"
-    per_request: bool = False
+    variants: tuple[str, ...] = ()
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether its prompts are text, for which a checkpoint needs a chat template."""
+        return self.kind == "http"
 
 
 NO_SCHEDULER = {"transformers": "plain forward passes have no scheduler"}
 SLOW = "not asked: takes minutes a sample"
 TOO_SLOW = dict.fromkeys(("transformers", "transformers-cb"), SLOW)
+STREAMED = ("ours:streamed",)
 MEASURES = (
     Measure(
         "cold_prefill", "cold prefill, 2,048 tokens", "tokens/s", True, cold_prefill,
@@ -90,12 +98,12 @@ MEASURES = (
     Measure(
         "decode_1", "decode, batch 1 on 2k", "tokens/s", True,
         decode(lambda sizes: 1, lambda sizes: sizes.alone),
-        warm("prefix"), (Goal(1.0, "openvino"),),
+        warm("prefix"), (Goal(1.0, "openvino"),), variants=STREAMED,
     ),
     Measure(
         "decode_16", "decode, 16 on a shared 2k", "tokens/s", True,
         decode(lambda sizes: sizes.batch, lambda sizes: sizes.outputs),
-        warm("prefix"), (Goal(1.9, "vllm"),),
+        warm("prefix"), (Goal(1.9, "vllm"),), variants=STREAMED,
     ),
     Measure(
         "strangers", "16 × 512 with nothing shared, 64 out", "s", False, strangers,
@@ -118,11 +126,23 @@ MEASURES = (
         "decode_32_16k", "decode, 32 on a shared 16k", "tokens/s", True,
         decode(lambda sizes: sizes.wide, lambda sizes: sizes.outputs // 2),
         warm("longest"), (Goal(5.0, "ours:never"),), without=TOO_SLOW | {"llamacpp": SLOW},
-        per_request=True,
+        variants=("ours:never",),
+    ),
+    Measure(
+        "http_1", "streaming chats over HTTP, 1 at once", "answers/s", True, http_chats(1),
+        warm_system, (Goal(1.2),), kind="http",
+    ),
+    Measure(
+        "http_8", "streaming chats over HTTP, 8 at once", "answers/s", True, http_chats(8),
+        warm_system, (Goal(1.6),), kind="http",
+    ),
+    Measure(
+        "http_24", "streaming chats over HTTP, 24 at once", "answers/s", True, http_chats(24),
+        warm_system, (Goal(1.8),), kind="http",
     ),
     Measure(
         "manager_hit", "manager: 32,768 tokens that are cached, as a list", "ms", False,
-        managed("hit", 1e3), goals=(Goal(at_most=0.2),), kind="manage",
+        managed("hit", 1e3), goals=(Goal(4.0, "sglang-manager"),), kind="manage",
     ),
     Measure(
         "manager_hit_packed", "manager: 32,768 tokens that are cached, packed", "ms", False,
@@ -130,11 +150,11 @@ MEASURES = (
     ),
     Measure(
         "manager_miss", "manager: 32,768 new tokens, published", "ms", False,
-        managed("miss", 1e3), goals=(Goal(at_most=0.4),), kind="manage",
+        managed("miss", 1e3), goals=(Goal(3.0, "sglang-manager"),), kind="manage",
     ),
     Measure(
         "manager_chats", "manager: 64 conversations × 20 turns × 500 on 4k", "s", False,
-        managed("chats", 1.0), goals=(Goal(at_most=0.11),), kind="manage",
+        managed("chats", 1.0), goals=(Goal(3.0, "sglang-manager"),), kind="manage",
     ),
 )  # fmt: skip
 
@@ -151,16 +171,16 @@ def speed(measure: Measure, value: float) -> float:
 
 
 def named(names: list[str]) -> list[Measure]:
-    """Return the measures of these names, in the table's order; all if none is named.
+    """Return the measures of these names or kinds, in the table's order; all if none is named.
 
     Raises:
         ValueError: There is none of a name.
     """
-    known = [measure.name for measure in MEASURES]
+    known = [measure.name for measure in MEASURES] + ["http", "manage"]
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"no measure is called {unknown[0]}; there are {', '.join(known)}")
-    return [measure for measure in MEASURES if not names or measure.name in names]
+    return [m for m in MEASURES if not names or m.name in names or m.kind in names]
 
 
 def without_goals(measure: Measure) -> Measure:

@@ -24,7 +24,8 @@ from typing import Any, Protocol, TextIO
 
 Talk = list[tuple[list[int], int]]
 """A conversation: for each turn its new tokens, and how many the answer has. The prompt of a
-turn is all that came before, answers included, and its new tokens."""
+turn is all that came before, answers included, and its new tokens. Over HTTP, a turn whose answer
+has no tokens is the system prompt."""
 
 now = time.perf_counter
 

@@ -30,6 +30,9 @@ _COLUMNS = {
 }
 """Columns of a table of figures, and the letters that they take."""
 
+OURS = ("ours", "ours-server", "ours-manager")
+"""Names of ours without a variant, in the measures of each kind."""
+
 FoundJson = dict[str, Any]
 Row = dict[str, Any]
 
@@ -83,8 +86,8 @@ def is_ours(name: str) -> bool:
 
 
 def ours_of(row: Row) -> str | None:
-    """The name under which ours, without a variant, is in a row; None if it is not."""
-    return next((name for name in ("ours", "ours-manager") if name in row["figures"]), None)
+    """Return the name under which ours, without a variant, is in a row; None if it is not."""
+    return next((name for name in OURS if name in row["figures"]), None)
 
 
 def ratios(row: Row) -> dict[str, float]:
@@ -132,7 +135,7 @@ def agreement(found: Found) -> dict[str, float]:
     wanted = found.engines[yardstick]["first_outputs"]
     shares = {}
     for name, engine in found.engines.items():
-        if engine["first_outputs"]:
+        if any(engine["first_outputs"]):
             pairs = zip(engine["first_outputs"], wanted, strict=True)
             same = [_common(one, other) / len(other) for one, other in pairs]
             shares[name] = sum(same) / len(same)

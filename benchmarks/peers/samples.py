@@ -37,6 +37,10 @@ class Sizes:
     agent_system: int = 1536
     observation: tuple[int, int] = (64, 256)
     action: tuple[int, int] = (24, 48)
+    http_system: int = 1700
+    http_turns: int = 5
+    http_turn: tuple[int, int] = (24, 40)
+    http_answer: int = 48
     managed: int = 32_768
     managed_chats: int = 64
     managed_turns: int = 20
@@ -49,7 +53,8 @@ QUICK = Sizes(
     prefix=96, own=8, batch=4, outputs=6, alone=12, wide=6, long=128, longest=192, strangers=32,
     stranger_outputs=8, chats=3, turns=3, system=32, turn=(4, 8), answer=(4, 8), managed=512,
     managed_chats=4, managed_turns=3, managed_turn=50, managed_system=64, agents=2, agent_turns=3,
-    agent_system=48, observation=(8, 16), action=(4, 8),
+    agent_system=48, observation=(8, 16), action=(4, 8), http_system=48, http_turns=2,
+    http_turn=(4, 8), http_answer=8,
 )  # fmt: skip
 
 
@@ -181,6 +186,32 @@ def _talk(
         tokens = draw(draw.between(turn))
         talk.append((tokens if number else system + tokens, draw.between(answer)))
     return talk
+
+
+def warm_system(asked: Asked, draw: Draw, sizes: Sizes) -> list[int]:
+    """Have a chat's system prompt computed; returns it."""
+    system = draw(sizes.http_system)
+    asked.serve([[(system, 0), (draw(sizes.own), 2)]])
+    return system
+
+
+def http_chats(count: int) -> Sample:
+    """Answers per second: so many chats stream behind one system prompt, each turn at once."""
+
+    def sample(asked: Asked, draw: Draw, sizes: Sizes, system: list[int]) -> float:
+        talks: list[Talk] = [
+            [
+                (system, 0),
+                *(
+                    (draw(draw.between(sizes.http_turn)), sizes.http_answer)
+                    for _ in range(sizes.http_turns)
+                ),
+            ]
+            for _ in range(count)
+        ]
+        return count * sizes.http_turns / asked.serve(talks).seconds
+
+    return sample
 
 
 def strangers(asked: Asked, draw: Draw, sizes: Sizes, _: list[int]) -> float:

@@ -19,7 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.engines import Engine, environment_of
+from benchmarks.peers.engines import (
+    OURS_NEVER,
+    OURS_STREAMED,
+    Engine,
+    environment_of,
+    http_worker_of,
+)
 from benchmarks.peers.machine import Moment, available_gib
 from benchmarks.peers.measures import Measure
 from benchmarks.peers.processes import NotSupported, WorkerFailed, WorkerProcess
@@ -92,9 +98,9 @@ def _turned(engines: list[Engine], number: int) -> list[Engine]:
 
 
 def _is_able(engine: Engine, measure: Measure) -> bool:
-    if engine.worker.startswith("manager_") != (measure.kind == "manage"):
+    if engine.kind != measure.kind:
         return False
-    return engine.name != "ours:never" or measure.per_request
+    return engine not in (OURS_NEVER, OURS_STREAMED) or engine.name in measure.variants
 
 
 @dataclass
@@ -261,17 +267,19 @@ class Session:
             raise WorkerFailed(
                 f"{available_gib():.1f} GiB are free, and {self.plan.needed_gib} are asked for"
             )
-        python = self.plan.engines[engine]
-        environment = environment_of(engine, python, self.plan.settings["threads"])
+        python, threads, server = self.plan.engines[engine], self.plan.settings["threads"], {}
+        environment = environment_of(engine, python, threads)
+        if engine.kind == "http":
+            python, environment, server = http_worker_of(engine, python, threads)
         log = self.plan.folder / f"{engine.name.replace(':', '-')}.log"
         process = WorkerProcess(engine.worker, python, environment, log)
         self._running[engine] = process
-        settings = {**self.plan.settings, **engine.settings}
+        settings = {**self.plan.settings, **engine.settings, **server}
         question = {"do": "load", "model": str(self.plan.model), "settings": settings}
         start = time.monotonic()
         answer = process.ask(question, 4 * self.plan.timeout_s)
         load_s = time.monotonic() - start
-        outputs = [] if engine.worker.startswith("manager_") else self._warm_up(process)
+        outputs = [] if engine.kind == "manage" else self._warm_up(process)
         self.found.engines[engine.name] = {
             "title": engine.title, "load_s": load_s, "first_outputs": outputs, **answer
         }  # fmt: skip

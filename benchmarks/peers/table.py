@@ -5,8 +5,8 @@
     python benchmarks/peers/table.py FOUND/found.json
 
 What stands between the two marks on the page is replaced by a sentence about machine and run, one
-table for engines and one for cache managers, a plot, the goals, and what was left out. A figure is
-a median, with the smallest and the largest sample in brackets.
+table for engines, one for servers and one for cache managers, a plot, the goals, and what was left
+out. A figure is a median, with the smallest and the largest sample in brackets.
 """
 
 import argparse
@@ -56,7 +56,9 @@ def _which(found: dict[str, Any]) -> str:
     """Name what sets a run apart from one of random weights in 16 bits, such as ``int8``."""
     checkpoint, bits = found.get("checkpoint", "random"), found.get("weight_bits", 16)
     words = [checkpoint] if checkpoint != "random" else []
-    return " ".join([*words, *([f"int{bits}"] if bits != 16 else [])])
+    words += [f"int{bits}"] if bits != 16 else []
+    rows = found.get("measures", [])
+    return " ".join([*words, *(["http"] if rows and rows == _rows(found, "http_") else [])])
 
 
 def rewrite(page: Path, results: str, begin_mark: str = BEGIN, end_mark: str = END) -> None:
@@ -79,20 +81,25 @@ def markdown(found: dict[str, Any]) -> str:
     """Write what was found as a piece of a page."""
     from benchmarks.peers.report import BUSY, stamp_line
 
-    engines = [row for row in found["measures"] if not row["name"].startswith("manager_")]
-    managers = [row for row in found["measures"] if row["name"].startswith("manager_")]
+    engines, servers, managers = (_rows(found, kind) for kind in ("", "http_", "manager_"))
     taken = [f["others"] for row in found["measures"] for f in row["figures"].values()]
     lines = [f"{stamp_line(found)}.", _load_line(max(taken, default=0.0), BUSY), ""]
-    for rows in (engines, managers):
+    for rows in (engines, servers, managers):
         if any(row["figures"] for row in rows):
             lines += [*_table(rows, found), ""]
     if max(taken, default=0.0) > BUSY:
         lines += ["CPU seconds that each engine took for a sample, which the others on the machine"]
-        lines += ["change less:", "", *_cpu_table(engines, found), ""]
+        lines += ["change less:", "", *_cpu_table(engines or servers, found), ""]
     lines += [f"![How many times as fast Ostinato is as the others]({plot_of(found)})", ""]
     lines += [*_goals(found["measures"]), "", *_versions(found), ""]
     lines += _left_out(found)
     return "\n".join(lines)
+
+
+def _rows(found: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    """Return the rows whose names begin so; of no kind are those of engines alone."""
+    kinds = ("http_", "manager_")
+    return [r for r in found["measures"] if r["name"].startswith(kind or kinds) == bool(kind)]
 
 
 def _load_line(taken: float, limit: float) -> str:

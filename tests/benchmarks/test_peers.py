@@ -10,7 +10,7 @@ from rich.console import Console
 
 from benchmarks.peers import command, engines, machine, measures, report, samples, table
 from benchmarks.peers.processes import NotSupported, WorkerFailed, WorkerProcess
-from benchmarks.peers.protocol import Served, common, serve_by_steps
+from benchmarks.peers.protocol import Served, Talk, common, serve_by_steps
 from benchmarks.peers.workers import gguf_file
 from benchmarks.peers.workers.llamacpp import Slots
 from tests.support.waiting import wait_until
@@ -118,8 +118,9 @@ def test_the_page_of_the_docs_has_a_place_for_results():
 def test_each_checkpoint_and_each_number_of_bits_has_a_place_of_its_own_for_results():
     text = table.PAGE.read_text()
     runs = [{}, {"checkpoint": "smollm2"}, {"weight_bits": 8}, {"weight_bits": 4}]
-    assert [text.count(mark) for run in runs for mark in table.marks(run)] == [1] * 8
-    assert len({table.plot_of(run) for run in runs}) == 4
+    runs += [{"checkpoint": "smollm2", "measures": [{"name": "http_8"}]}]
+    assert [text.count(mark) for run in runs for mark in table.marks(run)] == [1] * 10
+    assert len({table.plot_of(run) for run in runs}) == 5
 
 
 def test_every_measure_is_described_in_the_docs():
@@ -266,6 +267,8 @@ def test_a_variant_of_a_peer_is_the_peer_with_other_settings():
     variant = engines.parse_variant("vllm@16:block_size=16")
     assert (variant.base, variant.home, variant.worker) == ("vllm", "vllm", "vllm")
     assert variant.settings == {"block_size": 16} and not variant.is_ours
+    server = engines.parse_variant("vllm-server@16:block_size=16")
+    assert server.kind == "http" and server.settings == {"server": "vllm", "block_size": 16}
 
 
 def test_with_fewer_bits_each_engine_takes_its_own_format():
@@ -290,6 +293,29 @@ def test_what_a_peer_wants_preloaded_and_is_not_there_is_said(tmp_path):
     ]
     assert word.endswith("its figures may be too low")
     assert engines.warnings_about(engines.OURS, tmp_path) == []
+
+
+def test_chats_over_http_begin_with_one_system_prompt_that_is_warm():
+    """A turn whose answer has no tokens is the system's; every chat has the same."""
+    sent: list[Talk] = []
+
+    class Client:
+        def serve(self, talks):
+            sent.extend(talks)
+            return Served(seconds=2.0)
+
+    [measure] = measures.named(["http_8"])
+    system = measure.prepare(Client(), samples.Draw(512, "prepare"), samples.QUICK)
+    rate = measure.sample(Client(), samples.Draw(512, 1), samples.QUICK, system)
+    assert rate == 8 * samples.QUICK.http_turns / 2.0
+    assert [talk[0] for talk in sent] == [(system, 0)] * 9
+    assert {num for talk in sent[1:] for _, num in talk[1:]} == {samples.QUICK.http_answer}
+
+
+def test_measures_over_http_need_a_model_with_text(capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        command.main(None, ["--quick", "--measures", "http", "--out", str(tmp_path)])
+    assert "they need --checkpoint smollm2" in capsys.readouterr().err
 
 
 def test_pieces_of_a_text_are_drawn_alike_for_all():

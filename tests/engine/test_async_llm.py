@@ -23,9 +23,10 @@ from ostinato.core.errors import (
     TokenOutOfRange,
 )
 from ostinato.core.plan import StepPlan, StepResult
-from ostinato.engine import engine as engine_module
-from ostinato.engine import engine_thread
+from ostinato.engine import engine_thread, thread_bridge
+from ostinato.engine.config import EngineConfig
 from ostinato.engine.request_validation import PreparedRequest
+from ostinato.engine.setup import Setup, set_up
 from ostinato.engine.thread_bridge import CommandQueue
 from tests.engine.async_calls import GREEDY, PROMPTS, STEM, ends, run, tokens_of
 from tests.engine.stepping import StepByStep, async_llm, last
@@ -120,17 +121,44 @@ def test_a_model_is_loaded_in_a_thread_that_ends(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OpenMP would keep the threads that it lent to the loading thread, beside the engine's."""
-    loaders = []
-    load = engine_module.set_up
-    monkeypatch.setattr(
-        engine_module, "set_up", lambda c: loaders.append(threading.current_thread()) or load(c)
-    )
+    loaders: list[threading.Thread] = []
+
+    def load(config: EngineConfig) -> Setup:
+        loaders.append(threading.current_thread())
+        return set_up(config)
+
+    monkeypatch.setattr("ostinato.engine.engine.set_up", load)
     with async_llm(checkpoints):
         [loader] = loaders
-        assert not loader.is_alive()
+        assert loader is not threading.main_thread() and not loader.is_alive()
 
-    with pytest.raises(ConfigError, match="num_blocks=0"):
-        AsyncLLM(str(checkpoints.path("llama")), num_blocks=0)
+    with pytest.raises(ConfigError, match="holds no block"):
+        AsyncLLM(str(checkpoints.path("llama")), kv_cache_memory=1)
+
+
+def test_a_step_of_many_streams_wakes_the_event_loop_once(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four streams of eight tokens: in steps that all take part in, one call brings all four."""
+    posts: list[int] = []
+
+    async def story(llm: AsyncLLM) -> None:
+        loop = asyncio.get_running_loop()
+        wake = loop.call_soon_threadsafe
+
+        def counted(callback: Any, *letters: Any, **more: Any) -> asyncio.Handle:
+            if callback is thread_bridge.put_all:
+                posts.append(len(letters[0]))
+            return wake(callback, *letters, **more)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+        await ends(*(llm.generate(prompt, GREEDY) for prompt in PROMPTS))
+
+    with async_llm(checkpoints) as llm:
+        run(story(llm))
+
+    assert sum(posts) == len(PROMPTS) * 8, "each token of each stream is posted"
+    assert max(posts) == len(PROMPTS), "those of one step together"
 
 
 # --- turns ---

@@ -1,15 +1,22 @@
 """`/v1/chat/completions` through OpenAI's own client."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from tokenizers import Tokenizer
 
+import ostinato
+from benchmarks.peers.workers.http_client import HttpClient
 from ostinato import SamplingParams
+from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
+from tests.support.servers import serving
 
+FOLDER = Path(ostinato.__file__).parent / "models" / "tiny-shakespeare"
 MODEL = "tiny-shakespeare"
 MESSAGES: Any = [{"role": "user", "content": "Who art thou, stranger?"}]
 GREEDY: Any = {"model": MODEL, "messages": MESSAGES, "temperature": 0, "max_completion_tokens": 12}
@@ -111,3 +118,20 @@ def test_tokens_and_texts_are_translated_both_ways(http: httpx.Client, state: Se
     assert http.post("/detokenize", json={"tokens": known["tokens"]}).json() == {"prompt": "Ay me!"}
     assert http.post("/detokenize", json={"tokens": [10**6]}).status_code == 400
     assert http.post("/tokenize", json={}).json()["error"]["code"] == "invalid_value"
+
+
+def test_the_benchmarks_client_streams_chats_and_hits_what_they_begin_with(
+    state: ServerState,
+) -> None:
+    """OpenAI's client, as `benchmarks/peers` runs it: two chats of two turns, one system prompt."""
+    tokenizer: Any = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    system, ask = (tokenizer.encode(text).ids for text in ("Speak of the sea. " * 8, "And then?"))
+    with serving(ServerState(state.llm, ServerConfig(model_names=("model",)))) as url:
+        worker = HttpClient()
+        worker.tokenizer, worker.port = tokenizer, int(url.rpartition(":")[2])
+        served = worker.serve([[(system, 0), (ask, 4), (ask, 4)]] * 2)
+
+    assert served.cached is not None and served.cached[-1] > len(system)
+    assert served.tokens == [4] * 4
+    for first, last in zip(served.first, served.last, strict=True):
+        assert 0 < first <= last <= served.seconds

@@ -8,22 +8,29 @@ from benchmarks.peers.workers.manager_scenes import BLOCK_SIZE, ManagerWorker
 
 
 class OurManager(ManagerWorker):
-    """The radix index, in blocks of 16; a prompt is found token by token."""
+    """The radix index, in blocks of 16; a prompt is found token by token.
+
+    The policy is the engine's default unless a variant names another one.
+    """
 
     def load(self, model: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Load the torch-free rooms alone."""
         import ostinato
         from ostinato.core import identity
+        from ostinato.lab.serial_replay import USUAL_POLICY
 
         self.manager, self.identity = self, identity
-        return {"version": ostinato.__version__, "settings": {"block_size": BLOCK_SIZE}}
+        self.policy = settings.get("policy", USUAL_POLICY)
+        taken = {"block_size": BLOCK_SIZE, "policy": self.policy}
+        return {"version": ostinato.__version__, "settings": taken}
 
     def make(self, num_tokens: int) -> None:
         """Begin with an empty cache."""
         from ostinato.assembly import build_cache
         from ostinato.settings import PrefixCacheConfig
 
-        self.cache = build_cache(PrefixCacheConfig(num_tokens // BLOCK_SIZE, BLOCK_SIZE)).manager
+        config = PrefixCacheConfig(num_tokens // BLOCK_SIZE, BLOCK_SIZE, policy=self.policy)
+        self.cache = build_cache(config).manager
 
     def take(self, tokens: Any) -> int:
         """Key, look-up, admission, publication, commit and release."""

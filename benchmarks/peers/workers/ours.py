@@ -14,23 +14,27 @@ class Ours(Worker):
     async_llm: Any = None
 
     def load(self, model: str, settings: dict[str, Any]) -> dict[str, Any]:
-        """Note the settings and open ``LLM``."""
+        """Note the settings and open the face that is asked for first."""
         import torch
 
         import ostinato
 
         settings = {name: value for name, value in settings.items() if name != "kv_gib"}
         torch.set_num_threads(settings.pop("threads"))
+        self.streamed = settings.pop("streamed", False)
         tokens = settings.pop("kv_tokens")
         block_size = settings.setdefault("block_size", 16)
         settings.setdefault("num_blocks", -(-tokens // block_size))
         self.model, self.settings = model, {"dtype": "bfloat16", **settings}
-        self._open_llm()
+        (self._open_async_llm if self.streamed else self._open_llm)()
         return {"version": ostinato.__version__, "settings": self.settings}
 
     def serve(self, talks: list[Talk]) -> Served:
-        """Serve by the face that fits; changing the face loads the model anew, before the clock."""
-        if all(len(talk) == 1 for talk in talks):
+        """Serve by the face that fits; changing the face loads the model anew, before the clock.
+
+        ``streamed`` serves batches through ``AsyncLLM`` as well, as a program that streams has it.
+        """
+        if not self.streamed and all(len(talk) == 1 for talk in talks):
             self._open_llm()
             return self._serve_batch(talks)
         self._open_async_llm()

@@ -262,7 +262,8 @@ class AsyncAdminApi:
         """Compute a prefix once for several tenants, and hold it."""
         made = await self._tokenizing.do(lambda: self._admin.publishable(name, prompt))
         params = SamplingParams(max_tokens=1, detokenize=False)
-        async for _ in self._thread.stream(await self._tokenizing.request(made, params, None, 0)):
+        request = self._tokenizing.request
+        async for _ in self._thread.stream(lambda: request(made, params, None, 0)):
             pass  # if it fails, it is not cached, and the receipt says so
         return await self._thread.call(lambda: self._admin.publish(made))
 

@@ -13,7 +13,6 @@ delays no other. The reader's side takes the new part of it, if ``output_kind`` 
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,6 +25,7 @@ from ostinato.engine.engine_thread import EngineThread, in_thread_of_its_own
 from ostinato.engine.explain_api import explain_request
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt, PromptInput, TokenIds, parse_prompt
+from ostinato.engine.request_validation import PreparedRequest
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.thread_bridge import AnswerT
 from ostinato.engine.tokenized_text import TokenizedText
@@ -337,16 +337,16 @@ class AsyncLLM:
         """Shut down without blocking the event loop."""
         await asyncio.to_thread(self.shutdown)
 
-    async def _stream(
+    def _stream(
         self,
         prompt: Callable[[], Awaitable[Prompt]],
         params: SamplingParams | None,
         request_id: str | None,
         priority: int,
     ) -> AsyncGenerator[RequestOutput, None]:
-        self._thread.commands.check()
         wanted = SamplingParams() if params is None else params
-        made = await self._tokenizing.request(await prompt(), wanted, request_id, priority)
-        async with aclosing(self._thread.stream(made)) as outputs:
-            async for output in outputs:
-                yield output
+
+        async def make() -> PreparedRequest:
+            return await self._tokenizing.request(await prompt(), wanted, request_id, priority)
+
+        return self._thread.stream(make)

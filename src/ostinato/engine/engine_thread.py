@@ -13,7 +13,7 @@ the next step; a request that just missed it would wait for a whole step.
 
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
@@ -77,8 +77,13 @@ class EngineThread:
         self._thread = threading.Thread(target=self._serve, name="ostinato-engine", daemon=True)
         self._thread.start()
 
-    async def stream(self, made: PreparedRequest) -> AsyncGenerator[RequestOutput, None]:
+    async def stream(
+        self, make: Callable[[], Awaitable[PreparedRequest]]
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Serve a request, and yield an output of its ``output_kind`` whenever there is more.
+
+        Args:
+            make: Called at the first iteration.
 
         Raises:
             EngineStopped: No requests are taken any more.
@@ -86,7 +91,8 @@ class EngineThread:
 
         Effects: leaving the iteration early cancels the request.
         """
-        mailbox = Mailbox()
+        self.commands.check()
+        made, mailbox = await make(), Mailbox()
         self.commands.put(lambda: self._add(made, mailbox))
         is_delta = made.params.output_kind is RequestOutputKind.DELTA
         finished, last = False, None

@@ -31,8 +31,8 @@ class Mailbox:
     def __init__(self) -> None:
         """Belong to the running event loop."""
         self._loop = asyncio.get_running_loop()
-        self._arrived = asyncio.Event()
         self._newest: RequestOutput | OstinatoError | None = None
+        self._reader: asyncio.Future[None] | None = None  # done as soon as there is something
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -46,17 +46,19 @@ class Mailbox:
     def put(self, content: RequestOutput | OstinatoError) -> None:
         """Replace the content; called from the reader's loop."""
         self._newest = content
-        self._arrived.set()
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def take(self) -> RequestOutput:
-        """Wait for the newest output.
+        """Wait for the newest output; one reader at a time.
 
         Raises:
             OstinatoError: What came instead of an output.
         """
-        await self._arrived.wait()
-        self._arrived.clear()
-        content = self._newest
+        if self._newest is None:
+            self._reader = self._loop.create_future()
+            await self._reader
+        content, self._newest = self._newest, None
         if isinstance(content, OstinatoError):
             raise content
         assert content is not None
@@ -74,12 +76,13 @@ def post_all(letters: Iterable[tuple[Mailbox, RequestOutput | OstinatoError]]) -
         by_loop.setdefault(mailbox.loop, []).append((mailbox, content))
     for loop, its_letters in by_loop.items():
         try:
-            loop.call_soon_threadsafe(_put_all, its_letters)
+            loop.call_soon_threadsafe(put_all, its_letters)
         except RuntimeError:  # the readers' loop is closed
             logger.debug("%d outputs came after their event loop was closed", len(its_letters))
 
 
-def _put_all(letters: list[tuple[Mailbox, RequestOutput | OstinatoError]]) -> None:
+def put_all(letters: list[tuple[Mailbox, RequestOutput | OstinatoError]]) -> None:
+    """Replace the contents of several mailboxes of the running loop."""
     for mailbox, content in letters:
         mailbox.put(content)
 

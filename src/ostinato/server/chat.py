@@ -103,24 +103,29 @@ class Answer:
         answers = [ParsedAnswer() for _ in range(self.body.n)]
         async with aclosing(self._outputs()) as outputs:
             async for output in outputs:
-                last = output
+                last, chunks = output, list[dict[str, Any]]()
                 for delta in deltas.take(output):
                     pieces = _pieces(delta, parsers[delta.index])
                     for piece in pieces:
                         answers[delta.index].add(piece)
-                    usage = self.body.usage_so_far(Usage.of([output]).as_openai)
                     if not delta.is_later:
                         opening = {"role": "assistant", "content": ""}
-                        yield event(self._chunk(delta.index, opening) | usage)
-                    for chunk in self._chunks(delta, pieces, answers[delta.index].has_calls):
-                        yield event(chunk | usage)
+                        chunks.append(self._chunk(delta.index, opening))
+                    chunks += self._chunks(delta, pieces, answers[delta.index].has_calls)
+                usage = self._usage_so_far(output)
+                if chunks:  # what one step brought goes out in one piece
+                    yield b"".join([event(chunk | usage) for chunk in chunks])
+        end = DONE
         if self.body.include_usage and last is not None:
             head = self._head("chat.completion.chunk", [])
-            yield event({**head, "usage": self._usage(last, answers)})
-        yield DONE
+            end = event({**head, "usage": self._usage(last, answers)}) + DONE
+        yield end
 
     def _outputs(self) -> AsyncGenerator[RequestOutput, None]:
         return serve(self.state, self.caller, self.call)
+
+    def _usage_so_far(self, output: RequestOutput) -> dict[str, Any]:
+        return self.body.usage_so_far(lambda: Usage.of([output]).as_openai())
 
     def _usage(self, output: RequestOutput, answers: Sequence[ParsedAnswer]) -> dict[str, Any]:
         reasoning = None

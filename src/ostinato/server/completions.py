@@ -93,12 +93,14 @@ class Answer:
         async with aclosing(self._outputs()) as stream:
             async for number, output in stream:
                 outputs[number] = output
-                for choice in await self._added(number, outputs):
-                    usage = self.body.usage_so_far(lambda: self._usage(outputs))
-                    yield event({**self._head([choice]), **usage})
+                choices = await self._added(number, outputs)
+                usage = self.body.usage_so_far(lambda: self._usage(outputs))
+                if choices:  # what one step brought goes out in one piece
+                    yield b"".join([event(self._head([choice]) | usage) for choice in choices])
+        end = DONE
         if self.body.include_usage:
-            yield event({**self._head([]), "usage": self._usage(outputs)})
-        yield DONE
+            end = event({**self._head([]), "usage": self._usage(outputs)}) + DONE
+        yield end
 
     def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         return merge([serve(self.state, self.caller, call) for call in self.calls])

@@ -43,6 +43,17 @@ class ServedRequest:
     error: ApiError | None = None
     is_gone: bool = False
     lease: LeaseReceipt | None = None
+    _last_s: float = 0.0
+
+    def note(self, output: RequestOutput, now_s: float) -> bool:
+        """Keep the newest output and when it came; returns whether it is the first."""
+        is_first, self.output = self.output is None, output
+        if is_first:
+            self.first_token_s = now_s
+        else:
+            self.gaps_s.append(now_s - self._last_s)
+        self._last_s = now_s
+        return is_first
 
     @property
     def time_to_first_token_s(self) -> float | None:

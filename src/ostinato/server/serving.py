@@ -50,8 +50,15 @@ async def serve(
     try:
         for observer in state.observers:
             observer.accepted(record)
-        async with aclosing(_outputs(state, record, priority)) as outputs:
+        prompt = call.prompt(salt, caller.public_prefixes)
+        async with aclosing(
+            state.llm.generate(prompt, call.params, request_id=call.request_id, priority=priority)
+        ) as outputs:
             async for output in outputs:
+                is_first = record.note(output, time.monotonic())
+                _raise_if_failed(output)
+                if is_first:
+                    await _begin(state, record, output)
                 yield output
     except Exception as error:
         record.error = api_error(error)
@@ -80,32 +87,13 @@ def check_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]
         raise
 
 
-async def _outputs(
-    state: ServerState, record: ServedRequest, priority: int
-) -> AsyncGenerator[RequestOutput, None]:
-    """Run a request, lease its prompt as soon as it is computed, and raise if it fails."""
-    call, prompt = record.call, record.call.prompt(record.salt, record.caller.public_prefixes)
-    stream = state.llm.generate(
-        prompt, call.params, request_id=record.request_id, priority=priority
-    )
-    last_s = record.accepted_s
-    async with aclosing(stream) as outputs:
-        async for output in outputs:
-            is_first, record.output = record.output is None, output
-            now_s = time.monotonic()
-            if is_first:
-                record.first_token_s = now_s
-            else:
-                record.gaps_s.append(now_s - last_s)
-            last_s = now_s
-            _raise_if_failed(output)
-            if is_first:
-                if call.retention is not None:
-                    await _keep(state, record, call.retention, output)
-                state.rate_limit.charge(record.caller, len(output.prompt_token_ids))
-                for observer in state.observers:
-                    observer.first_token(record)
-            yield output
+async def _begin(state: ServerState, record: ServedRequest, output: RequestOutput) -> None:
+    """Lease a prompt as soon as it is computed, charge for it, and tell the observers."""
+    if record.call.retention is not None:
+        await _keep(state, record, record.call.retention, output)
+    state.rate_limit.charge(record.caller, len(output.prompt_token_ids))
+    for observer in state.observers:
+        observer.first_token(record)
 
 
 async def _keep(
@@ -145,7 +133,7 @@ def _raise_if_failed(output: RequestOutput) -> None:
     """
     if output.error is not None:
         raise StepFailed(output.error)
-    if any(part.finish_reason == FinishReason.ABORT for part in output.outputs):
+    if output.finished and any(p.finish_reason == FinishReason.ABORT for p in output.outputs):
         raise ApiError(
             503,
             "the request was cancelled: the server shuts down, or its tenant is being erased",

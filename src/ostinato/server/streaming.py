@@ -5,10 +5,10 @@ after that an error can only be told in the stream.
 """
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+import msgspec
 from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -24,7 +24,7 @@ GONE = 499
 
 def event(body: Any) -> bytes:
     """Write one server-sent event as OpenAI's clients read it."""
-    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _to_json(body) + b"\n\n"
 
 
 def named_event(name: str, body: Any) -> bytes:
@@ -32,6 +32,7 @@ def named_event(name: str, body: Any) -> bytes:
     return f"event: {name}\n".encode() + event(body)
 
 
+_to_json = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
 
 
