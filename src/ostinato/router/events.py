@@ -65,7 +65,7 @@ class Stored:
 
     hashes: tuple[BlockName, ...]
     parent: BlockName | None
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
     block_size: int
     adapter: str = ""
     salt: str = ""
