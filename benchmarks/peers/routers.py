@@ -50,8 +50,10 @@ class HttpRouter:
         urls = [f"http://127.0.0.1:{stub.server_address[1]}" for stub in self._stubs]
         ports = ["--port", str(self._port), "--prometheus-port", str(_free_port())]
         self._process = subprocess.Popen(
-            [python, "-m", MODULES[name], "--host", "127.0.0.1", *ports]
-            + ["--policy", "cache_aware", "--worker-urls", *urls],
+            [
+                *(python, "-m", MODULES[name], "--host", "127.0.0.1", *ports),
+                *("--policy", "cache_aware", "--worker-urls", *urls),
+            ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -108,6 +108,16 @@ class KVEventsPublisher:
         self._thread.start()
         log.subscribe(self._take, self.settle)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its thread has not ended."""
+        return self._thread.is_alive()
+
+    @property
+    def num_queued(self) -> int:
+        """Batches that wait for the thread."""
+        return len(self._queue)
+
     def encode(self, batch: EventBatch) -> bytes:
         """Return a batch as subscribers get it; in any thread."""
         return self._encoder.encode(batch)
