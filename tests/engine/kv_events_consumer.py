@@ -152,6 +152,12 @@ class Consumer:
         if not self.catch_up():
             self.next = sequence
 
+    def restore(self, sequence: int, payload: bytes) -> None:
+        """Forget everything and take a snapshot; ``sequence`` is the batch after it."""
+        self.blocks.clear()
+        self._take(payload)
+        self.next = sequence
+
     def longest_prefix(self, key: PrefixKey, block_size: int, windows: tuple[int, ...]) -> int:
         """Return how many leading blocks of a prompt the worker has, with nothing but a hasher."""
         most = (len(key) - 1) // block_size

@@ -97,6 +97,11 @@ def test_who_listens_from_the_start_knows_exactly_what_is_cached(
         consumer.listen_until(flush(tiny.cache))
         agree(consumer, tiny.cache)
         assert (consumer.num_replayed, consumer.num_starts) == (0, 0)
+        if not windows:  # a snapshot tells of full attention alone
+            snapshot = tiny.cache.snapshot()
+            consumer.restore(snapshot.sequence, BatchEncoder("CPU").encode(snapshot))
+            assert consumer.next == tiny.cache.events.next_sequence
+            agree(consumer, tiny.cache)
         met["evictions"] += tiny.cache.stats.evicted_blocks
         met["preemptions"] += tiny.scheduler.stats.num_preemptions
         met["hits"] += tiny.cache.stats.first.shared_tokens

@@ -45,11 +45,11 @@ class Served:
 
 
 @contextmanager
-def served(*arguments: str) -> Iterator[Served]:
-    """Run ``ostinato serve`` on a free port until the block is left."""
-    command = [sys.executable, "-m", "ostinato.cli", "serve", *arguments, "--port", "0"]
+def served(*arguments: str, command: str = "serve") -> Iterator[Served]:
+    """Run ``ostinato serve``, or another command, on a free port until the block is left."""
+    command_line = [sys.executable, "-m", "ostinato.cli", command, *arguments, "--port", "0"]
     process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env=os.environ | {"COLUMNS": "200"}
+        command_line, stderr=subprocess.PIPE, text=True, env=os.environ | {"COLUMNS": "200"}
     )
     server = Served(process)
     started = threading.Event()

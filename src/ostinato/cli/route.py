@@ -15,8 +15,6 @@ from ostinato.cli._option_groups import grouped, option
 from ostinato.core.errors import ConfigError
 from ostinato.lab.quantities import read_bytes
 
-_NUMBERS = ("cached_tokens", "expected_tokens", "tokens_to_compute", "load_tokens", "score")
-
 app = typer.Typer(help="Route requests to many engines, each to where its prefix is cached.")
 
 
@@ -156,15 +154,7 @@ def explain(
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
         return
-    console = Console(soft_wrap=True)
-    console.print(Text(answer["explanation"]))
-    table = Table()
-    for heading in ("worker", "cache known", "cached", "expected", "to compute", "load", "score"):
-        table.add_column(heading, justify="left" if heading in ("worker",) else "right")
-    for row in answer["candidates"]:
-        numbers = [row[name] for name in _NUMBERS]
-        table.add_row(row["worker"], row["state"], *(f"{number:,}" for number in numbers))
-    console.print(table)
+    typer.echo(answer["explanation"])
 
 
 def _body_of(what: str, model: str) -> dict[str, Any]:

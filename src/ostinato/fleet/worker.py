@@ -85,7 +85,7 @@ class Worker:
                 self.trouble = f"it did not answer {self._num_late} times"
         except (aiohttp.ClientError, OSError, ValueError) as error:
             self.was_gone |= isinstance(error, aiohttp.ClientConnectorError)
-            self.trouble = f"{type(error).__name__}: {error}"[:200]
+            self.trouble = _short(error)
         was_well, self.is_well = self.is_well, not self.trouble
         if was_well != self.is_well:
             logger.warning("worker %s is %s", self.name, self.trouble or "well")
@@ -101,7 +101,7 @@ class Worker:
         self.num_failed += 1
         if not isinstance(error, aiohttp.ClientConnectorError):
             return
-        self.was_gone, self.trouble = True, f"{type(error).__name__}: {error}"[:200]
+        self.was_gone, self.trouble = True, _short(error)
         if self.is_well:
             logger.warning("worker %s did not answer: %s", self.name, self.trouble)
         self.is_well = False
@@ -205,6 +205,12 @@ class Worker:
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
+
+def _short(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"cannot be reached: {error.os_error.strerror or error.os_error}"[:200]
+    return f"{type(error).__name__}: {error}"[:200]
 
 
 async def _bounded(answer: aiohttp.ClientResponse, most: int) -> bytes:
