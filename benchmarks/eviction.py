@@ -35,10 +35,10 @@ from rich.table import Table
 from tqdm import tqdm
 
 from ostinato.assembly import build_cache
-from ostinato.core.config import CacheConfig, IndexName
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.lab.policies import SIMULATED_POLICIES, SimulatedPolicyName, policy_factory
 from ostinato.lab.simulation import belady_hits
+from ostinato.settings import IndexName, PrefixCacheConfig
 
 BLOCK_TOKENS = 512
 LAST = 2**32 - 1
@@ -91,7 +91,7 @@ class Served:
         # Law 4 keeps a prompt's last token from hitting, and here each token stands for a block
         # that may: a last token follows of which nothing is published, in a block that is always
         # free.
-        config = CacheConfig(num_blocks + 1, 1, index, seal_tails=False, ghost_blocks=0)
+        config = PrefixCacheConfig(num_blocks + 1, 1, index=index, seal_tails=False, ghost_blocks=0)
         self.cache = build_cache(config, lambda: self.now_s, policy=policy_factory(policy)).manager
         self._num_blocks, self._identity = num_blocks, Identity()
 

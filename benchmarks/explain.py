@@ -17,10 +17,10 @@ import time
 from array import array
 
 from ostinato.assembly import PrefixCache, build_cache
-from ostinato.core.config import CacheConfig
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.request import RequestContext
 from ostinato.observe.explain import explain
+from ostinato.settings import PrefixCacheConfig
 
 REQUESTS, PROMPT, OWN, ANSWER, ROUNDS = 300, 2048, 64, 32, 15
 POOLS = {"evicting": 200, "roomy": 8192}
@@ -57,7 +57,7 @@ def measure(num_blocks: int) -> dict[str, float]:
     prompts = make_prompts()
     for _ in range(ROUNDS):
         for column, keep in (("off_us", 0), ("on_us", 1000)):
-            cache = build_cache(CacheConfig(num_blocks, keep_explanations=keep))
+            cache = build_cache(PrefixCacheConfig(num_blocks, keep_explanations=keep))
             start = time.process_time()
             for number, tokens in enumerate(prompts):
                 serve(cache, tokens, str(number))

@@ -35,9 +35,9 @@ from rich.table import Table
 from tqdm import tqdm
 
 from ostinato.assembly import build_cache
-from ostinato.core.config import CacheConfig, PolicyName
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.ghost.ghost import Ghost
+from ostinato.settings import PolicyName, PrefixCacheConfig
 
 SYSTEM, CHATS, TURNS, TURN = 4_096, 64, 20, 500
 BLOCKS = 42_000
@@ -77,7 +77,7 @@ class Served:
     def __init__(self, num_blocks: int, block_size: int = 16, **settings: Any) -> None:
         """Make an empty one."""
         self.now_s, self.took_s, self._identity = 0.0, 0.0, Identity()
-        config = CacheConfig(num_blocks, block_size, **settings)
+        config = PrefixCacheConfig(num_blocks, block_size, **settings)
         self.cache = build_cache(config, clock=lambda: self.now_s)
 
     def serve(self, requests: list[Request]) -> None:

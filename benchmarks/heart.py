@@ -214,10 +214,13 @@ SCENES: dict[str, Callable[[str], Costs]] = {
 
 def make_cache(index: Any, num_blocks: int) -> Any:
     """Return an empty cache of the source tree that is on the path, with all that observes it."""
-    from ostinato.core.config import CacheConfig
+    try:
+        from ostinato.settings import PrefixCacheConfig as Config
+    except ModuleNotFoundError:  # trees whose settings were in core
+        from ostinato.core.config import CacheConfig as Config  # type: ignore[assignment]
 
     policy: Any = POLICY
-    config = CacheConfig(num_blocks, BLOCK_SIZE, index=index, policy=policy)
+    config = Config(num_blocks, BLOCK_SIZE, index=index, policy=policy)
     try:
         from ostinato.assembly import build_cache
     except ModuleNotFoundError:  # trees before the rooms were taken apart

@@ -39,12 +39,13 @@ from rich.table import Table
 from tqdm import tqdm
 
 from ostinato.assembly import build_cache, build_scheduler
-from ostinato.core.config import CacheConfig, SchedulerConfig, WaitingOrder
+from ostinato.core.config import SchedulerConfig, WaitingOrder
 from ostinato.core.identity import Identity
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResult
 from ostinato.core.request import Request
 from ostinato.core.sampling_params import SamplingParams
+from ostinato.settings import PrefixCacheConfig
 
 STEP_S, TOKEN_S = 0.008, 0.0001
 NUM_BLOCKS, SEATS, BUDGET, CHUNK = 2_500, 16, 1_024, 512
@@ -139,7 +140,7 @@ class Run:
         self.now_s = 0.0
         self.plan_s = 0.0
         self.turns: list[Turn] = []
-        self.cache = build_cache(CacheConfig(NUM_BLOCKS), clock=lambda: self.now_s)
+        self.cache = build_cache(PrefixCacheConfig(NUM_BLOCKS), clock=lambda: self.now_s)
         config = SchedulerConfig(BUDGET, CHUNK, SEATS, order=order)
         self.scheduler = build_scheduler(config, self.cache, clock=lambda: self.now_s)
         self._rng = random.Random(seed)

@@ -19,10 +19,10 @@ from rich.table import Table
 from tqdm import tqdm
 
 from ostinato.assembly import build_cache
-from ostinato.core.config import CacheConfig, WindowConfig, window_blocks
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.hybrid.manager import HybridCacheManager
 from ostinato.lab.kv_bytes import KVBytes, kv_bytes
+from ostinato.settings import PrefixCacheConfig, WindowConfig, window_blocks
 
 BLOCK_SIZE, CHUNK = 16, 2_048
 LENGTHS = (1_024, 4_096, 8_192, 16_384, 32_768, 131_072)
@@ -127,7 +127,7 @@ def _manager(windows: Sequence[int], num_tokens: int) -> HybridCacheManager:
         WindowConfig(window, window_blocks(window, BLOCK_SIZE) + CHUNK // BLOCK_SIZE)
         for window in windows
     ]
-    manager = build_cache(CacheConfig(num_blocks, BLOCK_SIZE, windows=tuple(pools))).manager
+    manager = build_cache(PrefixCacheConfig(num_blocks, BLOCK_SIZE, windows=tuple(pools))).manager
     assert isinstance(manager, HybridCacheManager)
     return manager
 

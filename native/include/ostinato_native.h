@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define OST_ABI_VERSION 10
+#define OST_ABI_VERSION 11
 #define OST_EXPORT __attribute__((visibility("default")))
 
 /* Formats of keys, values, queries and outputs. Keys and values alone may be codes of 8 bits: the element
@@ -98,16 +98,24 @@ typedef struct ost_segment {
   int32_t num_keys;
 } ost_segment;
 
-/* What one task computes for one head of keys: some neighbouring rows over some neighbouring segments.
+/* What one task computes for one head of keys: some neighbouring rows over some neighbouring segments,
+ * of which keys in sections first_section..last_section - 1 count.
  *
- * first_partial < 0: the rows' outputs. Else row r's unfinished result goes to partial
- * first_partial + r - first_row, to be merged.
+ * A section is section_keys positions of a sequence, counted from its first token. Whatever a row sees
+ * of one is summed up by itself, and sections are added in order: so neither parts nor threads change
+ * a bit.
+ *
+ * first_partial < 0: the rows' outputs. Else row r's sum over section s goes to partial
+ * first_partial + (s - first_section) * (last_row - first_row) + r - first_row, to be merged; where
+ * the row sees nothing of s, that partial is left as it is.
  */
 typedef struct ost_item {
   int32_t first_row;
   int32_t last_row;
   int32_t first_segment;
   int32_t last_segment;
+  int32_t first_section;
+  int32_t last_section;
   int32_t first_partial;
 } ost_item;
 
@@ -127,13 +135,14 @@ typedef struct ost_attention {
   const ost_item *items;   /* dearest first */
   const int32_t *merge_rows;     /* (num_merges,): rows that were cut into partials */
   const int32_t *merge_starts;   /* (num_merges + 1,): where each one's partials begin in ... */
-  const int32_t *merge_partials; /* ... (merge_starts[num_merges],) */
+  const int32_t *merge_partials; /* ... (merge_starts[num_merges],), by section */
   float *partials;         /* (num_partials, num_heads, value_dim + 2): weighted sum, max, sum; of base-2 scores */
   const float *sinks;      /* (num_heads,), or null */
   int32_t num_heads;
   int32_t num_items;
   int32_t num_merges;
   int32_t window;          /* positions that a row sees, its own included; 0 sees all before it */
+  int32_t section_keys;    /* a multiple of 32 */
   float scale;
   float soft_cap;          /* 0 is none */
   int32_t num_threads;

@@ -46,6 +46,8 @@ typedef struct ost_rules {
   double min_part;      /* below which nothing is cut by keys */
   double most_packed;   /* up to which neighbouring items become one */
   int32_t item_rows;    /* whose state stays in a core's cache */
+  int32_t run_keys;     /* runs end at multiples of this; 16, or what kernels sum up at once */
+  int32_t section_keys; /* items are cut at multiples of this, see ost_item; a multiple of 32 */
   int32_t tasks_per_thread;
   int32_t window;       /* positions that a row sees, its own included; 0 sees all before it */
   int32_t group;        /* heads of queries per head of keys */

@@ -22,6 +22,25 @@ constexpr int kChunkGroups = 16;   // most groups of keys that are looked at in 
 // many, a row's sums are fetched and put back once per chunk, and that costs more.
 inline int32_t chunk_groups(int64_t num_rows) { return num_rows > 64 ? kChunkGroups : 8; }
 
+// Keys of a segment that lie in an item's sections.
+struct KeySpan {
+  int32_t begin, end;
+};
+inline KeySpan keys_within(const ost_attention &a, const ost_item &item, const ost_segment &s) {
+  const auto key_at = [&](int32_t section) {
+    const int64_t key = int64_t{section} * a.section_keys - s.first_position;
+    return static_cast<int32_t>(key < 0 ? 0 : key < s.num_keys ? key : s.num_keys);
+  };
+  return {key_at(item.first_section), key_at(item.last_section)};
+}
+
+// Where the chunk ends that begins at a key of a segment: sections end where chunks do.
+inline int64_t end_of_chunk(const ost_attention &a, const ost_segment &s, int32_t key,
+                            int32_t most_keys) {
+  const int32_t left = a.section_keys - (s.first_position + key) % a.section_keys;
+  return int64_t{key} + (left < most_keys ? left : most_keys);
+}
+
 constexpr int64_t kLeadBytes = 64 << 10;
 constexpr int64_t kLineBytes = 64;
 
@@ -58,20 +77,26 @@ class Ahead {
     const int64_t rows = int64_t{item.last_row - item.first_row} * a_.num_heads / a_.kv.num_kv_heads;
     chunk_keys_ = chunk_groups(rows < kMaxRows ? rows : kMaxRows) * kGroup;
     kv_head_ = kv_head;
-    segment_ = item.first_segment;
-    last_segment_ = item.last_segment;
-    first_key_ = key_ = 0;
-    is_value_ = false;
+    item_ = &item;
+    segment_ = item.first_segment - 1;
+    next_segment();
     take_group();
+  }
+
+  void next_segment() {
+    if (++segment_ >= item_->last_segment) return;
+    keys_ = keys_within(a_, *item_, a_.segments[segment_]);
+    first_key_ = key_ = keys_.begin;
+    is_value_ = false;
   }
 
   // Goes to the next group of keys or of values; at_ is null behind the last one.
   __attribute__((noinline)) void take_group() {
     at_ = nullptr;
-    while (segment_ < last_segment_) {
+    while (segment_ < item_->last_segment) {
       const ost_segment &s = a_.segments[segment_];
-      const int32_t end = first_key_ + chunk_keys_;
-      if (key_ < (end < s.num_keys ? end : s.num_keys)) {
+      const int64_t end = end_of_chunk(a_, s, first_key_, chunk_keys_);
+      if (key_ < (end < keys_.end ? end : keys_.end)) {
         point_at(s, key_);
         key_ += kGroup;
         return;
@@ -79,10 +104,7 @@ class Ahead {
       if (is_value_) first_key_ = key_;
       is_value_ = !is_value_;
       key_ = first_key_;
-      if (!is_value_ && key_ >= s.num_keys) {
-        ++segment_;
-        first_key_ = key_ = 0;
-      }
+      if (!is_value_ && key_ >= keys_.end) next_segment();
     }
     if (next_ == nullptr) return;
     const ost_item &item = *next_;
@@ -95,7 +117,7 @@ class Ahead {
     const int64_t bytes = group_bytes_[is_value_], size = a_.kv.block_size;
     // Of the next task, as much as it will take to have been asked for.
     if (is_next_ && (next_bytes_ += bytes) > kLeadBytes) {
-      segment_ = last_segment_;
+      segment_ = item_->last_segment;
       return;
     }
     const int64_t block = a_.blocks[s.first_entry + key / size];
@@ -106,10 +128,11 @@ class Ahead {
 
   const ost_attention &a_;
   const int64_t group_bytes_[2];
-  const ost_item *next_ = nullptr;
+  const ost_item *item_ = nullptr, *next_ = nullptr;
   const char *at_ = nullptr, *end_ = nullptr;
+  KeySpan keys_{};
   int64_t next_bytes_ = 0;
-  int32_t next_head_ = 0, kv_head_ = 0, segment_ = 0, last_segment_ = 0;
+  int32_t next_head_ = 0, kv_head_ = 0, segment_ = 0;
   int32_t chunk_keys_ = 0, first_key_ = 0, key_ = 0;  // of the segment, of the chunk, of the walk
   bool is_value_ = false, is_next_ = false;
 };

@@ -21,10 +21,9 @@ constexpr int kTileRows = 16;
 constexpr int kMostSteps = 16;  // products along a sum: of all dimensions, or of a chunk's pairs
 constexpr int kMostKeyDim = 32 * kMostSteps;
 
-// Bfloat16 keys and queries of a size that is whole tiles.
-struct TileMath : BrainMath {
-  static constexpr int kFewRows = 2;  // up to here vectors are as fast
-};
+// Bfloat16 keys and queries of a size that is whole tiles. A tile instruction sums 32 products in an
+// order of its own, so a single row goes through tiles as many do, and runs are whole twos of groups.
+struct TileMath : BrainMath {};
 
 // All eight tiles are of 16 rows of 64 bytes.
 struct alignas(64) TileShapes {
@@ -255,10 +254,6 @@ class TileWalk {
 template <>
 void attend_chunk<TileMath>(const Chunk<uint16_t> &chunk, const Rows<uint16_t> &rows,
                             int32_t num_rows, const Setting &setting) {
-  if (num_rows <= TileMath::kFewRows) {
-    attend_few<BrainMath, TileMath::kFewRows>(num_rows, chunk, rows, setting, true);
-    return;
-  }
   TileWalk walk(chunk, setting, (num_rows + kTallRows - 1) / kTallRows);
   for (int32_t row = 0; row < num_rows; row += kTallRows)
     walk.add(rows.from(row, setting), num_rows - row < kTallRows ? num_rows - row : kTallRows);

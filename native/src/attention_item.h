@@ -1,7 +1,15 @@
 // How is one item of the plan computed, for one head of keys?
 //
 // Its rows walk through its segments chunk by chunk, all of them over a chunk before the next one is
-// read: a shared run is read once, and what a row has gathered flows on into its own tail.
+// read: a shared run is read once, and what a row has gathered flows on into its own tail. Where a
+// section ends, what rows have gathered is added to the sections before, or left as a partial, and
+// they begin anew:
+//
+//   keys       |----- section 0 -----|----- section 1 -----|--- 2 --
+//   segments   ───────── s y s t e m ─────┬── d o c ──┬── A's tail ─
+//   sums       s0                    s1                    s2          (s0 + s1) + s2
+//
+// However segments are cut and parts are shared out, a row so adds the same numbers in the same order.
 //
 // Included after attention_tile.h.
 #pragma once
@@ -18,6 +26,7 @@ template <class Math>
 struct Held {
   typename Math::Operand *queries;  // (rows, key_dim)
   float *weighted, *max, *sums;     // (rows, value_stride), (rows,), (rows, 16)
+  float *earlier, *earlier_max, *earlier_sums;  // of sections before: (rows, value_stride), (rows,) twice
   int32_t *first, *last;            // (rows,)
   float *steps;                     // (rows,): what whole numbers of queries are worth
   typename Math::Stored *ragged;    // values of a group that is not full, (16, value_dim)
@@ -30,8 +39,8 @@ struct Held {
     const int64_t group_bytes = kGroup * setting.value_dim * sizeof(typename Math::Stored) +
                                 (kHasCodes<Math> ? kGroup * kScaleBytes : 0);
     const int64_t row_bytes = rows * 4;
-    char *p = static_cast<char *>(thread_scratch(query_bytes + weighted_bytes + 20 * row_bytes +
-                                                 (kChunkGroups + 1) * group_bytes + 9 * 64));
+    char *p = static_cast<char *>(thread_scratch(query_bytes + 2 * weighted_bytes + 22 * row_bytes +
+                                                 (kChunkGroups + 1) * group_bytes + 12 * 64));
     const auto place = [&p](int64_t bytes) {
       char *at = p;
       p += (bytes + 63) / 64 * 64;
@@ -41,6 +50,9 @@ struct Held {
     weighted = reinterpret_cast<float *>(place(weighted_bytes));
     max = reinterpret_cast<float *>(place(row_bytes));
     sums = reinterpret_cast<float *>(place(16 * row_bytes));
+    earlier = reinterpret_cast<float *>(place(weighted_bytes));
+    earlier_max = reinterpret_cast<float *>(place(row_bytes));
+    earlier_sums = reinterpret_cast<float *>(place(row_bytes));
     first = reinterpret_cast<int32_t *>(place(row_bytes));
     last = reinterpret_cast<int32_t *>(place(row_bytes));
     steps = reinterpret_cast<float *>(place(row_bytes));
@@ -48,9 +60,36 @@ struct Held {
     joined = reinterpret_cast<typename Math::Stored *>(place(kChunkGroups * group_bytes));
     std::memset(weighted, 0, int64_t{num_rows} * setting.value_stride * sizeof(float));
     std::memset(sums, 0, int64_t{num_rows} * 16 * sizeof(float));
-    for (int32_t i = 0; i < num_rows; ++i) max[i] = kLowest;
+    for (int32_t i = 0; i < num_rows; ++i) max[i] = earlier_max[i] = kLowest;
   }
 };
+
+// What a row has gathered, scaled to its maximum.
+struct Gathered {
+  float *weighted, *max, *sum;
+};
+
+// Adds what a row has gathered in one section more. Scaling by powers of two rounds nothing, so what
+// is rounded are the sums alone.
+inline void add_section(const Gathered &to, const float *weighted, float max, float sum,
+                        int32_t value_dim) {
+  if (max == kLowest) return;  // nothing of it is seen
+  if (*to.max == kLowest) {
+    std::memcpy(to.weighted, weighted, value_dim * sizeof(float));
+    *to.max = max;
+    *to.sum = sum;
+    return;
+  }
+  const float top = max > *to.max ? max : *to.max;
+  const float keep = power_of_whole(*to.max - top), take = power_of_whole(max - top);
+  *to.max = top;
+  *to.sum = *to.sum * keep + sum * take;
+  const Vec keeps = fill(keep), takes = fill(take);
+  int32_t d = 0;
+  for (; d + 16 <= value_dim; d += 16)
+    store(to.weighted + d, load(to.weighted + d) * keeps + load(weighted + d) * takes);
+  for (; d < value_dim; ++d) to.weighted[d] = to.weighted[d] * keep + weighted[d] * take;
+}
 
 // Each returns what one of the query's numbers is worth.
 inline float load_query(const void *data, int32_t dtype, int64_t from, int32_t size, float *to) {
@@ -101,9 +140,10 @@ inline void finish_row(const ost_attention &a, int32_t row, int32_t head, const 
                        float max, float sum) {
   float keep = 1;
   if (a.sinks != nullptr) {
-    const float sink = a.sinks[head] * kLog2E, top = sink > max ? sink : max;
-    keep = std::exp2(max - top);
-    sum = sum * keep + std::exp2(sink - top);
+    const float sink = a.sinks[head] * kLog2E, whole = std::floor(sink);
+    const float top = whole > max ? whole : max;
+    keep = power_of_whole(max - top);
+    sum = sum * keep + std::exp2(sink - whole) * power_of_whole(whole - top);
   }
   const int64_t to = a.tokens[row] * a.output.token_stride + head * a.output.head_stride;
   store_output(a.output, to, weighted, a.kv.value_dim, sum > 0 ? keep / sum : 0.0f);
@@ -144,6 +184,78 @@ void fill_chunk(const ost_attention &a, const ost_segment &s, int32_t kv_head, i
   chunk.values[full / kGroup] = ragged;
 }
 
+// The first key of a segment that is looked at so that a row sees one of its keys: tiles take keys by
+// twos of groups, which begin at the same positions whatever the segment.
+inline int32_t first_key(const ost_segment &s, int32_t seen) {
+  const int32_t key = (s.first_position + seen) / (2 * kGroup) * (2 * kGroup) - s.first_position;
+  return key < 0 ? 0 : key;
+}
+
+// Rows of an item whose sections end.
+template <class Math>
+class Ends {
+ public:
+  Ends(const ost_attention &attention, const Task &task, const Held<Math> &held,
+       const Setting &setting, int32_t first_row)
+      : a_(attention), item_(*task.item), held_(held), setting_(setting), first_row_(first_row),
+        per_token_(a_.num_heads / a_.kv.num_kv_heads), first_head_(task.kv_head * per_token_) {}
+
+  // Rows from..to - 1 (of heads, counted from first_row on) leave a section behind.
+  void leave(int32_t section, int32_t from, int32_t to) const {
+    for (int32_t i = from; i < to; ++i) {
+      if (held_.max[i] == kLowest) continue;
+      put_away(section, i);
+      std::memset(weighted(i), 0, setting_.value_stride * sizeof(float));
+      std::memset(held_.sums + int64_t{i} * 16, 0, 16 * sizeof(float));
+      held_.max[i] = kLowest;
+    }
+  }
+  // All rows have seen all.
+  void finish(int32_t num_rows) const {
+    for (int32_t i = 0; i < num_rows; ++i) {
+      const int32_t row = row_of(i), head = head_of(i);
+      const bool is_first = held_.earlier_max[i] == kLowest;
+      if (held_.max[i] != kLowest && (item_.first_partial >= 0 || !is_first))
+        put_away(a_.positions[row] / a_.section_keys, i);
+      if (item_.first_partial >= 0) continue;
+      const Gathered all = earlier(i);
+      if (is_first)
+        finish_row(a_, row, head, weighted(i), held_.max[i], sum(i));
+      else
+        finish_row(a_, row, head, all.weighted, *all.max, *all.sum);
+    }
+  }
+
+ private:
+  int32_t row_of(int32_t i) const { return first_row_ + i / per_token_; }
+  int32_t head_of(int32_t i) const { return first_head_ + i % per_token_; }
+  float *weighted(int32_t i) const { return held_.weighted + int64_t{i} * setting_.value_stride; }
+  float sum(int32_t i) const { return total(load(held_.sums + int64_t{i} * 16)); }
+  Gathered earlier(int32_t i) const {
+    return {held_.earlier + int64_t{i} * setting_.value_stride, held_.earlier_max + i,
+            held_.earlier_sums + i};
+  }
+  // Adds what a row has gathered to the sections before, or leaves it as a partial.
+  void put_away(int32_t section, int32_t i) const {
+    const int32_t value_dim = setting_.value_dim;
+    if (item_.first_partial < 0)
+      return add_section(earlier(i), weighted(i), held_.max[i], sum(i), value_dim);
+    const int64_t rows_before = int64_t{section - item_.first_section} *
+                                (item_.last_row - item_.first_row);
+    const int64_t partial = item_.first_partial + rows_before + row_of(i) - item_.first_row;
+    float *out = a_.partials + (partial * a_.num_heads + head_of(i)) * (value_dim + 2);
+    std::memcpy(out, weighted(i), value_dim * sizeof(float));
+    out[value_dim] = held_.max[i];
+    out[value_dim + 1] = sum(i);
+  }
+
+  const ost_attention &a_;
+  const ost_item &item_;
+  const Held<Math> &held_;
+  const Setting &setting_;
+  const int32_t first_row_, per_token_, first_head_;
+};
+
 // Rows first_row..last_row - 1 of an item.
 template <class Math>
 void attend_rows(const ost_attention &a, const Task &task, int32_t first_row, int32_t last_row) {
@@ -158,6 +270,7 @@ void attend_rows(const ost_attention &a, const Task &task, int32_t first_row, in
   const int32_t num_rows = (last_row - first_row) * per_token;
   const int32_t most_groups = chunk_groups(num_rows);
   const Held<Math> held(setting, num_rows);
+  const Ends<Math> ends(a, task, held, setting, first_row);
   for (int32_t i = 0; i < num_rows; ++i) {
     const int64_t token = a.tokens[first_row + i / per_token], head = first_head + i % per_token;
     const int32_t later = i + 16;
@@ -170,14 +283,16 @@ void attend_rows(const ost_attention &a, const Task &task, int32_t first_row, in
   }
   for (int32_t n = item.first_segment; n < item.last_segment; ++n) {
     const ost_segment &s = a.segments[n];
+    const KeySpan within = keys_within(a, item, s);
     const int32_t from = s.first_row > first_row ? s.first_row : first_row;
     const int32_t to = s.last_row < last_row ? s.last_row : last_row;
     int32_t low = INT32_MAX, high = 0;
     for (int32_t row = from; row < to; ++row) {
       const int64_t seen = int64_t{a.positions[row]} + 1 - s.first_position;
       const int64_t below = a.window > 0 ? seen - a.window : 0;
-      const int32_t last = static_cast<int32_t>(seen < 0 ? 0 : seen < s.num_keys ? seen : s.num_keys);
-      const int32_t first = static_cast<int32_t>(below < 0 ? 0 : below < last ? below : last);
+      const int32_t last = static_cast<int32_t>(seen < 0 ? 0 : seen < within.end ? seen : within.end);
+      const int64_t lowest = below < within.begin ? within.begin : below;
+      const int32_t first = static_cast<int32_t>(lowest < last ? lowest : last);
       for (int32_t i = 0; i < per_token; ++i) {
         held.first[(row - first_row) * per_token + i] = first;
         held.last[(row - first_row) * per_token + i] = last;
@@ -192,27 +307,17 @@ void attend_rows(const ost_attention &a, const Task &task, int32_t first_row, in
     Chunk<typename Math::Stored> chunk;
     chunk.joined = held.joined;
     chunk.ahead = &ahead;
-    for (int32_t key = low / kGroup * kGroup; key < high; key += chunk.num_groups * kGroup) {
-      const int32_t left = (high - key + kGroup - 1) / kGroup;
-      fill_chunk<Math>(a, s, kv_head, key, left < most_groups ? left : most_groups, held.ragged,
-                       chunk);
+    for (int32_t key = first_key(s, low); key < high; key += chunk.num_groups * kGroup) {
+      const int64_t end = end_of_chunk(a, s, key, most_groups * kGroup);
+      const int32_t left = static_cast<int32_t>(end < high ? end : high) - key;
+      fill_chunk<Math>(a, s, kv_head, key, (left + kGroup - 1) / kGroup, held.ragged, chunk);
       attend_chunk<Math>(chunk, rows.from(skip, setting), (to - from) * per_token, setting);
+      const int32_t next = s.first_position + key + chunk.num_groups * kGroup;
+      if (next % a.section_keys == 0)
+        ends.leave(next / a.section_keys - 1, skip, skip + (to - from) * per_token);
     }
   }
-  for (int32_t i = 0; i < num_rows; ++i) {
-    const int32_t row = first_row + i / per_token, head = first_head + i % per_token;
-    const float *weighted = held.weighted + int64_t{i} * value_stride;
-    const float sum = total(load(held.sums + i * 16));
-    if (item.first_partial < 0) {
-      finish_row(a, row, head, weighted, held.max[i], sum);
-      continue;
-    }
-    const int64_t partial = item.first_partial + row - item.first_row;
-    float *out = a.partials + (partial * a.num_heads + head) * (setting.value_dim + 2);
-    std::memcpy(out, weighted, setting.value_dim * sizeof(float));
-    out[setting.value_dim] = held.max[i];
-    out[setting.value_dim + 1] = sum;
-  }
+  ends.finish(num_rows);
 }
 
 // An item's rows, as many at once as stay in the cache.
@@ -236,20 +341,15 @@ inline void attend_any(const ost_attention &a, const Task &task) {
     attend_item<FloatMath<Bfloat16>>(a, task);
 }
 
-// Partials of a row have maxima of their own.
+// A row's partials are its sections, in order.
 inline void merge(const ost_attention &a, int32_t index, int32_t head) {
   const int32_t value_dim = a.kv.value_dim;
   float *weighted = static_cast<float *>(thread_scratch(value_dim * sizeof(float)));
-  std::memset(weighted, 0, value_dim * sizeof(float));
   float max = kLowest, sum = 0;
   for (int32_t i = a.merge_starts[index]; i < a.merge_starts[index + 1]; ++i) {
     const float *in =
         a.partials + (int64_t{a.merge_partials[i]} * a.num_heads + head) * (value_dim + 2);
-    const float other = in[value_dim], top = other > max ? other : max;
-    const float keep = std::exp2(max - top), take = std::exp2(other - top);
-    max = top;
-    sum = sum * keep + in[value_dim + 1] * take;
-    for (int32_t d = 0; d < value_dim; ++d) weighted[d] = weighted[d] * keep + in[d] * take;
+    add_section({weighted, &max, &sum}, in, in[value_dim], in[value_dim + 1], value_dim);
   }
   finish_row(a, a.merge_rows[index], head, weighted, max, sum);
 }

@@ -5,6 +5,10 @@
 // FlashAttention), so that chunks and segments follow one another and nothing is merged. Scores are
 // to base 2: the scale takes in log2(e).
 //
+// Maxima are rounded up to whole numbers, so that they scale weights and sums by powers of two, which
+// rounds nothing. So no bit hangs on when a maximum was renewed, hence none on how keys are cut into
+// chunks and segments: a sum takes the keys of a section one by one, in the order of their positions.
+//
 // Included after one simd_*.h, attention_math.h and attention_ahead.h.
 #pragma once
 
@@ -110,7 +114,7 @@ inline void cap_scores(float *scores, int32_t groups, const Setting &setting) {
   const Vec cap = fill(setting.soft_cap * 1.44269504f);
   for (int32_t g = 0; g < groups; ++g) {
     const Vec x = larger(fill(-60.0f), smaller(load(scores + g * kGroup) * steep, fill(60.0f)));
-    const Vec power = power_of_two<5>(x);
+    const Vec power = power_of_two<5>(x, fill(0.0f));
     store(scores + g * kGroup, cap * ((power - one) / (power + one)));
   }
 }
@@ -136,6 +140,12 @@ inline float largest_score(const float *scores, int32_t groups) {
   return largest(larger(even, odd));
 }
 
+// 2 to a whole number that is not above 0.
+inline float power_of_whole(float whole) {
+  if (!(whole >= -126.0f)) return 0.0f;
+  return float_of_bits(static_cast<uint32_t>(static_cast<int32_t>(whole) + 127) << 23);
+}
+
 inline void scale_row(float *row, int32_t size, float factor) {
   const Vec by = fill(factor);
   for (int32_t d = 0; d < size; d += 16) store(row + d, load(row + d) * by);
@@ -149,31 +159,21 @@ inline void weigh_row(float *scores, typename Math::Weight *weights, int32_t gro
   if (setting.soft_cap > 0) cap_scores(scores, groups, setting);
   const float scale = setting.soft_cap > 0 ? 1.0f : setting.scale;
   hide_unseen(scores, groups, first, last);
-  const float top = largest_score(scores, groups) * scale;
-  const float old_max = *max, new_max = top > old_max ? top : old_max;
-  const Vec by = fill(scale), less = fill(-new_max);
-  Vec even = fill(0.0f), odd = even;
-  int32_t g = 0;
-  for (; g + 1 < groups; g += 2) {
-    const Vec a = power_of_two<kTerms>(multiply_add(load(scores + g * kGroup), by, less));
-    const Vec b = power_of_two<kTerms>(multiply_add(load(scores + (g + 1) * kGroup), by, less));
-    Math::store_weight(weights + g * kGroup, a);
-    Math::store_weight(weights + (g + 1) * kGroup, b);
-    even = even + a;
-    odd = odd + b;
-  }
-  if (g < groups) {
-    const Vec a = power_of_two<kTerms>(multiply_add(load(scores + g * kGroup), by, less));
-    Math::store_weight(weights + g * kGroup, a);
-    even = even + a;
-  }
-  if (new_max != old_max) {
-    const float keep = std::exp2(old_max - new_max);
+  const float top = std::ceil(largest_score(scores, groups) * scale), old_max = *max;
+  if (top > old_max) {
+    const float keep = power_of_whole(old_max - top);
     scale_row(weighted, setting.value_stride, keep);
     scale_row(sums, 16, keep);
-    *max = new_max;
+    *max = top;
   }
-  store(sums, load(sums) + (even + odd));
+  const Vec by = fill(scale), most = fill(*max);
+  Vec sum = load(sums);
+  for (int32_t g = 0; g < groups; ++g) {
+    const Vec weight = power_of_two<kTerms>(load(scores + g * kGroup) * by, most);
+    Math::store_weight(weights + g * kGroup, weight);
+    sum = sum + weight;
+  }
+  store(sums, sum);
 }
 
 // Weights times the scales of values become whole numbers, each group by itself: what they are rounded to

@@ -3,7 +3,7 @@
 // Two rows at a time, as soon as their scores are there: they never leave the level 1 cache. So the
 // maximum of a chunk is not known, and a row keeps an old one until a score exceeds it by so much that
 // its weight would be too large; sums and weights are to whatever it is (the lazy rescaling of
-// FlashAttention 4).
+// FlashAttention 4). Since it is a whole number, no bit hangs on which.
 //
 // Included after attention_tile.h.
 #pragma once
@@ -84,22 +84,22 @@ struct Weigher {
   const float *scores, *max;
   float *sums;
   uint16_t *weights;
-  int32_t left;   // rows
-  uint32_t late;  // bit i: rows i and i + 1 exceed their maxima, and wait
+  int32_t num_rows, left;  // even numbers
+  uint32_t late;           // bit i: rows i and i + 1 exceed their maxima, and wait
   float scale;
 
-  __attribute__((always_inline)) Vec weight(const float *from, Vec less) const {
-    return power_of_two<3>({_mm512_fmsub_ps(load(from).v, fill(scale).v, less.v)});
+  __attribute__((always_inline)) Vec weight(const float *from, Vec top) const {
+    return power_of_two<3>(load(from) * fill(scale), top);
   }
   template <bool kMayWait>
   __attribute__((always_inline)) void weigh_two() {
-    const Vec less = fill(max[0]), next_less = fill(max[1]);
-    const Vec a = weight(scores, less), b = weight(scores + kGroup, less);
-    const Vec c = weight(scores + kPair, next_less), d = weight(scores + kPair + kGroup, next_less);
+    const Vec top = fill(max[0]), next_top = fill(max[1]);
+    const Vec a = weight(scores, top), b = weight(scores + kGroup, top);
+    const Vec c = weight(scores + kPair, next_top), d = weight(scores + kPair + kGroup, next_top);
     const Vec above = a + b, below = c + d, most = fill(kMostWeight);
     if (kMayWait && __builtin_expect(
                         _mm512_cmp_ps_mask(larger(above, below).v, most.v, _CMP_GT_OQ) != 0, 0)) {
-      late |= 1u << (kTallRows - left);
+      late |= 1u << (num_rows - left);
     } else {
       store_two(weights, a, b);
       store_two(weights + kPair, c, d);
@@ -134,7 +134,8 @@ class Weighing {
     if (tile->is_fresh && pair == tile->first_pair) meet(*tile, pair, scores);
     tile_ = tile;
     pair_ = pair;
-    weigher = {scores, tile->max, tile->sums, tile->weights[pair][0], kTallRows, 0, scale_};
+    const int32_t rows = (tile->num_rows + 1) / 2 * 2;
+    weigher = {scores, tile->max, tile->sums, tile->weights[pair][0], rows, rows, 0, scale_};
   }
   bool is_of(const Tile *tile) const { return tile_ == tile; }
   // Until all are weights.
@@ -159,7 +160,7 @@ class Weighing {
       renew(tile, i, pair, scores + i * kPair);
       if (i + 1 < tile.num_rows) renew(tile, i + 1, pair, scores + (i + 1) * kPair);
       Weigher two{scores + i * kPair, tile.max + i, tile.sums + i * kGroup, tile.weights[pair][i],
-                  2, 0, scale_};
+                  2, 2, 0, scale_};
       two.weigh_two<false>();
     }
   }
@@ -170,11 +171,11 @@ class Weighing {
   }
   // A row's maximum becomes the largest of these scores, and all that it has gathered shrinks.
   void renew(Tile &tile, int32_t i, int32_t pair, const float *scores) const {
-    const float top = largest_score(scores, 2) * scale_, old = tile.max[i];
+    const float top = std::ceil(largest_score(scores, 2) * scale_), old = tile.max[i];
     if (!(top > old)) return;
     tile.max[i] = top;
     if (old == kLowest) return;
-    const float keep = std::exp2(old - top);
+    const float keep = power_of_whole(old - top);
     scale_row(tile.sums + i * kGroup, kGroup, keep);
     scale_row(tile.rows.weighted + int64_t{i} * setting_.value_stride, setting_.value_stride, keep);
     for (int32_t p = tile.first_pair; p < pair; ++p)

@@ -28,7 +28,10 @@ inline Floats weighed(const Floats &value, float factor, const Floats &weight) {
 // Two sums of squares, so that one addition need not wait for the one before.
 struct Squares {
   Floats even{}, odd{};
-  void add(int i, const Floats &value) { (i & kLanes ? odd : even) += value * value; }
+  void add(int i, const Floats &value) {
+    Floats &sum = i & kLanes ? odd : even;
+    sum = multiply_add(value, value, sum);
+  }
   float norm_factor(int width, float epsilon) const {
     return 1.f / std::sqrt(sum(even + odd) / static_cast<float>(width) + epsilon);
   }

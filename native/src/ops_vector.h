@@ -9,7 +9,7 @@
 #include <cstring>
 #include <type_traits>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -108,6 +108,19 @@ inline void store(typename Format::Stored *to, const Floats &value, int count = 
     std::memcpy(to, &stored, static_cast<size_t>(count) * sizeof(*to));
 }
 
+// a * b + c, in one step wherever the processor has that.
+inline Floats multiply_add(const Floats &a, const Floats &b, const Floats &c) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(_mm512_fmadd_ps(
+      reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Floats>(_mm256_fmadd_ps(
+      reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
+#else
+  return a * b + c;
+#endif
+}
+
 // Halves are added to halves, so that it takes log2(kLanes) additions one after the other.
 inline float sum(const Floats &values) {
 #if defined(__AVX512F__)
@@ -125,7 +138,7 @@ inline float sum(const Floats &values) {
 inline Floats quotient(const Floats &a, const Floats &b) {
 #if defined(__AVX512F__)
   const Floats guess = reinterpret_cast<Floats>(_mm512_rcp14_ps(reinterpret_cast<__m512>(b)));
-  return a * (guess + guess * (1.f - b * guess));
+  return a * multiply_add(guess, multiply_add(-b, guess, all(1.f)), guess);
 #else
   return a / b;
 #endif
@@ -158,14 +171,12 @@ inline Floats scaled(const Floats &x, const Floats &power) {
 inline Floats exponential(Floats x) {
   x = clamped(x, -87.f, 88.f);
   constexpr float kRounder = 12582912.f;  // 1.5 * 2^23: what is added to it loses its fraction
-  const Floats power = (x * 1.44269504f + kRounder) - kRounder;
-  const Floats rest = (x - power * 0.693359375f) + power * 2.12194440e-4f;
+  const Floats power = multiply_add(x, all(1.44269504f), all(kRounder)) - kRounder;
+  const Floats rest =
+      multiply_add(power, all(2.12194440e-4f), multiply_add(power, all(-0.693359375f), x));
   Floats series = all(8.31252e-3f);
-  series = series * rest + 4.189011e-2f;
-  series = series * rest + 1.6667114e-1f;
-  series = series * rest + 4.9999232e-1f;
-  series = series * rest + 1.f;
-  series = series * rest + 1.f;
+  constexpr float lower[] = {4.189011e-2f, 1.6667114e-1f, 4.9999232e-1f, 1.f, 1.f};
+  for (const float next : lower) series = multiply_add(series, rest, all(next));
   return scaled(series, power);
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace ost {
 namespace {
@@ -10,6 +11,7 @@ namespace {
 void take_sequences(Planning &p) {
   const ost_step &step = *p.step;
   p.most_rows = std::max(1, p.rules->item_rows / p.rules->group);
+  p.run_columns = p.rules->run_keys / std::gcd(p.rules->run_keys, step.block_size);
   p.sequences.resize(step.num_sequences);
   for (int32_t i = 0; i < step.num_sequences; ++i) {
     Sequence &s = p.sequences[i];

@@ -36,7 +36,8 @@ struct Span {
 struct Planning {
   const ost_step *step;
   const ost_rules *rules;
-  int32_t most_rows;  // of an item
+  int32_t most_rows;    // of an item
+  int32_t run_columns;  // runs are multiples of this
 
   std::vector<Sequence> sequences;
   std::vector<int64_t> filled;        // tables with what windows left, where any did

@@ -1,12 +1,12 @@
 // Which items are cut by keys so that all threads have work, and which become one?
 //
 // One sequence of 100,000 tokens is one item; with two heads of keys and sixteen threads, fourteen
-// would wait. Its keys are cut into parts of like cost at the boundaries of blocks, each part sees all
-// of the item's rows that see its keys, and their results are merged (FlashDecoding's split, Dao et
-// al. 2023):
+// would wait. Its keys are cut into parts of like cost where sections end, and what a part has gathered of
+// each section is merged (FlashDecoding's split, Dao et al. 2023):
 //
 //   segments of an item   ────────────── s y ──────────────┬─ P ─┬─ Q ─
-//   parts                 ───── 0 ─────┼───── 1 ─────┼────── 2 ────────
+//   sections              ──── 0 ────┼──── 1 ────┼──── 2 ────┼──── 3 ──
+//   parts                 ────────── 0 ──────────┼───────── 1 ─────────
 //
 // Many short items, on the other hand, cost more to begin than to compute: neighbours become one as
 // long as all threads still have enough to do.
@@ -54,17 +54,54 @@ void pack(Planning &p, double most) {
   p.items.resize(num_items);
 }
 
+// What the sections of an item cost that its rows see.
+struct Sections {
+  int32_t first;
+  std::vector<double> costs;
+
+  Sections(const Planning &p, const ost_item &item) : first(INT32_MAX) {
+    const int64_t size = p.rules->section_keys;
+    int64_t last = 0;
+    each_segment(p, item, [&](const ost_segment &s, double) {
+      first = std::min(first, static_cast<int32_t>(s.first_position / size));
+      last = std::max(last, (int64_t{s.first_position} + s.num_keys + size - 1) / size);
+    });
+    costs.resize(std::max<int64_t>(0, last - first));
+    each_segment(p, item, [&](const ost_segment &s, double cost) {
+      const int64_t end = int64_t{s.first_position} + s.num_keys;
+      for (int64_t at = s.first_position, next; at < end; at = next) {
+        next = std::min(end, (at / size + 1) * size);
+        costs[at / size - first] += cost * static_cast<double>(next - at) / s.num_keys;
+      }
+    });
+  }
+
+  int32_t count() const { return static_cast<int32_t>(costs.size()); }
+
+ private:
+  template <class Visit>
+  static void each_segment(const Planning &p, const ost_item &item, Visit visit) {
+    for (int32_t n = item.first_segment; n < item.last_segment; ++n)
+      visit(p.segments[n], p.costs[n]);
+  }
+};
+
 // Cuts items by keys; what comes out of it stands behind what was there.
 class Cutter {
  public:
   explicit Cutter(Planning &planning) : p_(planning) {}
 
   void cut(const ost_item &item, int32_t num_parts) {
-    const double total = cost_of_item(p_, item);
-    for (int32_t part = 0; part < num_parts; ++part)
-      add_part(item, total * part / num_parts,
-               part + 1 < num_parts ? total * (part + 1) / num_parts
-                                    : std::numeric_limits<double>::infinity());
+    const Sections sections(p_, item);
+    const double total = std::accumulate(sections.costs.begin(), sections.costs.end(), 0.0);
+    double before = 0;
+    for (int32_t section = 0, first = 0, part = 1; section < sections.count(); ++section) {
+      before += sections.costs[section];
+      if (section + 1 < sections.count() && before < total * part / num_parts) continue;
+      add_part(item, sections.first + first, sections.first + section + 1);
+      first = section + 1;
+      while (part < num_parts && before >= total * part / num_parts) ++part;
+    }
   }
 
   // Says which partials belong together.
@@ -81,53 +118,26 @@ class Cutter {
   }
 
  private:
-  // Keys of a segment that lie before a share of the item's cost; whole blocks, or all.
-  int32_t keys_before(const ost_segment &s, double cost, double bound) const {
-    if (bound >= cost) return s.num_keys;
-    if (bound <= 0) return 0;
-    const int32_t size = p_.step->block_size;
-    const double blocks = std::nearbyint(bound / cost * s.num_keys / size);
-    return std::min(static_cast<int32_t>(blocks) * size, s.num_keys);
-  }
-
-  // Takes what lies between two bounds of the item's cost, if there is anything.
-  void add_part(const ost_item &item, double from, double to) {
-    ost_item part{INT32_MAX, 0, static_cast<int32_t>(p_.segments.size()), 0, p_.num_partials};
-    double before = 0;
-    for (int32_t n = item.first_segment; n < item.last_segment; ++n) {
-      ost_segment s = p_.segments[n];
-      const double cost = p_.costs[n];
-      const int32_t first = keys_before(s, cost, from - before);
-      const int32_t last = keys_before(s, cost, to - before);
-      before += cost;
-      if (first >= last) continue;
-      s.first_entry += first / p_.step->block_size;
-      s.first_position += first;
-      s.num_keys = last - first;
-      part.first_row = std::min(part.first_row, s.first_row);
-      part.last_row = std::max(part.last_row, s.last_row);
-      p_.segments.push_back(s);
+  void add_part(ost_item part, int32_t first_section, int32_t last_section) {
+    part.first_section = first_section;
+    part.last_section = last_section;
+    part.first_partial = p_.num_partials;
+    for (int32_t section = first_section; section < last_section; ++section) {
+      for (int32_t row = part.first_row; row < part.last_row; ++row)
+        if (sees(row, section)) seen_.emplace_back(row, p_.num_partials + row - part.first_row);
+      p_.num_partials += part.last_row - part.first_row;
     }
-    part.last_segment = static_cast<int32_t>(p_.segments.size());
-    if (part.first_segment == part.last_segment) return;
-    note_rows(part);
-    p_.num_partials += part.last_row - part.first_row;
     p_.items.push_back(part);
   }
 
-  // Notes for which rows a part brings something.
-  void note_rows(const ost_item &part) {
-    sees_.assign(part.last_row - part.first_row, false);
-    for (int32_t n = part.first_segment; n < part.last_segment; ++n)
-      std::fill(sees_.begin() + (p_.segments[n].first_row - part.first_row),
-                sees_.begin() + (p_.segments[n].last_row - part.first_row), true);
-    for (int32_t i = 0; i < part.last_row - part.first_row; ++i)
-      if (sees_[i]) seen_.emplace_back(part.first_row + i, p_.num_partials + i);
+  bool sees(int32_t row, int32_t section) const {
+    const int64_t begin = int64_t{section} * p_.rules->section_keys, at = p_.positions[row];
+    const int64_t window = p_.rules->window;
+    return begin <= at && (window == 0 || begin + p_.rules->section_keys > at - window + 1);
   }
 
   Planning &p_;
-  std::vector<std::pair<int32_t, int32_t>> seen_;  // rows, and the partials that they are in
-  std::vector<bool> sees_;
+  std::vector<std::pair<int32_t, int32_t>> seen_;  // rows, and the partials that they are in, in order
 };
 
 // An item, what it costs, and in how many parts it is cut.
@@ -143,7 +153,8 @@ std::vector<Ranked> rank(const Planning &p, double most) {
   for (const ost_item &item : p.items) {
     const double cost = cost_of_item(p, item);
     const double parts = std::min(std::ceil(cost / most), std::floor(cost / p.rules->min_part));
-    ranked.push_back({item, cost, static_cast<int32_t>(parts)});
+    const int32_t most_parts = parts < 2 ? 1 : Sections(p, item).count();
+    ranked.push_back({item, cost, std::min(static_cast<int32_t>(parts), most_parts)});
   }
   std::stable_sort(ranked.begin(), ranked.end(),
                    [](const Ranked &a, const Ranked &b) { return a.part() > b.part(); });

@@ -42,13 +42,14 @@ void find_spans(Planning &p) {
 // The part of a span that the rows from..to - 1 of an item see; without keys if there is none.
 ost_segment cut_span(const Planning &p, const Span &span, int32_t from, int32_t to) {
   const int32_t size = p.step->block_size, window = p.rules->window;
+  const int32_t unit = p.run_columns * size;
   const int32_t first_row = std::max(from, span.first_row), last_row = std::min(to, span.last_row);
   const int32_t end = span.is_tail ? p.positions[last_row - 1] + 1 : span.last_position;
   int32_t begin = span.first_position;
   if (window > 0) {
     const int32_t lowest = span.is_tail ? p.positions[first_row] : span.lowest;
     const int32_t first_seen = lowest - window + 1;
-    if (first_seen > begin) begin = first_seen / size * size;
+    if (first_seen > begin) begin = first_seen / unit * unit;
   }
   const int64_t entry = span.first_entry + (begin - span.first_position) / size;
   return {entry, first_row, last_row, begin, std::max(0, end - begin)};
@@ -84,7 +85,8 @@ void cut_segments(Planning &planning) {
     while (p.place_starts[place + 1] <= from) ++place;
     for (size_t at = place; at < num_places && p.place_starts[at] < to; ++at)
       see(p.spans[num_runs + at]);
-    p.items.push_back({from, to, first_segment, static_cast<int32_t>(p.segments.size()), -1});
+    p.items.push_back({from, to, first_segment, static_cast<int32_t>(p.segments.size()), 0,
+                       INT32_MAX, -1});
   }
 }
 

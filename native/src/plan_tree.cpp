@@ -106,9 +106,10 @@ class Tree {
     for (int32_t place = low + 1; place < high; ++place)
       stop = common(table, p_.sequences[p_.order[place]].table, column + 1, stop);
     const int32_t size = p_.step->block_size, seen = first_seen(lowest);
-    if (is_worth(stop * size - std::max(uncovered * size, seen), high - low, num_rows)) {
-      p_.runs.push_back({low, high, uncovered, stop});
-      uncovered = stop;
+    const int32_t whole = stop / p_.run_columns * p_.run_columns;
+    if (is_worth(whole * size - std::max(uncovered * size, seen), high - low, num_rows)) {
+      p_.runs.push_back({low, high, uncovered, whole});
+      uncovered = whole;
     }
     branch(low, high, stop, uncovered);
   }

@@ -45,9 +45,13 @@ inline Vec operator*(const Vec &a, const Vec &b) {
 inline Vec operator/(const Vec &a, const Vec &b) {
   return each([&](int i) { return a.v[i] / b.v[i]; });
 }
-// a * b + c
+// a * b + c; in one step wherever the processor has that, since the compiler may join none by itself.
 inline Vec multiply_add(const Vec &a, const Vec &b, const Vec &c) {
+#if defined(__FP_FAST_FMAF)
+  return each([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], c.v[i]); });
+#else
   return each([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
+#endif
 }
 inline Vec larger(const Vec &a, const Vec &b) {
   return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });

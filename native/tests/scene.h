@@ -17,6 +17,7 @@ struct Scene {
 
   Random random;
   int32_t kv_heads, group, key_dim, value_dim, block_size, kv_dtype, query_dtype, out_dtype, window;
+  int32_t section_keys;
   float scale, soft_cap;
   bool has_sinks;
 
@@ -55,6 +56,7 @@ struct Scene {
     scale = random.pick({1.0f, 0.5f, 2.0f}) / std::sqrt(static_cast<float>(key_dim));
     soft_cap = random.chance(0.25) ? random.pick({1.0f, 5.0f, 50.0f}) : 0.0f;
     has_sinks = random.chance(0.3);
+    section_keys = random.pick({32, 96, 128, 1024});
   }
 
   // Appends a run's block ids to the plan, and its slots to what a sequence sees.
@@ -153,13 +155,32 @@ struct Scene {
     return out;
   }
 
-  void add_item(int32_t first_row, int32_t last_row, const std::vector<ost_segment> &seen,
-                bool partial) {
-    const int32_t first = static_cast<int32_t>(segments.size());
-    segments.insert(segments.end(), seen.begin(), seen.end());
-    items.push_back({first_row, last_row, first, static_cast<int32_t>(segments.size()),
-                     partial ? num_partials : -1});
-    if (partial) num_partials += last_row - first_row;
+  bool sees(int32_t row, int32_t section) const {
+    const int32_t begin = section * section_keys, at = positions[row];
+    return begin <= at && (window == 0 || begin + section_keys > at - window + 1);
+  }
+
+  // Cuts an item into parts at random sections; each leaves a partial of each row and section.
+  void cut_parts(const ost_item &item) {
+    const int32_t last_position = *std::max_element(positions.begin(), positions.end());
+    const int32_t num_sections = last_position / section_keys + 1, num_rows = item.last_row - item.first_row;
+    const int32_t first_partial = num_partials;
+    for (int32_t from = 0, to; from < num_sections; from = to) {
+      to = random.between(from + 1, num_sections);
+      ost_item part = item;
+      part.first_section = from;
+      part.last_section = to;
+      part.first_partial = num_partials;
+      items.push_back(part);
+      num_partials += (to - from) * num_rows;
+    }
+    for (int32_t row = item.first_row; row < item.last_row; ++row) {
+      merge_rows.push_back(row);
+      for (int32_t section = 0; section < num_sections; ++section)
+        if (sees(row, section))
+          merge_partials.push_back(first_partial + section * num_rows + row - item.first_row);
+      merge_starts.push_back(static_cast<int32_t>(merge_partials.size()));
+    }
   }
 
   void cut_items() {
@@ -167,17 +188,11 @@ struct Scene {
       const int32_t left = num_rows() - row;
       const int32_t take = random.chance(0.4) ? left : random.between(1, left);
       const std::vector<ost_segment> seen = cut_segments(row, row + take);
-      const int32_t parts = random.chance(0.5) ? 1 : random.between(1, 4);
-      const int32_t size = static_cast<int32_t>(seen.size()), first = num_partials;
-      for (int32_t p = 0; p < parts; ++p)
-        add_item(row, row + take,
-                 {seen.begin() + size * p / parts, seen.begin() + size * (p + 1) / parts},
-                 parts > 1);
-      for (int32_t i = 0; parts > 1 && i < take; ++i) {
-        merge_rows.push_back(row + i);
-        for (int32_t p = 0; p < parts; ++p) merge_partials.push_back(first + p * take + i);
-        merge_starts.push_back(static_cast<int32_t>(merge_partials.size()));
-      }
+      const int32_t first = static_cast<int32_t>(segments.size());
+      segments.insert(segments.end(), seen.begin(), seen.end());
+      const ost_item item{row, row + take, first, static_cast<int32_t>(segments.size()), 0,
+                          INT32_MAX, -1};
+      random.chance(0.5) ? items.push_back(item) : cut_parts(item);
       row += take;
     }
   }

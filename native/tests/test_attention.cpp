@@ -64,6 +64,7 @@ double worst_error(Scene &s, const std::vector<std::vector<Expected>> &expected,
                                 static_cast<int32_t>(s.items.size()),
                                 static_cast<int32_t>(s.merge_rows.size()),
                                 s.window,
+                                s.section_keys,
                                 s.scale,
                                 s.soft_cap,
                                 num_threads};

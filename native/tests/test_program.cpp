@@ -139,6 +139,7 @@ void check_attention(uint32_t seed) {
   step.num_items = static_cast<int32_t>(s.items.size());
   step.num_merges = static_cast<int32_t>(s.merge_rows.size());
   step.window = s.window;
+  step.section_keys = s.section_keys;
   step.num_threads = 1;
   ost_layer_attention layer{};
   layer.layer.kv = s.store->kv;

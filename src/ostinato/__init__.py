@@ -9,13 +9,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ostinato.core.config import Allotment
     from ostinato.engine.async_llm import AsyncLLM
     from ostinato.engine.llm import LLM
     from ostinato.engine.outputs import CompletionOutput, RequestOutput
     from ostinato.engine.sampling_params import RequestOutputKind, SamplingParams
     from ostinato.engine.structured_outputs import StructuredOutputs
     from ostinato.observe.explanation import Explanation, MissReason, SpanOutcome
+    from ostinato.settings import TenantShare
     from ostinato.tenants.terms import (
         ANTHROPIC_1H,
         ANTHROPIC_5M,
@@ -37,7 +37,7 @@ _HOMES = {
     "RequestOutputKind": "ostinato.engine.sampling_params",
     "SamplingParams": "ostinato.engine.sampling_params",
     "StructuredOutputs": "ostinato.engine.structured_outputs",
-    "Allotment": "ostinato.core.config",
+    "TenantShare": "ostinato.settings",
     "MissReason": "ostinato.observe.explanation",
     "Explanation": "ostinato.observe.explanation",
     "SpanOutcome": "ostinato.observe.explanation",
@@ -57,7 +57,6 @@ __all__ = [
     "LLM",
     "OPENAI_24H",
     "PINNED",
-    "Allotment",
     "AsyncLLM",
     "CompletionOutput",
     "EraseReceipt",
@@ -71,6 +70,7 @@ __all__ = [
     "SamplingParams",
     "SpanOutcome",
     "StructuredOutputs",
+    "TenantShare",
     "__version__",
 ]
 

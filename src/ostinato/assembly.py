@@ -11,13 +11,7 @@ from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver, Observers
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.radix_index import RadixIndex
-from ostinato.core.config import (
-    Allotment,
-    CacheConfig,
-    SchedulerConfig,
-    WindowConfig,
-    window_blocks,
-)
+from ostinato.core.config import SchedulerConfig
 from ostinato.eviction import make_policy
 from ostinato.eviction.learned_policy import LearnsFromMisses, MissObserver
 from ostinato.ghost.ghost import Ghost
@@ -35,6 +29,7 @@ from ostinato.sched.waiting_queue import FirstComeFirstServed, NumCachedTokens, 
 from ostinato.scheduling.depth_first import DepthFirst
 from ostinato.scheduling.fair_share import FairShare
 from ostinato.scheduling.longest_prefix import LongestPrefixFirst
+from ostinato.settings import PrefixCacheConfig, TenantShare, WindowConfig, window_blocks
 from ostinato.tenants.cache_admin import CacheAdmin, Erasable
 from ostinato.tenants.lease_book import LeaseBook
 from ostinato.tenants.public_prefixes import PublicPrefixes
@@ -48,6 +43,7 @@ class PrefixCache:
     """A cache manager and what observes and administers it.
 
     Attributes:
+        config: The settings.
         manager: What the scheduler asks.
         admin: Leases, erasure, epochs, reset.
         history: What explanations are made of.
@@ -55,6 +51,7 @@ class PrefixCache:
         events: What outsiders are told; None if ``keep_event_batches`` is 0.
     """
 
+    config: PrefixCacheConfig
     manager: CacheManager
     admin: CacheAdmin
     history: RequestHistory
@@ -62,11 +59,6 @@ class PrefixCache:
     events: EventLog | None
     ghost: Ghost | None
     _counters: CacheCounters
-
-    @property
-    def config(self) -> CacheConfig:
-        """The settings."""
-        return self.manager.config
 
     @property
     def block_size(self) -> int:
@@ -88,7 +80,7 @@ class PrefixCache:
 
 
 def build_cache(
-    config: CacheConfig,
+    config: PrefixCacheConfig,
     clock: Clock = time.monotonic,
     digest: DigestFunction | None = None,
     epoch: int = 0,
@@ -114,7 +106,7 @@ def build_cache(
         events = EventLog(clock, config.keep_event_batches)
         recorder = EventRecorder(events, BlockHasher(config.block_size, sha256))
         observers.append(recorder)
-    shares = make_shares(config.allotments, policy, config.num_blocks, clock)
+    shares = make_shares(config.tenant_shares, policy, config.num_blocks, clock)
     ghost = None
     if config.num_ghost_blocks and config.enable_prefix_caching:
         ghost = Ghost(config, clock, counters.stats.first, list(shares.policies()))
@@ -127,12 +119,12 @@ def build_cache(
         erasables.append(recorder)
     if ghost is not None:
         erasables.append(ghost)
-    admin = CacheAdmin(manager, leases, public, erasables)
-    return PrefixCache(manager, admin, history, hits, events, ghost, counters)
+    admin = CacheAdmin(config, manager, leases, public, erasables)
+    return PrefixCache(config, manager, admin, history, hits, events, ghost, counters)
 
 
 def make_manager(
-    config: CacheConfig,
+    config: PrefixCacheConfig,
     clock: Clock,
     digest: DigestFunction | None,
     shares: BlockShares,
@@ -160,16 +152,16 @@ def make_manager(
 
 
 def make_shares(
-    allotments: Mapping[bytes, Allotment], policy: PolicyFactory, num_blocks: int, clock: Clock
+    tenant_shares: Mapping[bytes, TenantShare], policy: PolicyFactory, num_blocks: int, clock: Clock
 ) -> BlockShares:
-    """Make the shares of a pool: with accounts if any tenant has an allotment."""
-    if allotments:
-        return TenantShares(allotments, lambda: policy(num_blocks, clock))
+    """Make the shares of a pool: with accounts if any tenant has a share."""
+    if tenant_shares:
+        return TenantShares(tenant_shares, lambda: policy(num_blocks, clock))
     return BlockShares(policy(num_blocks, clock))
 
 
 def make_window_pool(
-    config: CacheConfig, window: WindowConfig, clock: Clock, observers: Observers, group: int
+    config: PrefixCacheConfig, window: WindowConfig, clock: Clock, observers: Observers, group: int
 ) -> BlockPool:
     """Make a window's pool; tenants have the same share of it as of group 0's.
 
@@ -177,17 +169,17 @@ def make_window_pool(
     that ends there and to no other, so there is nothing to learn. Guarantees leave what one
     sequence needs to go on, as they do in group 0.
     """
-    share = window.num_blocks / config.num_blocks
+    ratio = window.num_blocks / config.num_blocks
     spare = window.num_blocks - window_blocks(window.window, config.block_size)
-    floor_share = min(share, spare / config.num_blocks)
-    allotments = {
-        tenant: Allotment(
-            int(allotment.floor * floor_share),
-            None if allotment.quota is None else max(1, int(allotment.quota * share)),
+    guaranteed_ratio = min(ratio, spare / config.num_blocks)
+    tenant_shares = {
+        tenant: TenantShare(
+            int(share.guaranteed * guaranteed_ratio),
+            None if share.quota is None else max(1, int(share.quota * ratio)),
         )
-        for tenant, allotment in config.allotments.items()
+        for tenant, share in config.tenant_shares.items()
     }
-    shares = make_shares(allotments, partial(make_policy, "lru"), window.num_blocks, clock)
+    shares = make_shares(tenant_shares, partial(make_policy, "lru"), window.num_blocks, clock)
     return BlockPool(window.num_blocks, shares, config.free_order, clock, observers, group)
 
 

@@ -149,7 +149,7 @@ def test_a_new_key_is_printed_alone_so_that_a_script_can_take_it(terminal: Termi
     drawn = terminal.show("keys", "list", "-f", path)
     assert "acme" in drawn and "40" in drawn and "yes" in drawn
     assert "sha256" not in drawn
-    assert "floor=99 is above" in terminal.refuse(
-        "keys", "new", "acme", "-f", path, "--floor", "99"
+    assert "guaranteed=99 is above" in terminal.refuse(
+        "keys", "new", "acme", "-f", path, "--guaranteed", "99"
     )
     assert "cannot be read" in terminal.refuse("keys", "list", "-f", str(tmp_path / "none.json"))

@@ -14,7 +14,7 @@ from ostinato.engine.sampling_params import SamplingParams
 
 from .terminal import Terminal
 
-NO_OPTIONS = {"model", "allotments", "record_trace"}
+NO_OPTIONS = {"model", "tenant_shares", "record_trace"}
 """An argument, what the keys file says of each tenant, and what is started in a server's folder."""
 
 

@@ -12,7 +12,7 @@ pytestmark = on_both_indexes
 # --- eviction (law 8) ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("free_order", ["scratch_first", "classic"])
+@pytest.mark.parametrize("free_order", ["unused_first", "classic"])
 def test_evicting_one_by_one_every_ancestor_of_a_cached_block_is_cached(index, free_order):
     """A tree of nine contents goes block by block; nothing in it is ever out of reach."""
     prompts = ["ABCDEFGHIJKL", "ABCDEFGHXYZW", "ABCD1234UV", "QRSTEFGHIJ", "ABCD12345678"]
@@ -53,7 +53,7 @@ def test_a_block_in_use_again_is_not_the_next_to_go(index):
 # --- settings and single blocks -----------------------------------------------------------
 
 
-def test_scratch_blocks_are_given_away_before_cached_ones(index):
+def test_unused_blocks_are_given_away_before_cached_ones(index):
     cache = tiny_cache(3, index=index)
     cache.serve("ABCD")
     cache.admit("short", "1", writes=False)

@@ -6,9 +6,9 @@ hit has to be valid in every group.
 
 import pytest
 
-from ostinato.core.config import Allotment, CacheConfig, WindowConfig
 from ostinato.core.errors import ConfigError
 from ostinato.core.identity import ImageSpan
+from ostinato.settings import PrefixCacheConfig, TenantShare, WindowConfig
 from ostinato.tenants.terms import PINNED, LeaseStatus
 from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache, windows_of
 from tests.support.tiny_scheduler import tiny_scheduler
@@ -316,7 +316,7 @@ def test_a_window_pool_that_cannot_hold_one_window_is_refused(index):
     """The message names the window, what it needs, what it has, and what to change."""
     WindowConfig(9, 3)
     with pytest.raises(ConfigError, match=r"window of 9 tokens needs 3 blocks of 4.*pool has 2"):
-        CacheConfig(8, 4, index=index, windows=(WindowConfig(9, 2),))
+        PrefixCacheConfig(8, 4, index=index, windows=(WindowConfig(9, 2),))
 
 
 # --- leases and tenants ---------------------------------------------------------------------
@@ -335,7 +335,9 @@ def test_a_lease_holds_the_window_before_its_end_and_no_more(index):
 
 def test_an_ended_request_tells_at_once_what_its_quota_took(index):
     """Its blocks are trimmed after the step; whoever listens need not wait for the next one."""
-    cache = tiny_cache(8, index=index, allotments={b"a": Allotment(0, 1)}, keep_event_batches=4)
+    cache = tiny_cache(
+        8, index=index, tenant_shares={b"a": TenantShare(0, 1)}, keep_event_batches=4
+    )
     cached: set[bytes] = set()
 
     def hear(batch):

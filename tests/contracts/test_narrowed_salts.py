@@ -1,8 +1,8 @@
 """A client narrows its tenant's salt: it finds less, and gets no more of anything."""
 
-from ostinato.core.config import Allotment
 from ostinato.core.identity import tenant_of
 from ostinato.observe.introspection import cached_blocks
+from ostinato.settings import TenantShare
 from ostinato.tenants.terms import derive_salt
 from tests.support.tiny_cache import on_both_indexes, tiny_cache
 
@@ -28,9 +28,9 @@ def test_a_narrowed_salt_finds_neither_the_tenant_s_nor_another_s(index):
 
 
 @on_both_indexes
-def test_quota_floor_and_counts_are_the_tenant_s_whatever_it_is_narrowed_by(index):
+def test_quota_guarantee_and_counts_are_the_tenant_s_whatever_it_is_narrowed_by(index):
     """Else a client would get a new quota with every salt."""
-    cache = tiny_cache(12, index=index, allotments={b"tenant": Allotment(quota=3)})
+    cache = tiny_cache(12, index=index, tenant_shares={b"tenant": TenantShare(quota=3)})
     for number in range(5):
         cache.serve("ABCDEFGH", tenant=derive_salt("tenant", str(number)).encode())
     cached = list(cached_blocks(cache.manager.index))

@@ -6,11 +6,11 @@ go on behind it. Copies, erasure, accounts, events and windows are met at the na
 
 import pytest
 
-from ostinato.core.config import Allotment, WindowConfig
 from ostinato.core.errors import CacheInUse
 from ostinato.core.identity import ImageSpan, PublicPrefix
 from ostinato.indexes.block_hash import BlockHasher, sha256
 from ostinato.observe.introspection import cached_blocks
+from ostinato.settings import TenantShare, WindowConfig
 from ostinato.tenants.terms import PINNED, LeaseStatus
 from tests.support.memory_search import Traces, search
 from tests.support.tiny_cache import letters, on_both_indexes, prefix_key, tiny_cache
@@ -201,8 +201,8 @@ def test_new_weights_leave_a_head_until_its_readers_have_ended(index):
 
 def test_a_tail_is_charged_to_its_tenant_and_the_head_is_not(index):
     """A quota of two blocks holds a tail of two, whatever the head's length."""
-    allotments = {b"tenant a": Allotment(quota=2)}
-    cache = published(index, allotments=allotments)
+    tenant_shares = {b"tenant a": TenantShare(quota=2)}
+    cache = published(index, tenant_shares=tenant_shares)
     cache.serve(TEXT + "aaaaAAAA", **A)
     assert cache.match(TEXT + "aaaaAAAAX", **A).num_tokens == 16
     cache.serve(TEXT + "ccccCCCC", **A)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.core.config import CacheConfig, SchedulerConfig
+from ostinato.core.config import SchedulerConfig
 from ostinato.engine.config import EngineConfig
+from ostinato.settings import PrefixCacheConfig
 from tests.docs.reading import ROOT
 from tests.support.checkpoints import FAMILIES
 
@@ -28,7 +29,7 @@ def test_the_settings_table_has_every_setting_with_its_default():
 def test_settings_of_the_rooms_have_no_other_default_than_those_of_the_engine():
     """The README shows one default; who embeds a room should meet the same."""
     known = {field.name: field.default for field in fields(EngineConfig)}
-    for config in (CacheConfig, SchedulerConfig):
+    for config in (PrefixCacheConfig, SchedulerConfig):
         for field in fields(config):
             if field.name in known and field.default is not MISSING and known[field.name]:
                 assert field.default == known[field.name], field.name

@@ -8,12 +8,12 @@ import torch
 from ostinato import (
     LLM,
     OPENAI_24H,
-    Allotment,
     AsyncLLM,
     EraseReceipt,
     LeaseStatus,
     LeaseTerms,
     SamplingParams,
+    TenantShare,
 )
 from ostinato.core.errors import CacheInUse, ConfigError, EngineStopped, RequestError
 from ostinato.core.identity import PrefixKey
@@ -138,13 +138,13 @@ def test_what_is_no_prompt_cannot_be_leased_and_the_engine_goes_on(
     assert llm.generate(PROMPT, ONE, use_tqdm=False)[0].finished
 
 
-# --- floors and quotas --------------------------------------------------------------------
+# --- guarantees and quotas --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("index", ["radix", "hash"])
-def test_a_floor_keeps_a_tenant_s_prompt_through_a_neighbour_s_flood(make_llm: MakeLLM, index):
+def test_a_guarantee_keeps_a_tenant_s_prompt_through_a_neighbour_s_flood(make_llm: MakeLLM, index):
     """Six blocks of 32 are its own; the neighbour's hundred prompts fill the pool many times."""
-    llm = make_llm("llama", index=index, allotments={SALT: Allotment(floor=6)}, **SMALL)
+    llm = make_llm("llama", index=index, tenant_shares={SALT: TenantShare(guaranteed=6)}, **SMALL)
     llm.generate([salted_prompt(PROMPT, SALT), PROMPT], ONE, use_tqdm=False)
     flood(llm, 100)
     assert num_hits(llm, PROMPT, salt=SALT) == 23
@@ -153,7 +153,7 @@ def test_a_floor_keeps_a_tenant_s_prompt_through_a_neighbour_s_flood(make_llm: M
 
 @pytest.mark.parametrize("index", ["radix", "hash"])
 def test_a_quota_bounds_what_a_tenant_keeps(make_llm: MakeLLM, index):
-    llm = make_llm("llama", index=index, allotments={SALT: Allotment(quota=2)}, **SMALL)
+    llm = make_llm("llama", index=index, tenant_shares={SALT: TenantShare(quota=2)}, **SMALL)
     llm.generate([salted_prompt(PROMPT, SALT), PROMPT], ONE, use_tqdm=False)
     assert num_hits(llm, PROMPT, salt=SALT) == 8
     assert num_hits(llm, PROMPT) == 23
@@ -161,30 +161,35 @@ def test_a_quota_bounds_what_a_tenant_keeps(make_llm: MakeLLM, index):
 
 def test_floors_that_leave_too_little_are_refused_with_what_to_change(checkpoints: Checkpoints):
     """32 blocks, 16 of them for the longest sequence: seventeen cannot be promised."""
-    floors = {"a": Allotment(floor=9), "b": Allotment(floor=8)}
+    guarantees = {"a": TenantShare(guaranteed=9), "b": TenantShare(guaranteed=8)}
     with pytest.raises(ConfigError) as refusal:
-        LLM(str(checkpoints.path("llama")), block_size=4, allotments=floors, **SMALL)
-    for words in ("sum to 17 blocks", "only 16", "num_blocks=32", "lower floors or max_model_len"):
+        LLM(str(checkpoints.path("llama")), block_size=4, tenant_shares=guarantees, **SMALL)
+    for words in (
+        "sum to 17 blocks",
+        "only 16",
+        "num_blocks=32",
+        "lower guarantees or max_model_len",
+    ):
         assert words in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("allotments", "message"),
+    ("tenant_shares", "message"),
     [
-        ({b"a": Allotment()}, r"allotments\[b'a'\]"),
-        ({"a": {"floor": 1}}, r"allotments\['a'\]=.*must map a cache_salt"),
-        (["a"], r"allotments=\['a'\]: must map salts"),
+        ({b"a": TenantShare()}, r"tenant_shares\[b'a'\]"),
+        ({"a": {"guaranteed": 1}}, r"tenant_shares\['a'\]=.*must map a cache_salt"),
+        (["a"], r"tenant_shares=\['a'\]: must map salts"),
     ],
 )
-def test_allotments_that_are_none_are_refused(allotments, message):
+def test_shares_that_are_none_are_refused(tenant_shares, message):
     with pytest.raises(ConfigError, match=message):
-        EngineConfig(allotments=allotments)
+        EngineConfig(tenant_shares=tenant_shares)
 
 
-@pytest.mark.parametrize("bounds", [{"floor": 1.5}, {"quota": "many"}, {"floor": True}])
+@pytest.mark.parametrize("bounds", [{"guaranteed": 1.5}, {"quota": "many"}, {"guaranteed": True}])
 def test_a_share_is_a_whole_number_of_blocks(bounds):
     with pytest.raises(ConfigError, match="must be an integer, in blocks"):
-        Allotment(**bounds)
+        TenantShare(**bounds)
 
 
 # --- erasure ------------------------------------------------------------------------------

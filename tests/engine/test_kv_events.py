@@ -15,7 +15,6 @@ import zmq
 
 from ostinato import LLM, AsyncLLM, SamplingParams
 from ostinato.assembly import PrefixCache
-from ostinato.core.config import IndexName, WindowConfig
 from ostinato.core.errors import CacheInUse, ConfigError
 from ostinato.core.identity import ImageSpan
 from ostinato.engine.config import KEPT_EVENT_BATCHES, EngineConfig
@@ -24,6 +23,7 @@ from ostinato.engine.kv_events_wire import BatchEncoder
 from ostinato.engine.prompts import Prompt
 from ostinato.indexes.block_hash import BlockHasher, sha256
 from ostinato.observe.events import EventBatch
+from ostinato.settings import IndexName, WindowConfig
 from ostinato.tenants.terms import PINNED
 from tests.engine.kv_events_consumer import PATIENCE_MS, Consumer, agree, truth
 from tests.support.engines import MakeLLM

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from ostinato import LLM, SamplingParams
-from ostinato.core.config import Allotment
 from ostinato.core.errors import ConfigError
 from ostinato.engine.prompts import parse_prompt
 from ostinato.lab.recording import Recording, read_recording
 from ostinato.lab.replay import Replay, ReplayedRequest
+from ostinato.settings import TenantShare
 from ostinato.tenants.terms import LeaseTerms, derive_salt
 from ostinato.traces.anonymizer import unpack_names
 from tests.engine.stepping import StepByStep, async_llm
@@ -133,8 +133,8 @@ def test_what_happens_between_steps_is_replayed_as_well(make_llm, tmp_path):
 
 def test_public_prefixes_and_shares_of_the_pool_are_replayed_by_pseudonym(make_llm, tmp_path):
     """What stands behind a published prefix is each tenant's own, and tenants have quotas."""
-    shares = {"ann": Allotment(floor=2, quota=8)}
-    llm = make_llm("llama", record_trace=tmp_path / "t", allotments=shares, **SMALL)
+    shares = {"ann": TenantShare(guaranteed=2, quota=8)}
+    llm = make_llm("llama", record_trace=tmp_path / "t", tenant_shares=shares, **SMALL)
     head = [5] * 10
     llm.publish("head", head)
     for number in range(12):

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from ostinato import LLM, SamplingParams
-from ostinato.core.config import window_blocks
 from ostinato.lab.kv_bytes import kv_bytes
+from ostinato.settings import window_blocks
 from tests.support.checkpoints import FAMILIES, WINDOW, Checkpoints
 from tests.support.engines import MakeLLM
 from tests.support.tiny_cache import windows_of

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from ostinato.assembly import build_cache
 from ostinato.cache.eviction import LeastRecentlyUsed, PolicyFactory
-from ostinato.core.config import CacheConfig
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.eviction import lru_shadow
 from ostinato.eviction.lru_shadow import LruShadow
 from ostinato.eviction.reuse_hazard import ReuseHazard
 from ostinato.observe.introspection import cached_blocks
+from ostinato.settings import PrefixCacheConfig
 from tests.support.adversary import PLANS, Adversary, Plan
 from tests.support.hard_traffic import HARD_TRAFFIC, Asked, Traffic, loop
 
@@ -30,7 +30,7 @@ class Cache:
 
     def __init__(self, num_blocks: int, policy: PolicyFactory) -> None:
         self.now_s = 0.0
-        config = CacheConfig(
+        config = PrefixCacheConfig(
             num_blocks + 1, 1, seal_tails=False, keep_explanations=0, ghost_blocks=0
         )
         self.manager = build_cache(config, lambda: self.now_s, policy=policy).manager

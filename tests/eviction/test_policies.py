@@ -5,8 +5,8 @@ from typing import get_args
 import pytest
 
 from ostinato.assembly import build_cache
-from ostinato.core.config import Allotment, CacheConfig, IndexName, PolicyName
 from ostinato.eviction.reuse_hazard import ReuseHazard
+from ostinato.settings import IndexName, PolicyName, PrefixCacheConfig, TenantShare
 from ostinato.tenants.terms import PINNED
 from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache
 
@@ -69,7 +69,7 @@ def chats_and_questions(policy: str, index: IndexName) -> int:
         Tokens that hit.
     """
     now_s = 0.0
-    config = CacheConfig(60, 4, index, policy=policy, seal_tails=False)
+    config = PrefixCacheConfig(60, 4, index=index, policy=policy, seal_tails=False)
     built = build_cache(config, clock=lambda: now_s)
     cache = built.manager
 
@@ -110,17 +110,17 @@ def test_reuse_hazard_remembers_nothing_of_an_erased_tenant(index):
 
 
 @pytest.mark.parametrize("policy", get_args(PolicyName))
-def test_no_policy_touches_what_is_held_leased_or_protected_by_a_floor(policy, index):
-    floors = {b"floor": Allotment(2, None)}
-    cache = tiny_cache(10, index=index, policy=policy, allotments=floors)
-    cache.serve("ABCDEFGH", tenant=b"floor")
+def test_no_policy_touches_what_is_held_leased_or_protected_by_a_guarantee(policy, index):
+    guarantees = {b"guarantee": TenantShare(2, None)}
+    cache = tiny_cache(10, index=index, policy=policy, tenant_shares=guarantees)
+    cache.serve("ABCDEFGH", tenant=b"guarantee")
     cache.serve("IJKLMNOP")
     receipt = cache.prefix_cache.admin.lease(prefix_key("IJKLMNOP"), PINNED)
     assert receipt.num_tokens == 8
     cache.admit("running", "QRSTUVWX")
     for number in range(40):
         cache.serve(once(number) * 2)
-    assert cache.match("ABCDEFGHI", tenant=b"floor").num_tokens == 8
+    assert cache.match("ABCDEFGHI", tenant=b"guarantee").num_tokens == 8
     assert cache.match("IJKLMNOPQ").num_tokens == 8
     assert cache.match("QRSTUVWXY").num_tokens == 8
 

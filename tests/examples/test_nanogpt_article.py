@@ -11,9 +11,9 @@ Whole blocks are the article's unit. We copy single tokens besides; both numbers
 """
 
 from ostinato.assembly import build_cache
-from ostinato.core.config import CacheConfig
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.observe.introspection import cached_blocks
+from ostinato.settings import PrefixCacheConfig
 from tests.support.tiny_cache import on_both_indexes, tiny_cache
 
 TO_BE = "To be or not to be"
@@ -147,7 +147,7 @@ def test_each_new_block_continues_the_one_before_it(index):
 @on_both_indexes
 def test_a_thousand_calls_at_once_compute_the_512_shared_tokens_once(index):
     """511,488 tokens saved, although nobody has finished when the last of them arrives."""
-    manager = build_cache(CacheConfig(num_blocks=1100, block_size=16, index=index)).manager
+    manager = build_cache(PrefixCacheConfig(num_blocks=1100, block_size=16, index=index)).manager
     shared = list(range(512))
     tables, computed = [], 0
     for call in range(1000):

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.assembly import build_cache
-from ostinato.core.config import CacheConfig, PolicyName
 from ostinato.core.errors import ConfigError
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicPrefix
 from ostinato.ghost import ghost as ghost_module
@@ -19,6 +18,7 @@ from ostinato.ghost.sampler import SampledRequest, Sampler
 from ostinato.ghost.sampling_window import SamplingWindow
 from ostinato.ghost.simulated_cache import LruSimulation, PolicySimulation
 from ostinato.observe.counters import GhostEstimate, LookupCounts
+from ostinato.settings import PolicyName, PrefixCacheConfig
 from tests.support.tiny_cache import prefix_key, tiny_cache
 
 SIZES = (0.5, 2.0, 4.0)
@@ -49,7 +49,7 @@ class Served:
     def __init__(self, num_blocks: int, has_idle_time: bool = True, **settings) -> None:
         self.now_s, self._has_idle_time = 0.0, has_idle_time
         settings = {"block_size": 4, "seal_tails": False, "keep_explanations": 0, **settings}
-        config = CacheConfig(num_blocks, **settings)
+        config = PrefixCacheConfig(num_blocks, **settings)
         self.cache = build_cache(config, clock=lambda: self.now_s)
 
     def serve(self, prompts: Iterable[str]) -> "Served":
@@ -145,18 +145,18 @@ def test_what_is_known_worse_than_to_ten_points_either_way_is_left_out():
 
 
 def test_pools_of_64_blocks_and_more_have_a_ghost_unless_told_otherwise():
-    assert build_cache(CacheConfig(64)).ghost is not None
-    assert build_cache(CacheConfig(63)).ghost is None
-    assert build_cache(CacheConfig(63, ghost_blocks=16)).ghost is not None
-    assert build_cache(CacheConfig(64, ghost_blocks=0)).ghost is None
-    assert build_cache(CacheConfig(64, enable_prefix_caching=False)).ghost is None
-    assert build_cache(CacheConfig(64, ghost_blocks=0)).stats.ghosts == ()
+    assert build_cache(PrefixCacheConfig(64)).ghost is not None
+    assert build_cache(PrefixCacheConfig(63)).ghost is None
+    assert build_cache(PrefixCacheConfig(63, ghost_blocks=16)).ghost is not None
+    assert build_cache(PrefixCacheConfig(64, ghost_blocks=0)).ghost is None
+    assert build_cache(PrefixCacheConfig(64, enable_prefix_caching=False)).ghost is None
+    assert build_cache(PrefixCacheConfig(64, ghost_blocks=0)).stats.ghosts == ()
 
 
 @pytest.mark.parametrize("share", [0, -0.1, 1.1])
 def test_a_share_outside_its_limits_is_refused(share):
     with pytest.raises(ConfigError, match=r"ghost_share=.*at most 1"):
-        CacheConfig(64, ghost_share=share)
+        PrefixCacheConfig(64, ghost_share=share)
 
 
 # --- what it costs ---

@@ -9,8 +9,8 @@ import pytest
 
 from ostinato.assembly import build_cache
 from ostinato.cache.manager import CacheManager
-from ostinato.core.config import CacheConfig, WindowConfig, window_blocks
 from ostinato.core.identity import Identity, PrefixKey
+from ostinato.settings import PrefixCacheConfig, WindowConfig, window_blocks
 from tests.support.tiny_cache import held_windows, on_both_indexes, windows_of
 
 ROOM = 40
@@ -35,7 +35,7 @@ def longest(full: int, windows: list[tuple[int, set[int]]], size: int) -> int:
 def chain(index: str, size: int, windows: list[int], num_blocks: int, full: int) -> CacheManager:
     """Compute a chain of blocks, and evict its tail from full attention beyond ``full`` blocks."""
     configs = tuple(WindowConfig(window, ROOM) for window in windows)
-    manager = build_cache(CacheConfig(num_blocks, size, index=index, windows=configs)).manager
+    manager = build_cache(PrefixCacheConfig(num_blocks, size, index=index, windows=configs)).manager
     _serve(manager, range(num_blocks * size), writes=True)
     if full < num_blocks:
         _serve(manager, [999] * ((num_blocks - full) * size), writes=False)
@@ -126,7 +126,7 @@ def test_whatever_hits_can_be_held_and_gone_on_from(index):
 
 def test_the_first_block_that_is_still_needed():
     """A window of 9 in blocks of 4: token 14 sees 6 to 14, so it needs block 1 and later."""
-    config = CacheConfig(9, 4, windows=(WindowConfig(9, 9),))
+    config = PrefixCacheConfig(9, 4, windows=(WindowConfig(9, 9),))
     window = windows_of(build_cache(config).manager)[0]
     assert window.first_needed(14) == 1
     assert [window.first_needed(n) for n in (0, 8, 11, 12, 15, 16)] == [0, 0, 0, 1, 1, 2]
@@ -136,7 +136,7 @@ def test_the_first_block_that_is_still_needed():
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 8, 16, 17, 33])
 def test_what_one_sequence_needs_is_what_the_least_pool_has(window, size):
     """At any length, from the first block needed to the one of the next token."""
-    config = CacheConfig(9, size, windows=(WindowConfig(window, 99),))
+    config = PrefixCacheConfig(9, size, windows=(WindowConfig(window, 99),))
     group = windows_of(build_cache(config).manager)[0]
     most = max(length // size - group.first_needed(length) + 1 for length in range(200))
     assert most == window_blocks(window, size)

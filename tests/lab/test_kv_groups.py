@@ -2,11 +2,11 @@
 
 import pytest
 
-from ostinato.core.config import window_blocks
 from ostinato.core.errors import ConfigError
 from ostinato.lab.kv_bytes import kv_bytes
 from ostinato.lab.kv_groups import KVGroups, kv_groups
 from ostinato.lab.serial_replay import Pools, replay_serially
+from ostinato.settings import window_blocks
 from tests.lab import known_configs as known
 from tests.lab.small_traces import drawn_trace, trace_of
 

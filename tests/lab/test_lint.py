@@ -8,12 +8,12 @@ import pytest
 from tokenizers import Tokenizer as BPE
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from ostinato.core.config import CacheConfig
 from ostinato.lab.explain_log import Tokenizer, explain_log
 from ostinato.lab.lint import LintReport, lint
 from ostinato.lab.lint_templates import canonical, group_requests, sort_json
 from ostinato.lab.request_log import parse_request, render_plainly
 from ostinato.lab.word_tokens import word_tokenizer
+from ostinato.settings import PrefixCacheConfig
 
 from .planted_faults import FAULTS, WORDS, Application, at, chat, clean_log, log
 
@@ -279,7 +279,7 @@ def test_every_request_of_the_planted_log_is_explained():
     [*explanations] = explain_log(
         [r for r in log({"timestamp"}) if "timestamp desk" in render_plainly(r)],
         tokenizer(),
-        CacheConfig(4096),
+        PrefixCacheConfig(4096),
     )
     assert explanations[0].reasons == ("never seen",)
     for explanation in explanations[1:]:

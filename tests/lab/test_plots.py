@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.core.config import CacheConfig, SchedulerConfig
+from ostinato.core.config import SchedulerConfig
 from ostinato.lab.cost_model import CostModel
 from ostinato.lab.kv_groups import KVGroups
 from ostinato.lab.plan import Prices, Setup, make_plan
@@ -10,6 +10,7 @@ from ostinato.lab.plots import hit_ratio_plot, occupancy_plot, plan_plot
 from ostinato.lab.quantities import write_bytes
 from ostinato.lab.simulation import simulate
 from ostinato.lab.timed_replay import replay_timed
+from ostinato.settings import PrefixCacheConfig
 from tests.lab.small_traces import drawn_trace
 
 
@@ -53,7 +54,7 @@ def test_a_plan_names_its_points_by_their_memory():
                                                 (1.0, "minutes"), (100.0, "hours")])  # fmt: skip
 def test_time_is_told_in_a_unit_that_fits(slowdown, unit):
     trace, cost = drawn_trace(3), CostModel(1e-6, 1e-7, 0.0)
-    cache = CacheConfig(num_blocks=200, block_size=8, seal_tails=False)
+    cache = PrefixCacheConfig(num_blocks=200, block_size=8, seal_tails=False)
     scheduling = SchedulerConfig(max_num_batched_tokens=512)
     result = replay_timed(trace, cache, scheduling, cost, slowdown=slowdown)
     assert occupancy_plot(result, "t").axes[0].get_xlabel() == unit

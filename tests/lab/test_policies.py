@@ -6,8 +6,8 @@ from typing import get_args
 import pytest
 
 from ostinato.assembly import build_cache
-from ostinato.core.config import Allotment, CacheConfig, IndexName
 from ostinato.lab.policies import StudiedPolicyName, policy_factory
+from ostinato.settings import IndexName, PrefixCacheConfig, TenantShare
 from ostinato.tenants.terms import PINNED
 from tests.support.tiny_cache import on_both_indexes, prefix_key
 
@@ -21,7 +21,7 @@ class Served:
     """A cache of eight blocks of four tokens; every policy's books are checked as it serves."""
 
     def __init__(self, policy: StudiedPolicyName, index: IndexName, **settings) -> None:
-        config = CacheConfig(settings.pop("num_blocks", 8), 4, index, **settings)
+        config = PrefixCacheConfig(settings.pop("num_blocks", 8), 4, index=index, **settings)
         self.prefix_cache = build_cache(config, policy=policy_factory(policy))
         self.manager = self.prefix_cache.manager
 
@@ -67,14 +67,14 @@ def test_what_is_asked_for_no_more_makes_room_but_under_lfu(policy, index):
     assert cache.num_hits("ABCDEFGHI") == 0
 
 
-def test_what_is_leased_or_protected_by_a_floor_stays(policy, index):
-    cache = Served(policy, index, num_blocks=10, allotments={b"floor": Allotment(2, None)})
-    cache.serve("ABCDEFGH", tenant=b"floor")
+def test_what_is_leased_or_protected_by_a_guarantee_stays(policy, index):
+    cache = Served(policy, index, num_blocks=10, tenant_shares={b"guarantee": TenantShare(2, None)})
+    cache.serve("ABCDEFGH", tenant=b"guarantee")
     cache.serve("IJKLMNOP")
     assert cache.prefix_cache.admin.lease(prefix_key("IJKLMNOP"), PINNED).num_tokens == 8
     for number in range(40):
         cache.serve(once(number) * 2)
-    assert cache.num_hits("ABCDEFGHI", tenant=b"floor") == 8
+    assert cache.num_hits("ABCDEFGHI", tenant=b"guarantee") == 8
     assert cache.num_hits("IJKLMNOPQ") == 8
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from ostinato.core.config import CacheConfig
 from ostinato.core.errors import BrokenTrace
 from ostinato.lab import lines
 from ostinato.lab.explain_log import explain_log
@@ -22,6 +21,7 @@ from ostinato.lab.request_log import (
     render_plainly,
 )
 from ostinato.lab.word_tokens import word_tokenizer
+from ostinato.settings import PrefixCacheConfig
 
 SAID = [{"role": "user", "content": "Who comes?"}]
 CHAT = {"model": "m", "messages": SAID}
@@ -53,7 +53,7 @@ def write(path: Path, records: list[Any]) -> Path:
 def test_anthropic_requests_with_other_systems_are_other_prompts():
     """Both were once read as the same messages, so that nothing seemed to differ."""
     two = [read({**ANTHROPIC, "system": system}) for system in ("Be brief.", "Be long.")]
-    first, second = explain_log(two, word_tokenizer(), CacheConfig(64, 4))
+    first, second = explain_log(two, word_tokenizer(), PrefixCacheConfig(64, 4))
     assert first.reasons == ("never seen",)
     assert second.difference is not None
     assert second.difference.place.startswith("system, line 1, column 4")
@@ -290,7 +290,7 @@ def test_several_prompts_of_one_request_are_several_requests(tmp_path: Path):
 
 def test_two_models_share_nothing():
     two = [read({**CHAT, "model": model}) for model in ("m-1", "m-2")]
-    _, second = explain_log(two, word_tokenizer(), CacheConfig(64, 4))
+    _, second = explain_log(two, word_tokenizer(), PrefixCacheConfig(64, 4))
     assert second.num_cached_tokens == 0 and second.reasons[0] == "other model"
     assert "seen from line 1, which asked for another model" in str(second)
 

@@ -2,17 +2,18 @@
 
 import pytest
 
-from ostinato.core.config import CacheConfig, SchedulerConfig
+from ostinato.core.config import SchedulerConfig
 from ostinato.lab.cost_model import CostModel
 from ostinato.lab.serial_replay import replay_serially
 from ostinato.lab.timed_replay import TimedResult, replay_timed, slowed_to_fit
+from ostinato.settings import PrefixCacheConfig
 from tests.lab.small_traces import drawn_trace, trace_of
 
 SECOND_PER_TOKEN = CostModel(0.0, 1.0, 0.0)
 
 
 def timed(trace, num_blocks=64, cost=SECOND_PER_TOKEN, enabled=True, **how) -> TimedResult:
-    cache = CacheConfig(
+    cache = PrefixCacheConfig(
         num_blocks=num_blocks,
         block_size=trace.block_tokens,
         enable_prefix_caching=enabled,

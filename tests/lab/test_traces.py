@@ -6,11 +6,12 @@ from array import array
 import numpy as np
 import pytest
 
-from ostinato.core.config import CacheConfig, SchedulerConfig
+from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import BrokenTrace, ConfigError
 from ostinato.lab.block_trace import BlockRequest
 from ostinato.lab.trace_builder import make_block_trace
 from ostinato.lab.traces import ReadOptions, read_trace
+from ostinato.settings import PrefixCacheConfig
 from ostinato.traces.anonymizer import TokenHasher
 from ostinato.traces.format import (
     VERSION,
@@ -201,7 +202,7 @@ def test_a_recorded_trace_has_its_answers_as_blocks_for_the_next_turn(tmp_path):
     answer = chain.continued(array("I", [7, 8, 9]))
     header = Header(
         version=VERSION,
-        cache=CacheConfig(num_blocks=9, block_size=4),
+        cache=PrefixCacheConfig(num_blocks=9, block_size=4),
         scheduler=SchedulerConfig(),
         model={"token_bytes": 64},
         is_cold=True,

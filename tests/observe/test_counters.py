@@ -104,7 +104,7 @@ def test_residency_age_and_distance_of_a_worked_example(index):
     stats = cache.prefix_cache.stats
     assert (stats.reuse_distances.num_values, stats.reuse_distances.total) == (1, 1.0)
     assert stats.evicted_blocks == 0
-    cache.serve("12345", writes=False)  # at 3: a scratch block, and EFGH's
+    cache.serve("12345", writes=False)  # at 3: an unused block, and EFGH's
     assert cache.match("EFGH!").num_tokens == 0
     assert (stats.evicted_blocks, stats.residencies_s.num_values) == (1, 1)
     assert (stats.residencies_s.total, stats.eviction_ages_s.total) == (3 - 1, 3 - 2)

@@ -6,7 +6,6 @@ import pytest
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.prefix_index import PublishResult
-from ostinato.core.config import WindowConfig
 from ostinato.core.identity import Identity, ImageSpan
 from ostinato.core.ids import BlockDigest
 from ostinato.indexes.block_hash import BlockHasher, sha256
@@ -19,6 +18,7 @@ from ostinato.observe.events import (
     EventBatch,
     EventLog,
 )
+from ostinato.settings import WindowConfig
 from tests.support.tiny_cache import TinyCache, letters, on_both_indexes, prefix_key, tiny_cache
 
 MINE, YOURS = Identity(tenant=b"mine"), Identity(tenant=b"yours")

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from ostinato.assembly import build_cache
-from ostinato.core.config import Allotment, CacheConfig, WindowConfig
 from ostinato.core.errors import RequestError
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicPrefix
 from ostinato.observe.explain import Viewer, explain
 from ostinato.observe.explanation import Explanation, SpanOutcome
+from ostinato.settings import PrefixCacheConfig, TenantShare, WindowConfig
 from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import TinyScheduler, make_request, tiny_scheduler
 
@@ -284,7 +284,9 @@ def test_what_did_not_write_is_told_to_its_own_tenant_alone(index):
 @on_both_indexes
 def test_a_loss_to_its_own_quota_says_so(index):
     """Others' blocks were free to take, but ann keeps two at most."""
-    tiny = tiny_scheduler(index=index, allotments={b"ann": Allotment(quota=2)}, seal_tails=False)
+    tiny = tiny_scheduler(
+        index=index, tenant_shares={b"ann": TenantShare(quota=2)}, seal_tails=False
+    )
     for name, prompt in (("first", "ABCDEFGH"), ("second", "QRSTUVWX"), ("again", "ABCDEFGH")):
         tiny.add(name, prompt, tenant="ann")
         tiny.run()
@@ -337,7 +339,7 @@ def test_the_memory_has_its_bounds_and_says_so():
 
 def test_long_prompts_are_bounded_by_their_tokens():
     """65,536 of them at least, and four times as many as the pool holds."""
-    cache = build_cache(CacheConfig(num_blocks=8192, block_size=4))
+    cache = build_cache(PrefixCacheConfig(num_blocks=8192, block_size=4))
     manager, history = cache.manager, cache.history
     for number in range(6):
         key = PrefixKey(Identity(), [number] * 30_000)

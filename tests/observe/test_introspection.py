@@ -112,7 +112,7 @@ def test_the_map_shows_every_block_with_its_state_and_owner(index):
     of = {tenant: place for place, tenant in enumerate(drawn.tenants)}
     pairs = sorted(zip(drawn.states, drawn.owners, strict=True))
     assert pairs == sorted(
-        [(BlockState.SCRATCH, -1)] * 3
+        [(BlockState.UNUSED, -1)] * 3
         + [(BlockState.PRIVATE, of[b"bob"]), (BlockState.HELD, of[b"bob"])]
         + [(BlockState.PRIVATE, of[b"ann"]), (BlockState.HELD, of[b"ann"])]
         + [(BlockState.EVICTABLE, of[b"ann"])]

@@ -11,8 +11,8 @@ it stands for, everything before it and the identity are.
 
 from dataclasses import dataclass, field
 
-from ostinato.core.config import CacheConfig
 from ostinato.core.identity import PrefixKey
+from ostinato.settings import PrefixCacheConfig
 
 
 class KvValues:
@@ -110,7 +110,7 @@ class CacheOracle:
     were allocated, and holds them to what every policy promises.
     """
 
-    def __init__(self, config: CacheConfig, values: KvValues) -> None:
+    def __init__(self, config: PrefixCacheConfig, values: KvValues) -> None:
         self.config = config
         self.size = config.block_size
         self.values = values
@@ -261,7 +261,7 @@ class CacheOracle:
 
     def free_order(self) -> list[int]:
         """Return all free blocks in the order in which they are given away."""
-        if self.config.free_order == "scratch_first":
+        if self.config.free_order == "unused_first":
             return self.free + self.evictable
         return sorted(self.free + self.evictable, key=self._freed_at.__getitem__)
 
@@ -310,7 +310,7 @@ class CacheOracle:
         if block not in self.cached:
             assert block == self.free[0], "another free block comes first"
             return
-        assert not (self.free and self.config.free_order == "scratch_first"), "free blocks are left"
+        assert not (self.free and self.config.free_order == "unused_first"), "free blocks are left"
         assert block in self.evictable, "a sequence holds it"
         values = self.cached[block].values
         is_copied = len(self._with_content(values)) > 1
@@ -340,7 +340,7 @@ class CacheOracle:
     def _free_blocks(self, blocks: list[int]) -> None:
         for block in reversed(blocks):
             self._note_freed(block)
-        if self.config.free_order == "scratch_first":
+        if self.config.free_order == "unused_first":
             self.free = blocks[::-1] + self.free
         else:
             self.free += blocks[::-1]

@@ -15,12 +15,12 @@ import pytest
 from ostinato.assembly import build_cache
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.prefix_index import PrefixMatch
-from ostinato.core.config import CacheConfig
 from ostinato.core.errors import CacheInUse, CacheMisuse, PromptTooLong
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.core.plan import CopyRun
 from ostinato.indexes.block_hash import DigestFunction
 from ostinato.observe.introspection import CachedBlock, cached_blocks
+from ostinato.settings import PrefixCacheConfig
 from tests.properties.cache_oracle import CacheOracle, KvValues, Table
 
 Content = tuple[bytes, bytes, bytes]
@@ -89,7 +89,7 @@ class CacheUnderTest:
     """One cache with its oracle and its KV store."""
 
     def __init__(
-        self, config: CacheConfig, values: KvValues, digest: DigestFunction | None
+        self, config: PrefixCacheConfig, values: KvValues, digest: DigestFunction | None
     ) -> None:
         self.config = config
         self.prefix_cache = build_cache(config, clock=lambda: 0.0, digest=digest)

@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from ostinato.core.config import CacheConfig, FreeOrder, IndexName, PolicyName
+from ostinato.core.config import FreeOrder
 from ostinato.core.identity import Identity, ImageSpan
 from ostinato.indexes.block_hash import DigestFunction
+from ostinato.settings import IndexName, PolicyName, PrefixCacheConfig
 from tests.properties.cache_oracle import KvValues
 from tests.properties.cache_under_test import CacheUnderTest, LiveSequence, Prompt
 from tests.properties.draw import Choices, Draw, Event, draw_event, rarely, weighted
@@ -39,15 +40,15 @@ class IndexSettings:
 
     num_blocks: int
     block_size: int
-    free_order: FreeOrder = "scratch_first"
+    free_order: FreeOrder = "unused_first"
     seal_tails: bool = True
     enable_prefix_caching: bool = True
     digest_bits: int = 256
     policy: PolicyName = "lru"
 
-    def config(self, index: IndexName) -> CacheConfig:
+    def config(self, index: IndexName) -> PrefixCacheConfig:
         """Return the settings of one cache."""
-        return CacheConfig(
+        return PrefixCacheConfig(
             num_blocks=self.num_blocks,
             block_size=self.block_size,
             index=index,

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable
 
 from ostinato.assembly import PrefixCache
-from ostinato.core.config import window_blocks
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.plan import StepPlan
 from ostinato.sched.scheduler import Scheduler
 from ostinato.sched.sequence import Sequence
+from ostinato.settings import window_blocks
 from ostinato.tenants.terms import EraseReceipt, LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
 from tests.properties.expectations import EventConsumer, LeaseExpectation
 from tests.support.fake_runner import FakeRunner
@@ -55,14 +55,14 @@ class ScenarioChecks(StepChecks):
         self._resident = self.oracle.residents(self.live())
 
     def after_plan(self, plan: StepPlan) -> None:
-        """Check also hits, leases, floors and public prefixes."""
+        """Check also hits, leases, guarantees and public prefixes."""
         self._cache.check()
         super().after_plan(plan)
         self.expire()
         for sequence in self.admitted:
             self._check_hit(sequence)
         self._check_public_prefix()
-        self._check_floors()
+        self._check_guarantees()
         self._check_leases()
         num_leases = len(self.leases) + self._cache.admin.is_public(PUBLIC)
         assert self._cache.admin.num_leases == num_leases, "a lease outlived its time"
@@ -149,7 +149,7 @@ class ScenarioChecks(StepChecks):
         for group, pool in enumerate(self.oracle.pools):
             assert pool.num_free == pool.num_blocks, f"blocks leaked in group {group}"
             for tenant, count in residents[group].items():
-                quota = shares_of(pool).of(tenant).allotment.quota
+                quota = shares_of(pool).of(tenant).share.quota
                 assert quota is None or count <= quota, "more than its quota stayed"
         self._cache.admin.reset()
         self.after_reset()
@@ -176,19 +176,24 @@ class ScenarioChecks(StepChecks):
         assert not behind or self._cache.admin.is_public(PUBLIC) or self._stale, "a lost tail"
         self.counts["continues a public prefix"] += bool(behind)
 
-    def _check_floors(self) -> None:
-        """Others' allocations leave a tenant its floor, or what it had if that was less.
+    def _check_guarantees(self) -> None:
+        """Others' allocations leave a tenant its guarantee, or what it had if that was less.
 
         Of a tenant whose own sequence was preempted nothing is said: that one's private blocks
         counted until then.
         """
         now = self.oracle.residents(self.live())
         for group, pool in enumerate(self.oracle.pools):
-            for tenant in self._settings.allotments.keys() - set(map(_tenant, self.preempted)):
-                floor, has = shares_of(pool).of(tenant).allotment.floor, now[group][tenant]
+            for tenant in self._settings.tenant_shares.keys() - set(map(_tenant, self.preempted)):
+                guarantee, has = (
+                    shares_of(pool).of(tenant).share.guaranteed,
+                    now[group][tenant],
+                )
                 had = self._resident[group][tenant]
-                assert has >= min(floor, had), f"{tenant!r} is below its floor in group {group}"
-                self.counts["floor held"] += 0 < has <= floor
+                assert has >= min(guarantee, had), (
+                    f"{tenant!r} is below its guarantee in group {group}"
+                )
+                self.counts["guarantee held"] += 0 < has <= guarantee
 
     def _check_quotas(self) -> None:
         """A tenant of which nothing runs has no evictable block above its quota."""
@@ -198,9 +203,9 @@ class ScenarioChecks(StepChecks):
             charged = Counter[int]()
             for tenant, count in residents[group].items():
                 charged[id(shares_of(pool).of(tenant))] += count
-            for account in shares_of(pool) if self._settings.allotments else ():
+            for account in shares_of(pool) if self._settings.tenant_shares else ():
                 assert account.num_charged == charged[id(account)], "charged to somebody else"
-            for tenant in self._settings.allotments.keys() - running:
+            for tenant in self._settings.tenant_shares.keys() - running:
                 account = shares_of(pool).of(tenant)
                 self.counts["leased above quota"] += bool(account.num_over_quota)
                 assert not account.num_over_quota or not account.num_evictable, "above quota"
@@ -214,12 +219,12 @@ class ScenarioChecks(StepChecks):
         assert self._cache.admin.num_leases >= len(self.leases), "a lease is gone"
 
     def _check_bound(self) -> None:
-        """Leases and floors leave the longest sequence its blocks, in every group."""
+        """Leases and guarantees leave the longest sequence its blocks, in every group."""
         windows = [window.window for window in self._settings.windows]
         needed = [self._settings.reserved_blocks, *(window_blocks(w, self._size) for w in windows)]
         for group, pool in enumerate(self.oracle.pools):
-            floors = sum(account.allotment.floor for account in shares_of(pool))
-            bound = len(self.oracle.leased(group)) + floors
+            guarantees = sum(account.share.guaranteed for account in shares_of(pool))
+            bound = len(self.oracle.leased(group)) + guarantees
             assert bound + needed[group] <= pool.num_blocks, f"too much is bound in group {group}"
         assert self._cache.admin.num_leased_blocks == len(self.oracle.leased(0))
 

@@ -4,14 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
-from ostinato.core.config import (
-    Allotment,
-    CacheConfig,
-    FreeOrder,
+from ostinato.core.config import FreeOrder, SchedulerConfig, WaitingOrder
+from ostinato.settings import (
     IndexName,
     PolicyName,
-    SchedulerConfig,
-    WaitingOrder,
+    PrefixCacheConfig,
+    TenantShare,
     WindowConfig,
     window_blocks,
 )
@@ -25,10 +23,10 @@ class Settings:
 
     Attributes:
         num_blocks: Of the full-attention group.
-        reserved: Of them, blocks that neither floors nor leases may bind.
+        reserved: Of them, blocks that neither guarantees nor leases may bind.
         administered: Whether leases, erasures, new epochs and public prefixes are drawn.
         windows: Size of each window, and its pool's blocks beyond the fewest possible.
-        allotments: Floor and quota by tenant.
+        tenant_shares: Guarantee and quota by tenant.
         spare_budget: Tokens of a step beyond one per sequence.
         max_model_len: None for the longest sequence that fits the reserved blocks.
     """
@@ -38,9 +36,9 @@ class Settings:
     reserved: int
     administered: bool = False
     windows: tuple[tuple[int, int], ...] = ()
-    allotments: Mapping[str, Allotment] = field(default_factory=dict)
+    tenant_shares: Mapping[str, TenantShare] = field(default_factory=dict)
     index: IndexName = "radix"
-    free_order: FreeOrder = "scratch_first"
+    free_order: FreeOrder = "unused_first"
     policy: PolicyName = "lru"
     seal_tails: bool = True
     enable_prefix_caching: bool = True
@@ -52,21 +50,21 @@ class Settings:
     max_overtakes: int = 2
 
     @property
-    def cache(self) -> CacheConfig:
+    def cache(self) -> PrefixCacheConfig:
         """Settings of the cache."""
         size = self.block_size
-        return CacheConfig(
+        return PrefixCacheConfig(
             self.num_blocks,
             size,
-            self.index,
             self.free_order,
+            self.enable_prefix_caching,
+            self.seal_tails,
+            self.index,
             self.policy,
-            seal_tails=self.seal_tails,
-            enable_prefix_caching=self.enable_prefix_caching,
             windows=tuple(
                 WindowConfig(w, window_blocks(w, size) + more) for w, more in self.windows
             ),
-            allotments={tenant.encode(): a for tenant, a in self.allotments.items()},
+            tenant_shares={tenant.encode(): a for tenant, a in self.tenant_shares.items()},
             reserved_blocks=self.reserved,
             keep_event_batches=4,
         )
@@ -101,7 +99,7 @@ def draw_settings(draw: Draw) -> Settings:
         windows=tuple(
             (draw(range(1, 10)), draw((0, 0, 1, 3, 8, 12))) for _ in range(draw((0, 0, 1, 1, 2)))
         ),
-        allotments=_draw_allotments(draw, num_blocks - reserved) if administered else {},
+        tenant_shares=_draw_tenant_shares(draw, num_blocks - reserved) if administered else {},
         index=draw(get_args(IndexName)),
         free_order=draw(get_args(FreeOrder)),
         policy=draw(get_args(PolicyName)),
@@ -116,15 +114,17 @@ def draw_settings(draw: Draw) -> Settings:
     )
 
 
-def _draw_allotments(draw: Draw, most: int) -> dict[str, Allotment]:
-    """Draw floors that sum to at most so many blocks, and quotas above them."""
-    allotments = {}
+def _draw_tenant_shares(draw: Draw, most: int) -> dict[str, TenantShare]:
+    """Draw guarantees that sum to at most so many blocks, and quotas above them."""
+    tenant_shares = {}
     for tenant in draw(((), ("a",), ("a", "b"))):
-        floor = draw(range(most + 1))
-        most -= floor
+        guarantee = draw(range(most + 1))
+        most -= guarantee
         more = draw((None, 0, 1, 4))
-        allotments[tenant] = Allotment(floor, None if more is None else max(1, floor + more))
-    return allotments
+        tenant_shares[tenant] = TenantShare(
+            guarantee, None if more is None else max(1, guarantee + more)
+        )
+    return tenant_shares
 
 
 # --- events: methods of ``Scenario``, how likely they are, and what their arguments are drawn from

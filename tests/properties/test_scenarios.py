@@ -20,7 +20,7 @@ REQUIRED = {
     *("arrived", "refused", "steps", "answers", "prompt log-probs"),
     *("cancelled", "stopped", "failed", "preempted", "overtook", "waited for a prefill"),
     *("admitted", "came back", "shared", "copied", "forked", "sibling without room"),
-    *("left the window", "hit through a window", "floor held"),
+    *("left the window", "hit through a window", "guarantee held"),
     *("lease accepted", "lease clipped", "lease rejected", "lease ended", "lease expired"),
     *("lease refreshed", "epochs", "ran on under old weights", "wrote nothing"),
     *("erased", "erasure refused", "resets"),

@@ -2,9 +2,10 @@
 
 import pytest
 
-from ostinato.core.config import CacheConfig, SchedulerConfig
+from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import ConfigError, DuplicateRequest, EmptyPrompt, PromptTooLong
 from ostinato.sched.admission import max_sequence_tokens
+from ostinato.settings import PrefixCacheConfig
 from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
 
 
@@ -84,7 +85,7 @@ def test_a_refused_request_takes_no_number():
 
 def test_the_longest_sequence_is_the_models_or_the_pools_with_one_token_more():
     """The last token of all is sampled and never computed: it needs no slot."""
-    pool = CacheConfig(num_blocks=2, block_size=4)
+    pool = PrefixCacheConfig(num_blocks=2, block_size=4)
     assert max_sequence_tokens(SchedulerConfig(), pool) == 9
     assert max_sequence_tokens(SchedulerConfig(max_model_len=9), pool) == 9
     assert max_sequence_tokens(SchedulerConfig(max_model_len=8), pool) == 8

@@ -5,12 +5,13 @@ from array import array
 import pytest
 
 from ostinato.assembly import build_cache
-from ostinato.core.config import CacheConfig, IndexName, SchedulerConfig
+from ostinato.core.config import SchedulerConfig
 from ostinato.core.ids import RequestId
 from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResult
 from ostinato.core.request import Request
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.sched.scheduler import Scheduler
+from ostinato.settings import IndexName, PrefixCacheConfig
 from tests.support.tiny_cache import on_both_indexes
 
 SHARED = 512
@@ -22,7 +23,7 @@ def scheduler_with_room(
     """Return a scheduler whose pool holds everything, with the default budget and seats."""
     own_blocks = -(-100 // block_size) + 1
     num_blocks = -(-SHARED // block_size) + requests * own_blocks
-    cache = CacheConfig(num_blocks=num_blocks, block_size=block_size, index=index)
+    cache = PrefixCacheConfig(num_blocks=num_blocks, block_size=block_size, index=index)
     return Scheduler(SchedulerConfig(max_chunk_tokens=max_chunk_tokens), build_cache(cache).manager)
 
 
@@ -69,6 +70,8 @@ def test_a_prefix_that_ends_within_a_full_block_is_computed_once_as_well(index):
 @on_both_indexes
 def test_the_watch_would_see_it_if_nothing_were_shared(index):
     """With prefix caching off every token of every prompt is computed."""
-    cache = CacheConfig(num_blocks=9000, block_size=16, index=index, enable_prefix_caching=False)
+    cache = PrefixCacheConfig(
+        num_blocks=9000, block_size=16, index=index, enable_prefix_caching=False
+    )
     scheduler = Scheduler(SchedulerConfig(), build_cache(cache).manager)
     assert send_a_wave(scheduler, requests=200) == 200 * (SHARED + 16)

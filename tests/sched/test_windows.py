@@ -4,7 +4,7 @@ Blocks of four, a window of five: a sequence needs the block that its next token
 the one before it. The pool of group 0 is large in all of these.
 """
 
-from ostinato.core.config import WindowConfig
+from ostinato.settings import WindowConfig
 from tests.support.tiny_cache import on_both_indexes, windows_of
 from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
 

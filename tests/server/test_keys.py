@@ -5,15 +5,15 @@ import stat
 
 import pytest
 
-from ostinato.core.config import Allotment
 from ostinato.core.errors import ConfigError
 from ostinato.server.keys import KEY_PREFIX, add_key, hash_key, read_keys
+from ostinato.settings import TenantShare
 
 
 def test_a_key_is_printed_once_and_its_hash_is_kept(tmp_path):
     """Whoever reads the file cannot call the server; nobody else can read it anyway."""
     path = tmp_path / "keys.json"
-    key = add_key(path, "acme", quota=40, floor=8)
+    key = add_key(path, "acme", quota=40, guaranteed=8)
     text = path.read_text()
     assert key.startswith(KEY_PREFIX) and len(key) > 50
     assert key not in text and key[len(KEY_PREFIX) :] not in text
@@ -22,7 +22,7 @@ def test_a_key_is_printed_once_and_its_hash_is_kept(tmp_path):
     keys = read_keys(path)
     assert keys.owner_of(key) == "acme"
     assert keys.owner_of(key + "x") is None
-    assert keys.allotments() == {keys.salt_of("acme"): Allotment(8, 40)}
+    assert keys.tenant_shares() == {keys.salt_of("acme"): TenantShare(8, 40)}
 
 
 def test_a_second_key_keeps_the_first_and_what_was_set(tmp_path):
@@ -62,8 +62,8 @@ HASH = hash_key("x")
         ({"secret": SECRET, "tenants": {"a": {"keys": ["sk-plain"]}}}, "64 hexadecimal digits"),
         ({"secret": SECRET, "tenants": {"a": {"quota": "many"}}}, "tenants.a.quota"),
         (
-            {"secret": SECRET, "tenants": {"a": {"quota": 2, "floor": 3}}},
-            "floor=3 is above quota=2",
+            {"secret": SECRET, "tenants": {"a": {"quota": 2, "guaranteed": 3}}},
+            "guaranteed=3 is above quota=2",
         ),
         (
             {"secret": SECRET, "tenants": {"a": {"keys": [HASH]}, "b": {"keys": [HASH]}}},
@@ -95,6 +95,6 @@ def test_a_tenant_or_a_setting_that_cannot_be_leaves_the_file_as_it_was(tmp_path
     for tenant, changes in (("", {}), ("a\nb", {}), ("acme", {"quota": 0})):
         with pytest.raises(ConfigError):
             add_key(path, tenant, **changes)
-    with pytest.raises(ConfigError, match="floor"):
-        add_key(path, "acme", quota=1, floor=2)
+    with pytest.raises(ConfigError, match="guaranteed"):
+        add_key(path, "acme", quota=1, guaranteed=2)
     assert path.read_text() == before

@@ -198,7 +198,7 @@ def test_evictions_show_how_old_and_how_far_apart(llm) -> None:
     assert page.value("ostinato_eviction_age_seconds_sum") == stats.eviction_ages_s.total
     assert page.value("ostinato_reuse_distance_blocks_count") == stats.reuse_distances.num_values
     states = {state: page.value("ostinato_blocks", state=state) for state in (
-        "scratch", "private", "held", "evictable")}  # fmt: skip
+        "unused", "private", "held", "evictable")}  # fmt: skip
     assert states["private"] == states["held"] == 0
     assert states["evictable"] == llm.engine.cache.manager.pool.num_evictable > 0
 

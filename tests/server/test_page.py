@@ -212,7 +212,7 @@ def test_a_cell_of_a_large_pool_says_how_its_blocks_are_divided(state) -> None:
     assert (found["per_cell"], len(found["states"])) == (128, 1024)
     assert found["mixes"][0] == [64, 0, 0, 64] and found["mixes"][1] == [128, 0, 0, 0]
     assert found["owners"][:2] == [0, -1] and found["states"][:2] == "30"
-    assert found["counts"] == {"scratch": 2**17 - 64, "private": 0, "held": 0, "evictable": 64}
+    assert found["counts"] == {"unused": 2**17 - 64, "private": 0, "held": 0, "evictable": 64}
 
 
 # --- the playground and the accountant ------------------------------------------------------------
@@ -297,8 +297,8 @@ def test_blocks_are_walked_with_the_arrow_keys(open_url, view) -> None:
     view.keyboard.press("ArrowRight")
     expect(view.locator("#cell")).to_contain_text("Block 1: ")
     view.keyboard.press("End")
-    expect(view.locator("#cell")).to_contain_text("Block 159: scratch")
-    expect(view.locator("#blocks-text")).to_contain_text("scratch")
+    expect(view.locator("#cell")).to_contain_text("Block 159: unused")
+    expect(view.locator("#blocks-text")).to_contain_text("unused")
     tab_to_by_tenant = view.locator("#by-tenant")
     tab_to_by_tenant.press("Enter")
     expect(tab_to_by_tenant).to_have_attribute("aria-pressed", "true")

@@ -19,7 +19,6 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from ostinato.core.config import CacheConfig
 from ostinato.core.identity import Identity, ImageSpan
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import (
@@ -32,6 +31,7 @@ from ostinato.core.plan import (
     TokenLogprob,
 )
 from ostinato.core.request import Request
+from ostinato.settings import PrefixCacheConfig
 
 TORN = "torn"
 """What a failed step leaves in the slots that it was to write."""
@@ -129,7 +129,7 @@ class FakeRunner:
         stores: What each slot holds, group by group.
     """
 
-    def __init__(self, config: CacheConfig, sample: Sampler = count_letters) -> None:
+    def __init__(self, config: PrefixCacheConfig, sample: Sampler = count_letters) -> None:
         """Make a store in which nothing was ever written."""
         self.block_size = config.block_size
         self.windows = (None, *(window.window for window in config.windows))

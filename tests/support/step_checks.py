@@ -218,7 +218,7 @@ class StepChecks:
         """
         most = 0 if self._cache.config.windows else self._num_shareable(leader, sequence)
         # The copy of a partial block is given up where its tenant can take no other block.
-        if not self._cache.manager.pool.num_free or self._cache.config.allotments:
+        if not self._cache.manager.pool.num_free or self._cache.config.tenant_shares:
             most = most // self._size * self._size
         assert start >= most, (
             f"{sequence.rank} computes from {start} on what {leader.rank} has up to {most}"

@@ -25,7 +25,6 @@ from ostinato.cache.eviction import LeastRecentlyUsed
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import PrefixMatch
-from ostinato.core.config import CacheConfig, DigestName, IndexName
 from ostinato.core.errors import PromptTooLong
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.core.plan import CopyRun
@@ -34,6 +33,7 @@ from ostinato.hybrid.window_content import WindowTable
 from ostinato.hybrid.window_group import WindowGroup
 from ostinato.indexes.block_hash import DigestFunction
 from ostinato.observe.introspection import cached_blocks
+from ostinato.settings import DigestName, IndexName, PrefixCacheConfig
 from ostinato.tenants.shares import TenantShares
 
 on_both_indexes = pytest.mark.parametrize("index", get_args(IndexName))
@@ -47,10 +47,12 @@ def tiny_cache(
     digest: DigestName | DigestFunction = "sha256",
     **settings: Any,
 ) -> "TinyCache":
-    """Return an empty cache; ``settings`` are those of ``CacheConfig``."""
+    """Return an empty cache; ``settings`` are those of ``PrefixCacheConfig``."""
     if isinstance(digest, str):
         settings, digest = {**settings, "digest": digest}, None
-    config = CacheConfig(num_blocks=num_blocks, block_size=block_size, index=index, **settings)
+    config = PrefixCacheConfig(
+        num_blocks=num_blocks, block_size=block_size, index=index, **settings
+    )
     return TinyCache(config, digest)
 
 
@@ -121,7 +123,7 @@ class Sequence:
 class TinyCache:
     """A cache manager and the named sequences that it serves."""
 
-    def __init__(self, config: CacheConfig, digest: DigestFunction | None = None) -> None:
+    def __init__(self, config: PrefixCacheConfig, digest: DigestFunction | None = None) -> None:
         """Make an empty cache whose clock shows the number of steps so far."""
         self.num_steps = 0
         self.prefix_cache = build_cache(config, lambda: float(self.num_steps), digest)

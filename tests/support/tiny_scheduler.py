@@ -18,13 +18,14 @@ from array import array
 from typing import Any
 
 from ostinato.assembly import build_cache, build_scheduler
-from ostinato.core.config import CacheConfig, IndexName, SchedulerConfig
+from ostinato.core.config import SchedulerConfig
 from ostinato.core.identity import Identity, ImageSpan
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.core.request import FinishReason, Request
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.sched.sequence import Sequence, SequenceUpdate
+from ostinato.settings import IndexName, PrefixCacheConfig
 from tests.support.fake_runner import FakeRunner, ForwardPassFailed, Sampler, count_letters
 from tests.support.step_checks import StepChecks
 
@@ -44,7 +45,7 @@ def tiny_scheduler(
     """Return a scheduler without requests; ``settings`` are those of either config."""
     for_scheduler = ("max_chunk_tokens", "max_model_len", "order", "max_overtakes")
     chosen = {name: settings.pop(name) for name in for_scheduler if name in settings}
-    cache = CacheConfig(num_blocks=num_blocks, block_size=block_size, index=index, **settings)
+    cache = PrefixCacheConfig(num_blocks=num_blocks, block_size=block_size, index=index, **settings)
     seats = min(8, budget) if max_num_seqs is None else max_num_seqs
     config = SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=seats, **chosen)
     return TinyScheduler(config, cache, sample)
@@ -105,7 +106,7 @@ class TinyScheduler:
     def __init__(
         self,
         config: SchedulerConfig,
-        cache: CacheConfig,
+        cache: PrefixCacheConfig,
         sample: Sampler,
         checks: type[StepChecks] = StepChecks,
     ) -> None:

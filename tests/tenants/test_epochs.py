@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.core.config import WindowConfig
+from ostinato.settings import WindowConfig
 from ostinato.tenants.terms import PINNED
 from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache, windows_of
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ostinato.core.config import Allotment, WindowConfig
 from ostinato.core.errors import CacheInUse
 from ostinato.observe.events import AllCleared, EventBatch
+from ostinato.settings import TenantShare, WindowConfig
 from ostinato.tenants.terms import ANTHROPIC_1H, PINNED, EraseReceipt
 from tests.support.memory_search import Traces, search
 from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache, windows_of
@@ -129,8 +129,8 @@ def test_a_tenant_that_runs_is_not_erased_and_nothing_changes(index):
 
 @on_both_indexes
 def test_a_tenant_may_come_back_after_it_was_erased(index):
-    """It starts from nothing; its floor and its quota are settings and stay."""
-    cache = tiny_cache(8, index=index, allotments={SALT: Allotment(floor=2, quota=3)})
+    """It starts from nothing; its guarantee and its quota are settings and stay."""
+    cache = tiny_cache(8, index=index, tenant_shares={SALT: TenantShare(guaranteed=2, quota=3)})
     cache.serve("ABCDEFGHIJKLMNOP", tenant=SALT)
     assert cache.prefix_cache.admin.erase(SALT).num_blocks == 3
     assert cache.serve("ABCDEFGHIJKLMNOP", tenant=SALT).num_computed_here == 16

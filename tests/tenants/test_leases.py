@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.cache.block_table import BlockTable
-from ostinato.core.config import Allotment, WindowConfig
 from ostinato.core.errors import ConfigError
+from ostinato.settings import TenantShare, WindowConfig
 from ostinato.tenants.lease_book import LeaseBook
 from ostinato.tenants.terms import (
     ANTHROPIC_1H,
@@ -102,7 +102,7 @@ def test_all_leases_together_leave_what_the_longest_sequence_needs(index):
     assert (first.status, first.num_tokens) == (LeaseStatus.CLIPPED, 8)
     assert (second.status, second.num_tokens) == (LeaseStatus.REJECTED, 0)
     for receipt in (first, second):
-        assert receipt.reason.startswith("leases and floors may bind 2 of 6 blocks")
+        assert receipt.reason.startswith("leases and guarantees may bind 2 of 6 blocks")
 
 
 @on_both_indexes
@@ -120,9 +120,9 @@ def test_blocks_that_two_leases_share_count_once(index):
 
 @on_both_indexes
 def test_what_floors_bind_leases_cannot(index):
-    """Eight blocks, two reserved, five in floors: one is left for leases."""
-    floors = {b"a": Allotment(floor=3), b"b": Allotment(floor=2)}
-    cache = tiny_cache(8, index=index, reserved_blocks=2, allotments=floors)
+    """Eight blocks, two reserved, five in guarantees: one is left for leases."""
+    guarantees = {b"a": TenantShare(guaranteed=3), b"b": TenantShare(guaranteed=2)}
+    cache = tiny_cache(8, index=index, reserved_blocks=2, tenant_shares=guarantees)
     cache.serve("ABCDEFGH")
     receipt = lease(cache, "ABCDEFGH")
     assert (receipt.status, receipt.num_tokens) == (LeaseStatus.CLIPPED, 4)
@@ -131,7 +131,7 @@ def test_what_floors_bind_leases_cannot(index):
 @on_both_indexes
 def test_a_tenant_cannot_pin_more_than_its_quota(index):
     """While it runs it holds more than it may keep; leases hold no more than that."""
-    cache = tiny_cache(8, index=index, allotments={b"a": Allotment(quota=2)})
+    cache = tiny_cache(8, index=index, tenant_shares={b"a": TenantShare(quota=2)})
     cache.admit("running", "ABCDEFGHIJKL", tenant=b"a")
     receipt = lease(cache, "ABCDEFGHIJKL", tenant=b"a")
     assert (receipt.status, receipt.num_tokens) == (LeaseStatus.CLIPPED, 8)

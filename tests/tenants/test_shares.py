@@ -1,4 +1,4 @@
-"""Floors and quotas: whose blocks may be taken, by whom, and what stays."""
+"""Guarantees and quotas: whose blocks may be taken, by whom, and what stays."""
 
 from dataclasses import dataclass
 
@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.core.config import Allotment, CacheConfig, WindowConfig, window_blocks
 from ostinato.core.errors import ConfigError
 from ostinato.core.identity import Identity
 from ostinato.observe.introspection import cached_blocks
+from ostinato.settings import PrefixCacheConfig, TenantShare, WindowConfig, window_blocks
 from ostinato.tenants.terms import PINNED
 from tests.support.tiny_cache import (
     TinyCache,
@@ -26,8 +26,8 @@ from tests.support.tiny_cache import (
 
 @on_both_indexes
 def test_a_tenant_at_its_quota_evicts_its_own_first(index):
-    """At once: scratch blocks are left, a neighbour's blocks are older, and neither is touched."""
-    cache = tiny_cache(8, index=index, allotments={b"a": Allotment(quota=2)})
+    """At once: unused blocks are left, a neighbour's blocks are older, and neither is touched."""
+    cache = tiny_cache(8, index=index, tenant_shares={b"a": TenantShare(quota=2)})
     cache.serve("12345678", tenant=b"b")
     cache.serve("ABCDEFGH", tenant=b"a")
     cache.admit("running", "IJKLMNOP", tenant=b"a")
@@ -38,7 +38,7 @@ def test_a_tenant_at_its_quota_evicts_its_own_first(index):
 @on_both_indexes
 def test_a_running_tenant_may_exceed_its_quota_and_keeps_no_more_afterwards(index):
     """Five blocks are needed to run; two stay, and it is the beginning that stays (law 8)."""
-    cache = tiny_cache(8, index=index, allotments={b"a": Allotment(quota=2)})
+    cache = tiny_cache(8, index=index, tenant_shares={b"a": TenantShare(quota=2)})
     cache.admit("running", "ABCDEFGHIJKLMNOPQRST", tenant=b"a")
     assert cache.picture().count("held") == 5
     cache.finish("running")
@@ -48,7 +48,7 @@ def test_a_running_tenant_may_exceed_its_quota_and_keeps_no_more_afterwards(inde
 
 @on_both_indexes
 def test_a_quota_counts_partial_blocks(index):
-    cache = tiny_cache(8, index=index, allotments={b"a": Allotment(quota=2)})
+    cache = tiny_cache(8, index=index, tenant_shares={b"a": TenantShare(quota=2)})
     cache.serve("ABCDEFGHIJ", tenant=b"a")
     assert cache.picture() == "ABCD:evictable EFGH:evictable " + " ".join(["free"] * 6)
 
@@ -56,7 +56,7 @@ def test_a_quota_counts_partial_blocks(index):
 @on_both_indexes
 def test_of_two_running_requests_the_first_to_end_pays(index):
     """Together they hold twice the quota; what is read is not trimmed."""
-    cache = tiny_cache(8, index=index, allotments={b"a": Allotment(quota=2)})
+    cache = tiny_cache(8, index=index, tenant_shares={b"a": TenantShare(quota=2)})
     cache.admit("one", "ABCDEFGH", tenant=b"a")
     cache.admit("two", "IJKLMNOP", tenant=b"a")
     cache.finish("one")
@@ -66,8 +66,8 @@ def test_of_two_running_requests_the_first_to_end_pays(index):
 
 
 @on_both_indexes
-def test_tenants_without_an_allotment_have_no_bound(index):
-    cache = tiny_cache(8, index=index, allotments={b"a": Allotment(quota=1)})
+def test_tenants_without_a_share_have_no_bound(index):
+    cache = tiny_cache(8, index=index, tenant_shares={b"a": TenantShare(quota=1)})
     cache.serve("ABCDEFGHIJKLMNOPQRST", tenant=b"b")
     assert cache.picture().count("evictable") == 5
 
@@ -75,8 +75,8 @@ def test_tenants_without_an_allotment_have_no_bound(index):
 @on_both_indexes
 def test_whoever_is_above_its_quota_is_evicted_before_older_blocks_of_others(index):
     """Three blocks have left a's window while it runs, and it may keep one: the deepest two go."""
-    shares = {b"a": Allotment(quota=2)}  # of sixteen; of the window's eight blocks it is one
-    cache = tiny_cache(16, index=index, windows=(WindowConfig(5, 8),), allotments=shares)
+    shares = {b"a": TenantShare(quota=2)}  # of sixteen; of the window's eight blocks it is one
+    cache = tiny_cache(16, index=index, windows=(WindowConfig(5, 8),), tenant_shares=shares)
     cache.serve("1234", tenant=b"b")
     cache.admit("running", "ABCDEFGHIJKLMNOP", tenant=b"a")
     cache.admit("newcomer", "stuvwxyzSTUVWXYZ0987", tenant=b"c", writes=False)
@@ -84,13 +84,13 @@ def test_whoever_is_above_its_quota_is_evicted_before_older_blocks_of_others(ind
     assert sorted(cached) == ["1234", "ABCD", "MNOP"]
 
 
-# --- floors -------------------------------------------------------------------------------
+# --- guarantees -------------------------------------------------------------------------------
 
 
 @on_both_indexes
-def test_a_floor_cannot_be_taken_by_others(index):
+def test_a_guarantee_cannot_be_taken_by_others(index):
     """Six blocks, two of them a's: four can be had, and not a fifth."""
-    cache = tiny_cache(6, index=index, allotments={b"a": Allotment(floor=2)})
+    cache = tiny_cache(6, index=index, tenant_shares={b"a": TenantShare(guaranteed=2)})
     cache.serve("ABCDEFGH", tenant=b"a")
     assert cache.admit("five", "12345678901234567", tenant=b"b") is None
     assert cache.admit("four", "1234567890123456", tenant=b"b") is not None
@@ -98,41 +98,43 @@ def test_a_floor_cannot_be_taken_by_others(index):
 
 
 @on_both_indexes
-def test_what_is_above_a_floor_can_be_taken_from_the_tail(index):
-    cache = tiny_cache(6, index=index, allotments={b"a": Allotment(floor=1)})
+def test_what_is_above_a_guarantee_can_be_taken_from_the_tail(index):
+    cache = tiny_cache(6, index=index, tenant_shares={b"a": TenantShare(guaranteed=1)})
     cache.serve("ABCDEFGHIJKL", tenant=b"a")
     assert cache.admit("five", "12345678901234567890", tenant=b"b") is not None
     assert cache.match("ABCDEFGHIJKL!", tenant=b"a").num_tokens == 4
 
 
 @on_both_indexes
-def test_a_floor_binds_others_and_not_its_owner(index):
-    cache = tiny_cache(4, index=index, allotments={b"a": Allotment(floor=3)})
+def test_a_guarantee_binds_others_and_not_its_owner(index):
+    cache = tiny_cache(4, index=index, tenant_shares={b"a": TenantShare(guaranteed=3)})
     cache.serve("ABCDEFGHIJKL", tenant=b"a")
     assert cache.admit("all", "1234567890123456", tenant=b"a") is not None
 
 
 @on_both_indexes
-def test_a_floor_that_is_not_used_is_lent(index):
+def test_a_guarantee_that_is_not_used_is_lent(index):
     """It says what others cannot evict, not what must lie idle."""
-    cache = tiny_cache(4, index=index, allotments={b"a": Allotment(floor=3)})
+    cache = tiny_cache(4, index=index, tenant_shares={b"a": TenantShare(guaranteed=3)})
     assert cache.admit("all", "1234567890123456", tenant=b"b") is not None
 
 
 @on_both_indexes
 @pytest.mark.parametrize(
-    ("floor", "hits"),
+    ("guaranteed", "hits"),
     [(6, 10 * 23), (0, 0)],
-    ids=["with a floor", "without one"],
+    ids=["with a guarantee", "without one"],
 )
-def test_a_neighbour_s_scan_of_a_thousand_prompts_leaves_a_floor_and_its_hits_alone(
-    index, floor, hits
+def test_a_neighbour_s_scan_of_a_thousand_prompts_leaves_a_guarantee_and_its_hits_alone(
+    index, guaranteed, hits
 ):
     """Sixteen blocks; 24 tokens come back after every hundred one-shot prompts of 20 tokens.
 
-    With a floor, 23 of 24 hit each time (law 4); without one, nothing is ever left.
+    With a guarantee, 23 of 24 hit each time (law 4); without one, nothing is ever left.
     """
-    cache = tiny_cache(16, index=index, allotments={b"tenant": Allotment(floor=floor)})
+    cache = tiny_cache(
+        16, index=index, tenant_shares={b"tenant": TenantShare(guaranteed=guaranteed)}
+    )
     prompt = "ABCDEFGHIJKLMNOPQRSTUVWX"
     cache.serve(prompt, tenant=b"tenant")
     for number in range(1000):
@@ -159,25 +161,25 @@ def scan(cache: TinyCache, prompt: str) -> None:
 
 
 def test_floors_that_bind_too_much_are_refused_with_all_numbers():
-    floors = {b"a": Allotment(floor=5), b"b": Allotment(floor=4)}
+    guarantees = {b"a": TenantShare(guaranteed=5), b"b": TenantShare(guaranteed=4)}
     with pytest.raises(ConfigError) as refusal:
-        CacheConfig(num_blocks=12, reserved_blocks=4, allotments=floors)
+        PrefixCacheConfig(num_blocks=12, reserved_blocks=4, tenant_shares=guarantees)
     for words in ("sum to 9 blocks", "only 8", "num_blocks=12", "4 are reserved", "max_model_len"):
         assert words in str(refusal.value)
-    CacheConfig(num_blocks=13, reserved_blocks=4, allotments=floors)
+    PrefixCacheConfig(num_blocks=13, reserved_blocks=4, tenant_shares=guarantees)
 
 
 @pytest.mark.parametrize(
     ("share", "message"),
     [
-        ({"floor": -1}, "floor=-1, quota=None: a floor is at least 0"),
-        ({"quota": 0}, "floor=0, quota=0: .*a quota at least 1 block"),
-        ({"floor": 3, "quota": 2}, "floor=3 is above quota=2"),
+        ({"guaranteed": -1}, "guaranteed=-1, quota=None: a guarantee is at least 0"),
+        ({"quota": 0}, "guaranteed=0, quota=0: .*a quota at least 1 block"),
+        ({"guaranteed": 3, "quota": 2}, "guaranteed=3 is above quota=2"),
     ],
 )
-def test_an_allotment_that_cannot_be_is_refused(share, message):
+def test_a_share_that_cannot_be_is_refused(share, message):
     with pytest.raises(ConfigError, match=message):
-        Allotment(**share)
+        TenantShare(**share)
 
 
 @on_both_indexes
@@ -186,17 +188,28 @@ def test_floors_leave_a_window_s_pool_enough_for_one_sequence(index):
     windows = (WindowConfig(9, 5),)
     assert window_blocks(9, 4) == 3
     cache = tiny_cache(
-        40, index=index, windows=windows, reserved_blocks=8, allotments={b"a": Allotment(floor=32)}
+        40,
+        index=index,
+        windows=windows,
+        reserved_blocks=8,
+        tenant_shares={b"a": TenantShare(guaranteed=32)},
     )
     cache.serve("ABCDEFGHIJKLMNOP", tenant=b"a")
     served = cache.admit("b", "1234567890", tenant=b"b")
     assert served is not None
-    assert [a.allotment.floor for a in shares_of(windows_of(cache.manager)[0].pool)] == [0, 1]
+    assert [a.share.guaranteed for a in shares_of(windows_of(cache.manager)[0].pool)] == [
+        0,
+        1,
+    ]
 
 
 # --- against a slow model -----------------------------------------------------------------
 
-SHARES = {b"a": Allotment(floor=2), b"b": Allotment(quota=2), b"c": Allotment(floor=1, quota=3)}
+SHARES = {
+    b"a": TenantShare(guaranteed=2),
+    b"b": TenantShare(quota=2),
+    b"c": TenantShare(guaranteed=1, quota=3),
+}
 TENANTS = (*SHARES, b"d")
 
 
@@ -212,9 +225,9 @@ class Holdings:
     charged: int
     idle: int
 
-    def takeable(self, floor: int) -> int:
+    def takeable(self, guarantee: int) -> int:
         """Blocks that others may take."""
-        return max(0, min(self.idle, self.charged - floor))
+        return max(0, min(self.idle, self.charged - guarantee))
 
 
 def holdings(cache: TinyCache) -> dict[bytes, Holdings]:
@@ -231,15 +244,15 @@ def holdings(cache: TinyCache) -> dict[bytes, Holdings]:
 
 
 def room_for(cache: TinyCache, tenant: bytes) -> int:
-    """Blocks that a tenant could have: scratch, all its own idle ones, others' above floors."""
+    """Blocks that a tenant could have: unused, all its own idle ones, others' above guarantees."""
     counted = holdings(cache)
-    scratch = cache.manager.config.num_blocks - sum(h.charged for h in counted.values())
+    unused = cache.manager.config.num_blocks - sum(h.charged for h in counted.values())
     others = sum(
-        held.takeable(SHARES[name].floor if name in SHARES else 0)
+        held.takeable(SHARES[name].guaranteed if name in SHARES else 0)
         for name, held in counted.items()
         if name != tenant
     )
-    return scratch + counted[tenant].idle + others
+    return unused + counted[tenant].idle + others
 
 
 def fits(cache: TinyCache, prompt: str, tenant: bytes) -> bool:
@@ -263,10 +276,10 @@ STEPS = st.lists(
 def test_floors_and_quotas_hold_whatever_happens(index, steps, num_blocks):
     """Blocks of two tokens, four tenants; every count is recounted after every step.
 
-    Nobody else's step takes a tenant below its floor; who holds nothing keeps no more than its
+    Nobody else's step takes a tenant below its guarantee; who holds nothing keeps no more than its
     quota; and whatever fits is admitted, whatever does not is refused.
     """
-    cache = tiny_cache(num_blocks, 2, index=index, allotments=SHARES, reserved_blocks=4)
+    cache = tiny_cache(num_blocks, 2, index=index, tenant_shares=SHARES, reserved_blocks=4)
     leases: list[int] = []
     for number, (what, tenant, prompt) in enumerate(steps):
         before = holdings(cache)
@@ -291,15 +304,15 @@ def test_floors_and_quotas_hold_whatever_happens(index, steps, num_blocks):
 
 
 def check_shares(cache: TinyCache, before: dict[bytes, Holdings], actor: bytes | None) -> None:
-    """Assert floors and quotas after one tenant's step."""
+    """Assert guarantees and quotas after one tenant's step."""
     after = holdings(cache)
     busy = {s.table.tenant for s in cache.sequences.values()}
-    for account, share in zip(list(cache.manager.pool.shares)[1:], SHARES, strict=True):
-        assert account.num_charged == after[share].charged
-        assert account.num_evictable == after[share].idle
-    for tenant, allotment in SHARES.items():
+    for account, tenant in zip(list(cache.manager.pool.shares)[1:], SHARES, strict=True):
+        assert account.num_charged == after[tenant].charged
+        assert account.num_evictable == after[tenant].idle
+    for tenant, share in SHARES.items():
         if tenant != actor and actor is not None:
-            kept = min(before[tenant].charged, allotment.floor)
-            assert after[tenant].charged >= kept, f"{actor!r} took from {tenant!r}'s floor"
-        if tenant not in busy and allotment.quota is not None:
-            assert after[tenant].charged <= allotment.quota, f"{tenant!r} keeps too much"
+            kept = min(before[tenant].charged, share.guaranteed)
+            assert after[tenant].charged >= kept, f"{actor!r} took from {tenant!r}'s guarantee"
+        if tenant not in busy and share.quota is not None:
+            assert after[tenant].charged <= share.quota, f"{tenant!r} keeps too much"

@@ -21,9 +21,9 @@ class OurManager(ManagerWorker):
     def make(self, num_tokens: int) -> None:
         """Begin with an empty cache."""
         from ostinato.assembly import build_cache
-        from ostinato.core.config import CacheConfig
+        from ostinato.settings import PrefixCacheConfig
 
-        self.cache = build_cache(CacheConfig(num_tokens // BLOCK_SIZE, BLOCK_SIZE)).manager
+        self.cache = build_cache(PrefixCacheConfig(num_tokens // BLOCK_SIZE, BLOCK_SIZE)).manager
 
     def take(self, tokens: Any) -> int:
         """Key, look-up, admission, publication, commit and release."""

@@ -6,7 +6,7 @@
 
 Unused blocks, which are without content, wait in ``FreeBlocks``; cached entries that no request
 holds wait in the eviction policy; both are free to be given away. ``free_order`` says which come
-first: ``scratch_first`` spares every cached block while an unused one is left; ``classic`` takes
+first: ``unused_first`` spares every cached block while an unused one is left; ``classic`` takes
 what was released longest ago, as in the worked example of vLLM's document. ``shares`` says who
 may take from whom. The pool counts; what content is, its index knows.
 """
@@ -46,7 +46,7 @@ class FreeBlocks:
         tick 9: 4 7 5 6     tick 2: 12 11 10 9 8
         ◄── taken from the end: 6 first      then 8
 
-    ``scratch_first`` gives away first what came back last; ``classic`` what came back first.
+    ``unused_first`` gives away first what came back last; ``classic`` what came back first.
 
     Attributes:
         num_blocks: How many there are.

@@ -132,7 +132,7 @@ class ServedEngineOptions(EngineOptions):
     )
     max_overtakes: int = _scheduling(64, "How often a request may be overtaken, except with fcfs.")
     free_order: str = _caching(
-        "scratch_first", "Which free block is taken first: scratch_first or classic."
+        "unused_first", "Which free block is taken first: unused_first or classic."
     )
     eviction_policy: str = _caching("reuse_hazard", "Which cached block is worth least.")
     digest: str = _caching("sha256", "Digest of the hash index: sha256 or xxh3_128.")

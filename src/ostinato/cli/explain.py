@@ -17,13 +17,13 @@ from ostinato.cli._quantities import count
 from ostinato.cli._tokenizer import IgnoredFields, ModelOfTokens, load_tokenizer
 from ostinato.cli._trace_source import SkipBroken, name_broken
 from ostinato.cli.cache import URL
-from ostinato.core.config import CacheConfig, IndexName
 from ostinato.core.errors import ConfigError, RequestError
 from ostinato.engine.config import DEFAULT_MODEL
 from ostinato.lab.explain_log import explain_log, explain_recording, is_recording
 from ostinato.lab.recording import read_recording
 from ostinato.lab.request_log import LogOptions, iter_requests
 from ostinato.observe.explanation import Explanation, SpanOutcome
+from ostinato.settings import IndexName, PrefixCacheConfig
 
 _COLOURS = {
     SpanOutcome.HIT: "green",
@@ -103,7 +103,7 @@ def run(
     if names and not logs and (files or texts):
         raise ConfigError(f"request={names[0]!r} is in a log or on a server; leave prompts out")
     if logs:
-        cache = CacheConfig(
+        cache = PrefixCacheConfig(
             num_blocks or _BLOCKS_OF_A_LOG, block_size, index=cast(IndexName, index)
         )
         wanted = None if every else names or _LAST
@@ -162,7 +162,7 @@ def _ask(name: str, server: AdminClient) -> Explanation:
 def _explain_log(
     path: Path,
     model: str | None,
-    cache: CacheConfig,
+    cache: PrefixCacheConfig,
     wanted: list[str] | None,
     read: LogOptions,
 ) -> tuple[list[Explanation], str]:

@@ -22,7 +22,7 @@ def new(
     tenant: Annotated[str, typer.Argument(help="Name of the tenant.")],
     file: _FILE = "keys.json",
     quota: int | None = option(None, "Blocks that it may keep."),
-    floor: int | None = option(None, "Blocks that others cannot evict."),
+    guaranteed: int | None = option(None, "Blocks that others cannot evict."),
     priority: int | None = option(None, "Lower goes first."),
     max_requests: int | None = option(None, "Continuations that it may run at once."),
     tokens_per_minute: int | None = option(None, "Prompt and generated tokens that it may use."),
@@ -42,7 +42,7 @@ def new(
 
     changes = {
         "quota": quota,
-        "floor": floor,
+        "guaranteed": guaranteed,
         "priority": priority,
         "max_requests": max_requests,
         "tokens_per_minute": tokens_per_minute,
@@ -63,12 +63,12 @@ def list_tenants(file: _FILE = "keys.json") -> None:
 
     table = Table(box=box.SIMPLE, pad_edge=False, header_style="bold")
     table.add_column("Tenant", overflow="fold")
-    for name in ("Keys", "Quota", "Floor", "Priority", "At once", "Per minute"):
+    for name in ("Keys", "Quota", "Guaranteed", "Priority", "At once", "Per minute"):
         table.add_column(name, justify="right")
     table.add_column("Public", overflow="fold")
     table.add_column("Administers")
     for name, entry in read_keys(file).tenants.items():
-        limits = (entry.quota, entry.floor, entry.priority, entry.max_requests)
+        limits = (entry.quota, entry.guaranteed, entry.priority, entry.max_requests)
         table.add_row(
             name,
             str(len(entry.keys)),

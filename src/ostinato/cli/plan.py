@@ -19,7 +19,7 @@ from ostinato.cli._cost_options import CostOptions, MachineOptions
 from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._quantities import count
 from ostinato.cli._report_folder import open_folder, say_written, unwritable
-from ostinato.core.config import PolicyName, one_of
+from ostinato.core.config import one_of
 from ostinato.core.errors import ConfigError
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import StepCost
@@ -32,6 +32,7 @@ from ostinato.lab.policies import ENGINE_POLICIES
 from ostinato.lab.quantities import write_bytes
 from ostinato.lab.roofline import RooflineCost
 from ostinato.lab.serial_replay import USUAL_POLICY
+from ostinato.settings import PolicyName
 
 _MONEY = "What things cost"
 

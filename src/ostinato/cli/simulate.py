@@ -12,14 +12,7 @@ from ostinato.cli._config_source import load_config
 from ostinato.cli._cost_options import CostOptions, MachineOptions
 from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._report_folder import open_folder
-from ostinato.core.config import (
-    CacheConfig,
-    PolicyName,
-    SchedulerConfig,
-    WindowConfig,
-    at_least,
-    one_of,
-)
+from ostinato.core.config import SchedulerConfig, at_least, one_of
 from ostinato.core.errors import ConfigError
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import ASSUMED, StepCost
@@ -31,6 +24,7 @@ from ostinato.lab.quantities import read_bytes, read_count
 from ostinato.lab.replay import Replay
 from ostinato.lab.simulation import Simulation, add_bounds, simulate, usual_capacities
 from ostinato.lab.timed_replay import replay_timed, slowed_to_fit
+from ostinato.settings import PolicyName, PrefixCacheConfig, WindowConfig
 
 _CACHE = "Caches"
 _TIMED = "Times"
@@ -205,7 +199,7 @@ def _add_times(
     runs += [(policy, True, policy) for policy in ENGINE_POLICIES if policy in found.results]
     with source.progress_bar("Times", len(trace) * len(runs)) as advance:
         for name, enabled, policy in runs:
-            cache = CacheConfig(
+            cache = PrefixCacheConfig(
                 num_blocks=blocks,
                 block_size=trace.block_tokens,
                 policy=policy,

@@ -133,7 +133,7 @@ class AdminApi:
 
         Effects: every slot of the KV stores without live content is overwritten with zeros,
         since evicted and free blocks still hold what was computed. The tenant's requests still
-        count in the totals; salts of ``allotments`` stay in the settings. Cost: every layer's
+        count in the totals; salts of ``tenant_shares`` stay in the settings. Cost: every layer's
         unused slots are read once, and written where they are not zero.
         """
         live = self._engine.requests_of(cache_salt)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ostinato.engine.admin_api import AdminApi, AsyncAdminApi
-from ostinato.engine.chat import Message, fields_of
+from ostinato.engine.chat import Message, sections_of
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.engine_thread import EngineThread
@@ -227,7 +227,7 @@ class AsyncLLM:
                 whose=Prompt(keep_tokens=keep_tokens),
             )
             return Prompt(
-                token_ids=ids, known=ids, keep_tokens=keep_tokens, fields=fields_of(messages)
+                token_ids=ids, known=ids, keep_tokens=keep_tokens, sections=sections_of(messages)
             )
 
         return self._stream(prompt, sampling_params, request_id, priority)

@@ -20,18 +20,20 @@ def is_conversation(messages: object) -> bool:
     return bool(messages) and not isinstance(messages[0], Sequence)
 
 
-def fields_of(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
+def sections_of(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
     """Name the texts of a conversation, in order, so that a difference can be placed."""
-    fields: list[tuple[str, str]] = []
+    sections: list[tuple[str, str]] = []
     for place, message in enumerate(messages):
         name = f"messages[{place}] ({message['role']})"
         content = message.get("content")
         if isinstance(content, str):
-            fields.append((name, content))
+            sections.append((name, content))
         elif isinstance(content, Sequence):
             parts = [part for part in content if isinstance(part, Mapping)]
-            fields += [(name, part["text"]) for part in parts if isinstance(part.get("text"), str)]
-    return tuple(fields)
+            sections += [
+                (name, part["text"]) for part in parts if isinstance(part.get("text"), str)
+            ]
+    return tuple(sections)
 
 
 def render_chat(tokenizer: Any, messages: Sequence[Message], **settings: Any) -> list[int]:

@@ -8,19 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ostinato.core.config import (
-    Allotment,
-    CacheConfig,
-    DigestName,
-    FreeOrder,
-    IndexName,
-    PolicyName,
-    SchedulerConfig,
-    WaitingOrder,
-    WindowConfig,
-    at_least,
-    one_of,
-)
+from ostinato.core.config import FreeOrder, SchedulerConfig, WaitingOrder, at_least, one_of
 from ostinato.core.errors import ConfigError
 from ostinato.engine.vllm_keywords import translate_settings
 from ostinato.runner.settings import (
@@ -29,6 +17,14 @@ from ostinato.runner.settings import (
     ForwardName,
     QuantizationName,
     ReadOnce,
+)
+from ostinato.settings import (
+    DigestName,
+    IndexName,
+    PolicyName,
+    PrefixCacheConfig,
+    TenantShare,
+    WindowConfig,
 )
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "float64"]
@@ -79,13 +75,13 @@ class EngineConfig:
         enable_prefix_caching: Off, every prompt is computed in full.
         order: ``fcfs``, ``longest_prefix``, ``depth_first`` or ``fair_share``.
         max_overtakes: How often a waiting request may be overtaken, except with ``fcfs``.
-        free_order: ``scratch_first`` or ``classic``.
+        free_order: ``unused_first`` or ``classic``.
         eviction_policy: Which cached block is worth least.
         digest: Content hash of the hash index.
         seal_tails: Keep the partial last block of an ended sequence findable.
         read_once: Whether blocks that sequences of a step share are read once for all of them:
             where that is cheaper (``auto``), ``always`` or ``never``.
-        allotments: Floors and quotas in blocks, by the ``cache_salt`` of a tenant's requests.
+        tenant_shares: Guaranteed blocks and quotas, by the ``cache_salt`` of a tenant's requests.
         keep_event_batches: Batches of KV events kept for consumers that missed some; 0 makes
             no events, None keeps 10,000 if they are published and none otherwise.
         keep_explanations: Sequences that are remembered so that misses can be explained; 0
@@ -130,12 +126,12 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     order: WaitingOrder = "fcfs"
     max_overtakes: int = 64
-    free_order: FreeOrder = "scratch_first"
+    free_order: FreeOrder = "unused_first"
     eviction_policy: PolicyName = "reuse_hazard"
     digest: DigestName = "sha256"
     seal_tails: bool = True
     read_once: ReadOnce = "auto"
-    allotments: Mapping[str, Allotment] = field(default_factory=dict)
+    tenant_shares: Mapping[str, TenantShare] = field(default_factory=dict)
     keep_event_batches: int | None = None
     keep_explanations: int = 1000
     keep_tokens: bool = True
@@ -188,7 +184,7 @@ class EngineConfig:
         if self.record_trace is not None and not isinstance(self.record_trace, (str, Path)):
             raise ConfigError(f"record_trace={self.record_trace!r}: must be the path of a file")
         self._check_kv_events()
-        self._check_allotments()
+        self._check_tenant_shares()
         self.cache(self.num_blocks or 2**31)
         self.scheduler(self.max_model_len or 1)
 
@@ -214,9 +210,9 @@ class EngineConfig:
 
     def cache(
         self, num_blocks: int, windows: tuple[WindowConfig, ...] = (), reserved_blocks: int = 0
-    ) -> CacheConfig:
+    ) -> PrefixCacheConfig:
         """Return the cache's settings for pools of that size."""
-        return CacheConfig(
+        return PrefixCacheConfig(
             num_blocks=num_blocks,
             block_size=self.block_size,
             index=self.index,
@@ -226,7 +222,7 @@ class EngineConfig:
             enable_prefix_caching=self.enable_prefix_caching,
             seal_tails=self.seal_tails,
             windows=windows,
-            allotments={salt.encode(): share for salt, share in self.allotments.items()},
+            tenant_shares={salt.encode(): share for salt, share in self.tenant_shares.items()},
             reserved_blocks=reserved_blocks,
             keep_event_batches=self.num_kept_event_batches,
             keep_explanations=self.keep_explanations,
@@ -301,14 +297,14 @@ class EngineConfig:
                     f"are packed, for a CPU; set {name}={value!r}, or quantization=None"
                 )
 
-    def _check_allotments(self) -> None:
-        if not isinstance(self.allotments, Mapping):
-            raise ConfigError(f"allotments={self.allotments!r}: must map salts to Allotments")
-        for salt, share in self.allotments.items():
-            if not isinstance(salt, str) or not isinstance(share, Allotment):
+    def _check_tenant_shares(self) -> None:
+        if not isinstance(self.tenant_shares, Mapping):
+            raise ConfigError(f"tenant_shares={self.tenant_shares!r}: must map salts to shares")
+        for salt, share in self.tenant_shares.items():
+            if not isinstance(salt, str) or not isinstance(share, TenantShare):
                 raise ConfigError(
-                    f"allotments[{salt!r}]={share!r}: must map a cache_salt, a str, to an "
-                    "Allotment(floor=..., quota=...)"
+                    f"tenant_shares[{salt!r}]={share!r}: must map a cache_salt, a str, to a "
+                    "TenantShare(guaranteed=..., quota=...)"
                 )
 
     def _check_kv_events(self) -> None:

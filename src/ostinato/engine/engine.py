@@ -176,7 +176,7 @@ class Engine:
             cache_write=prompt.cache_write,
             eos_token_ids=self.loaded.eos_token_ids,
             constraint=constraint,
-            prompt_sections=prompt.fields,
+            prompt_sections=prompt.sections,
             num_kept_tokens=0 if known is None else known.num_generated_tokens,
         )
         self.scheduler.check(request)

@@ -17,7 +17,7 @@ from ostinato.core.errors import EngineStopped
 from ostinato.engine.admin_api import AdminApi
 from ostinato.engine.batch import ShowProgress, run_batch
 from ostinato.engine.caller import CallGate
-from ostinato.engine.chat import Message, fields_of, is_conversation, render_text
+from ostinato.engine.chat import Message, is_conversation, render_text, sections_of
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.explain_api import explain_request
@@ -169,7 +169,7 @@ class LLM:
         prompts = []
         for m in conversations:
             text = render_text(tokenizer, m, chat_template, add_generation_prompt, tools, **options)
-            prompt = Prompt(keep_tokens=keep_tokens, fields=fields_of(m))
+            prompt = Prompt(keep_tokens=keep_tokens, sections=sections_of(m))
             prompts.append(self.engine.tokenized_chat(prompt, text))
         return run_batch(self.engine, prompts, sampling_params, use_tqdm, priority)
 

@@ -27,7 +27,7 @@ class PromptDict(TypedDict, total=False):
         cache_write: False keeps nothing of it for other requests.
         public_prefixes: Names of published prefixes that it may begin with; ``"*"`` is all.
         keep_tokens: False tokenizes all of the text anew, also what the model generated.
-        fields: Names and texts of its messages and fields, in order; for explanations.
+        sections: Names and texts of its messages and fields, in order; for explanations.
     """
 
     prompt: str
@@ -37,7 +37,7 @@ class PromptDict(TypedDict, total=False):
     cache_write: bool
     public_prefixes: Sequence[str]
     keep_tokens: bool
-    fields: Sequence[tuple[str, str]]
+    sections: Sequence[tuple[str, str]]
 
 
 PromptInput = str | TokenIds | PromptDict
@@ -56,7 +56,7 @@ class Prompt:
         public_prefixes: Names of published prefixes that it may begin with; ``"*"`` is all.
         publishes: Name of the prefix that it is computed for, to be published; None is usual.
         keep_tokens: Whether text that is known keeps its tokens.
-        fields: Names and texts of its messages and fields, in order; for explanations.
+        sections: Names and texts of its messages and fields, in order; for explanations.
         known: Its text with its tokens, where it is known how they belong together.
     """
 
@@ -68,7 +68,7 @@ class Prompt:
     public_prefixes: tuple[str, ...] = ()
     publishes: str | None = None
     keep_tokens: bool = True
-    fields: tuple[tuple[str, str], ...] = ()
+    sections: tuple[tuple[str, str], ...] = ()
     known: TokenizedText | None = None
 
 
@@ -132,7 +132,7 @@ def _parse_dict(prompt: dict[str, Any]) -> Prompt:
     whole_characters("prompt", prompt.get("prompt", ""))
     settings = {k: v for k, v in prompt.items() if k.startswith("cache_") or k == "keep_tokens"}
     names = _parse_names(prompt.get("public_prefixes", ()))
-    settings["fields"] = _parse_fields(prompt.get("fields", ()))
+    settings["sections"] = _parse_sections(prompt.get("sections", ()))
     settings["known"] = _known(token_ids)
     return Prompt(text=text, token_ids=token_ids, public_prefixes=names, **settings)
 
@@ -149,11 +149,11 @@ def _parse_names(names: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _parse_fields(fields: Any) -> tuple[tuple[str, str], ...]:
-    is_row = isinstance(fields, Sequence) and not isinstance(fields, str)
-    pairs = [tuple(field) for field in fields] if is_row else [()]
+def _parse_sections(sections: Any) -> tuple[tuple[str, str], ...]:
+    is_row = isinstance(sections, Sequence) and not isinstance(sections, str)
+    pairs = [tuple(field) for field in sections] if is_row else [()]
     if any([type(part) for part in pair] != [str, str] for pair in pairs):
-        raise RequestError(f"fields={fields!r:.80}: must be pairs of a name and a text")
+        raise RequestError(f"sections={sections!r:.80}: must be pairs of a name and a text")
     return tuple(pairs)
 
 

@@ -19,12 +19,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
-from ostinato.core.config import CacheConfig, SchedulerConfig
+from ostinato.core.config import SchedulerConfig
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import RequestId
 from ostinato.core.request import Request
 from ostinato.engine.trace_writer import TraceWriter
 from ostinato.sched.sequence import Sequence
+from ostinato.settings import PrefixCacheConfig
 from ostinato.tenants.terms import LeaseId, LeaseTerms
 from ostinato.traces.anonymizer import ChainedHash, TokenHasher
 from ostinato.traces.format import (
@@ -80,7 +81,7 @@ class FreezableClock:
 class Settings:
     """What a header says about an engine."""
 
-    cache: CacheConfig
+    cache: PrefixCacheConfig
     scheduler: SchedulerConfig
     model: dict[str, Any]
     epoch: int
@@ -154,10 +155,10 @@ class Recorder:
         self._times = []
         self._start_us = self._now_us = self.clock.freeze()
         names, cache = self._names, settings.cache
-        allotments = {names.salt(t).encode(): share for t, share in cache.allotments.items()}
+        tenant_shares = {names.salt(t).encode(): share for t, share in cache.tenant_shares.items()}
         header = Header(
             version=VERSION,
-            cache=replace(cache, allotments=allotments),
+            cache=replace(cache, tenant_shares=tenant_shares),
             scheduler=settings.scheduler,
             model=settings.model,
             is_cold=settings.is_cold,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ostinato.core.config import SchedulerConfig, WindowConfig, window_blocks
+from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import ConfigError
 from ostinato.engine.config import EngineConfig
 from ostinato.hybrid.pool_sizes import split_pools
@@ -24,6 +24,7 @@ from ostinato.runner.memory import num_blocks_for
 from ostinato.runner.model_loader import LoadedModel, load_model, load_tokenizer
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.runner.resolve import resolve_model
+from ostinato.settings import WindowConfig, window_blocks
 
 logger = logging.getLogger("ostinato")
 

@@ -24,10 +24,10 @@ Rules:
 from collections.abc import Callable
 
 from ostinato.cache.eviction import EvictionPolicy, LeastRecentlyUsed
-from ostinato.core.config import PolicyName
 from ostinato.eviction.arc import AdaptiveReplacement
 from ostinato.eviction.reuse_hazard import ReuseHazard
 from ostinato.eviction.s3_fifo import S3Fifo
+from ostinato.settings import PolicyName
 
 
 def make_policy(name: PolicyName, num_blocks: int, clock: Callable[[], float]) -> EvictionPolicy:

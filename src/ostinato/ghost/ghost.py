@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.eviction import EvictionPolicy
 from ostinato.cache.observer import CacheObserver
-from ostinato.core.config import CacheConfig, PolicyName
 from ostinato.core.request import RequestContext
 from ostinato.eviction.learned_policy import LearnedPolicy
 from ostinato.ghost.estimator import (
@@ -40,6 +39,7 @@ from ostinato.ghost.simulated_cache import (
     SimulatedCache,
 )
 from ostinato.observe.counters import GhostEstimate, LookupCounts
+from ostinato.settings import PolicyName, PrefixCacheConfig
 
 SIZES = (0.5, 2.0, 4.0)
 """Multiples of the memory for which estimates are made."""
@@ -88,7 +88,7 @@ class Ghost(CacheObserver):
 
     def __init__(
         self,
-        config: CacheConfig,
+        config: PrefixCacheConfig,
         clock: Callable[[], float],
         counts: LookupCounts,
         policies: Sequence[EvictionPolicy],

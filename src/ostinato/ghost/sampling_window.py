@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ostinato.core.config import CacheConfig
 from ostinato.ghost.estimator import Coverage, PairedEstimator
 from ostinato.ghost.sampler import SampledRequest, Sampler
 from ostinato.ghost.simulated_cache import SimulatedCache
 from ostinato.observe.counters import LookupCounts
+from ostinato.settings import PrefixCacheConfig
 
 WINDOW_BLOCKS = 4096
 """Sampled blocks of one window."""
@@ -42,7 +42,7 @@ class SamplingPlan:
     step: int
 
     @staticmethod
-    def of(config: CacheConfig, counts: LookupCounts) -> "SamplingPlan":
+    def of(config: PrefixCacheConfig, counts: LookupCounts) -> "SamplingPlan":
         """Set the rate by the pool and by what was looked up so far.
 
         A request of mean length has one sampled block at most: a second one tells less than

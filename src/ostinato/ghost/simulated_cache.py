@@ -18,13 +18,13 @@ from typing import Protocol
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.eviction import EvictionPolicy, RequestSummary
 from ostinato.cache.pool import MANY_USES
-from ostinato.core.config import PolicyName
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.eviction import make_policy
 from ostinato.eviction.learned_policy import LearnedPolicy, LearnsFromMisses
 from ostinato.eviction.reuse_hazard import ReuseHazard
 from ostinato.ghost.sampler import SampledRequest
+from ostinato.settings import PolicyName
 
 _REQUESTS_PER_FIT = 200
 """A fit takes as long as a hundred requests, and tells little more of as few as a sample has."""

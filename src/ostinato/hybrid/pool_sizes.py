@@ -7,7 +7,8 @@ share if that is more (the ends of cached prefixes), and the rest goes to full a
 
 from collections.abc import Sequence
 
-from ostinato.core.config import SchedulerConfig, window_blocks
+from ostinato.core.config import SchedulerConfig
+from ostinato.settings import window_blocks
 
 _PREFIXES_PER_BLOCK = 4
 """Blocks of group 0 per block of a window, where group 0 has no bytes and only lists prefixes."""

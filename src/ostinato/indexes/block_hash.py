@@ -16,9 +16,9 @@ import hashlib
 import secrets
 from collections.abc import Callable
 
-from ostinato.core.config import DigestName
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockDigest
+from ostinato.settings import DigestName
 
 DigestFunction = Callable[[bytes], bytes]
 """From any bytes to a digest of fixed length."""

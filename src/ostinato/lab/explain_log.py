@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from ostinato.assembly import build_cache
-from ostinato.core.config import CacheConfig
 from ostinato.core.errors import BrokenTrace, PromptTooLong
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.request import RequestContext
@@ -23,6 +22,7 @@ from ostinato.lab.request_log import Encode, LoggedRequest, Render
 from ostinato.observe.explain import Viewer, explain
 from ostinato.observe.explanation import Explanation, MissReason, PromptSpan
 from ostinato.observe.prompt_diff import Decode
+from ostinato.settings import PrefixCacheConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Tokenizer:
 def explain_log(
     requests: Iterable[LoggedRequest],
     tokenizer: Tokenizer,
-    config: CacheConfig,
+    config: PrefixCacheConfig,
     lines: Collection[int] | None = None,
 ) -> Iterator[Explanation]:
     """Serve a log's requests one after the other, and explain them as they are admitted.

@@ -7,11 +7,12 @@ bytes per token; of a long cached prefix 81,920 per token stay, and the ends in 
 
 from dataclasses import dataclass, replace
 
-from ostinato.core.config import SchedulerConfig, WindowConfig, window_blocks
+from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import ConfigError
 from ostinato.hybrid.pool_sizes import split_pools
 from ostinato.lab.kv_bytes import KVBytes
 from ostinato.lab.serial_replay import Pools
+from ostinato.settings import WindowConfig, window_blocks
 
 _ENGINE_BLOCK = 16
 """Tokens per block of the engine, whatever the trace has."""

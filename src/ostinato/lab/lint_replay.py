@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ostinato.assembly import build_cache
-from ostinato.core.config import CacheConfig
 from ostinato.core.identity import PrefixKey
 from ostinato.lab.explain_log import Tokenizer, identity_of
 from ostinato.lab.request_log import LoggedRequest
 from ostinato.observe.prompt_diff import num_alike
+from ostinato.settings import PrefixCacheConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def replay_ids(requests: Sequence[LoggedRequest], block_size: int) -> Replayed:
 
 def _serve(keys: list[tuple[PrefixKey, list[int]]], block_size: int) -> Replayed:
     num_blocks = 1 + sum((len(k) + len(answer)) // block_size + 2 for k, answer in keys)
-    config = CacheConfig(num_blocks, block_size, keep_explanations=0)
+    config = PrefixCacheConfig(num_blocks, block_size, keep_explanations=0)
     cache, prompt_tokens, computed = build_cache(config, lambda: 0.0).manager, 0, 0
     for key, answer in keys:
         admitted = cache.admit(key, cache.match(key))

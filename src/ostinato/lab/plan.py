@@ -16,13 +16,14 @@ from math import ceil
 
 import numpy as np
 
-from ostinato.core.config import PolicyName, at_least
+from ostinato.core.config import at_least
 from ostinato.core.errors import ConfigError
 from ostinato.lab.block_trace import BlockTrace, Numbers
 from ostinato.lab.cost_model import StepCost
 from ostinato.lab.kv_groups import KVGroups
 from ostinato.lab.replicas import RoutedResult, Routing, Work, replay_routed, work_of
 from ostinato.lab.serial_replay import USUAL_POLICY, hit_tokens
+from ostinato.settings import PolicyName
 
 GIB = 2**30
 MOST_POINTS = 200

@@ -48,7 +48,7 @@ _INK, _FAINT, _GRID = "#22223b", "#8d8d9b", "#e3e3ea"
 _COLOURS = ("#5e35b1", "#00897b", "#e8590c", "#1c7ed6", "#c2255c", "#74972a", "#b08900", "#495057")
 _MARKERS = "osD^vPX*"
 _BILL = "#e8590c"
-_HELD, _EVICTABLE, _SCRATCH = "#5e35b1", "#b39ddb", "#f1eef8"
+_HELD, _EVICTABLE, _UNUSED = "#5e35b1", "#b39ddb", "#f1eef8"
 
 
 def hit_ratio_plot(simulation: Simulation) -> Figure:
@@ -115,13 +115,13 @@ def occupancy_plot(result: TimedResult, title: str) -> Figure:
     times = [moment.at_s / scale for moment in result.moments]
     held = np.array([moment.held_blocks for moment in result.moments], float)
     evictable = np.array([moment.evictable_blocks for moment in result.moments], float)
-    scratch = result.num_blocks - held - evictable
+    unused = result.num_blocks - held - evictable
     axes.stackplot(
         times,
         held / result.num_blocks,
         evictable / result.num_blocks,
-        scratch / result.num_blocks,
-        colors=(_HELD, _EVICTABLE, _SCRATCH),
+        unused / result.num_blocks,
+        colors=(_HELD, _EVICTABLE, _UNUSED),
         labels=("held by running requests", "cached, free to evict", "empty"),
         step="post",
     )

@@ -19,10 +19,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from ostinato.core.config import PolicyName
 from ostinato.lab.block_trace import BlockTrace, Numbers
 from ostinato.lab.cost_model import PerRequest, StepCost
 from ostinato.lab.serial_replay import Pools, SerialCache, each_path, hit_tokens
+from ostinato.settings import PolicyName
 
 Routing = Literal["affinity", "round_robin"]
 """How requests are spread over replicas."""

@@ -19,10 +19,10 @@ from itertools import pairwise
 import numpy as np
 
 from ostinato.assembly import build_cache
-from ostinato.core.config import CacheConfig, PolicyName, WindowConfig
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.lab.block_trace import BlockTrace, Numbers
 from ostinato.lab.policies import SimulatedPolicyName, policy_factory
+from ostinato.settings import PolicyName, PrefixCacheConfig, WindowConfig
 
 REQUESTS_PER_REPORT = 256
 """Requests between two reports of progress."""
@@ -102,7 +102,7 @@ class SerialCache:
         self._most_blocks = pools.full
         self.num_cut = 0
         most = num_distinct + 1
-        config = CacheConfig(
+        config = PrefixCacheConfig(
             num_blocks=min(pools.full, most) + 1,
             block_size=1,
             windows=tuple(

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ostinato.assembly import build_cache, build_scheduler
-from ostinato.core.config import CacheConfig, SchedulerConfig
+from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import PromptTooLong
 from ostinato.core.ids import RequestId
 from ostinato.core.plan import SampledToken, ScheduledSequence, SequenceResult, StepPlan, StepResult
@@ -27,6 +27,7 @@ from ostinato.core.sampling_params import SamplingParams
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import StepCost
 from ostinato.sched.sequence import SequenceUpdate
+from ostinato.settings import PrefixCacheConfig
 
 NUM_SAMPLES = 400
 """Moments at which occupancy is noted: as many as a plot can show."""
@@ -106,7 +107,7 @@ def slowed_to_fit(trace: BlockTrace, cost: StepCost) -> float:
 
 def replay_timed(
     trace: BlockTrace,
-    cache: CacheConfig,
+    cache: PrefixCacheConfig,
     scheduling: SchedulerConfig,
     cost: StepCost,
     *,
@@ -133,7 +134,7 @@ class _TimedReplay:
     def __init__(
         self,
         trace: BlockTrace,
-        cache: CacheConfig,
+        cache: PrefixCacheConfig,
         scheduling: SchedulerConfig,
         cost: StepCost,
         slowdown: float,

@@ -12,9 +12,9 @@ from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.observer import CacheObserver, Eviction
 from ostinato.cache.prefix_index import PublishResult
-from ostinato.core.config import PolicyName
 from ostinato.core.request import RequestContext
 from ostinato.observe.histogram import Histogram
+from ostinato.settings import PolicyName
 
 MAX_TENANTS = 1024
 """Tenants counted separately; clients make salts, so their number has no bound."""

@@ -29,13 +29,13 @@ from typing import Literal
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.observer import CacheObserver, Eviction
 from ostinato.cache.prefix_index import PublishResult
-from ostinato.core.config import CacheConfig
 from ostinato.core.identity import Identity
 from ostinato.core.ids import BlockId
 from ostinato.core.request import RequestContext
 from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.observe.prefix_digests import DigestKey
 from ostinato.observe.request_record import RequestRecord
+from ostinato.settings import PrefixCacheConfig
 
 LEAST_TOKENS = 65_536
 """Tokens that are remembered at least: 256 KiB."""
@@ -83,7 +83,7 @@ class RequestHistory(CacheObserver):
         num_forgotten: Sequences that are no longer remembered.
     """
 
-    def __init__(self, config: CacheConfig, clock: Callable[[], float]) -> None:
+    def __init__(self, config: PrefixCacheConfig, clock: Callable[[], float]) -> None:
         """Start empty."""
         self.keep = config.keep_explanations
         self.block_size = config.block_size

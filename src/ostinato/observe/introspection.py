@@ -38,7 +38,7 @@ HEAD_TOKENS = 64
 class BlockState(IntEnum):
     """The state of a block; see ``cache.block``."""
 
-    SCRATCH = 0
+    UNUSED = 0
     PRIVATE = 1
     HELD = 2
     EVICTABLE = 3
@@ -50,7 +50,7 @@ class BlockMap:
 
     Attributes:
         states: A ``BlockState`` per block, shape (num_blocks,).
-        owners: Index of the owner in ``tenants``, -1 for scratch blocks, shape (num_blocks,).
+        owners: Index of the owner in ``tenants``, -1 for unused blocks, shape (num_blocks,).
         tenants: Salts of all who own a block, in the order of their first block in the walk.
     """
 
@@ -170,11 +170,11 @@ def count_states(manager: CacheManager) -> dict[BlockState, int]:
     """Count the full-attention group's blocks by state, in O(live sequences)."""
     pool = manager.pool
     private = sum(len(table.private_blocks) for table in manager.live_tables)
-    idle, scratch = pool.num_evictable, pool.num_unused
+    idle, unused = pool.num_evictable, pool.num_unused
     return {
-        BlockState.SCRATCH: scratch,
+        BlockState.UNUSED: unused,
         BlockState.PRIVATE: private,
-        BlockState.HELD: pool.num_blocks - scratch - idle - private,
+        BlockState.HELD: pool.num_blocks - unused - idle - private,
         BlockState.EVICTABLE: idle,
     }
 

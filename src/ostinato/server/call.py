@@ -26,7 +26,7 @@ class GenerateCall:
         retention: For how long the prompt is kept once it is computed; None as for all others.
         cache_key: ``prompt_cache_key``: which requests are meant to meet, for the record.
         user: Whom the client acts for, for the record.
-        fields: Names and texts of what the prompt was made of, in order; for explanations.
+        sections: Names and texts of what the prompt was made of, in order; for explanations.
         request_id: Of the engine.
         num_retained_tokens: Noted by ``serve``: how many tokens are kept, if any were to be.
     """
@@ -43,7 +43,7 @@ class GenerateCall:
     retention: LeaseTerms | None = None
     cache_key: str | None = None
     user: str | None = None
-    fields: tuple[tuple[str, str], ...] = ()
+    sections: tuple[tuple[str, str], ...] = ()
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     num_retained_tokens: list[int] = field(default_factory=list, compare=False)
 
@@ -60,7 +60,7 @@ class GenerateCall:
             cache_write=self.cache_write,
             public_prefixes=public_prefixes,
             keep_tokens=self.keep_tokens,
-            fields=self.fields,
+            sections=self.sections,
         )
         if self.token_ids is not None:
             prompt["prompt_token_ids"] = self.token_ids

@@ -144,13 +144,13 @@ class KeyedCallers:
 
         Raises:
             ConfigError: It cannot be read, or changes what needs a new engine: the secret, a
-                floor or a quota. Then the old keys stay in force.
+                guarantee or a quota. Then the old keys stay in force.
         """
         keys = read_keys(self._path)
-        if keys.secret != self._keys.secret or keys.allotments() != self._keys.allotments():
+        if keys.secret != self._keys.secret or keys.tenant_shares() != self._keys.tenant_shares():
             raise ConfigError(
-                f"keys file {str(self._path)!r} changes the secret, a floor or a quota: blocks are "
-                "shared out when the engine starts, so restart the server for that"
+                f"keys file {str(self._path)!r} changes the secret, a guarantee or a quota: blocks "
+                "are shared out when the engine starts, so restart the server for that"
             )
         self._keys, self._names = keys, _names(keys)
 

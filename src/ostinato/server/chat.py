@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from ostinato.engine.chat import fields_of
+from ostinato.engine.chat import sections_of
 from ostinato.engine.outputs import RequestOutput
 from ostinato.server.answer_parser import (
     AnswerParser,
@@ -53,7 +53,7 @@ async def chat(body: ChatBody, request: Request, caller: CallerOfRequest) -> Res
         params=body.params(state.formats),
         priority=body.priority,
         user=body.acts_for,
-        fields=fields_of(messages),
+        sections=sections_of(messages),
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
         **body.cache_settings(),
     )

@@ -38,7 +38,7 @@ async def server_info(request: Request, administrator: Administrator) -> dict[st
     state: ServerState = request.app.state.server
     config = state.llm.engine.config
     settings = {name: getattr(config, name) for name in config.__dataclass_fields__}
-    del settings["allotments"]  # its names are the tenants' salts
+    del settings["tenant_shares"]  # its names are the tenants' salts
     return {"engine_config": {name: _plain(value) for name, value in settings.items()}}
 
 

@@ -6,7 +6,8 @@ A file of JSON. It holds hashes of keys, never a key, so it is of no use to a th
       "secret": "9f2c…",
       "tenants": {
         "ops":  {"keys": ["sha256:52aa…"], "administers": true},
-        "acme": {"keys": ["sha256:77b0…"], "quota": 400, "floor": 50, "public": ["manual"]}
+        "acme": {"keys": ["sha256:77b0…"], "quota": 400, "guaranteed": 50,
+                 "public": ["manual"]}
       }
     }
 
@@ -26,9 +27,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from ostinato.core.config import Allotment
 from ostinato.core.errors import ConfigError
 from ostinato.core.identity import SALT_SEPARATOR
+from ostinato.settings import TenantShare
 
 KEY_PREFIX = "sk-ostinato-"
 """What every key begins with, so that it is known for one where it should not be."""
@@ -44,7 +45,7 @@ class TenantEntry(BaseModel):
     Attributes:
         keys: Hashes; a tenant may have several, to change them one by one.
         quota: Blocks that it may keep; above that it evicts its own first. None is no bound.
-        floor: Blocks that no other tenant can evict.
+        guaranteed: Blocks that no other tenant can evict.
         priority: Of its requests; lower goes first.
         max_requests: Continuations that it may have under way at once.
         tokens_per_minute: Prompt and generated tokens that it may use.
@@ -56,7 +57,7 @@ class TenantEntry(BaseModel):
 
     keys: list[str] = Field(default_factory=list)
     quota: int | None = Field(default=None, ge=1)
-    floor: int = Field(default=0, ge=0)
+    guaranteed: int = Field(default=0, ge=0)
     priority: int = 0
     max_requests: int | None = Field(default=None, ge=1)
     tokens_per_minute: int | None = Field(default=None, ge=1)
@@ -117,16 +118,16 @@ class KeysFile(BaseModel):
                     owner = name
         return owner
 
-    def allotments(self) -> dict[str, Allotment]:
-        """Return floors and quotas by salt, for those who have any.
+    def tenant_shares(self) -> dict[str, TenantShare]:
+        """Return guarantees and quotas by salt, for those who have any.
 
         Raises:
-            ConfigError: A floor is above its quota.
+            ConfigError: A guarantee is above its quota.
         """
         return {
-            self.salt_of(name): Allotment(entry.floor, entry.quota)
+            self.salt_of(name): TenantShare(entry.guaranteed, entry.quota)
             for name, entry in self.tenants.items()
-            if entry.floor or entry.quota is not None
+            if entry.guaranteed or entry.quota is not None
         }
 
 
@@ -162,7 +163,7 @@ def read_keys(path: str | Path) -> KeysFile:
         raise ConfigError(f"keys file {str(path)!r} is no JSON: {error}") from error
     try:
         keys = KeysFile.model_validate(content)
-        keys.allotments()
+        keys.tenant_shares()
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the file"
@@ -213,6 +214,6 @@ def add_key(path: str | Path, tenant: str, **changes: object) -> str:
         raise ConfigError(f"{'.'.join(map(str, first['loc'][2:]))}: {first['msg']}") from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    whole.allotments()
+    whole.tenant_shares()
     write_keys(path, whole)
     return key

@@ -52,7 +52,7 @@ def open_state(model: str, settings: dict[str, Any], config: ServerConfig) -> Se
         state = ServerState(AsyncLLM(model, **settings), config)
     else:
         callers = KeyedCallers(config.keys_file)
-        llm = AsyncLLM(model, **settings, allotments=callers.keys.allotments())
+        llm = AsyncLLM(model, **settings, tenant_shares=callers.keys.tenant_shares())
         state = ServerState(llm, config, callers)
     if tracer is not None:
         state.observers.append(tracer)

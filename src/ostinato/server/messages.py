@@ -19,7 +19,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from ostinato.engine.chat import fields_of
+from ostinato.engine.chat import sections_of
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import PromptDict
 from ostinato.server.answer_parser import (
@@ -69,7 +69,7 @@ async def create_message(body: MessagesBody, request: Request, caller: CallerOfR
         cache_write=body.cache.write,
         keep_tokens=body.keep_tokens,
         user=body.metadata.user_id,
-        fields=fields_of(conversation),
+        sections=sections_of(conversation),
         request_id=f"msg_{uuid.uuid4().hex}",
     )
     places = await measure(state, whose, body, tokens)

@@ -264,7 +264,7 @@ def _blocks(seen: Snapshot) -> Iterable[Metric]:
     cache = seen.cache
     blocks = GaugeMetricFamily(
         "ostinato_blocks",
-        "Blocks by state: scratch (free, without content), private (of one request), held (cached "
+        "Blocks by state: unused (free, without content), private (of one request), held (cached "
         "and read by live requests), evictable (cached, without a reader).",
         labels=["state"],
     )

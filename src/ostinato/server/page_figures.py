@@ -28,7 +28,7 @@ GAPS_EVERY_S = 5
 
 PERCENTILES = (0.5, 0.95, 0.99)
 
-_IN_ROWS = (BlockState.PRIVATE, BlockState.HELD, BlockState.EVICTABLE, BlockState.SCRATCH)
+_IN_ROWS = (BlockState.PRIVATE, BlockState.HELD, BlockState.EVICTABLE, BlockState.UNUSED)
 
 
 class LoadHistory:
@@ -78,7 +78,7 @@ class LoadHistory:
             self.note(await self._look())
 
     def rows(self) -> list[list[int]]:
-        """List: how long ago, running, waiting, and blocks private, held, evictable, scratch."""
+        """List: how long ago, running, waiting, and blocks private, held, evictable, unused."""
         second = int(self._clock())
         return [[second - at, *row] for at, row in self._rows if second - at < HISTORY_S]
 

@@ -57,7 +57,7 @@ MAX_WATCHES = 64
 PUBLIC = b"\xff"
 """How the salts of published prefixes begin; no text begins so."""
 
-LIVELIEST = (BlockState.PRIVATE, BlockState.HELD, BlockState.EVICTABLE, BlockState.SCRATCH)
+LIVELIEST = (BlockState.PRIVATE, BlockState.HELD, BlockState.EVICTABLE, BlockState.UNUSED)
 """Which of its blocks names a cell's state."""
 
 

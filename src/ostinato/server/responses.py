@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
-from ostinato.engine.chat import fields_of
+from ostinato.engine.chat import sections_of
 from ostinato.engine.outputs import RequestOutput
 from ostinato.server.answer_parser import AnswerParser, ParsedAnswer, TextPiece
 from ostinato.server.call import GenerateCall
@@ -59,7 +59,7 @@ async def create_response(
         params=reader.settle(params),
         token_ids=tokens,
         user=body.user,
-        fields=fields_of([*head, *old, *new]),
+        sections=sections_of([*head, *old, *new]),
         request_id=f"resp_{uuid.uuid4().hex}",
         **body.cache_settings(),
     )

@@ -13,6 +13,7 @@ from typing import Protocol
 from ostinato.cache.manager import CacheManager
 from ostinato.core.errors import CacheInUse
 from ostinato.core.identity import PrefixKey
+from ostinato.settings import PrefixCacheConfig
 from ostinato.tenants.lease_book import Lease, LeaseBook
 from ostinato.tenants.lease_limits import LeaseLimits
 from ostinato.tenants.public_prefixes import PublicPrefixes
@@ -38,6 +39,7 @@ class CacheAdmin:
 
     def __init__(
         self,
+        config: PrefixCacheConfig,
         manager: CacheManager,
         leases: LeaseBook,
         public: PublicPrefixes,
@@ -46,6 +48,7 @@ class CacheAdmin:
         """Start without a lease.
 
         Args:
+            config: Of the cache.
             manager: Of the cache.
             leases: An observer of the manager.
             public: Asked by the manager.
@@ -53,7 +56,7 @@ class CacheAdmin:
         """
         self._manager = manager
         self._leases = leases
-        self._limits = LeaseLimits(manager, leases)
+        self._limits = LeaseLimits(config, manager, leases)
         self._public = public
         self._erasables = list(erasables)
 
@@ -90,17 +93,17 @@ class CacheAdmin:
         wanted, cached = len(key) // size, len(match.blocks)
         if not cached:
             return LeaseReceipt(LeaseStatus.REJECTED, reason=self._limits.nothing_to_hold(key))
-        bindable = self._limits.num_bindable(key, match)
-        if not bindable:
+        leasable = self._limits.num_leasable(key, match)
+        if not leasable:
             return LeaseReceipt(LeaseStatus.REJECTED, reason=self._limits.reason(key))
-        lease = self._leases.open(self._manager.pin(key, bindable * size), terms)
+        lease = self._leases.open(self._manager.pin(key, leasable * size), terms)
         reason = ""
-        if bindable < cached:
+        if leasable < cached:
             reason = self._limits.reason(key)
         elif cached < wanted:
             reason = f"only {cached} of {wanted} blocks are cached"
         status = LeaseStatus.CLIPPED if reason else LeaseStatus.ACCEPTED
-        return LeaseReceipt(status, bindable * size, reason, lease.lease_id, lease.expires_s)
+        return LeaseReceipt(status, leasable * size, reason, lease.lease_id, lease.expires_s)
 
     def publish(self, key: PrefixKey) -> LeaseReceipt:
         """Keep a prefix for all sequences whose identity names it as their public prefix.

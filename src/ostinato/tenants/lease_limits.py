@@ -2,8 +2,8 @@
 
 Whatever is leased, the longest sequence must still fit, and so must what tenants were promised::
 
-    all blocks = the longest sequence + floors of tenants + leases
-                 └─ reserved_blocks ─┘  └──── num_bindable ───┘
+    all blocks = the longest sequence + guarantees of tenants + leases
+                 └─ reserved_blocks ─┘     └─ max_guaranteed_blocks ─┘
 
 A tenant with a quota leases no more than that, and each window has the same limits for its own
 blocks.
@@ -12,8 +12,8 @@ blocks.
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import PrefixMatch
-from ostinato.core.config import window_blocks
 from ostinato.core.identity import PrefixKey
+from ostinato.settings import PrefixCacheConfig, window_blocks
 from ostinato.tenants.lease_book import LeaseBook
 from ostinato.tenants.shares import TenantShares
 
@@ -21,20 +21,21 @@ from ostinato.tenants.shares import TenantShares
 class LeaseLimits:
     """What may be held besides all that is held already."""
 
-    def __init__(self, manager: CacheManager, leases: LeaseBook) -> None:
+    def __init__(self, config: PrefixCacheConfig, manager: CacheManager, leases: LeaseBook) -> None:
         """Limit the leases of one cache."""
+        self._config = config
         self._manager = manager
         self._leases = leases
 
-    def num_bindable(self, key: PrefixKey, match: PrefixMatch) -> int:
-        """Return how many blocks of a match may be held besides all other leases and floors.
+    def num_leasable(self, key: PrefixKey, match: PrefixMatch) -> int:
+        """Return how many blocks of a match may be held besides all other leases and guarantees.
 
         What a tenant pins is resident for good, so it stays within its quota.
         """
-        config, tenant = self._manager.config, key.identity.owner
-        floors = sum(allotment.floor for allotment in config.allotments.values())
+        config, tenant = self._config, key.identity.owner
+        guarantees = sum(share.guaranteed for share in config.tenant_shares.values())
         leased = self.leased(0)
-        left = config.num_bindable - floors - len(leased)
+        left = config.max_guaranteed_blocks - guarantees - len(leased)
         quota = config.quota_of(tenant)
         if quota is not None:
             left = min(left, quota - len(self.leased(0, tenant)))
@@ -51,7 +52,7 @@ class LeaseLimits:
     def _windows_bindable(self, num_blocks: int) -> bool:
         """Whether the windows before a boundary may be held besides those of all other leases."""
         size = self._manager.block_size
-        for group, window in enumerate(self._manager.config.windows, 1):
+        for group, window in enumerate(self._config.windows, 1):
             pool = self._manager.pools[group]
             needed = num_blocks - max(0, num_blocks * size - window.window + 1) // size
             left = pool.num_blocks - _guaranteed(pool) - len(self.leased(group)) - needed
@@ -81,7 +82,7 @@ class LeaseLimits:
 
     def reason(self, key: PrefixKey) -> str:
         """Say which limit keeps more of a prefix from being held, and how to move it."""
-        config = self._manager.config
+        config = self._config
         quota = config.quota_of(key.identity.owner)
         if quota is not None and len(self.leased(0, key.identity.owner)) >= quota:
             return (
@@ -89,9 +90,9 @@ class LeaseLimits:
                 "end another lease"
             )
         return (
-            f"leases and floors may bind {config.num_bindable} of {config.num_blocks} blocks, so "
-            "that the longest sequence can always run; raise num_blocks, lower max_model_len, or "
-            "end another lease"
+            f"leases and guarantees may bind {config.max_guaranteed_blocks} of {config.num_blocks} "
+            "blocks, so that the longest sequence can always run; raise num_blocks, lower "
+            "max_model_len, or end another lease"
         )
 
 
@@ -99,4 +100,4 @@ def _guaranteed(pool: BlockPool) -> int:
     """Return the blocks of a pool that are guaranteed to tenants."""
     shares = pool.shares
     accounts = list(shares) if isinstance(shares, TenantShares) else []
-    return sum(account.allotment.floor for account in accounts)
+    return sum(account.share.guaranteed for account in accounts)

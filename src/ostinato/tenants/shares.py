@@ -16,24 +16,24 @@ from itertools import groupby
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_shares import BlockShares
 from ostinato.cache.eviction import EvictionPolicy, RequestSummary
-from ostinato.core.config import Allotment
+from ostinato.settings import TenantShare
 
 
 class Account:
-    """One tenant's blocks, or those of all tenants without an allotment.
+    """One tenant's blocks, or those of all tenants without a share.
 
     Attributes:
-        allotment: Its guarantee and quota.
+        share: Its guarantee and quota.
         policy: Its evictable entries.
         num_charged: Blocks that are not free and are its own.
         num_evictable: Those of them that no request holds.
     """
 
-    __slots__ = ("allotment", "num_charged", "num_evictable", "policy")
+    __slots__ = ("num_charged", "num_evictable", "policy", "share")
 
-    def __init__(self, allotment: Allotment, policy: EvictionPolicy) -> None:
+    def __init__(self, share: TenantShare, policy: EvictionPolicy) -> None:
         """Open an account without blocks."""
-        self.allotment = allotment
+        self.share = share
         self.policy = policy
         self.num_charged = 0
         self.num_evictable = 0
@@ -41,19 +41,19 @@ class Account:
     @property
     def at_quota(self) -> bool:
         """Whether one more block would exceed its quota."""
-        quota = self.allotment.quota
+        quota = self.share.quota
         return quota is not None and self.num_charged >= quota
 
     @property
     def num_over_quota(self) -> int:
         """Blocks above its quota."""
-        quota = self.allotment.quota
+        quota = self.share.quota
         return 0 if quota is None else max(0, self.num_charged - quota)
 
     @property
     def num_takeable(self) -> int:
         """Evictable blocks that others may take without touching its guarantee."""
-        return max(0, min(self.num_evictable, self.num_charged - self.allotment.floor))
+        return max(0, min(self.num_evictable, self.num_charged - self.share.guaranteed))
 
 
 class TenantShares(BlockShares):
@@ -62,12 +62,12 @@ class TenantShares(BlockShares):
     are_limited = True
 
     def __init__(
-        self, allotments: Mapping[bytes, Allotment], make_policy: Callable[[], EvictionPolicy]
+        self, tenant_shares: Mapping[bytes, TenantShare], make_policy: Callable[[], EvictionPolicy]
     ) -> None:
-        """Open the common account and one per allotment."""
-        self.common = Account(Allotment(), make_policy())
+        """Open the common account and one per share."""
+        self.common = Account(TenantShare(), make_policy())
         self._own = {
-            tenant: Account(allotment, make_policy()) for tenant, allotment in allotments.items()
+            tenant: Account(share, make_policy()) for tenant, share in tenant_shares.items()
         }
         self._all = [self.common, *self._own.values()]
         super().__init__(self.common.policy)

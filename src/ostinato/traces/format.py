@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
-from ostinato.core.config import CacheConfig, SchedulerConfig
+from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import BrokenTrace
+from ostinato.settings import PrefixCacheConfig
 
 VERSION = 1
 """Of the format; a reader refuses what is newer."""
@@ -27,7 +28,7 @@ class Header(msgspec.Struct, frozen=True, tag_field="event", tag="header", kw_on
 
     Attributes:
         version: Of the format.
-        cache: Settings of the cache; tenants of allotments are pseudonyms.
+        cache: Settings of the cache; tenants of ``tenant_shares`` are pseudonyms.
         scheduler: Settings of the scheduler.
         model: The model's shape: what its tokens weigh, not what they say.
         is_cold: Whether nothing was cached or running when the recording began; only then
@@ -38,7 +39,7 @@ class Header(msgspec.Struct, frozen=True, tag_field="event", tag="header", kw_on
     """
 
     version: int
-    cache: CacheConfig
+    cache: PrefixCacheConfig
     scheduler: SchedulerConfig
     model: dict[str, Any]
     is_cold: bool

@@ -29,6 +29,8 @@ def shapes(draw: st.DrawFn) -> Shape:
 limits = st.builds(
     NativeLimits,
     item_rows=st.sampled_from([1, 4, 16, 256]),
+    run_keys=st.just(32),
+    section_keys=st.sampled_from([32, 64, 1024]),
     min_part=st.sampled_from([1.0, 64.0, 512.0]),
 )
-"""From one row per item, cut into parts of a block, to what is used by default."""
+"""From one row per item, cut into parts of 32 keys, to what is used by default."""

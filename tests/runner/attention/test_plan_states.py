@@ -170,7 +170,7 @@ class Steps(RuleBasedStateMachine):
             step, expected = self._start(window)
             plan = step.plan(GROUP, self.store.spec.layers[0], window)
             assert looks(plan, window) == expected
-            assert_merged(plan)
+            assert_merged(plan, window)
             planned.append((plan, window, expected))
         for plan, window, expected in self.held:
             assert looks(plan, window) == expected

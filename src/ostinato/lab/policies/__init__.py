@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 from ostinato.cache.eviction import EvictionPolicy, PolicyFactory
-from ostinato.core.config import PolicyName
 from ostinato.eviction import make_policy
 from ostinato.lab.policies.cost_aware import CostAware
 from ostinato.lab.policies.lfu import LeastFrequentlyUsed
 from ostinato.lab.policies.slru import SegmentedLru
+from ostinato.settings import PolicyName
 
 StudiedPolicyName = Literal["lfu", "slru", "cost_aware"]
 SimulatedPolicyName = PolicyName | StudiedPolicyName

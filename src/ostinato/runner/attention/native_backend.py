@@ -199,6 +199,7 @@ class _PlannedCall:
             num_items=laid.num_items,
             num_merges=laid.num_merges,
             window=window or 0,
+            section_keys=plan.section_keys,
             num_threads=threads,
         )
 

@@ -66,6 +66,10 @@ class NativeLimits:
     Attributes:
         item_rows: Rows whose running state stays in a core's cache besides the keys that are
             being read.
+        run_keys: Runs end at multiples of this: keys that one instruction sums up, or a block's
+            least.
+        section_keys: Keys of a sequence that are summed up by themselves, a multiple of 32; part of
+            what is computed, so no setting of anyone's.
         keys_per_run: Keys that must be saved besides, since what is read again soon comes from a
             core's cache, in half the time.
         keys_per_row: Keys that could be read in the time that a row needs to go from one segment
@@ -78,6 +82,8 @@ class NativeLimits:
     """
 
     item_rows: int = 512
+    run_keys: int = 16
+    section_keys: int = 1024
     keys_per_run: float = 128.0
     keys_per_row: float = 8.0
     row_cost: float = 0.1
@@ -88,7 +94,7 @@ class NativeLimits:
     @classmethod
     def of(cls, isa: Isa) -> "NativeLimits":
         """Take what was measured with an instruction set: on tiles, products cost least."""
-        return cls(keys_per_row=4.0) if isa == Isa.AMX else cls()
+        return cls(keys_per_row=4.0, run_keys=32) if isa == Isa.AMX else cls()
 
     def rules(self, kind: PlanKind, read_once: ReadOnce) -> Rules:
         """Say by what a step is planned.
@@ -106,6 +112,8 @@ class NativeLimits:
             min_part=self.min_part,
             most_packed=self.most_packed,
             item_rows=self.item_rows,
+            run_keys=self.run_keys,
+            section_keys=self.section_keys,
             tasks_per_thread=self.tasks_per_thread,
             window=kind.window or 0,
             group=kind.group,
@@ -155,12 +163,16 @@ class NativePlan:
     Attributes:
         laid: Field by field as in ``ost_attention``; valid as long as this is.
         block_size: Tokens per block.
+        section_keys: Tokens per section.
     """
 
-    def __init__(self, laid: Plan, memory: npt.NDArray[np.uint8], block_size: int) -> None:
+    def __init__(
+        self, laid: Plan, memory: npt.NDArray[np.uint8], block_size: int, section_keys: int
+    ) -> None:
         """Keep what the library laid down, and the memory that it lies in."""
         self.laid = laid
         self.block_size = block_size
+        self.section_keys = section_keys
         self._memory = memory
 
     @cached_property
@@ -201,10 +213,19 @@ class NativePlan:
         counted: Counter[int] = Counter()
         for item in self.items:
             for segment in self.segments[item["first_segment"] : item["last_segment"]]:
-                num_blocks = -(-segment["num_keys"] // self.block_size)
-                first = segment["first_entry"]
-                counted.update(self.blocks[first : first + num_blocks].tolist())
+                keys = self.keys_of(item, segment)
+                first, last = keys.start // self.block_size, -(-keys.stop // self.block_size)
+                entry = segment["first_entry"]
+                counted.update(self.blocks[entry + first : entry + last].tolist())
         return counted
+
+    def keys_of(self, item: np.void, segment: np.void) -> range:
+        """Return which keys of a segment lie in the sections of an item."""
+        begin, end = (
+            int(item[name]) * self.section_keys - int(segment["first_position"])
+            for name in ("first_section", "last_section")
+        )
+        return range(max(0, begin), min(end, int(segment["num_keys"])))
 
     def _array(self, name: str, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
         first = getattr(self.laid, name) - address_of(self._memory)
@@ -231,7 +252,7 @@ def plan_native(native: ctypes.CDLL, step: StepTables, rules: Rules) -> NativePl
         if needed < 0:
             raise ValueError(f"{STEP_FAULTS[needed]} of a step point beyond what is there")
         if needed <= room:
-            return NativePlan(laid, memory, step.tables.block_size)
+            return NativePlan(laid, memory, step.tables.block_size, rules.section_keys)
         room = needed
 
 

@@ -2,9 +2,9 @@
 
 import { $, count, element, legend, percent } from "/ui/format.js";
 
-const STATES = ["scratch", "private", "held", "evictable"];
+const STATES = ["unused", "private", "held", "evictable"];
 const MEANINGS = {
-  scratch: "free, without content", private: "being filled by one request",
+  unused: "free, without content", private: "being filled by one request",
   held: "cached and in use", evictable: "cached, not in use",
 };
 const HUES = [268, 160, 28, 205, 338, 95, 48, 235, 180, 300, 10, 130];
@@ -45,7 +45,7 @@ function hue(tenant) {
   return `hsl(${HUES[places.get(tenant) % HUES.length]} 62% ${isDark() ? 66 : 46}%)`;
 }
 
-// A cell of several blocks fills from below: private, in use, evictable; what is left is scratch.
+// A cell of several blocks fills from below: private, in use, evictable; what is left is unused.
 function pile(pen, mix, left, top, side, hue, colours) {
   const total = mix.reduce((a, b) => a + b);
   let from = 0;

@@ -162,7 +162,7 @@ function drawGaps({ gaps, percentiles }) {
     : "No tokens followed others in the last minute.";
 }
 
-// Rows: seconds ago, running, waiting, and blocks private, held, evictable, scratch.
+// Rows: seconds ago, running, waiting, and blocks private, held, evictable, unused.
 function drawLoad(load) {
   const rows = load.filter((row) => row[0] < span);
   const busiest = Math.max(1, ...rows.map((row) => row[1] + row[2]));
