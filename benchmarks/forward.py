@@ -11,8 +11,8 @@
     python benchmarks/forward.py CHECKPOINT --json FILE
 
 The forwards ``plain``, ``packed`` and ``auto`` (fused, where the model is known), or ``auto`` with
-weights in ``int8`` and ``int4``, each also with keys and values in 8 bits (``+int8kv``), take turns,
-round by round; medians over rounds are compared, and the smallest and largest ratio to the first
+weights in ``int8`` and ``int4``, each also with keys and values in 8 bits (``+int8kv``), take
+turns, round by round; medians over rounds are compared, and the smallest and largest ratio to the first
 way within a round stand beside.
 ``benchmarks/peers/checkpoint.py`` makes a checkpoint to measure with.
 
