@@ -6,8 +6,8 @@
     python benchmarks/perplexity.py smollm2 --text FILE --pieces 6 --tokens 512
 
 Each piece of the text is a prompt of its own, and every token but its first is scored; attention
-always reads the store, so that its format counts from the first token on. The first way is what the
-others are compared with.
+always reads the store, so that what its format costs counts from the first token on. The first way
+is what the others are compared with.
 """
 
 import argparse

@@ -52,6 +52,31 @@ def _ghosts(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
+def draw_audit(console: Console, answer: dict[str, Any]) -> None:
+    """Draw how many hits were compared, and where wrong ones were."""
+    if not answer["share"]:
+        return console.print("No hits are audited: start the server with --audit-share.")
+    console.print(
+        f"{answer['num_same']:,} hits of {answer['num_tokens']:,} tokens in all have the bits that "
+        f"the model computes, {answer['num_different']:,} differ; {answer['num_gone']:,} were "
+        f"evicted before their turn; {answer['num_removed']:,} blocks quarantined",
+        highlight=False,
+    )
+    if not answer["findings"]:
+        return None
+    table = _table("First wrong token", ("Of", "Layers", "Cached in blocks", "Removed"))
+    for finding in answer["findings"]:
+        blocks = "; ".join(_line(row) for row in finding["cached_blocks"])
+        table.add_row(
+            f"{finding['first_token']:,}",
+            f"{finding['num_tokens']:,}",
+            _line(finding["layers"]),
+            Text(blocks[:60]),
+            f"{finding['num_removed']:,}",
+        )
+    return console.print(table)
+
+
 def draw_heaviest(console: Console, answer: dict[str, Any]) -> None:
     """Draw prefixes, the one that saved most first."""
     table = _table("Prefix", ("Tenant", "Tokens", "Hits", "Saved", "Age"))

@@ -73,7 +73,7 @@ class EngineOptions:
     )
     forward: str = _computing("auto", "How steps are computed on a CPU: auto, packed or plain.")
     quantization: str | None = _computing(
-        None, "Keep the weights of linear layers in fewer bits: int8 or int4."
+        None, "Keep the weights of linear layers in fewer bits: int8, int4, w8a8 or w4a8."
     )
     read_once: str = _computing(
         "auto",
@@ -151,6 +151,14 @@ class ServedEngineOptions(EngineOptions):
         None, "Most blocks of the small caches that estimate other sizes and policies; 0 is none."
     )
     ghost_share: float = _caching(0.01, "Processor time for them, as a share of the cache's.")
+    audit_share: float = _caching(
+        0.0, "Share of hits that are computed again in idle moments and compared bit by bit."
+    )
+    audit_quarantine: bool = _caching(
+        True,
+        "Remove a prefix from the cache if an audit finds it wrong.",
+        "--audit-quarantine/--no-audit-quarantine",
+    )
     keep_event_batches: int | None = _events(
         None, "Batches of KV events kept for consumers that missed some."
     )

@@ -56,6 +56,13 @@ def stats(server: Server, as_json: AsJson = False) -> None:
     _show(server.client.call("GET", "stats"), as_json, tables.draw_stats)
 
 
+@app.command("audit")
+@grouped
+def audit(server: Server, as_json: AsJson = False) -> None:
+    """Show what audits of hits have found."""
+    _show(server.client.call("GET", "audit"), as_json, tables.draw_audit)
+
+
 @app.command("heaviest")
 @grouped
 def heaviest(

@@ -22,6 +22,7 @@ Files in reading order:
 * ``grammar``: which tokens may come next under a grammar
 * ``public_prefixes``: which prefixes are public, and which prompt begins with one
 * ``trace_writer``, ``recorder``: record what happens to an engine
+* ``audit``: computes a share of the hits again, and compares
 * ``engine``: the loop
 * ``snapshot``, ``explain_api``: copies of its counters, explanations of its requests
 * ``interrupts``, ``batch``, ``llm``: batches, with a progress bar and Ctrl-C

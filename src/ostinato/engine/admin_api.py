@@ -147,6 +147,7 @@ class AdminApi:
         receipt = self._engine.cache.admin.erase(salt)
         self._engine.grammars.forget(salt.decode(errors="replace"))
         num_texts = self._engine.forget_texts(salt)
+        self._engine.audit.forget(salt)
         self._engine.recorder.on_erased(salt)
         return EraseReceipt(
             num_cancelled,

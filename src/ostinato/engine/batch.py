@@ -42,6 +42,8 @@ def run_batch(
     with DeferredSigint(lambda: engine.is_computing) as gate:
         try:
             outputs = _drain(engine, made, use_tqdm, gate)
+            while engine.audit.rest():  # the idle moment of a batch is its end
+                gate.check()
         finally:
             for request in made:  # after an interruption, nothing stays behind
                 engine.discard(request.request.request_id)

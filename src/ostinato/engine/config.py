@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ostinato.core.config import FreeOrder, SchedulerConfig, WaitingOrder, at_least, one_of
+from ostinato.core.config import SchedulerConfig, WaitingOrder, at_least, one_of
 from ostinato.core.errors import ConfigError
 from ostinato.engine.vllm_keywords import translate_settings
 from ostinato.runner.settings import (
@@ -20,6 +20,7 @@ from ostinato.runner.settings import (
 )
 from ostinato.settings import (
     DigestName,
+    FreeOrder,
     IndexName,
     PolicyName,
     PrefixCacheConfig,
@@ -100,6 +101,9 @@ class EngineConfig:
         kv_events_replay_endpoint: Where consumers request batches that they missed; None
             answers none.
         kv_events_topic: First frame of every message with KV events.
+        audit_share: Share of the requests with a hit whose cached keys and values are computed
+            again in idle moments and compared bit by bit; 0 audits none.
+        audit_quarantine: Whether a prefix that an audit finds wrong is removed from the cache.
         record_trace: Where to record what happens, for ``ostinato simulate``: times, lengths
             and pseudonyms, no content; None records nothing until a recording is started.
         seed: Of the generator of seeds, for requests without one.
@@ -141,6 +145,8 @@ class EngineConfig:
     kv_events_endpoint: str | None = None
     kv_events_replay_endpoint: str | None = None
     kv_events_topic: str = ""
+    audit_share: float = 0.0
+    audit_quarantine: bool = True
     record_trace: str | Path | None = None
     seed: int = 0
 
@@ -170,7 +176,9 @@ class EngineConfig:
         if self.tokenizer is not None and not isinstance(self.tokenizer, (str, Path)):
             raise ConfigError(f"tokenizer={self.tokenizer!r:.80}: must be a name or a directory")
         self._check_attention()
-        for name in ("enable_prefix_caching", "seal_tails", "keep_tokens"):
+        if not isinstance(self.audit_share, (int, float)) or not 0 <= self.audit_share <= 1:
+            raise ConfigError(f"audit_share={self.audit_share!r}: must be a number from 0 to 1")
+        for name in ("enable_prefix_caching", "seal_tails", "keep_tokens", "audit_quarantine"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be True or False")
         for name in ("num_blocks", "kv_cache_memory", "max_model_len"):

@@ -24,6 +24,7 @@ from ostinato.core.identity import Identity
 from ostinato.core.ids import RequestId
 from ostinato.core.plan import TokenConstraint
 from ostinato.core.request import FinishReason, Request
+from ostinato.engine.audit import HitAudit
 from ostinato.engine.caller import Owner
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.grammar import GrammarCompiler
@@ -67,6 +68,7 @@ class Engine:
         cache: The prefix cache.
         public_prefixes: The prefixes that several tenants share.
         scheduler: Plans steps.
+        audit: Computes hits again in idle moments, and compares.
         grammars: Compiles structured outputs; safe in any thread.
         is_computing: Whether a forward pass is running: an exception now only ends the step.
         recorder: Records traces, where one was started.
@@ -94,6 +96,7 @@ class Engine:
         self.cache = build_cache(caching, self.recorder.clock)
         self.public_prefixes = PublicPrefixes(self.cache.admin, config.block_size)
         self.scheduler = build_scheduler(scheduling, self.cache, clock)
+        self.audit = HitAudit(config.audit_share, config.audit_quarantine, self.runner, self.cache)
         self.is_computing = False
         self._clock = clock
         tokenizer = self.loaded.tokenizer
@@ -304,6 +307,11 @@ class Engine:
         self.forget_texts()
         self.recorder.on_reset(preempt_running)
 
+    @property
+    def request_ids(self) -> list[RequestId]:
+        """The live requests."""
+        return list(self._states)
+
     def requests_of(self, salt: str | bytes) -> list[RequestId]:
         """List the live requests of a tenant, or of a public prefix."""
         tenant, states = _packed(salt), self._states.items()
@@ -385,6 +393,7 @@ class Engine:
             if state.finished:
                 del self._states[request_id]
                 self._note_answers(state)
+                self.audit.note(state.request, state.num_cached_tokens)
                 self.recorder.on_ended(request_id)
         return list(touched.values())
 

@@ -103,6 +103,12 @@ class RequestState:
         """Whether every continuation has ended."""
         return all(c.finish_reason is not None for c in self._completions)
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt that hit."""
+        leader = self._leader
+        return leader.num_shared_tokens + leader.num_copied_tokens if leader else 0
+
     def take(self, sequence: SchedSequence, token: SampledToken | None, now_s: float) -> str | None:
         """Add a step's token to one continuation.
 
@@ -148,7 +154,7 @@ class RequestState:
             prompt_logprobs=self._prompt_logprobs_so_far(),
             outputs=[self._completion(completion) for completion in self._completions],
             finished=self.finished,
-            num_cached_tokens=leader.num_shared_tokens + leader.num_copied_tokens if leader else 0,
+            num_cached_tokens=self.num_cached_tokens,
             num_copied_tokens=leader.num_copied_tokens if leader else 0,
             num_waited_tokens=leader.num_waited_tokens if leader else 0,
             num_kept_tokens=self.request.num_kept_tokens,

@@ -5,6 +5,7 @@ Metrics and pages format it without stopping the engine.
 
 from dataclasses import dataclass, replace
 
+from ostinato.engine.audit import AuditCounts
 from ostinato.engine.engine import Engine
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.introspection import BlockState, count_states
@@ -24,6 +25,7 @@ class Snapshot:
         num_waiting: Sequences that hold none.
         num_leased_blocks: Blocks that leases hold, each counted once.
         compute_path: How steps are computed, and why not faster.
+        audit: What audits of hits have found.
     """
 
     cache: CacheStats
@@ -33,6 +35,7 @@ class Snapshot:
     num_waiting: int
     num_leased_blocks: int
     compute_path: ComputePath
+    audit: AuditCounts
 
 
 def take_snapshot(engine: Engine) -> Snapshot:
@@ -45,4 +48,5 @@ def take_snapshot(engine: Engine) -> Snapshot:
         engine.scheduler.num_waiting,
         engine.cache.admin.num_leased_blocks,
         engine.compute_path,
+        engine.audit.counts,
     )

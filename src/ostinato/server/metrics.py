@@ -202,6 +202,7 @@ class _EngineCollector(Collector):
             yield from _prompt_tokens(seen)
             yield from _blocks(seen)
             yield from ghost_metrics(seen.cache.ghosts)
+            yield from _audits(seen)
             yield from _scheduling(seen)
 
 
@@ -233,6 +234,24 @@ class _TenantCollector(Collector):
         if self._names:
             return name
         return f"tenant-{self._numbers[name]}"
+
+
+def _audits(seen: Snapshot) -> Iterable[Metric]:
+    audit = seen.audit
+    hits = CounterMetricFamily(
+        "ostinato_audited_hits",
+        "Hits that were computed again and compared bit by bit: same, different, or gone from the "
+        "cache before their turn.",
+        labels=["result"],
+    )
+    for result in ("same", "different", "gone"):
+        hits.add_metric([result], getattr(audit, f"num_{result}"))
+    yield hits
+    yield CounterMetricFamily(
+        "ostinato_quarantined_blocks",
+        "Blocks that were removed because an audit found them, or what they continue, wrong.",
+        value=audit.num_removed,
+    )
 
 
 def _prompt_tokens(seen: Snapshot) -> Iterable[Metric]:

@@ -159,6 +159,8 @@ def _load(state: ServerState, snapshot: Snapshot) -> dict[str, Any]:
         "evicted_blocks": snapshot.cache.evicted_blocks,
         "leased_blocks": snapshot.num_leased_blocks,
         "compute_path": str(snapshot.compute_path),
+        "audited_hits": snapshot.audit.num_same + snapshot.audit.num_different,
+        "different_hits": snapshot.audit.num_different,
     }
 
 

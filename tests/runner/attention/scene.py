@@ -69,7 +69,7 @@ class Scene:
         ]
         num_new = sum(new for _, new in shape.sequences)
         num_heads = shape.num_kv_heads * shape.group
-        self._share()
+        self.share()
         self.queries = torch.randn(num_new, num_heads, shape.key_dim, generator=draw).to(dtype)
         self.poison()
         self.fill()
@@ -81,7 +81,7 @@ class Scene:
         ):
             self.store.write(0, keys[:cached], values[:cached], self._slots(table, cached))
 
-    def _share(self) -> None:
+    def share(self) -> None:
         """Let sequences begin as earlier ones do, with the same blocks."""
         size = self.shape.block_size
         for one, (other, wanted) in enumerate(self.shape.likes):

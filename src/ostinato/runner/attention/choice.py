@@ -78,7 +78,7 @@ def choose_attention(
     if name == "native":
         raise _refusal(hindrance)
     if hindrance is not None and case.device.type == "cpu" and case.dtype != torch.float64:
-        _say(hindrance)
+        say_once(hindrance)
     return TorchAttention(sharing=SHARING[read_once])
 
 
@@ -115,5 +115,6 @@ def why_torch(name: AttentionName, case: AttentionCase) -> str | None:
 
 
 @functools.cache
-def _say(hindrance: str) -> None:
+def say_once(hindrance: str) -> None:
+    """Log why attention is slower than it could be."""
     logger.warning("attention runs in plain torch, slower: %s", hindrance)

@@ -1,5 +1,6 @@
 """What did the cache do, and what lies in it?"""
 
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Query, Request
@@ -32,6 +33,14 @@ async def statistics(request: Request, administrator: Administrator) -> dict[str
         for salt, counts in seen.cache.tenants.items()
     }
     return {**_totals(seen), "text_bytes": sum(text_bytes.values()), "tenants": tenants}
+
+
+@router.get("/audit")
+async def audits(request: Request, administrator: Administrator) -> dict[str, Any]:
+    """Return what audits of hits have found."""
+    state: ServerState = request.app.state.server
+    counts = (await state.llm.look(take_snapshot)).audit
+    return {"share": state.llm.engine.config.audit_share, **asdict(counts)}
 
 
 @router.get("/heaviest")

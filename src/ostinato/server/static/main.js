@@ -52,7 +52,9 @@ function draw(state) {
   $("load").textContent = load
     ? `${count(load.running)} running, ${count(load.waiting)} waiting · ${compact(load.evicted_blocks)} blocks evicted`
     : "that got a first token";
-  $("compute-path").textContent = load ? ` · computing in ${load.compute_path}` : "";
+  const audited = load?.audited_hits
+    ? ` · ${count(load.audited_hits)} hits audited, ${count(load.different_hits)} wrong` : "";
+  $("compute-path").textContent = load ? ` · computing in ${load.compute_path}${audited}` : "";
   drawOverTime(state);
   drawRequests(state.requests, state.administrator);
   drawBlocks(state.blocks);
