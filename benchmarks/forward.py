@@ -6,12 +6,14 @@
     python benchmarks/forward.py CHECKPOINT --scenes prefill,decode-16 --rounds 9
     python benchmarks/forward.py CHECKPOINT --clock cpu --threads 1   # on a busy machine
     python benchmarks/forward.py CHECKPOINT --ways auto,int8,int4     # weights of fewer bits
+    python benchmarks/forward.py CHECKPOINT --ways auto,auto+int8kv   # keys and values in 8 bits
     python benchmarks/forward.py CHECKPOINT --profile             # where a step's time goes
     python benchmarks/forward.py CHECKPOINT --json FILE
 
 The forwards ``plain``, ``packed`` and ``auto`` (fused, where the model is known), or ``auto`` with
-weights in ``int8`` and ``int4``, take turns, round by round; medians over rounds are compared, and
-the smallest and largest ratio to the first way within a round stand beside.
+weights in ``int8`` and ``int4``, each also with keys and values in 8 bits (``+int8kv``), take
+turns, round by round; medians over rounds are compared, and the smallest and largest ratio to the first
+way within a round stand beside.
 ``benchmarks/peers/checkpoint.py`` makes a checkpoint to measure with.
 
 Attention is what the engine would use here. A scene's cached tokens were never computed, only
@@ -103,6 +105,7 @@ SCENES = (
     Scene("decode-1", 1, 1, 2048),
     Scene("decode-16", 16, 1, 2048),
     Scene("decode-32", 32, 1, 2048),
+    Scene("decode-32-4k", 32, 1, 4096),
     Scene("prompt-119", 1, 119, 0),
     Scene("prompt-131", 1, 131, 0),
     Scene("prompt-512", 1, 512, 0),
@@ -180,13 +183,14 @@ def main() -> None:
     runners: dict[str, ModelRunner] = {}
     for name in options.ways.split(","):
         start = time.perf_counter()
-        way: Any = name
+        way: Any = name.removesuffix("+int8kv")
         bits = way if name in get_args(QuantizationName) else None
         forward: ForwardName = "auto" if bits else way
         loaded = load_model(options.checkpoint, options.dtype, forward=forward, quantization=bits)
-        kind = (loaded.kv_spec, loaded.dtype, loaded.dtype, BLOCK_SIZE, loaded.device)
+        kv_dtype = loaded.dtype if name == way else torch.int8
+        kind = (loaded.kv_spec, loaded.dtype, kv_dtype, BLOCK_SIZE, loaded.device)
         attention = choose_attention("auto", AttentionCase(*kind))
-        runners[name] = ModelRunner(loaded, 300, BLOCK_SIZE, attention=attention)
+        runners[name] = ModelRunner(loaded, 300, BLOCK_SIZE, kv_dtype, attention)
         fused = "fused" if loaded.fused else "the model's own modules"
         spent, size = time.perf_counter() - start, weight_bytes(loaded.model) / 2**30
         print(f"{name}: loaded in {spent:.1f} s, {fused}, weights of {size:.2f} GiB")

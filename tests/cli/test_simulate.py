@@ -98,6 +98,7 @@ def test_memory_needs_a_model(terminal: Terminal, trace):
         (["--gpu", "l4"], "gpu: needs the model that runs there; add --model"),
         (["--gpu", "l4", "--prefill-rate", "1"], "either derived from a machine or given"),
         (["--gpus", "0"], "gpus=0"),
+        (["--kv-cache-dtype", "int7"], "kv_cache_dtype='int7': must be one of auto"),
         (["--compute-share", "2"], "compute_share=2.0"),
         (["--timestamp-unit", "h"], "timestamp_unit='h': must be one of auto, s, ms"),
         (["--out", "/dev/null/x"], "out='/dev/null/x'"),
@@ -232,7 +233,9 @@ def test_a_plan_prices_each_model_by_its_own_config(terminal: Terminal, trace, t
     assert small["token_bytes"] < large["token_bytes"] == 327_680
     assert small["without_cache"]["money"] < large["without_cache"]["money"]
     assert "70.6B parameters in bf16 on 4 x h100" in large["cost"]
-    assert plan("LLAMA_3_1_70B", "--gpu", "h200", "--gpus", "2")["gpus_per_replica"] == 2
+    kept = ("--kv-cache-dtype", "int8")
+    wide = plan("LLAMA_3_1_70B", "--gpu", "h200", "--gpus", "2", *kept)
+    assert (wide["gpus_per_replica"], wide["token_bytes"]) == (2, 80 * 8 * 2 * (128 + 4))
     path = str(tmp_path / "config.json")
     refused = terminal.refuse("plan", trace, "-m", path, "--gpus", "1")
     assert "131.4 GiB of weights do not fit" in refused and "2 are the least" in refused

@@ -27,7 +27,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
-    "int4": {"dtype": "bfloat16", "quantization": "int4"},
+    "int4": {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"},
     "int4-float32": {"dtype": "float32", "quantization": "int4"},
     "int8-kv": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
 }

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,13 +57,20 @@ def test_perplexity_in_float32_is_that_of_transformers(
 
 
 @pytest.mark.parametrize(
-    ("quantization", "loss"), [(None, 0.01), ("int8", 0.015), ("int4", 0.03)], ids=str
+    ("settings", "loss"),
+    [
+        ({}, 0.01),
+        ({"quantization": "int8"}, 0.015),
+        ({"quantization": "int4"}, 0.03),
+        ({"kv_cache_dtype": "int8"}, 0.015),
+    ],
+    ids=str,
 )
 def test_perplexity_hardly_grows_in_fewer_bits(
-    quantization: str | None, loss: float, folder: Path, corpus: tuple[list[int], float]
+    settings: dict[str, Any], loss: float, folder: Path, corpus: tuple[list[int], float]
 ):
     ids, expected = corpus
-    llm = LLM(folder, dtype="bfloat16", quantization=quantization, num_blocks=64)
+    llm = LLM(folder, dtype="bfloat16", num_blocks=64, **settings)
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
     (output,) = llm.generate([ids], params, use_tqdm=False)
     llm.close()

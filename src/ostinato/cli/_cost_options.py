@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from ostinato.cli._option_groups import option
-from ostinato.core.config import at_least
+from ostinato.core.config import at_least, one_of
 from ostinato.core.errors import ConfigError
 from ostinato.lab.cost_model import (
     ASSUMED,
@@ -28,6 +28,7 @@ from ostinato.lab.cost_model import (
     measured_steps,
 )
 from ostinato.lab.gpus import DENSE_SHARE, GPUS, MEMORY_SHARE, MOE_SHARE, find_gpu
+from ostinato.lab.kv_bytes import DTYPE_BITS
 from ostinato.lab.kv_config import Config
 from ostinato.lab.model_work import WEIGHT_FORMATS, model_work
 from ostinato.lab.quantities import read_bytes
@@ -61,6 +62,9 @@ class MachineOptions:
     weights: str | None = _machine(
         None, f"Format of the weights: {', '.join(WEIGHT_FORMATS)}. auto takes the config's."
     )
+    kv_cache_dtype: str | None = _machine(
+        None, f"Format of the KV: auto, {', '.join(DTYPE_BITS)}. auto takes the config's."
+    )
     compute_share: float | None = _machine(
         None,
         f"Share of the GPU's peak that prefill reaches; by default {DENSE_SHARE} for dense models "
@@ -87,6 +91,7 @@ class MachineOptions:
         """
         if self.gpus is not None:
             at_least("gpus", self.gpus, 1)
+        one_of("kv_cache_dtype", self.kv_cache_dtype or "auto", ("auto", *DTYPE_BITS))
         memory = None if self.gpu_memory is None else read_bytes("gpu_memory", self.gpu_memory)
         gpu = find_gpu(self.gpu or "h100").overridden(self.gpu_tflops, self.gpu_bandwidth, memory)
         share = MEMORY_SHARE if self.memory_share is None else self.memory_share
@@ -149,7 +154,7 @@ class CostOptions:
                 return cost_of(recording)
         if config is None:
             return ASSUMED
-        work = model_work(config, machine.weights or "auto")
+        work = model_work(config, machine.weights or "auto", machine.kv_cache_dtype or "auto")
         return RooflineCost(work, choose_machine(work, machine.machine()))
 
     def _given(self) -> dict[str, float]:

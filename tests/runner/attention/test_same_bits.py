@@ -22,7 +22,8 @@ from tests.support.instruction_sets import ISAS, isa_in_use, needs_library, thre
 
 pytestmark = needs_library
 
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int8]
+"""Of keys and values; over codes of 8 bits, queries are bfloat16."""
 
 
 def alone(scene: Scene, sizes: NativeLimits, style: AttentionStyle, block_size: int) -> Tensor:
@@ -36,7 +37,7 @@ def alone(scene: Scene, sizes: NativeLimits, style: AttentionStyle, block_size: 
             shape = replace(
                 scene.shape, sequences=((position, 1),), likes=(), block_size=block_size
             )
-            solo = Scene(shape, scene.queries.dtype, backend, seed=position)
+            solo = Scene(shape, scene.queries.dtype, backend, position, scene.store.dtype)
             solo.whole = [(keys[: position + 1], values[: position + 1])]
             solo.queries = scene.queries[row : row + 1]
             solo.store.write(
@@ -53,16 +54,17 @@ def same_bits(found: Tensor, expected: Tensor) -> bool:
 
 @given(st.data(), shapes(), limits, st.sampled_from(DTYPES), st.integers(0, 2**16))
 def test_a_query_gets_in_a_batch_what_it_gets_alone(
-    data: st.DataObject, shape: Shape, sizes: NativeLimits, dtype: torch.dtype, seed: int
+    data: st.DataObject, shape: Shape, sizes: NativeLimits, kv_dtype: torch.dtype, seed: int
 ):
     """Grouped heads, windows, soft caps, sinks, chunks, trees, parts, on each instruction set."""
+    dtype = torch.bfloat16 if kv_dtype == torch.int8 else kv_dtype
     style = data.draw(styles(shape.num_kv_heads * shape.group, scales=[shape.key_dim**-0.5]))
     isa = data.draw(st.sampled_from(ISAS))
     native = library()
     assert native is not None
     with isa_in_use(isa), threads_in_use(1):
         read_once = data.draw(st.sampled_from(["always", "always", "auto", "never"]))
-        scene = Scene(shape, dtype, NativeAttention(native, read_once, sizes), seed)
+        scene = Scene(shape, dtype, NativeAttention(native, read_once, sizes), seed, kv_dtype)
         expected = alone(scene, sizes, style, data.draw(st.sampled_from([16, 64])))
         if style.window is not None and data.draw(st.booleans()):
             scene.release(style.window)
@@ -72,8 +74,8 @@ def test_a_query_gets_in_a_batch_what_it_gets_alone(
     assert same_bits(found, expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_each_instruction_set_gives_the_bits_of_a_decode_alone(isa: Isa, dtype: torch.dtype):
+@pytest.mark.parametrize("kv_dtype", DTYPES)
+def test_each_instruction_set_gives_the_bits_of_a_decode_alone(isa: Isa, kv_dtype: torch.dtype):
     """Decodes on a shared prompt, a chunk, and 1,100 tokens that four threads share."""
     shape = Shape(
         sequences=((1100, 1), (300, 1), (290, 2), (288, 1), (333, 35), (0, 20)),
@@ -87,7 +89,9 @@ def test_each_instruction_set_gives_the_bits_of_a_decode_alone(isa: Isa, dtype: 
     native = library()
     assert native is not None
     sizes = NativeLimits.of(isa)
-    scene = Scene(shape, dtype, NativeAttention(native, "always", replace(sizes, min_part=64)))
+    dtype = torch.bfloat16 if kv_dtype == torch.int8 else kv_dtype
+    attention = NativeAttention(native, "always", replace(sizes, min_part=64))
+    scene = Scene(shape, dtype, attention, kv_dtype=kv_dtype)
     style = AttentionStyle(scale=64**-0.5)
 
     with threads_in_use(4):
