@@ -187,7 +187,7 @@ class Consumer:
             extra = (event.extra_keys or {place: None})[place]
             tokens = tuple(event.token_ids[place * size : (place + 1) * size])
             assert (digest, event.group_idx) not in self.blocks, "stored twice"
-            block = Block(parent, tokens, b"" if extra is None else extra[0])
+            block = Block(parent, tokens, b"".join(e for e in extra or () if isinstance(e, bytes)))
             self.blocks[digest, event.group_idx] = block
             parent = digest
 

@@ -1,6 +1,8 @@
 """``AsyncLLM``: of many callers none is lost, mixed up or left waiting."""
 
 import asyncio
+import os
+import threading
 from collections.abc import Sequence
 from contextlib import aclosing
 from itertools import pairwise
@@ -8,9 +10,11 @@ from typing import Any
 
 import pytest
 
+import ostinato
 from ostinato import LLM, AsyncLLM, RequestOutput, SamplingParams
 from ostinato.core.errors import (
     CacheInUse,
+    ConfigError,
     DuplicateRequest,
     EmptyPrompt,
     InvalidSamplingParams,
@@ -19,6 +23,7 @@ from ostinato.core.errors import (
     TokenOutOfRange,
 )
 from ostinato.core.plan import StepPlan, StepResult
+from ostinato.engine import engine as engine_module
 from ostinato.engine import engine_thread
 from ostinato.engine.request_validation import PreparedRequest
 from ostinato.engine.thread_bridge import CommandQueue
@@ -93,6 +98,39 @@ def test_a_conversation_is_streamed(bard: LLM) -> None:
 
     assert output.prompt_token_ids == offline.prompt_token_ids
     assert output.outputs[0].text == offline.outputs[0].text
+
+
+# --- threads ---
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+)
+def test_threads_that_wait_sleep_soon_unless_told_otherwise(
+    given: dict[str, str], spins: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share the cores with Python and the event loop; torch reads it when it is loaded."""
+    monkeypatch.setattr(os, "environ", dict(given))
+    assert ostinato.AsyncLLM is AsyncLLM
+    assert os.environ.get("GOMP_SPINCOUNT") == spins
+
+
+def test_a_model_is_loaded_in_a_thread_that_ends(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenMP would keep the threads that it lent to the loading thread, beside the engine's."""
+    loaders = []
+    load = engine_module.set_up
+    monkeypatch.setattr(
+        engine_module, "set_up", lambda c: loaders.append(threading.current_thread()) or load(c)
+    )
+    with async_llm(checkpoints):
+        [loader] = loaders
+        assert not loader.is_alive()
+
+    with pytest.raises(ConfigError, match="num_blocks=0"):
+        AsyncLLM(str(checkpoints.path("llama")), num_blocks=0)
 
 
 # --- turns ---

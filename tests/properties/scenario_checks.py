@@ -160,7 +160,7 @@ class ScenarioChecks(StepChecks):
         """A hit is only for those who read, refreshes leases, and holds its window alone."""
         table = sequence.table
         assert table is not None
-        assert sequence.reads_cache or not table.num_cached_tokens, "a hit without reading"
+        assert not sequence.reading_is_off or not table.num_cached_tokens, "a hit without reading"
         used = table.num_cached_tokens
         used += 0 < used == len(sequence.key) - 1  # all that may hit did (law 4)
         for lease in self.leases.values():

@@ -277,7 +277,7 @@ class StepChecks:
         Whole blocks, and of the block in which they differ the text before the first image.
         """
         assert leader.table is not None
-        if not leader.table.writes or not sequence.reads_cache:
+        if not leader.table.writes or sequence.reading_is_off:
             return 0
         common = 0
         for mine, theirs in zip(self._texts(leader), self._texts(sequence), strict=False):

@@ -9,14 +9,17 @@
     ["BlockRemoved", hashes, medium, group]
     ["AllBlocksCleared"]
 
-The number of a batch is a frame of its own. A tenant's salt is not sent: it is part of the
-digests, which cannot be computed without it.
+The number of a batch is a frame of its own. A tenant's salt is not sent, only ``salt_name`` of it
+with the first block of a prompt; the digests cannot be computed without the salt itself.
 
 Source: vLLM's documentation of KV events (``KVEventBatch``); written anew.
 """
 
+from typing import Any
+
 import msgspec
 
+from ostinato.core.identity import salt_name
 from ostinato.observe import events
 
 FULL_ATTENTION = "full_attention"
@@ -40,8 +43,9 @@ class BlockStored(WireEvent, frozen=True, array_like=True, omit_defaults=True, g
         lora_id: Always None: adapters have no numbers here.
         medium: ``"CPU"`` or ``"GPU"``.
         lora_name: Content digest of the adapter in hexadecimal digits; None without one.
-        extra_keys: Per block what images add to its digest, as one byte string, or None; None if
-            no block has any.
+        extra_keys: Per block what images add to its digest, as one byte string, or None; the name
+            of the tenant's salt comes last in the first block of a prompt; None if no block has
+            any.
         group_idx: Group of layers; 0 is full attention.
         kv_cache_spec_kind: ``"full_attention"`` or ``"sliding_window"``.
         kv_cache_spec_sliding_window: Tokens that such a layer sees; None for full attention.
@@ -54,7 +58,7 @@ class BlockStored(WireEvent, frozen=True, array_like=True, omit_defaults=True, g
     lora_id: int | None
     medium: str | None
     lora_name: str | None
-    extra_keys: tuple[tuple[bytes, ...] | None, ...] | None = None
+    extra_keys: tuple[tuple[Any, ...] | None, ...] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
@@ -95,7 +99,7 @@ class WireBatch(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True
 
 
 class BatchEncoder:
-    """Writes batches of one cache; may be used by one thread at a time."""
+    """Writes batches of one cache, in any thread."""
 
     def __init__(self, medium: str, windows: tuple[int, ...] = (), zero_s: float = 0.0) -> None:
         """Set what all events of a cache have in common.
@@ -108,12 +112,11 @@ class BatchEncoder:
         self._medium = medium
         self._windows = windows
         self._zero_s = zero_s
-        self._encoder = msgspec.msgpack.Encoder()
 
     def encode(self, batch: events.EventBatch) -> bytes:
         """Return a batch as msgpack; its number is not in there."""
         written = tuple(map(self._event, batch.events))
-        return self._encoder.encode(WireBatch(self._zero_s + batch.time_s, written))
+        return msgspec.msgpack.encode(WireBatch(self._zero_s + batch.time_s, written))
 
     def _event(self, event: events.Event) -> BlockStored | BlockRemoved | AllBlocksCleared:
         if isinstance(event, events.BlockStored):
@@ -124,7 +127,7 @@ class BatchEncoder:
 
     def _stored(self, event: events.BlockStored) -> BlockStored:
         window = self._windows[event.group - 1] if event.group else None
-        extras = tuple(None if extra is None else (extra,) for extra in event.extras)
+        extras = _extra_keys(event)
         return BlockStored(
             block_hashes=event.digests,
             parent_block_hash=event.parent,
@@ -138,6 +141,17 @@ class BatchEncoder:
             kv_cache_spec_kind=FULL_ATTENTION if window is None else SLIDING_WINDOW,
             kv_cache_spec_sliding_window=window,
         )
+
+
+def _extra_keys(event: events.BlockStored) -> tuple[tuple[bytes | str, ...] | None, ...]:
+    extras: list[tuple[bytes | str, ...] | None] = [
+        None if extra is None else (extra,) for extra in event.extras
+    ]
+    salt = event.identity.root.tenant
+    if event.parent is None and salt:
+        extras = extras or [None] * len(event.digests)
+        extras[0] = (*(extras[0] or ()), salt_name(salt))
+    return tuple(extras)
 
 
 _DECODER = msgspec.msgpack.Decoder(WireBatch)

@@ -124,12 +124,12 @@ def replay_timed(
         slowdown: By which the gaps between arrivals are stretched.
         progress: Is told of requests that ended, one at a time.
     """
-    assert cache.block_size == trace.block_tokens, "blocks are those of the trace"
-    return _TimedReplay(trace, cache, scheduling, cost, slowdown, progress).run()
+    replica = TimedReplica(trace, cache, scheduling, cost)
+    return _TimedReplay(replica, (trace.arrival_s * slowdown).tolist(), progress).run()
 
 
-class _TimedReplay:
-    """One run."""
+class TimedReplica:
+    """One engine of the simulation: the real scheduler and cache, and steps that take time."""
 
     def __init__(
         self,
@@ -137,68 +137,70 @@ class _TimedReplay:
         cache: PrefixCacheConfig,
         scheduling: SchedulerConfig,
         cost: StepCost,
-        slowdown: float,
-        progress: Callable[[int], None] | None,
     ) -> None:
-        self._trace, self._cost, self._progress = trace, cost, progress
-        self._now_s = 0.0
-        self._cache = build_cache(cache, lambda: self._now_s)
-        self._scheduler = build_scheduler(scheduling, self._cache, lambda: self._now_s)
-        self._arrivals: list[float] = (trace.arrival_s * slowdown).tolist()
-        self._next = 0
+        """Start idle, with an empty cache.
+
+        Args:
+            trace: Whose requests are added, by number.
+            cache: Settings; blocks have as many tokens as the trace's.
+            scheduling: Settings; budgets are in tokens.
+            cost: How long a step takes.
+        """
+        assert cache.block_size == trace.block_tokens, "blocks are those of the trace"
+        self._trace, self._cost = trace, cost
+        self.now_s = 0.0
+        self.cache = build_cache(cache, lambda: self.now_s)
+        self.scheduler = build_scheduler(scheduling, self.cache, lambda: self.now_s)
         self._paths: dict[RequestId, npt.NDArray[np.uint32]] = {}
         self._by_sequence: dict[int, RequestId] = {}
         self._num_added = 0
-        self._result = TimedResult(cache.num_blocks)
-        span = self._arrivals[-1] if self._arrivals else 0.0
-        self._sample_gap_s = max(span / NUM_SAMPLES, 1e-9)
-        self._next_sample_s = 0.0
+        self._running: StepPlan | None = None
+        self.num_steps = 0
+        self.busy_s = 0.0
 
-    def run(self) -> TimedResult:
-        """Serve all requests."""
-        while self._next < len(self._arrivals) or self._scheduler.has_work:
-            self._take_arrivals()
-            if not self._step() and self._next < len(self._arrivals):
-                self._now_s = max(self._now_s, self._arrivals[self._next])
-            self._sample()
-        self._result.ended_s = self._now_s
-        self._result.num_preemptions = self._scheduler.stats.num_preemptions
-        return self._result
+    @property
+    def is_stepping(self) -> bool:
+        """Whether a step runs, which ends at ``now_s``."""
+        return self._running is not None
 
-    def _take_arrivals(self) -> None:
-        while self._next < len(self._arrivals) and self._arrivals[self._next] <= self._now_s:
-            self._add(self._next)
-            self._next += 1
-
-    def _add(self, number: int) -> None:
-        """Hand one request to the scheduler; whatever can never fit is counted."""
+    def add(self, number: int) -> int | None:
+        """Hand over a request; returns its prompt's tokens, None if it can never fit."""
         trace, name = self._trace, RequestId(str(number))
         path = trace.path(number)
-        prompt = _spell(path, trace.block_tokens, int(trace.input_tokens[number]), number)
+        prompt = spell(path, trace.block_tokens, int(trace.input_tokens[number]), number)
         params = SamplingParams(max_tokens=max(1, int(trace.output_tokens[number])))
         try:
-            self._scheduler.add(Request(name, prompt, params), (0,))
+            self.scheduler.add(Request(name, prompt, params), (0,))
         except PromptTooLong:
-            self._result.num_refused += 1
-            self._report()
-            return
+            return None
         self._paths[name] = path
         self._by_sequence[self._num_added] = name
         self._num_added += 1
-        self._result.input_tokens += len(prompt)
+        return len(prompt)
 
-    def _step(self) -> bool:
-        """Run a step, if there is anything to run."""
-        plan = self._scheduler.plan()
+    def begin(self, now_s: float) -> bool:
+        """Begin a step, if there is anything to run; ``now_s`` becomes its end."""
+        self.now_s = max(self.now_s, now_s)
+        plan = self.scheduler.plan()
         if not plan.sequences:
             return False
         took_s = self._cost.step_s(plan)
-        self._now_s += took_s
-        self._result.busy_s += took_s
-        self._result.num_steps += 1
-        for update in self._scheduler.commit(self._answer(plan)):
-            self._take(update)
+        self.now_s += took_s
+        self.busy_s += took_s
+        self.num_steps += 1
+        self._running = plan
         return True
+
+    def end(self) -> list[SequenceUpdate]:
+        """End the step; returns what became of its sequences."""
+        assert self._running is not None, "no step runs"
+        answer, self._running = self._answer(self._running), None
+        updates = self.scheduler.commit(answer)
+        for update in updates:
+            if update.sequence.finish_reason is not None:
+                del self._paths[update.sequence.request.request_id]
+                del self._by_sequence[update.sequence.sequence_id]
+        return updates
 
     def _answer(self, plan: StepPlan) -> StepResult:
         return StepResult(
@@ -214,31 +216,74 @@ class _TimedReplay:
         path, place = self._paths[name], scheduled.end // self._trace.block_tokens
         return int(path[place]) if place < len(path) else _own_token(int(name))
 
+
+class _TimedReplay:
+    """One run."""
+
+    def __init__(
+        self,
+        replica: TimedReplica,
+        arrivals: list[float],
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self._replica, self._arrivals, self._progress = replica, arrivals, progress
+        self._next = 0
+        self._result = TimedResult(replica.cache.config.num_blocks)
+        self._sample_gap_s = max(arrivals[-1] / NUM_SAMPLES if arrivals else 0.0, 1e-9)
+        self._next_sample_s = 0.0
+
+    def run(self) -> TimedResult:
+        """Serve all requests."""
+        replica, result = self._replica, self._result
+        while self._next < len(self._arrivals) or replica.scheduler.has_work:
+            self._take_arrivals()
+            if replica.begin(replica.now_s):
+                for update in replica.end():
+                    self._take(update)
+            elif self._next < len(self._arrivals):
+                replica.now_s = max(replica.now_s, self._arrivals[self._next])
+            self._sample()
+        result.ended_s, result.busy_s = replica.now_s, replica.busy_s
+        result.num_steps = replica.num_steps
+        result.num_preemptions = replica.scheduler.stats.num_preemptions
+        return result
+
+    def _take_arrivals(self) -> None:
+        while (
+            self._next < len(self._arrivals) and self._arrivals[self._next] <= self._replica.now_s
+        ):
+            num_tokens = self._replica.add(self._next)
+            if num_tokens is None:
+                self._result.num_refused += 1
+                self._report()
+            else:
+                self._result.input_tokens += num_tokens
+            self._next += 1
+
     def _take(self, update: SequenceUpdate) -> None:
         sequence, number = update.sequence, int(update.sequence.request.request_id)
         if sequence.num_output_tokens == 1:
-            self._result.first_token_s.append(self._now_s - self._arrivals[number])
+            self._result.first_token_s.append(self._replica.now_s - self._arrivals[number])
             self._result.hit_tokens += sequence.num_shared_tokens + sequence.num_copied_tokens
         if sequence.finish_reason is not None:
-            del self._paths[sequence.request.request_id]
-            del self._by_sequence[sequence.sequence_id]
             self._report()
 
     def _sample(self) -> None:
-        if self._now_s < self._next_sample_s:
+        replica, now_s = self._replica, self._replica.now_s
+        if now_s < self._next_sample_s:
             return
-        pool, scheduler = self._cache.manager.pool, self._scheduler
+        pool, scheduler = replica.cache.manager.pool, replica.scheduler
         held = pool.num_blocks - pool.num_free
         self._result.moments.append(
             Moment(
-                self._now_s,
+                now_s,
                 held,
                 pool.num_evictable,
                 scheduler.num_running,
                 scheduler.num_waiting,
             )
         )
-        self._next_sample_s = self._now_s + self._sample_gap_s
+        self._next_sample_s = now_s + self._sample_gap_s
 
     def _report(self) -> None:
         if self._progress is not None:
@@ -248,7 +293,7 @@ class _TimedReplay:
 _NOTHING = SequenceResult()
 
 
-def _spell(
+def spell(
     path: npt.NDArray[np.uint32], block_tokens: int, num_tokens: int, number: int
 ) -> "array[int]":
     """Write a prompt's blocks out as tokens; what is in none of them is the request's own."""

@@ -1,0 +1,169 @@
+"""Routers of others in the simulated fleet: their own processes, before stub workers.
+
+A request of the simulation is an HTTP request through the router. The stub worker that gets it
+says so, and answers when the simulated request ends, so that the router sees the load of simulated
+time: what runs, runs. Neither router looks at a clock when it chooses; both are started with their
+defaults for ``cache_aware``. A block of the trace is a text of 32 characters.
+
+They are installed into an environment of their own::
+
+    python -m venv routers
+    routers/bin/pip install sglang-router==0.3.2 vllm-router==0.1.17
+"""
+
+import contextlib
+import hashlib
+import http.client
+import json
+import queue
+import socket
+import subprocess
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from ostinato.lab.block_trace import BlockTrace
+from ostinato.observe.events import EventBatch
+
+MODULES = {
+    "sglang-router": "sglang_router.launch_router",
+    "vllm-router": "vllm_router.launch_router",
+}
+"""What starts each of them."""
+
+PATIENCE_S = 60.0
+"""For anything that has to happen in the real world."""
+
+
+class HttpRouter:
+    """A dispatcher of the simulation that asks a router's process."""
+
+    def __init__(self, python: Path, name: str, trace: BlockTrace, num_replicas: int) -> None:
+        """Start the stub workers and the router, and wait until it serves."""
+        self._trace = trace
+        self._arrived: queue.Queue[tuple[int, int]] = queue.Queue()
+        self._ended: dict[int, threading.Event] = {}
+        self._callers: dict[int, threading.Thread] = {}
+        self._stubs = [self._stub(place) for place in range(num_replicas)]
+        self._port = _free_port()
+        urls = [f"http://127.0.0.1:{stub.server_address[1]}" for stub in self._stubs]
+        ports = ["--port", str(self._port), "--prometheus-port", str(_free_port())]
+        self._process = subprocess.Popen(
+            [
+                *(python, "-m", MODULES[name], "--host", "127.0.0.1", *ports),
+                *("--policy", "cache_aware", "--worker-urls", *urls),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self._wait_until_it_serves()
+
+    def close(self) -> None:
+        """Stop all of it."""
+        self._process.terminate()
+        self._process.wait()
+        for stub in self._stubs:
+            stub.shutdown()
+
+    def route(self, number: int, now_s: float) -> int:
+        """Send a request; returns the stub that got it."""
+        self._ended[number] = threading.Event()
+        caller = threading.Thread(target=self._call, args=(number,), daemon=True)
+        self._callers[number] = caller
+        caller.start()
+        found, place = self._arrived.get(timeout=PATIENCE_S)
+        assert found == number, "one request is routed at a time"
+        return place
+
+    def first_token(self, number: int, now_s: float) -> None:
+        """Nothing: they do not look at it."""
+
+    def finished(self, number: int, now_s: float) -> None:
+        """Let the stub answer, and wait until the router has passed it on."""
+        self._ended.pop(number).set()
+        self._callers.pop(number).join(PATIENCE_S)
+
+    def failed(self, number: int, now_s: float) -> None:
+        """No outages here."""
+
+    def events(self, replica: int, batch: EventBatch, now_s: float) -> None:
+        """Nothing: ``cache_aware`` goes by its own decisions."""
+
+    def lost(self, replica: int, now_s: float) -> None:
+        """No outages here."""
+
+    def back(self, replica: int, now_s: float) -> None:
+        """No outages here."""
+
+    def _call(self, number: int) -> None:
+        body = {"model": "stub", "prompt": _text(self._trace, number), "user": str(number)}
+        connection = http.client.HTTPConnection("127.0.0.1", self._port)
+        connection.request(
+            "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+        )
+        connection.getresponse().read()
+        connection.close()
+
+    def _wait_until_it_serves(self) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
+                connection.request("GET", "/readiness")
+                if connection.getresponse().status == 200:
+                    time.sleep(2)  # all workers are registered one by one
+                    return
+            time.sleep(0.2)
+        raise TimeoutError("the router does not serve")
+
+    def _stub(self, place: int) -> ThreadingHTTPServer:
+        router = self
+
+        class Stub(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self._answer({"data": [{"id": "stub", "object": "model"}], "model_path": "stub"})
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if "user" in body:
+                    number = int(body["user"])
+                    ended = router._ended[number]
+                    router._arrived.put((number, place))
+                    ended.wait()
+                self._answer({"id": "1", "object": "text_completion", "choices": []})
+
+            def _answer(self, answer: dict[str, object]) -> None:
+                written = json.dumps(answer).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(written)))
+                self.end_headers()
+                self.wfile.write(written)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Keep quiet."""
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 128
+
+        server = Server(("127.0.0.1", 0), Stub)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return server
+
+
+def _text(trace: BlockTrace, number: int) -> str:
+    """Write a prompt with 32 characters per block; the rest of it is its own."""
+    blocks = [hashlib.md5(b"%d" % block).hexdigest() for block in trace.path(number).tolist()]
+    own = int(trace.input_tokens[number]) - len(blocks) * trace.block_tokens
+    rest = hashlib.md5(b"own %d" % number).hexdigest()
+    return "".join(blocks) + rest[: max(1, round(32 * own / trace.block_tokens))]
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -1,0 +1,149 @@
+"""What do routers make of a fleet: hits, balance, times to the first token?
+
+Eight replicas of the real scheduler and cache serve a trace behind each router, on the same
+arrivals, in simulated time (``ostinato.lab.fleet_replay``)::
+
+    python benchmarks/routing.py mooncake_synthetic.npz
+    python benchmarks/routing.py agentic_a.npz --peers routers/bin/python   # see peers/routers.py
+    python benchmarks/routing.py mooncake_synthetic.npz --late              # late events, and more
+
+One simulated token stands for ``SCALE`` of the trace, with the prices of a step to match, so that
+blocks of 512 tokens are blocks of 16. Arrivals are stretched until the fleet would be busy for 80 %
+of the time without a cache, times ``--load``.
+"""
+
+import argparse
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.peers.routers import MODULES, HttpRouter
+from ostinato.core.config import SchedulerConfig
+from ostinato.lab.block_trace import BlockTrace
+from ostinato.lab.cost_model import CostModel
+from ostinato.lab.fleet_replay import Dispatcher, FleetConfig, FleetResult, Outage, replay_fleet
+from ostinato.lab.routed_fleet import LibraryDispatcher
+from ostinato.lab.timed_replay import slowed_to_fit
+from ostinato.lab.traces import read_npz
+from ostinato.router import POLICIES, RouterConfig
+from ostinato.settings import PrefixCacheConfig
+
+NUM_REPLICAS = 8
+SCALE = 32
+COST = CostModel(0.02, SCALE / 25_000, SCALE * SCALE / 25_000 / 30_000, "8B on an H100, scaled")
+SCHEDULING = SchedulerConfig(max_num_batched_tokens=8192 // SCALE)
+
+
+def scaled(trace: BlockTrace) -> BlockTrace:
+    """Return the trace with one token for each ``SCALE``."""
+    return replace(
+        trace,
+        block_tokens=trace.block_tokens // SCALE,
+        input_tokens=np.maximum(1, trace.input_tokens // SCALE),
+        output_tokens=np.maximum(1, trace.output_tokens // SCALE),
+    )
+
+
+def pooled_hit_ratio(trace: BlockTrace, num_blocks: int) -> float:
+    """Return what one cache of the size of all finds, requests one after another."""
+    cached: OrderedDict[int, None] = OrderedDict()
+    hit_tokens = 0
+    for number, input_tokens in enumerate(trace.input_tokens.tolist()):
+        path = trace.path(number).tolist()
+        num_hits = next((at for at, block in enumerate(path) if block not in cached), len(path))
+        hit_tokens += min(num_hits * trace.block_tokens, input_tokens - 1)
+        for block in reversed(path):
+            cached[block] = None
+            cached.move_to_end(block)
+        while len(cached) > num_blocks:
+            cached.popitem(last=False)
+    return hit_tokens / trace.total_input_tokens
+
+
+class Bench:
+    """One trace, and what is the same for all routers."""
+
+    def __init__(self, trace: BlockTrace, num_blocks: int, load: float) -> None:
+        """Set the fleet's size, and stretch the arrivals."""
+        self.trace = trace
+        slowdown = slowed_to_fit(trace, COST) / NUM_REPLICAS / load
+        cache = PrefixCacheConfig(
+            block_size=trace.block_tokens, num_blocks=num_blocks, keep_event_batches=16
+        )
+        self.fleet = FleetConfig(NUM_REPLICAS, cache, SCHEDULING, COST, slowdown)
+        self.span_s = trace.duration_s * slowdown
+
+    def library(self, policy: str, routers: int = 1) -> LibraryDispatcher:
+        """Return our router, or several side by side."""
+        config = RouterConfig(policy, max_tokens=10**9)
+        return LibraryDispatcher(self.trace, NUM_REPLICAS, config, routers)
+
+    def run(self, name: str, dispatcher: Dispatcher, **fleet: object) -> FleetResult:
+        """Replay and print a row."""
+        began_s = time.process_time()
+        result = replay_fleet(self.trace, replace(self.fleet, **fleet), dispatcher)
+        print(
+            f"| {name} | {result.hit_ratio:.2%} | {result.imbalance:.3f} "
+            f"| {result.mean_first_token_s:.3f} | {result.percentile(50):.3f} "
+            f"| {result.percentile(99):.2f} | {time.process_time() - began_s:.0f} |",
+            flush=True,
+        )
+        return result
+
+
+@contextmanager
+def peer(python: Path, name: str, bench: Bench) -> Iterator[HttpRouter]:
+    """Start a router of others, and stop it."""
+    router = HttpRouter(python, name, bench.trace, NUM_REPLICAS)
+    try:
+        yield router
+    finally:
+        router.close()
+
+
+def compare(bench: Bench, peers: Path | None) -> None:
+    """Compare policies, and routers of others."""
+    for policy in POLICIES:
+        bench.run(policy, bench.library(policy))
+    for name in MODULES if peers else ():
+        with peer(peers, name, bench) as router:
+            bench.run(f"{name} `cache_aware`", router)
+
+
+def disturb(bench: Bench) -> None:
+    """Let the default policy work with late events, beside a second router, and with an outage."""
+    for late_s in (0.05, 0.5, 5.0):
+        bench.run(
+            f"events {late_s * 1000:,.0f} ms late", bench.library("cache_state"), late_s=late_s
+        )
+    bench.run("two routers side by side", bench.library("cache_state", 2))
+    outage = Outage(3, bench.span_s * 0.4, bench.span_s * 0.5)
+    bench.run("a worker lost and back", bench.library("cache_state"), outages=(outage,))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("trace", type=Path, help="an .npz of 512-token blocks")
+    parser.add_argument("--requests", type=int, default=4000, help="the first so many")
+    parser.add_argument("--blocks", type=int, default=1000, help="of each replica's cache")
+    parser.add_argument("--load", type=float, default=1.1)
+    parser.add_argument("--peers", type=Path, help="Python of the environment with other routers")
+    parser.add_argument("--late", action="store_true", help="late events, two routers, an outage")
+    options = parser.parse_args(arguments)
+    trace = scaled(read_npz(options.trace).first(options.requests))
+    bench = Bench(trace, options.blocks, options.load)
+    pooled = pooled_hit_ratio(trace, options.blocks * NUM_REPLICAS)
+    print(f"{trace.name}: {len(trace):,} requests; one pool of all finds {pooled:.2%}\n")
+    print("| router | hits | imbalance | mean TTFT, s | p50 | p99 | CPU, s |\n|---|" + "--:|" * 6)
+    work: Callable[[], None] = lambda: compare(bench, options.peers)  # noqa: E731
+    disturb(bench) if options.late else work()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Policies by name: which of the candidates gets a request.
+
+A policy sees what every worker would have to do for the request and has to do already; what it
+does not need it ignores. The default, ``cache_state``, is in a file of its own.
+"""
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Protocol
+
+from ostinato.router.decision import Candidate, RouteRequest
+from ostinato.router.load import MAX_SESSIONS, Load
+
+LOAD_FACTOR = 1.25
+"""Of the mean number of requests, above which a worker gets none for affinity's sake."""
+
+PREFIX_TOKENS = 256
+"""First tokens of a prompt that ``prefix_hash`` hashes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What a policy chooses from.
+
+    Attributes:
+        candidates: One per worker that may be chosen, at least one.
+        loads: Of each.
+    """
+
+    candidates: Sequence[Candidate]
+    loads: Sequence[Load]
+
+    @property
+    def most_running(self) -> int:
+        """Requests that a worker may have with the next one: its share and a quarter."""
+        running = sum(load.num_running for load in self.loads)
+        return ceil(LOAD_FACTOR * (running + 1) / len(self.loads))
+
+    def has_room(self, place: int) -> bool:
+        """Whether a worker can take one more within its bound."""
+        return self.loads[place].num_running < self.most_running
+
+    def least_loaded(self) -> int:
+        """Return the place with the least to do: now, and of equals, lately."""
+        return min(
+            range(len(self.loads)),
+            key=lambda at: (
+                self.loads[at].prefill_tokens,
+                self.loads[at].num_running,
+                self.loads[at].recent_tokens,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A policy's answer.
+
+    Attributes:
+        place: Of the candidate.
+        reason: Why, in a few words.
+        scores: Of all candidates, lower is better; empty where the policy has none.
+    """
+
+    place: int
+    reason: str
+    scores: Sequence[float] = ()
+
+
+class Policy(Protocol):
+    """Chooses a worker."""
+
+    def choose(self, request: RouteRequest, fleet: Fleet) -> Choice:
+        """Return the candidate for a request."""
+
+
+class RoundRobin:
+    """Each worker in turn."""
+
+    def __init__(self) -> None:
+        """Start with the first."""
+        self._turn = -1
+
+    def choose(self, request: RouteRequest, fleet: Fleet) -> Choice:
+        """Return the next."""
+        self._turn += 1
+        return Choice(self._turn % len(fleet.candidates), "the next in turn")
+
+
+class LeastLoaded:
+    """The worker with the least to do."""
+
+    def choose(self, request: RouteRequest, fleet: Fleet) -> Choice:
+        """Return the least loaded."""
+        return Choice(fleet.least_loaded(), "it has the least to do")
+
+
+class PrefixHash:
+    """Prompts that begin alike go to one worker, by consistent hashing with bounded load.
+
+    Workers are ordered by a hash of the prefix and their name (rendezvous hashing), so that one
+    that joins or leaves moves only its own share; the first with room gets the request.
+    Source: consistent hashing with bounded loads, arXiv 1608.01350.
+    """
+
+    def choose(self, request: RouteRequest, fleet: Fleet) -> Choice:
+        """Return the first in the prefix's order that has room."""
+        prefix = array("I", request.tokens[:PREFIX_TOKENS]).tobytes()
+        identity = f"{len(request.adapter)}:{request.adapter}{request.salt}\0".encode()
+        key = hashlib.blake2b(identity + prefix).digest()
+        order = sorted(range(len(fleet.candidates)), key=lambda at: _rank(key, fleet, at))
+        skipped, place = next(each for each in enumerate(order) if fleet.has_room(each[1]))
+        passed = f", past {skipped} with no room" if skipped else ""
+        return Choice(place, f"the hash of its first {PREFIX_TOKENS} tokens{passed}")
+
+
+class SessionAffinity:
+    """A session stays on its worker while that has room; a new one goes where least is to do."""
+
+    def __init__(self) -> None:
+        """Start without sessions."""
+        self._workers: OrderedDict[str, str] = OrderedDict()
+        self._without_session = PrefixHash()
+
+    def choose(self, request: RouteRequest, fleet: Fleet) -> Choice:
+        """Return the session's worker; without a session, as ``prefix_hash`` does."""
+        if not request.session:
+            return self._without_session.choose(request, fleet)
+        names = [candidate.worker for candidate in fleet.candidates]
+        home = self._workers.get(request.session)
+        if home in names and fleet.has_room(names.index(home)):
+            choice = Choice(names.index(home), "its session is there")
+        else:
+            why = "it has the least to do; the session's worker has no room or is gone"
+            choice = Choice(
+                fleet.least_loaded(), why if home else "a new session; it has the least to do"
+            )
+        self._workers[request.session] = names[choice.place]
+        self._workers.move_to_end(request.session)
+        if len(self._workers) > MAX_SESSIONS:
+            self._workers.popitem(last=False)
+        return choice
+
+
+def _rank(key: bytes, fleet: Fleet, place: int) -> bytes:
+    name = fleet.candidates[place].worker.encode()
+    return hashlib.blake2b(name, key=key, digest_size=8).digest()

@@ -1,0 +1,244 @@
+"""A tree of prefixes, by tokens, and which workers have which of them.
+
+A node is one block of some block size; its name is its packed tokens, and what images add::
+
+    top ─► root of ("", "", 16) ─► "ABCD" ─► "EFGH"     held: worker 0
+                                          └► "XYZW"     held: worker 1; sent to: worker 2
+        ─► root of (adapter, salt, 16) ─► ...
+
+Workers are bits of a mask: *held* by tier, as their events say, and *sent* to them lately by this
+router, whose events have not come yet or never will. A walk compares whole blocks, so no hash can
+collide, and costs one look-up per block.
+
+Bounded by tokens: the least recently used leaf goes first.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+NUM_TIERS = 3
+"""Device memory, the host's memory, and everything slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """What two prefixes have in common before their first token, or else share nothing.
+
+    Attributes:
+        adapter: Name.
+        salt: ``salt_name`` of the tenant's.
+        characters: Tokens are code points.
+        block_size: Tokens per block.
+    """
+
+    adapter: str
+    salt: str
+    characters: bool
+    block_size: int
+
+
+class Node:
+    """One block behind its parent.
+
+    Attributes:
+        parent: None for a root, and for a node that was dropped.
+        name: Of the block among its siblings.
+        held: Per tier, the workers that have it, as bits.
+        sent: By worker, until when it is expected there, and by which decision.
+        num_children: Nodes below.
+        used: When it was last walked over, as a count.
+        is_live: Whether it is part of the tree.
+    """
+
+    __slots__ = ("held", "is_live", "name", "num_children", "parent", "sent", "used")
+
+    def __init__(self, parent: "Node | None", name: object, used: int) -> None:
+        self.parent = parent
+        self.name = name
+        self.held = [0] * NUM_TIERS
+        self.sent: dict[int, tuple[float, int]] | None = None
+        self.num_children = 0
+        self.used = used
+        self.is_live = True
+
+    @property
+    def holders(self) -> int:
+        """Workers that have it in any tier, as bits."""
+        held = self.held
+        return held[0] | held[1] | held[2]
+
+
+class PrefixTree:
+    """All prefixes known."""
+
+    def __init__(self, max_tokens: int, on_forget: Callable[[int], None]) -> None:
+        """Start empty.
+
+        Args:
+            max_tokens: Of all nodes; above, leaves are dropped.
+            on_forget: Is called with the workers, as bits, that had a block dropped for memory.
+        """
+        self._max_tokens = max_tokens
+        self._on_forget = on_forget
+        self._nodes: dict[tuple[int, object], Node] = {}  # by parent and name
+        self._leaves: OrderedDict[int, Node] = OrderedDict()  # least recently used first
+        self._top = Node(None, None, 0)
+        self._tick = 0
+        self.num_tokens = 0
+
+    def __len__(self) -> int:
+        """Number of nodes."""
+        return len(self._nodes)
+
+    def root(self, namespace: Namespace) -> Node:
+        """Return the node before the first block of a namespace, made if there is none."""
+        return self.child(self._top, namespace)
+
+    def find_root(self, namespace: Namespace) -> Node | None:
+        """Return the node before the first block, if anything is known of the namespace."""
+        return self._nodes.get((id(self._top), namespace))
+
+    def child(self, parent: Node, name: object) -> Node:
+        """Return the node behind another, made if there is none."""
+        node = self._nodes.get((id(parent), name))
+        if node is None:
+            self._tick += 1
+            node = self._nodes[id(parent), name] = Node(parent, name, self._tick)
+            parent.num_children += 1
+            self._leaves.pop(id(parent), None)
+            self._leaves[id(node)] = node
+            self.num_tokens += _num_tokens(node)
+        return node
+
+    def walk(self, root: Node, names: Iterable[object]) -> list[Node]:
+        """Return the nodes of a prefix as far as there are any, and count them as used."""
+        self._tick += 1
+        tick, nodes, node, path = self._tick, self._nodes, root, []
+        for name in names:
+            found = nodes.get((id(node), name))
+            if found is None:
+                break
+            found.used = tick
+            path.append(found)
+            node = found
+        if id(node) in self._leaves:
+            self._leaves.move_to_end(id(node))
+        return path
+
+    def hold(self, node: Node, worker: int, tier: int) -> bool:
+        """Note that a worker has a block; returns whether it had it in no tier."""
+        is_new = not node.holders >> worker & 1
+        node.held[tier] |= 1 << worker
+        if node.sent is not None:
+            node.sent.pop(worker, None)
+        return is_new
+
+    def release(self, node: Node, worker: int, tier: int) -> bool:
+        """Note that a worker lost a block from a tier; returns whether it was in no other."""
+        had = node.holders >> worker & 1
+        node.held[tier] &= ~(1 << worker)
+        is_gone = bool(had) and not node.holders >> worker & 1
+        self._prune(node)
+        return is_gone
+
+    def expect(self, node: Node, worker: int, now: float, until: float, decision: int) -> bool:
+        """Expect a block at a worker that it was sent to.
+
+        Returns:
+            Whether the decision is the first to; False if the worker has it, or was sent it before.
+        """
+        if node.holders >> worker & 1:
+            return False
+        if node.sent is None:
+            node.sent = {}
+        before, first = node.sent.get(worker, (now, decision))
+        is_first = before <= now
+        node.sent[worker] = until, decision if is_first else first
+        return is_first
+
+    def unexpect(self, node: Node, worker: int, decision: int) -> None:
+        """Take back what a decision expected."""
+        sent = node.sent
+        if sent is not None and sent.get(worker, (0.0, -1))[1] == decision:
+            del sent[worker]
+            self._prune(node)
+
+    def clear(self, worker: int) -> None:
+        """Forget all that a worker has."""
+        keep = ~(1 << worker)
+        for node in list(self._nodes.values()):
+            held = node.held
+            if node.is_live and (node.holders >> worker & 1 or node.sent):
+                held[:] = [mask & keep for mask in held]
+                if node.sent is not None:
+                    node.sent.pop(worker, None)
+                self._prune(node)
+
+    def shrink(self) -> None:
+        """Drop the least recently used leaves until all fits."""
+        while self.num_tokens > self._max_tokens:
+            node = next(iter(self._leaves.values()))
+            holders = node.holders
+            self._drop(node)
+            node.held = [0] * NUM_TIERS
+            if holders:
+                self._on_forget(holders)
+
+    def _prune(self, node: Node) -> None:
+        """Drop a leaf that no worker has, and what it leaves childless above."""
+        while node.is_live and not node.num_children and not node.holders and not node.sent:
+            parent = node.parent
+            self._drop(node)
+            if parent is None or parent is self._top:
+                return
+            node = parent
+
+    def _drop(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None and not node.num_children, "only leaves are dropped"
+        del self._nodes[id(parent), node.name]
+        del self._leaves[id(node)]
+        node.is_live, node.parent = False, None
+        self.num_tokens -= _num_tokens(node)
+        parent.num_children -= 1
+        if not parent.num_children and parent is not self._top:
+            self._leaves[id(parent)] = parent
+            oldest = next(iter(self._leaves.values()))
+            if parent.used <= oldest.used:
+                self._leaves.move_to_end(id(parent), last=False)
+
+    def check(self) -> None:
+        """Assert that counts, leaves and links agree."""
+        children: dict[int, int] = {}
+        for (parent, name), node in self._nodes.items():
+            assert node.is_live and node.name == name and id(node.parent) == parent
+            children[parent] = children.get(parent, 0) + 1
+        for node in self._nodes.values():
+            assert node.num_children == children.get(id(node), 0)
+            assert (id(node) in self._leaves) == (not node.num_children)
+        assert len(self._leaves) == sum(not n.num_children for n in self._nodes.values())
+        assert self.num_tokens == sum(map(_num_tokens, self._nodes.values())) <= self._max_tokens
+
+    def items(self) -> Iterable[Node]:
+        """All nodes."""
+        return self._nodes.values()
+
+
+def _num_tokens(node: Node) -> int:
+    """Return what a node counts against the bound: a root counts as one token."""
+    return len(node.name) // 4 if isinstance(node.name, bytes) else 1
+
+
+def block_names(
+    tokens: Sequence[int], block_size: int, extras: Callable[[int, int], bytes] | None = None
+) -> list[bytes]:
+    """Return the names of a prompt's full blocks: packed tokens, and what images add."""
+    packed = array("I", tokens).tobytes()
+    num_blocks, width = len(tokens) // block_size, block_size * 4
+    names = [packed[i * width : (i + 1) * width] for i in range(num_blocks)]
+    if extras is not None:
+        for i in range(num_blocks):
+            names[i] += extras(i * block_size, (i + 1) * block_size)
+    return names
