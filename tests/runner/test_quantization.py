@@ -46,7 +46,7 @@ def test_quantized_activations_are_computed_as_transformers_does(
 ):
     """Not with plain activations, which are nearer to the unquantized model and another one."""
     pytest.importorskip("compressed_tensors")
-    path = save_w8a8(tmp_path / "w8a8", activations=activations, dtype=dtype, num_hidden_layers=3)
+    path = save_w8a8(tmp_path / "w8a8", activations=activations, dtype=dtype)
     expected = own_logits(path, dtype)
 
     loaded = load_model(path, dtype)
