@@ -161,8 +161,8 @@ def test_one_block_serves_what_fits_into_it(make_llm: MakeLLM) -> None:
 
 
 def test_bytes_for_keys_and_values_become_blocks(make_llm: MakeLLM) -> None:
-    """A token has 3 layers, keys and values, 2 heads of 16 numbers of 8 bytes: 1,536 bytes."""
-    llm = make_llm("llama", kv_cache_memory=10 * 4 * 1536 + 1)
+    """A token has 2 layers, keys and values, 2 heads of 16 numbers of 8 bytes: 1,024 bytes."""
+    llm = make_llm("llama", kv_cache_memory=10 * 4 * 1024 + 1)
 
     assert llm.engine.cache.config.num_blocks == 10
 

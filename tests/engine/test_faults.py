@@ -254,13 +254,13 @@ def test_ctrl_c_tears_nothing(
 
 @pytest.mark.usefixtures("pythons_own_handler")
 def test_ctrl_c_does_not_wait_for_the_end_of_a_forward_pass(make_llm: MakeLLM) -> None:
-    """It comes in the second of three layers; the third is not computed any more."""
+    """It comes in the first of two layers; the second is not computed any more."""
     llm = make_llm("llama")
     reached: list[str] = []
     layers = llm.engine.loaded.model.model.layers
     hooks = [
-        layers[1].register_forward_pre_hook(lambda *_: signal.raise_signal(signal.SIGINT)),
-        layers[2].register_forward_pre_hook(lambda *_: reached.append("the third layer")),
+        layers[0].register_forward_pre_hook(lambda *_: signal.raise_signal(signal.SIGINT)),
+        layers[1].register_forward_pre_hook(lambda *_: reached.append("the second layer")),
     ]
 
     with pytest.raises(KeyboardInterrupt):

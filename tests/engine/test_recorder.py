@@ -16,6 +16,7 @@ from ostinato.settings import TenantShare
 from ostinato.tenants.terms import LeaseTerms, derive_salt
 from ostinato.traces.anonymizer import unpack_names
 from tests.engine.stepping import StepByStep, async_llm
+from tests.support.pairs import pairwise
 
 SMALL = {
     "block_size": 4,
@@ -65,15 +66,17 @@ def mixed_traffic(llm: LLM, seed: int, rounds: int = 5) -> None:
         llm.generate(prompts, params, use_tqdm=False, priority=ranks)
 
 
-@pytest.mark.parametrize("index", ["radix", "hash"])
-@pytest.mark.parametrize(
-    ("order", "policy"),
+@pairwise(
+    "how",
     [("fcfs", "reuse_hazard"), ("depth_first", "arc"), ("fair_share", "lru")],
+    "index",
+    ["radix", "hash"],
 )
-def test_a_recorded_run_replays_to_the_same_hits(make_llm, tmp_path, index, order, policy):
+def test_a_recorded_run_replays_to_the_same_hits(make_llm, tmp_path, index, how):
     """Chunks, preemptions, forks, tenants and priorities: every request finds what it found."""
-    how = {"index": index, "order": order, "eviction_policy": policy}
-    llm = make_llm("llama", record_trace=tmp_path / "t", **how, **SMALL)
+    order, policy = how
+    settings = {"index": index, "order": order, "eviction_policy": policy}
+    llm = make_llm("llama", record_trace=tmp_path / "t", **settings, **SMALL)
     mixed_traffic(llm, seed=len(order))
     preemptions = llm.engine.scheduler_stats.num_preemptions
     llm.stop_recording()

@@ -14,6 +14,7 @@ from ostinato.runner.native.library import library
 from tests.runner.bench import Bench, generated_alone, own_logits, random_prompt
 from tests.runner.conftest import Served
 from tests.support.checkpoints import FAMILIES
+from tests.support.pairs import pairwise
 
 NUM_NEW = 8
 
@@ -148,28 +149,37 @@ def native_bench(loaded: LoadedModel) -> Bench:
     return Bench(loaded, num_blocks=24, block_size=16, attention=NativeAttention(native))
 
 
-@every_family
-@pytest.mark.parametrize(
-    ("dtype", "tolerance", "attention"),
-    [
-        ("float64", 1e-5, "torch"),
-        ("float32", 1e-4, "torch"),
-        ("bfloat16", 0.2, "torch"),
-        ("float32", 1e-4, "native"),
-        ("bfloat16", 0.2, "native"),
-    ],
-)
-def test_logits_are_those_of_the_models_own_attention(
-    family: str, dtype: str, tolerance: float, attention: str, served: Served
-):
-    """The model's own softmax and RoPE are in float32, whence 1e-5 in float64.
+TOLERANCES = {"float64": 1e-5, "float32": 1e-4, "bfloat16": 0.2}
 
+
+@every_family
+def test_logits_are_those_of_the_models_own_attention(family: str, served: Served):
+    check_logits(Bench(served(family, "float64")))
+
+
+@pairwise("family", FAMILIES, "dtype", ["float32", "bfloat16"])
+def test_rounded_logits_are_those_of_the_models_own_attention(
+    family: str, dtype: str, served: Served
+):
+    check_logits(Bench(served(family, dtype)))
+
+
+@pairwise("family", FAMILIES, "dtype", ["bfloat16", "float32"])
+def test_logits_of_the_native_library_are_those_of_the_models_own_attention(
+    family: str, dtype: str, served: Served
+):
+    check_logits(native_bench(served(family, dtype)))
+
+
+def check_logits(bench: Bench) -> None:
+    """Compare logits in a prompt, token by token, with those of the whole prompt at once.
+
+    The model's own softmax and RoPE are in float32, whence 1e-5 in float64.
     Distances are measured in standard deviations of a row's logits; in bfloat16 the median
     row is held to it, since an expert that wins by a tie's breadth can turn a row over.
     """
-    loaded = served(family, dtype)
-    prompt = random_prompt(14, 33)
-    bench = native_bench(loaded) if attention == "native" else Bench(loaded)
+    prompt, loaded = random_prompt(14, 33), bench.loaded
+    dtype = str(loaded.dtype).removeprefix("torch.")
     sequence = bench.sequence(prompt)
     bench.step(sequence.next(10))
     sequence.computed = 10
@@ -178,4 +188,4 @@ def test_logits_are_those_of_the_models_own_attention(
 
     expected = own_logits(loaded, prompt)[10:].double()
     distance = (found - expected).square().mean(dim=1).sqrt() / expected.std(dim=1)
-    assert distance.quantile(0.5 if dtype == "bfloat16" else 1.0) < tolerance
+    assert distance.quantile(0.5 if dtype == "bfloat16" else 1.0) < TOLERANCES[dtype]

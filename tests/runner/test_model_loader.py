@@ -33,8 +33,8 @@ def test_a_loaded_model_says_what_the_engine_needs_to_know(served: Served):
     assert loaded.dtype == torch.float64 and loaded.device == torch.device("cpu")
     assert not loaded.model.training
     layers = [(n.num_kv_heads, n.key_dim, n.value_dim) for n in loaded.kv_spec.layers]
-    assert layers == [(2, 16, 16)] * 4
-    assert [n.sliding_window for n in loaded.kv_spec.layers] == [8, None, 8, None]
+    assert layers == [(2, 16, 16)] * 2
+    assert [n.sliding_window for n in loaded.kv_spec.layers] == [8, None]
 
 
 def test_keys_and_values_may_differ_in_size(served: Served):

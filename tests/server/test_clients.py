@@ -79,7 +79,7 @@ SCRIPTS = {
 def scribe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """Serve a random model with a template that knows tools."""
     path = tmp_path_factory.mktemp("scribe")
-    save_checkpoint(path, make_config("llama", max_position_embeddings=4096))
+    save_checkpoint(path, make_config("llama", max_position_embeddings=4096, num_hidden_layers=3))
     tokenizer = make_tokenizer()
     tokenizer.chat_template = TOOL_TEMPLATE
     tokenizer.save_pretrained(path)

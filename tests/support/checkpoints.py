@@ -47,7 +47,7 @@ _BASE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 48,
     "intermediate_size": 64,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": MAX_LENGTH,
@@ -56,7 +56,7 @@ _BASE: dict[str, Any] = {
     "eos_token_id": EOS_ID,
     "tie_word_embeddings": False,
 }
-_ALTERNATING = ["sliding_attention", "full_attention"] * 2
+_ALTERNATING = ["sliding_attention", "full_attention"]
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 16},
@@ -70,7 +70,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "mistral": {"sliding_window": WINDOW, "head_dim": 12},
     "gemma2": {
-        "num_hidden_layers": 4,
         "head_dim": 16,
         "query_pre_attn_scalar": 16,
         "sliding_window": WINDOW,
@@ -79,7 +78,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 20.0,
     },
     "gemma3_text": {
-        "num_hidden_layers": 4,
         "head_dim": 16,
         "query_pre_attn_scalar": 16,
         "num_key_value_heads": 1,
@@ -92,7 +90,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neox": {"rotary_pct": 0.5},
     "starcoder2": {"num_key_value_heads": 1, "sliding_window": 2 * WINDOW},
     "gpt_oss": {
-        "num_hidden_layers": 4,
         "head_dim": 16,
         "sliding_window": WINDOW,
         "layer_types": _ALTERNATING,

@@ -30,7 +30,7 @@ def save_w8a8(
     **changes: Any,
 ) -> Path:
     """Write a checkpoint of 8-bit weights, and 8-bit activations unless these are None."""
-    save_checkpoint(path, make_config(family, **changes))
+    save_checkpoint(path, make_config(family, **{"num_hidden_layers": 3, **changes}))
     weights = load_file(path / "model.safetensors")
     quantized = [name for name in weights if name.endswith("proj.weight")]
     for name in quantized:

@@ -16,6 +16,7 @@ from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.native.library import library
 from tests.runner.bench import Bench, own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints
+from tests.support.pairs import pairwise
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no native library here")
 
@@ -71,8 +72,7 @@ def in_steps(loaded: LoadedModel, prompt: list[int]) -> Tensor:
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", FUSED)
+@pairwise("kind", FUSED, "dtype", ["bfloat16", "float32"])
 def test_fused_packed_and_plain_give_the_same_logits(
     checkpoints: Checkpoints, kind: str, dtype: Any
 ) -> None:
@@ -154,7 +154,7 @@ def test_without_the_library_a_model_runs_its_own_modules(
 
 def test_float16_is_packed_on_every_processor(checkpoints: Checkpoints) -> None:
     loaded = load_model(checkpoints.path("llama"), "float16")
-    assert loaded.fused is None and packed_layers(loaded) == 22
+    assert loaded.fused is None and packed_layers(loaded) == 15
 
 
 def test_float64_stays_as_it_is(checkpoints: Checkpoints) -> None:
@@ -198,8 +198,7 @@ def generated(llm: LLM) -> list[int]:
     return output.outputs[0].token_ids
 
 
-@pytest.mark.parametrize("forward", ["auto", "packed"])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])
+@pairwise("family", ["llama", "qwen2", "gemma2"], "forward", ["auto", "packed"])
 def test_an_engine_with_packed_weights_adopts_new_ones(
     checkpoints: Checkpoints, family: str, forward: Any
 ) -> None:

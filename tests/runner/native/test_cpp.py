@@ -32,7 +32,7 @@ CASES = {
     "ops": (60, "60 cases"),
     "program": (30, "30 cases"),
     "plan": (60, "60 cases"),
-    "product": (25, "25 cases"),
+    "product": (15, "15 cases"),
 }
 """How many random cases each test draws, and what it says if all are right."""
 

@@ -36,7 +36,7 @@ TOOL_TEMPLATE = (
 
 def serve_scribe(path: Path, template: str) -> Iterator[tuple[str, ServerState]]:
     """Serve a random Llama with a byte-level tokenizer and this template."""
-    save_checkpoint(path, make_config("llama", max_position_embeddings=4096))
+    save_checkpoint(path, make_config("llama", max_position_embeddings=4096, num_hidden_layers=3))
     tokenizer = make_tokenizer()
     tokenizer.chat_template = template
     tokenizer.save_pretrained(path)
