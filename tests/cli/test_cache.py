@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from ostinato.cli._cache_tables import draw_stats
+from ostinato.cli._cache_tables import draw_audit, draw_stats
 from ostinato.cli.cache import read_seconds
 from ostinato.core.errors import ConfigError
 from ostinato.server.keys import read_keys
@@ -81,6 +81,21 @@ def test_estimates_are_drawn_when_there_are_some(cache):
     assert "Would hit" in drawn and "1,024" in drawn and "43.2%" in drawn and "5,000" in drawn
     assert "41.2% and 45.2%" in drawn and "812" in drawn
     assert drawn.index("2 x") < drawn.index("1 x")
+
+
+def test_audits_are_drawn_where_there_are_some(cache):
+    assert "start the server with --audit-share" in cache("audit")
+    answer = json.loads(cache("audit", "--json"))
+    finding = {"num_tokens": 64, "first_token": 53, "layers": [2, 3], "num_removed": 5}
+    finding |= {"cached_blocks": [[7, 8, 9, 11]], "computed_blocks": [0, 1, 2, 3]}
+    counts = {"share": 0.1, "num_same": 1_200, "num_different": 1, "num_removed": 5}
+    console = Console(record=True, width=80, file=io.StringIO())
+
+    draw_audit(console, answer | counts | {"findings": [finding]})
+
+    drawn = console.export_text()
+    assert "1,200 hits" in drawn and "1 differ" in drawn and "5 blocks quarantined" in drawn
+    assert "7 8 9 11" in drawn and "2 3" in drawn and "53" in drawn
 
 
 def test_a_prefix_is_published_listed_and_taken_back(cache, keyed: Keyed):

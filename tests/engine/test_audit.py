@@ -10,9 +10,14 @@ from ostinato import LLM, SamplingParams
 from ostinato.core.errors import ConfigError
 from ostinato.core.identity import PrefixKey
 from ostinato.engine.prompts import Prompt
+from ostinato.engine.snapshot import take_snapshot
+from tests.engine.async_calls import run
+from tests.engine.stepping import async_llm
+from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM
 from tests.support.instruction_sets import needs_library
 from tests.support.tiny_cache import on_both_indexes
+from tests.support.waiting import until
 
 pytestmark = needs_library
 
@@ -133,3 +138,18 @@ def test_it_is_refused_where_bits_may_differ(make_llm: MakeLLM):
         make_llm("llama", dtype="float32", block_size=16, attention="torch", audit_share=0.5)
     with pytest.raises(ConfigError, match=r"audit_share=2: must be a number from 0 to 1"):
         make_llm("llama", audit_share=2)
+
+
+def test_a_server_computes_hits_again_while_it_is_idle(checkpoints: Checkpoints):
+    with async_llm(checkpoints, max_model_len=128, **AUDITED) as llm:
+
+        async def story() -> None:
+            for _ in range(2):
+                async for _ in llm.generate({"prompt_token_ids": PROMPT}, ONE):
+                    pass
+            await until(lambda: llm.engine.audit.counts.num_same)
+
+        run(story())
+        seen = take_snapshot(llm.engine).audit
+
+    assert (seen.num_drawn, seen.num_tokens, seen.findings) == (1, 80, ())

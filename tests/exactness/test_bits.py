@@ -29,13 +29,20 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int4": {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"},
     "int4-float32": {"dtype": "float32", "quantization": "int4"},
+    "int8-kv": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
 }
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 32},
     "mistral": {"head_dim": 32, "sliding_window": 5 * WINDOW},
     "gemma2": {"head_dim": 32, "sliding_window": 5 * WINDOW},  # runs its own modules
 }
-BY_DAY = [("qwen3", "bfloat16"), ("mistral", "float32"), ("mistral", "int8"), ("qwen3", "int4")]
+BY_DAY = [
+    ("qwen3", "bfloat16"),
+    ("mistral", "float32"),
+    ("mistral", "int8"),
+    ("qwen3", "int4"),
+    ("qwen3", "int8-kv"),
+]
 NUM_NEW = 4
 
 
@@ -150,7 +157,7 @@ def test_sums_that_are_cut_elsewhere_have_other_bits(make_llm: MakeLLM) -> None:
 def test_ten_thousand_prompts_have_the_bits_that_they_have_alone(
     model: str, seed: int, make_llm: MakeLLM
 ) -> None:
-    """Three models, 25 draws, 200 prompts or more of each, over all formats and instruction sets."""
+    """Three models, 25 draws of 200 prompts or more, over all formats and instruction sets."""
     for isa in ISAS:
         for numbers in FORMATS:
             with isa_in_use(isa):
