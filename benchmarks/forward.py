@@ -12,8 +12,8 @@
 
 The forwards ``plain``, ``packed`` and ``auto`` (fused, where the model is known), or ``auto`` with
 weights in ``int8`` and ``int4``, each also with keys and values in 8 bits (``+int8kv``), take
-turns, round by round; medians over rounds are compared, and the smallest and largest ratio to the first
-way within a round stand beside.
+turns, round by round. Medians over rounds are compared, and the smallest and largest ratio to the
+first way within a round stand beside.
 ``benchmarks/peers/checkpoint.py`` makes a checkpoint to measure with.
 
 Attention is what the engine would use here. A scene's cached tokens were never computed, only
