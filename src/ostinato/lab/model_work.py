@@ -188,8 +188,8 @@ def weight_format(config: Config, asked: str = "auto") -> WeightFormat:
         bits = min(DTYPE_BITS[written], 16)  # float32 checkpoints are served in 16 bits
         return WeightFormat("bf16" if bits == 16 else written, bits, bits)
     if asked in _MADE_AT_LOAD:
-        bits, is_fp8 = _MADE_AT_LOAD[asked]
-        return WeightFormat(asked, bits, bits, is_fp8, head_bits=_MADE_AT_LOAD["int8"][0])
+        kept, is_fp8 = _MADE_AT_LOAD[asked]
+        return WeightFormat(asked, kept, kept, is_fp8, head_bits=_MADE_AT_LOAD["int8"][0])
     bits = 16 if asked == "bf16" else 8
     return WeightFormat(asked, bits, bits, is_fp8=bits == 8)
 

@@ -91,7 +91,7 @@ def why_unread(settings: Mapping[str, Any]) -> str | None:
     if bits not in ((4, 8) if method == "gptq" else (4,)):
         return f"{method.upper()} in {bits} bits: only 4 (GPTQ: also 8) are run; {_INSTEAD}"
     size = settings.get("group_size", settings.get("q_group_size", 128))
-    if size != -1 and size % GROUP_STEP:
+    if isinstance(size, int) and size != -1 and size % GROUP_STEP:
         return (
             f"{method.upper()} in groups of {size}: sizes are multiples of {GROUP_STEP}, or -1; "
             f"{_INSTEAD}"
@@ -111,13 +111,18 @@ def is_in_words(settings: Mapping[str, Any]) -> bool:
     return (
         settings.get("format") == "pack-quantized"
         and isinstance(groups, Mapping)
-        and all(
-            group["weights"].get("symmetric") is False
-            and group["weights"].get("num_bits") in (4, 8)
-            and group["weights"].get("strategy") in ("group", "channel")
-            and group.get("input_activations") is None
-            for group in groups.values()
-        )
+        and bool(groups)
+        and all(map(_has_packed_zeros, groups.values()))
+    )
+
+
+def _has_packed_zeros(group: Mapping[str, Any]) -> bool:
+    weights = group.get("weights") or {}
+    return (
+        weights.get("symmetric") is False
+        and weights.get("num_bits") in (4, 8)
+        and weights.get("strategy") in ("group", "channel")
+        and group.get("input_activations") is None
     )
 
 
