@@ -16,7 +16,14 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.protocol import Served, Talk, Worker, answer_questions, now
+from benchmarks.peers.protocol import (
+    Served,
+    Talk,
+    Worker,
+    answer_questions,
+    end_with_parent,
+    now,
+)
 
 START_S = 900
 """How long a server may take to start: vLLM compiles when it first meets a model."""
@@ -35,7 +42,9 @@ class HttpClient(Worker):
         self.tokenizer = Tokenizer.from_file(str(Path(model) / "tokenizer.json"))
         self.port = free_port()
         command = COMMANDS[settings["server"]](model, settings, self.port)
-        self.server = subprocess.Popen(command, env=settings["environment"], stdout=sys.stderr)
+        self.server = subprocess.Popen(
+            command, env=settings["environment"], stdout=sys.stderr, preexec_fn=end_with_parent
+        )
         self._wait_until_ready()
         version = VERSIONS[settings["server"]](self._get)
         return {"version": version, "settings": {"command": shown(command, model)}}
