@@ -95,7 +95,9 @@ def test_batches_that_nothing_brings_back_leave_the_worker_degraded_until_it_is_
         async with listening(has_replay=False) as heard:
             await heard.publisher.publish(of_vllm(TEXT))
             await until(lambda: heard.cached(TEXT) == 40)
-            await heard.publisher.publish(["BlockRemoved", [TEXT[:40].encode()], "GPU", 0], is_lost=True)
+            await heard.publisher.publish(
+                ["BlockRemoved", [TEXT[:40].encode()], "GPU", 0], is_lost=True
+            )
             await heard.publisher.publish(of_vllm("Alas, poor Yorick"))
             await until(lambda: heard.state is WorkerState.DEGRADED)
             assert heard.cached(TEXT) == 0, "it may be gone, and is not counted on"

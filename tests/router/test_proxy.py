@@ -251,6 +251,21 @@ def test_a_route_can_be_asked_for_alone_with_its_reasons():
     asyncio.run(scene())
 
 
+def test_a_prompt_is_prewarmed_at_as_many_workers_as_asked_for():
+    async def scene() -> None:
+        workers = names("a", "b", "c")
+        async with routed(*workers) as router:
+            body = {"prompt": "All the world's a stage. " * 20}
+            _, first = await router.post(body, "/admin/prewarm?copies=2")
+            assert [row["status"] for row in first["sent"]] == ["finished"] * 2
+            assert [len(worker.bodies) for worker in workers].count(1) == 2
+            _, again = await router.post(body, "/admin/prewarm?copies=3")
+            assert len(again["sent"]) == 1 and all(worker.bodies for worker in workers)
+            assert json.loads(workers[0].bodies[0]) == {**body, "max_tokens": 1, "stream": False}
+
+    asyncio.run(scene())
+
+
 def test_a_request_goes_to_a_worker_that_serves_its_model():
     async def scene() -> None:
         large, small = workers = names("large", "small")
