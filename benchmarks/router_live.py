@@ -121,7 +121,7 @@ async def _turn(session: aiohttp.ClientSession, text: str, name: str, found: _Fo
 
 
 async def _await_workers(session: aiohttp.ClientSession, number: int) -> None:
-    for _ in range(600):
+    for _ in range(1500):
         with contextlib.suppress(aiohttp.ClientError):
             async with session.get("/admin/workers") as answer:
                 workers = (await answer.json())["workers"]
