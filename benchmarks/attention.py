@@ -4,6 +4,7 @@
 
     python benchmarks/attention.py
     python benchmarks/attention.py --threads 1 --dtype float32 --scene decode
+    python benchmarks/attention.py --kv-dtype int8 --cpu-time --threads 1
     python benchmarks/attention.py --json FILE
 
 One layer of the shape of Qwen3-0.6B: 16 query heads, 8 key/value heads of 128. Scenes are chunks of
@@ -11,6 +12,9 @@ prompts, on their own or behind a cached prefix, and steps of decoding, over a p
 or one that each has for itself. ``native`` columns are the library's instruction sets, ``tiled`` is
 the torch backend that works without the library, and ``sdpa`` torch's own attention over keys and
 values that somebody has gathered already, where one sequence is alone: it has no pages to walk.
+
+With ``--kv-dtype``, each instruction set also reads keys and values of that
+format, after those of ``--dtype``.
 
 All take turns, round by round; steps of decoding go over several copies of the keys, so that no
 round finds them in a cache that a model's other layers would have filled. A round is timed as a
@@ -90,7 +94,7 @@ class Scene:
     def num_bytes(self, dtype: torch.dtype) -> int:
         """Of keys and values, shared ones counted once."""
         tokens = self.shared + self.num_sequences * self.own
-        return 2 * tokens * NUM_KV_HEADS * HEAD_DIM * dtype.itemsize
+        return tokens * LayerKV(NUM_KV_HEADS, HEAD_DIM, HEAD_DIM).bytes_per_token(dtype)
 
 
 SCENES = (
@@ -108,16 +112,22 @@ SCENES = (
 class Paged:
     """A scene through one of our backends."""
 
-    def __init__(self, scene: Scene, backend: AttentionBackend, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        scene: Scene,
+        backend: AttentionBackend,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
         """Fill a store at random and lay out the tables."""
         self.backend = backend
-        self.copies = scene.num_copies(dtype)
+        self.copies = scene.num_copies(kv_dtype or dtype)
         blocks = count()
         shared = _take(blocks, scene.shared)
         tables = [shared + _take(blocks, scene.own) for _ in range(scene.num_sequences)]
         num_blocks = next(blocks)
         spec = KVSpec((LayerKV(NUM_KV_HEADS, HEAD_DIM, HEAD_DIM),) * self.copies)
-        self.store = backend.new_store(spec, num_blocks, BLOCK_SIZE, dtype, CPU)
+        self.store = backend.new_store(spec, num_blocks, BLOCK_SIZE, kv_dtype or dtype, CPU)
         kv = torch.randn(2, 2**12, NUM_KV_HEADS, HEAD_DIM, dtype=dtype)
         for layer in range(self.copies):
             for slots in torch.arange(num_blocks * BLOCK_SIZE).split(2**12):
@@ -176,31 +186,37 @@ def _take(blocks: "count[int]", num_tokens: int) -> "array[int]":
 
 
 def contestants(
-    scene: Scene, dtype: torch.dtype, isas: list[Isa]
+    scene: Scene, dtype: torch.dtype, isas: list[Isa], kv_dtype: torch.dtype | None
 ) -> dict[str, Callable[[Clock], float]]:
     """Who computes a scene, by name."""
     found: dict[str, Callable[[Clock], float]] = {}
     native = library()
     if native is not None:
-        paged = Paged(scene, NativeAttention(native), dtype)
+        formats = [dtype] if kv_dtype is None else [dtype, kv_dtype]
+        stores = [Paged(scene, NativeAttention(native), dtype, kept) for kept in formats]
 
-        def run_with(isa: Isa, clock: Clock) -> float:
+        def run_with(isa: Isa, paged: Paged, clock: Clock) -> float:
             use_isa(native, isa)
             return paged.run(clock)
 
         for isa in isas:
-            found[isa.name] = partial(run_with, isa)
+            for kept, paged in zip(formats, stores, strict=True):
+                name = isa.name if kept == dtype else f"{isa.name}, {_name(kept)} KV"
+                found[name] = partial(run_with, isa, paged)
     found["tiled"] = Paged(scene, TorchAttention(), dtype).run
     if scene.num_sequences == 1:
         found["sdpa"] = Gathered(scene, dtype).run
     return found
 
 
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def measure(
-    scene: Scene, dtype: torch.dtype, isas: list[Isa], rounds: int, clock: Clock
+    runs: dict[str, Callable[[Clock], float]], rounds: int, clock: Clock
 ) -> dict[str, float]:
     """Median milliseconds of a layer by contestant."""
-    runs = contestants(scene, dtype, isas)
     for run in runs.values():
         run(clock)  # the first touches fresh memory
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -217,6 +233,7 @@ def main() -> None:
     )
     parser.add_argument("--scene", default="", help="only scenes whose name has this in it")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--kv-dtype", choices=("bfloat16", "float16", "float32", "int8"))
     parser.add_argument("--isa", nargs="*", help="instruction sets, such as AVX2 (all there are)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -232,11 +249,13 @@ def main() -> None:
         if Isa.GENERIC < isa <= best and (not options.isa or isa.name in options.isa)
     ]
     dtype = getattr(torch, options.dtype)
+    kv_dtype = getattr(torch, options.kv_dtype) if options.kv_dtype else None
     clock = time.process_time if options.cpu_time else time.perf_counter
     found: dict[str, dict[str, float]] = {}
     for scene in SCENES:
         if options.scene in scene.name:
-            found[scene.name] = measure(scene, dtype, isas, options.rounds, clock)
+            runs = contestants(scene, dtype, isas, kv_dtype)
+            found[scene.name] = measure(runs, options.rounds, clock)
             _print(scene, found[scene.name], dtype, options)
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1))
@@ -257,7 +276,7 @@ def _print(
             name,
             f"{milliseconds:.3f}",
             f"{scene.flops / milliseconds / 1e6:.0f}",
-            f"{scene.num_bytes(dtype) / milliseconds / 1e6:.1f}",
+            f"{scene.num_bytes(torch.int8 if 'int8' in name else dtype) / milliseconds / 1e6:.1f}",
             f"{found['tiled'] / milliseconds:.2f}",
             f"{found['sdpa'] / milliseconds:.2f}" if "sdpa" in found else "",
         )

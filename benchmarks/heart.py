@@ -9,7 +9,7 @@ Six scenes, in both indexes, in blocks of 16 tokens:
 
 * ``chats``: 64 conversations of 20 turns of 500 tokens behind one system prompt of 4,096;
 * ``hit``: a prompt of 32,768 tokens of which all that may be cached is, as a list or packed;
-* ``miss``: 32,768 tokens that nobody has seen, packed, published;
+* ``miss``: 32,768 new tokens, packed, published;
 * ``decode``: a step in which 64 sequences get a token each (here the figure is per step);
 * ``request``: 2,048 tokens that are cached and 32 that are not, from ``Scheduler.add`` to the end
   of a request that is answered with one token: a look-up when it comes, another when it is

@@ -99,7 +99,7 @@ class Scene:
         native = library()
         assert native is not None
         if format not in self.packed:
-            pack = pack_plain if format == "plain" else Quantization(format).pack
+            pack = pack_plain if format == "plain" else Quantization.named(format).pack
             first = pack([self.layer])
             others = [pack([self.layer]) for _ in range(1, self._count(first.nbytes))]
             self.packed[format] = [first, *others]
@@ -131,7 +131,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", default="1,4,16,32,128,512,2048")
     parser.add_argument("--dtypes", default="bfloat16,float32")
-    parser.add_argument("--formats", default="plain", help="of plain, int8 and int4")
+    parser.add_argument("--formats", default="plain", help="of plain, int8, int4, w8a8 and w4a8")
     parser.add_argument("--rounds", type=int, default=8)
     return parser.parse_args()
 

@@ -9,7 +9,7 @@ Who calls in that hour is drawn with a fixed seed:
 * *desk*: a help desk; every question begins with the same long instructions;
 * *chat*: conversations of several turns, each of which sends all before it;
 * *crowd*: four times in the hour, twenty-four callers ask about one scene at the same moment;
-* *batch*: prompts that nobody asked before and nobody will ask again, in the second half.
+* *batch*: prompts that are asked once, in the second half.
 
 They are told apart by ``cache_salt``, as tenants without keys are.
 """
@@ -188,7 +188,7 @@ def take_pictures(url: str, folder: Path) -> None:
 
 
 def make_small(picture: Path) -> None:
-    """Keep the 256 colours that a picture uses most: a third of its size, and nobody sees it."""
+    """Keep the 256 colours that a picture uses most: a third of its size, and it looks the same."""
     from PIL import Image
 
     with Image.open(picture) as image:

@@ -1,6 +1,9 @@
 """What every test shares: threads that leave the cores to others, and how much Hypothesis draws."""
 
 import os
+import ssl
+from functools import cache
+from unittest import mock
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
@@ -10,6 +13,9 @@ from hypothesis import is_hypothesis_test, settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# httpx loads a megabyte of certificates for each client, and no test speaks TLS.
+mock.patch.object(ssl, "create_default_context", cache(ssl.create_default_context)).start()
 
 # No deadline, since a busy machine is no bug.
 settings.register_profile("daily", max_examples=30, deadline=None)

@@ -17,12 +17,12 @@ Files in reading order:
 
 Rules:
 
-1. One engine computes at a time; all others are stopped, so that nobody's waiting threads take
+1. One engine computes at a time; all others are stopped, so that no waiting threads take
    another's cores.
 2. Engines take turns, repetition by repetition, each time in another order: what the machine does
    meanwhile falls on all of them.
 3. The same model, threads, precision of weights and KV, prompts, lengths of answers and state of
-   the cache for everybody. Cold prompts are ones that nobody has seen.
+   the cache for everybody. Cold prompts are new.
 4. Workers know nothing of measures: they serve prompts and say when tokens came.
 5. What an engine cannot do, or takes too long for, is left out with a word, never estimated.
 """

@@ -15,16 +15,15 @@ from benchmarks.peers.checkpoint import SMALL as SMALL_SHAPE
 from benchmarks.peers.checkpoint import SMOLLM2, Shape, make_checkpoint, make_smollm2, read_text
 from benchmarks.peers.engines import (
     MANAGERS,
-    OURS,
-    OURS_NEVER,
     PEERS,
     Engine,
     parse_variant,
     python_of,
+    serving_engines,
     warnings_about,
 )
 from benchmarks.peers.machine import available_gib, stamp, touch_memory
-from benchmarks.peers.measures import named, without_goals
+from benchmarks.peers.measures import named, with_goals_of, without_goals
 from benchmarks.peers.samples import FULL, QUICK
 from benchmarks.peers.session import NEEDED_GIB, Found, Plan, Session
 from ostinato.core.errors import ModelError
@@ -54,6 +53,7 @@ def main(description: str | None = None, arguments: list[str] | None = None) -> 
     found: dict[str, Any] = {"stamp": stamp(options.threads), "quick": options.quick}
     found["absent"] = [engine.name for engine in absent]
     found |= {"warnings": warnings, "checkpoint": options.checkpoint}
+    found["weight_bits"] = options.weight_bits
 
     def keep(so_far: Found) -> None:
         found.update(report.as_json(plan, so_far))
@@ -82,6 +82,9 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     add("--engines", default="", help="names, with commas between; all unless told")
     add("--variant", action="append", default=[], metavar="NAME:SETTING=VALUE,...",
         help="ours once more, with other settings; PEER@NAME:... is a peer once more")  # fmt: skip
+    add("--weight-bits", type=int, choices=[16, 8, 4], default=16,
+        help="weights of 8 or 4 bits, in the format that each engine's users take")  # fmt: skip
+    add("--kv-bits", type=int, choices=[16, 8], default=16, help="of keys and values")
     add("--repetitions", type=int, default=3)
     add("--threads", type=int, default=2)
     add("--limit", type=float, default=30, help="a sample that takes longer (s) ends its measure")
@@ -103,7 +106,8 @@ def make_plan(options: argparse.Namespace) -> tuple[Plan, list[Engine]]:
     measures = named([name for name in options.measures.split(",") if name])
     wanted = {name for name in options.engines.split(",") if name}
     variants = [parse_variant(text) for text in options.variant]
-    known = [OURS, OURS_NEVER, *variants, *PEERS, *MANAGERS]
+    serving = serving_engines(options.weight_bits, options.kv_bits)
+    known = [*serving, *variants, *MANAGERS]
     unknown = wanted - {engine.name for engine in known}
     if unknown:
         names = ", ".join(engine.name for engine in known)
@@ -117,7 +121,10 @@ def make_plan(options: argparse.Namespace) -> tuple[Plan, list[Engine]]:
     measures = [measure for measure in measures if measure.name not in too_long]
     has_goals = not options.quick and options.checkpoint == "random"
     plan = Plan(
-        measures=measures if has_goals else [without_goals(m) for m in measures],
+        measures=[
+            with_goals_of(m, options.weight_bits) if has_goals else without_goals(m)
+            for m in measures
+        ],
         engines={each: python for each, python in pythons.items() if python is not None},
         sizes=sizes,
         model=model,

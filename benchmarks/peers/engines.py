@@ -2,7 +2,8 @@
 
 Ours runs on this Python and this source tree. A peer runs on the Python of its own virtual
 environment: a folder of its name below the peers' folder, or wherever ``--peer NAME=FOLDER`` says.
-A variant is an engine once more, with other settings.
+A variant is an engine once more, with other settings; with weights of 8 or 4 bits, each engine
+takes the format that its users take.
 """
 
 import os
@@ -59,6 +60,44 @@ MANAGERS = (
     Engine("vllm-manager", "vLLM", "manager_vllm", "vllm"),
     Engine("sglang-manager", "SGLang", "manager_sglang", "sglang"),
 )
+
+WEIGHTS: dict[int, dict[str, dict[str, Any]]] = {
+    16: {"ours": {}, "openvino": {}, "llamacpp": {}},
+    8: {
+        "ours": {"quantization": "int8"},
+        "openvino": {"weights": "int8"},
+        "llamacpp": {"weights": "Q8_0"},
+    },
+    4: {
+        "ours": {"quantization": "int4"},
+        "openvino": {"weights": "int4"},
+        "llamacpp": {"weights": "Q4_0"},
+        "llamacpp@Q4_K_M": {"weights": "Q4_K_M"},
+    },
+}
+"""Settings by bits of weights and by engine, of those that can have both weights and keys and
+values in 8 bits or less."""
+
+KV_OF_8_BITS: dict[str, dict[str, Any]] = {
+    "ours": {"kv_cache_dtype": "int8"},
+    "openvino": {"kv": "u8"},
+    "llamacpp": {"kv": "Q8_0"},
+}
+"""Settings of engines that keep keys and values in 8 bits."""
+
+
+def serving_engines(weight_bits: int = 16, kv_bits: int = 16) -> list[Engine]:
+    """Return ours and the peers that can serve with weights and keys and values of so many bits."""
+    if weight_bits == kv_bits == 16:
+        return [OURS, OURS_NEVER, *PEERS]
+    bases = {engine.name: engine for engine in (OURS, *PEERS)}
+    found = []
+    for name, settings in WEIGHTS[weight_bits].items():
+        base = bases[name.partition("@")[0]]
+        kv = KV_OF_8_BITS[base.name] if kv_bits == 8 else {}
+        title = ", ".join([base.title, *settings.values(), *(["8-bit KV"] if kv else [])])
+        found.append(replace(base, name=name, title=title, settings={**settings, **kv}))
+    return found
 
 
 def parse_variant(text: str) -> Engine:

@@ -138,6 +138,12 @@ MEASURES = (
     ),
 )  # fmt: skip
 
+LOW_BITS_GOALS: Mapping[int, Mapping[str, float]] = {
+    8: {"decode_1": 1.35, "decode_16": 2.2},
+    4: {"decode_1": 2.0, "decode_16": 2.5},
+}
+"""By bits of weights and measure: how many times as fast ours is to be as the best peer."""
+
 
 def speed(measure: Measure, value: float) -> float:
     """How fast a figure is: the more the better, whatever its unit."""
@@ -160,3 +166,11 @@ def named(names: list[str]) -> list[Measure]:
 def without_goals(measure: Measure) -> Measure:
     """The measure in another size, for which the goals were not meant."""
     return replace(measure, goals=())
+
+
+def with_goals_of(measure: Measure, weight_bits: int) -> Measure:
+    """The measure with the goals for weights of so many bits."""
+    if weight_bits == 16:
+        return measure
+    factor = LOW_BITS_GOALS[weight_bits].get(measure.name)
+    return replace(measure, goals=() if factor is None else (Goal(factor),))

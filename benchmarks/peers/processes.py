@@ -70,6 +70,11 @@ class WorkerProcess:
             raise NotSupported(answer["unsupported"])
         return answer
 
+    @property
+    def pid(self) -> int:
+        """Of the worker."""
+        return self._process.pid
+
     def cpu_seconds(self) -> float:
         """CPU time of the worker and of what it started, so far."""
         group, total = self._process.pid, 0

@@ -129,7 +129,7 @@ def answer_questions(worker: Worker) -> None:
     """Answer until the runner closes the pipe; what engines print goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    # Whoever stops the runner stops its workers, also those that are asleep.
+    # Stopping the runner stops its workers, also those that are asleep.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     for line in sys.stdin:
         question = json.loads(line)

@@ -127,14 +127,12 @@ class HttpRouter:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if self.path.endswith("/render"):  # vLLM has it behind a flag only
+                if self.path != "/v1/completions":  # rendering and tokenising
                     self.send_error(404)
                     return
-                if "seed" in body:
-                    number = body["seed"]
-                    ended = router._ended[number]
-                    router._arrived.put((number, place))
-                    ended.wait()
+                ended = router._ended[body["seed"]]
+                router._arrived.put((body["seed"], place))
+                ended.wait()
                 self._answer({"id": "1", "object": "text_completion", "choices": []})
 
             def _answer(self, answer: dict[str, object]) -> None:

@@ -107,7 +107,7 @@ def decode_rate(served: Served) -> float:
 
 
 def cold_prefill(asked: Asked, draw: Draw, sizes: Sizes, _: list[int]) -> float:
-    """A prompt that nobody has seen: its tokens by the time of the first answer."""
+    """A new prompt: its tokens by the time of the first answer."""
     return sizes.prefix / asked.serve(batch_of([draw(sizes.prefix)], 1)).first[0]
 
 
@@ -129,7 +129,7 @@ def first_token(asked: Asked, draw: Draw, sizes: Sizes, prefix: list[int]) -> fl
 
 
 def batch_cold(asked: Asked, draw: Draw, sizes: Sizes, _: list[int]) -> float:
-    """Seconds for requests that share what nobody has seen."""
+    """Seconds for requests that share a new prefix."""
     return batch_warm(asked, draw, sizes, draw(sizes.prefix))
 
 

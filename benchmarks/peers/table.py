@@ -42,15 +42,21 @@ def main() -> None:
 
 def marks(found: dict[str, Any]) -> tuple[str, str]:
     """Return the lines between which a run's results stand; each checkpoint has a place."""
-    which = found.get("checkpoint", "random")
-    of = "results" if which == "random" else f"results of {which}"
+    which = _which(found)
+    of = f"results of {which}" if which else "results"
     return BEGIN.replace("results", of), END.replace("results", of)
 
 
 def plot_of(found: dict[str, Any]) -> str:
     """Return the plot's path beside the page."""
-    which = found.get("checkpoint", "random")
-    return "images/peers.png" if which == "random" else f"images/peers-{which}.png"
+    return "-".join(["images/peers", *_which(found).split()]) + ".png"
+
+
+def _which(found: dict[str, Any]) -> str:
+    """Name what sets a run apart from one of random weights in 16 bits, such as ``int8``."""
+    checkpoint, bits = found.get("checkpoint", "random"), found.get("weight_bits", 16)
+    words = [checkpoint] if checkpoint != "random" else []
+    return " ".join([*words, *([f"int{bits}"] if bits != 16 else [])])
 
 
 def rewrite(page: Path, results: str, begin_mark: str = BEGIN, end_mark: str = END) -> None:

@@ -15,11 +15,12 @@
 extern "C" {
 #endif
 
-#define OST_ABI_VERSION 9
+#define OST_ABI_VERSION 10
 #define OST_EXPORT __attribute__((visibility("default")))
 
-/* Formats of keys, values, queries and outputs. */
-enum ost_dtype { OST_FLOAT32 = 0, OST_BFLOAT16 = 1, OST_FLOAT16 = 2 };
+/* Formats of keys, values, queries and outputs. Keys and values alone may be codes of 8 bits: the element
+ * is code * scale, with one float scale for each token and head. */
+enum ost_dtype { OST_FLOAT32 = 0, OST_BFLOAT16 = 1, OST_FLOAT16 = 2, OST_KV_INT8 = 3 };
 
 /* Instruction sets, each one containing those before it. */
 enum ost_isa { OST_GENERIC = 0, OST_AVX2 = 1, OST_AVX512 = 2, OST_AVX512_BF16 = 3, OST_AMX = 4 };
@@ -75,7 +76,8 @@ OST_EXPORT void ost_kv_write(const ost_kv *kv, const ost_rows *keys, const ost_r
 OST_EXPORT void ost_kv_copy(const ost_kv *kv, const int64_t *sources, const int64_t *targets,
                             int64_t num_slots);
 
-/* Fetch slots into contiguous rows, (num_slots, num_kv_heads, dim) each, in kv's dtype. */
+/* Fetch slots into contiguous rows, (num_slots, num_kv_heads, dim) each, in kv's dtype. A row of codes
+ * has dim + 4 bytes: the codes, then their scale. */
 OST_EXPORT void ost_kv_read(const ost_kv *kv, const int64_t *slots, int64_t num_slots, void *keys,
                             void *values);
 

@@ -97,9 +97,9 @@ enum ost_weight_format { OST_PLAIN = 0, OST_INT8 = 1, OST_INT4 = 2 };
 
 /* outputs = inputs x weight^T + bias, all of one format, for a packed weight.
  *
- * A weight of codes is code * scale + minimum, with a scale and a minimum for each group of inputs of an
- * output, [output / 32][group][32]. Without minima, it is code * scale for codes of 8 bits, which have a sign,
- * and (code - 8) * scale for those of 4 bits.
+ * A weight of codes is code * scale + minimum or (code - zero) * scale, with a scale and a minimum or a zero for
+ * each group of inputs of an output, [output / 32][group][32]. Codes of 8 bits have a sign. Without minima and
+ * zeros, the zero is 0 for codes of 8 bits, and 8 for those of 4 bits.
  *
  * Sums are in float, over inputs in their order: a row's outputs do not depend on the rows beside it.
  */
@@ -116,9 +116,12 @@ typedef struct ost_product {
   int32_t weight_format;
   const void *scales;  /* of codes; else null */
   const void *minima;  /* of codes, or null */
+  const void *zeros;   /* of codes, int8_t, or null; never beside minima */
+  const int32_t *order; /* of codes: which number of a row each used input is; null if they are in order */
   int32_t scale_dtype; /* of scales and minima, any format */
   int32_t group_size;  /* inputs, a multiple of 32 */
   int32_t used_inputs; /* inputs that do not only fill it up */
+  int32_t activation_bits; /* of codes: 8 if rows become integers of 8 bits by their largest; else 0 */
 } ost_product;
 
 /* Gates and ups of one product, and gated what the gates let through. product.outputs is

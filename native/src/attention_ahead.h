@@ -30,8 +30,8 @@ class Ahead {
  public:
   Ahead(const ost_attention &attention, const Task &task)
       : a_(attention),
-        group_bytes_{kGroup * bytes_of(a_.kv.dtype) * a_.kv.key_dim,
-                     kGroup * bytes_of(a_.kv.dtype) * a_.kv.value_dim} {
+        group_bytes_{key_group_size(a_.kv) * bytes_of(a_.kv.dtype),
+                     value_group_size(a_.kv) * bytes_of(a_.kv.dtype)} {
     follow(*task.item, task.kv_head);
     for (int64_t bytes = 0; task.is_asked && bytes < kLeadBytes && at_ != nullptr; take_group())
       bytes += end_ - at_;
@@ -98,9 +98,9 @@ class Ahead {
       segment_ = last_segment_;
       return;
     }
-    const int64_t block = a_.blocks[s.first_entry + key / size], group = key % size / kGroup;
+    const int64_t block = a_.blocks[s.first_entry + key / size];
     const auto *from = static_cast<const char *>(is_value_ ? a_.kv.values : a_.kv.keys);
-    at_ = from + ((kv_head_ * a_.kv.num_blocks + block) * (size / kGroup) + group) * bytes;
+    at_ = from + group_number(a_.kv, block, kv_head_, key % size) * bytes;
     end_ = at_ + bytes;
   }
 

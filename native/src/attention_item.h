@@ -19,6 +19,7 @@ struct Held {
   typename Math::Operand *queries;  // (rows, key_dim)
   float *weighted, *max, *sums;     // (rows, value_stride), (rows,), (rows, 16)
   int32_t *first, *last;            // (rows,)
+  float *steps;                     // (rows,): what whole numbers of queries are worth
   typename Math::Stored *ragged;    // values of a group that is not full, (16, value_dim)
   typename Math::Stored *joined;    // values of a chunk side by side, where tiles want them so
 
@@ -26,10 +27,11 @@ struct Held {
     const int64_t rows = num_rows + 32;  // tiles read behind the last one
     const int64_t query_bytes = rows * setting.key_dim * sizeof(typename Math::Operand);
     const int64_t weighted_bytes = rows * setting.value_stride * sizeof(float);
-    const int64_t group_bytes = kGroup * setting.value_dim * sizeof(typename Math::Stored);
+    const int64_t group_bytes = kGroup * setting.value_dim * sizeof(typename Math::Stored) +
+                                (kHasCodes<Math> ? kGroup * kScaleBytes : 0);
     const int64_t row_bytes = rows * 4;
-    char *p = static_cast<char *>(thread_scratch(query_bytes + weighted_bytes + 19 * row_bytes +
-                                                 (kChunkGroups + 1) * group_bytes + 8 * 64));
+    char *p = static_cast<char *>(thread_scratch(query_bytes + weighted_bytes + 20 * row_bytes +
+                                                 (kChunkGroups + 1) * group_bytes + 9 * 64));
     const auto place = [&p](int64_t bytes) {
       char *at = p;
       p += (bytes + 63) / 64 * 64;
@@ -41,6 +43,7 @@ struct Held {
     sums = reinterpret_cast<float *>(place(16 * row_bytes));
     first = reinterpret_cast<int32_t *>(place(row_bytes));
     last = reinterpret_cast<int32_t *>(place(row_bytes));
+    steps = reinterpret_cast<float *>(place(row_bytes));
     ragged = reinterpret_cast<typename Math::Stored *>(place(group_bytes));
     joined = reinterpret_cast<typename Math::Stored *>(place(kChunkGroups * group_bytes));
     std::memset(weighted, 0, int64_t{num_rows} * setting.value_stride * sizeof(float));
@@ -49,15 +52,20 @@ struct Held {
   }
 };
 
-inline void load_query(const void *data, int32_t dtype, int64_t from, int32_t size, float *to) {
+// Each returns what one of the query's numbers is worth.
+inline float load_query(const void *data, int32_t dtype, int64_t from, int32_t size, float *to) {
   int32_t d = 0;
-  for (; d + 16 <= size; d += 16) {
-    const uint16_t *halves = static_cast<const uint16_t *>(data) + from + d;
-    store(to + d, dtype == OST_FLOAT32 ? load(static_cast<const float *>(data) + from + d)
-                  : dtype == OST_BFLOAT16 ? load_bfloat16(halves)
-                                          : load_float16(halves));
-  }
+  for (; d + 16 <= size; d += 16) store(to + d, load_floats(data, dtype, from + d, 16));
   for (; d < size; ++d) to[d] = load_element(data, dtype, from + d);
+  return 1;
+}
+inline float load_query(const void *data, int32_t dtype, int64_t from, int32_t size, int16_t *to) {
+  return store_whole(data, dtype, from, size, to);
+}
+// Only bfloat16 queries are taken as they are.
+inline float load_query(const void *data, int32_t, int64_t from, int32_t size, uint16_t *to) {
+  std::memcpy(to, static_cast<const uint16_t *>(data) + from, size * sizeof(uint16_t));
+  return 1;
 }
 // Asks for the lines of a row's query, and of its output, which is written when all is read.
 inline void ask_for_row(const ost_attention &a, int32_t row, int64_t head) {
@@ -69,10 +77,6 @@ inline void ask_for_row(const ost_attention &a, int32_t row, int64_t head) {
                        (token * a.output.token_stride + head * a.output.head_stride) * value_bytes;
   for (int64_t i = 0; i < a.kv.key_dim * key_bytes; i += 64) __builtin_prefetch(query + i);
   for (int64_t i = 0; i < a.kv.value_dim * value_bytes; i += 64) __builtin_prefetch(output + i, 1, 2);
-}
-// Only bfloat16 queries are taken as they are.
-inline void load_query(const void *data, int32_t, int64_t from, int32_t size, uint16_t *to) {
-  std::memcpy(to, static_cast<const uint16_t *>(data) + from, size * sizeof(uint16_t));
 }
 
 inline void store_output(const ost_rows &output, int64_t to, const float *weighted, int32_t size,
@@ -120,14 +124,18 @@ void fill_chunk(const ost_attention &a, const ost_segment &s, int32_t kv_head, i
   for (int32_t g = 0; g < chunk.num_groups; ++g) {
     const int32_t key = first_key + g * kGroup, offset = key % kv.block_size;
     const int64_t block = blocks[key / kv.block_size];
-    chunk.keys[g] = keys + key_base(kv, block, kv_head) + int64_t{offset} * kv.key_dim;
-    chunk.values[g] = values + value_base(kv, block, kv_head) + int64_t{offset} * kv.value_dim;
+    chunk.keys[g] = keys + key_group(kv, block, kv_head, offset);
+    chunk.values[g] = values + value_group(kv, block, kv_head, offset);
   }
   // Slots that nobody has written may hold anything, and 0 times that need not be 0.
   const int32_t full = s.num_keys - first_key, rest = full % kGroup;
   if (rest == 0 || full / kGroup >= chunk.num_groups) return;
   const Stored *from = chunk.values[full / kGroup];
-  std::memset(ragged, 0, kGroup * kv.value_dim * sizeof(Stored));
+  std::memset(ragged, 0, value_group_size(kv) * sizeof(Stored));
+  if constexpr (kHasCodes<Math>) {
+    ragged += scales_size(kv);
+    std::memcpy(scales_of(ragged), scales_of(from), rest * kScaleBytes);
+  }
   for (int32_t offset = 0; offset < rest; ++offset)
     for (int32_t d = 0; d < kv.value_dim; ++d) {
       const int64_t place = value_place(Math::kPairs, kv.value_dim, offset, d);
@@ -155,9 +163,10 @@ void attend_rows(const ost_attention &a, const Task &task, int32_t first_row, in
     const int32_t later = i + 16;
     if (later < num_rows)
       ask_for_row(a, first_row + later / per_token, first_head + later % per_token);
-    load_query(a.queries.data, a.queries.dtype,
-               token * a.queries.token_stride + head * a.queries.head_stride, setting.key_dim,
-               held.queries + int64_t{i} * setting.key_dim);
+    held.steps[i] = load_query(
+        a.queries.data, a.queries.dtype,
+        token * a.queries.token_stride + head * a.queries.head_stride, setting.key_dim,
+        held.queries + int64_t{i} * setting.key_dim);
   }
   for (int32_t n = item.first_segment; n < item.last_segment; ++n) {
     const ost_segment &s = a.segments[n];
@@ -178,8 +187,8 @@ void attend_rows(const ost_attention &a, const Task &task, int32_t first_row, in
       high = last > high ? last : high;
     }
     const int32_t skip = (from - first_row) * per_token;
-    const Rows<typename Math::Operand> rows{held.queries, held.weighted, held.max,
-                                            held.sums,    held.first,    held.last};
+    const Rows<typename Math::Operand> rows{held.queries, held.weighted, held.max,  held.sums,
+                                            held.first,   held.last,     held.steps};
     Chunk<typename Math::Stored> chunk;
     chunk.joined = held.joined;
     chunk.ahead = &ahead;
@@ -215,9 +224,11 @@ void attend_item(const ost_attention &a, const Task &task) {
     attend_rows<Math>(a, task, row, row + step < end ? row + step : end);
 }
 
-// Whatever is stored and asked, in float32.
-inline void attend_in_float(const ost_attention &a, const Task &task) {
-  if (a.kv.dtype == OST_FLOAT32)
+// Whatever is stored and asked: codes as whole numbers, all else in float32.
+inline void attend_any(const ost_attention &a, const Task &task) {
+  if (a.kv.dtype == OST_KV_INT8)
+    attend_item<CodeMath>(a, task);
+  else if (a.kv.dtype == OST_FLOAT32)
     attend_item<FloatMath<Float32>>(a, task);
   else if (a.kv.dtype == OST_FLOAT16)
     attend_item<FloatMath<Float16>>(a, task);

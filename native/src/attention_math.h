@@ -5,10 +5,17 @@
 //
 //   FloatMath<Format>  both to float32, two multiply-adds: exact to float32, whatever is stored
 //   BrainMath          bfloat16 pairs in one VDPBF16PS; queries are bfloat16, weights are rounded to it
+//   CodeMath           codes of 8 bits times whole numbers of 16, exact; see kv_codes.h
+//
+// A sum begins at nothing, or at what a row has gathered, and ends as scores, or as what a row has
+// gathered then. The step is what a whole number is worth.
 //
 // Included after one simd_*.h.
 #pragma once
 
+#include <type_traits>
+
+#include "kv_codes.h"
 #include "kv_layout.h"
 
 namespace ost {
@@ -31,10 +38,23 @@ struct Bfloat16 {
   static constexpr bool kPairs = true;
 };
 
+// Sums in float, of numbers as they are stored.
+struct PlainSums {
+  using Sum = Vec;
+  static Vec nothing() { return fill(0.0f); }
+  static Vec gathered(const float *weighted) { return load(weighted); }
+  template <class Stored>
+  static Vec scores(const Vec &sum, float, const Stored *) {
+    return sum;
+  }
+  static void put_back(float *weighted, const Vec &sum) { store(weighted, sum); }
+};
+
 template <class Format>
-struct FloatMath {
+struct FloatMath : PlainSums {
   using Stored = typename Format::Element;
   using Operand = float;
+  using Weight = float;
   struct Two {
     Vec first, second;
   };
@@ -61,7 +81,7 @@ struct FloatMath {
   static Vec add_product(const Vec &sum, const Two &a, const Two &b) {
     return multiply_add(a.second, b.second, multiply_add(a.first, b.first, sum));
   }
-  static void store_operand(float *p, const Vec &x) { store(p, x); }
+  static void store_weight(float *p, const Vec &x) { store(p, x); }
 };
 
 #if defined(__AVX512BF16__)
@@ -70,9 +90,10 @@ inline void store_brain(uint16_t *p, Vec x) {
   std::memcpy(p, &rounded, sizeof rounded);
 }
 
-struct BrainMath {
+struct BrainMath : PlainSums {
   using Stored = uint16_t;
   using Operand = uint16_t;
+  using Weight = uint16_t;
   using Two = __m512bh;
   static constexpr int kRows = 6, kWide = 4;
   static constexpr bool kPairs = true;
@@ -86,9 +107,41 @@ struct BrainMath {
     return reinterpret_cast<Two>(_mm512_set1_epi32(both));
   }
   static Vec add_product(Vec sum, Two a, Two b) { return {_mm512_dpbf16_ps(sum.v, a, b)}; }
-  static void store_operand(uint16_t *p, Vec x) { store_brain(p, x); }
+  static void store_weight(uint16_t *p, Vec x) { store_brain(p, x); }
 };
 #endif
+
+struct CodeMath {
+  using Stored = int8_t;
+  using Operand = int16_t;
+  using Weight = float;  // until its value's scale is known
+  using Two = Pairs;
+  using Sum = Ints;
+#if defined(__AVX512F__)
+  static constexpr int kRows = 6, kWide = 4;
+#else
+  static constexpr int kRows = 4, kWide = 1;
+#endif
+  static constexpr bool kPairs = true;
+
+  static Pairs take(const int8_t *p, int64_t) { return load_codes(p); }
+  static Pairs spread(const int16_t *p) { return fill_pairs(p); }
+  static Ints add_product(const Ints &sum, const Pairs &a, const Pairs &b) {
+    return add_products(sum, a, b);
+  }
+  static void store_weight(float *p, const Vec &x) { store(p, x); }
+  static Ints nothing() { return no_ints(); }
+  static Ints gathered(const float *) { return no_ints(); }
+  static Vec scores(const Ints &sum, float step, const int8_t *keys) {
+    return float_of_ints(sum) * (load(scales_of(keys)) * fill(step));
+  }
+  static void put_back(float *weighted, const Ints &sum, float step) {
+    store(weighted, multiply_add(float_of_ints(sum), fill(step), load(weighted)));
+  }
+};
+
+template <class Math>
+constexpr bool kHasCodes = std::is_same_v<typename Math::Stored, int8_t>;
 
 // 2 to the x for x <= 0 or so: 2^floor(x) times a polynomial in what is left of x. Relative error
 // 1e-7 with kTerms = 5, 8e-5 with 3, which bfloat16 weights do not see. Very small x give 0 sharp.

@@ -16,9 +16,19 @@ constexpr float kUnseen = -1e36f;  // score of a key that a row does not see
 constexpr float kLowest = -1e29f;  // maximum over nothing: above kUnseen, so that weights are 0
 
 
-// Lines of 64 bytes that one step of a Math takes.
+// Bytes that one step of a Math takes, of 32 elements.
 template <class Math>
-constexpr int kLinesPerTake = sizeof(typename Math::Stored) == 4 ? 2 : 1;
+constexpr int kStepBytes = 32 * sizeof(typename Math::Stored);
+
+// Asks ahead for as much as a step takes that is kWide side by side.
+template <class Math, int kWide>
+inline void ask_for_step(Ahead *ahead, int32_t step) {
+  constexpr int kBytes = kWide * kStepBytes<Math>;
+  if constexpr (kBytes >= kLineBytes)
+    ahead->ask(kBytes / kLineBytes);
+  else if (step % (kLineBytes / kBytes) == 0)
+    ahead->ask(1);
+}
 
 // What is the same for all rows of a call.
 struct Setting {
@@ -42,6 +52,7 @@ struct Rows {
   const Operand *queries;
   float *weighted, *max, *sums;  // sums of weights in 16 lanes each
   const int32_t *first, *last;
+  const float *steps;  // what the whole numbers of each one's query are worth
 
   Rows from(int32_t row, const Setting &setting) const {
     return {queries + int64_t{row} * setting.key_dim,
@@ -49,7 +60,8 @@ struct Rows {
             max + row,
             sums + int64_t{row} * 16,
             first + row,
-            last + row};
+            last + row,
+            steps + row};
   }
 };
 
@@ -73,22 +85,23 @@ inline Span groups_seen(const int32_t *first, const int32_t *last, int rows, int
 // scores[row][group * 16 ..] for kWide groups; asks ahead for a line for each that is read, if at all.
 template <class Math, int kRows, int kWide, bool kAsks>
 inline void score(const typename Math::Operand *queries, int32_t key_dim,
-                  const typename Math::Stored *const *keys, float *scores,
+                  const typename Math::Stored *const *keys, const float *steps, float *scores,
                   Ahead *ahead) {
-  Vec sums[kRows][kWide];
+  typename Math::Sum sums[kRows][kWide];
   for (int i = 0; i < kRows; ++i)
-    for (int g = 0; g < kWide; ++g) sums[i][g] = fill(0.0f);
+    for (int g = 0; g < kWide; ++g) sums[i][g] = Math::nothing();
   for (int32_t d = 0; d < key_dim; d += 2) {
     typename Math::Two stored[kWide];
     for (int g = 0; g < kWide; ++g) stored[g] = Math::take(keys[g] + d * kGroup, kGroup);
-    if constexpr (kAsks) ahead->ask(kWide * kLinesPerTake<Math>);
+    if constexpr (kAsks) ask_for_step<Math, kWide>(ahead, d / 2);
     for (int i = 0; i < kRows; ++i) {
       const auto query = Math::spread(queries + i * key_dim + d);
       for (int g = 0; g < kWide; ++g) sums[i][g] = Math::add_product(sums[i][g], query, stored[g]);
     }
   }
   for (int i = 0; i < kRows; ++i)
-    for (int g = 0; g < kWide; ++g) store(scores + i * kScoreStride + g * kGroup, sums[i][g]);
+    for (int g = 0; g < kWide; ++g)
+      store(scores + i * kScoreStride + g * kGroup, Math::scores(sums[i][g], steps[i], keys[g]));
 }
 
 // cap * tanh(x * scale / cap), to base 2; tanh(y) = (e^2y - 1) / (e^2y + 1).
@@ -130,7 +143,7 @@ inline void scale_row(float *row, int32_t size, float factor) {
 
 // Scores of a row become weights; what the row has gathered so far is scaled to the new maximum.
 template <class Math, int kTerms>
-inline void weigh_row(float *scores, typename Math::Operand *weights, int32_t groups, int32_t first,
+inline void weigh_row(float *scores, typename Math::Weight *weights, int32_t groups, int32_t first,
                       int32_t last, const Setting &setting, float *max, float *sums,
                       float *weighted) {
   if (setting.soft_cap > 0) cap_scores(scores, groups, setting);
@@ -144,14 +157,14 @@ inline void weigh_row(float *scores, typename Math::Operand *weights, int32_t gr
   for (; g + 1 < groups; g += 2) {
     const Vec a = power_of_two<kTerms>(multiply_add(load(scores + g * kGroup), by, less));
     const Vec b = power_of_two<kTerms>(multiply_add(load(scores + (g + 1) * kGroup), by, less));
-    Math::store_operand(weights + g * kGroup, a);
-    Math::store_operand(weights + (g + 1) * kGroup, b);
+    Math::store_weight(weights + g * kGroup, a);
+    Math::store_weight(weights + (g + 1) * kGroup, b);
     even = even + a;
     odd = odd + b;
   }
   if (g < groups) {
     const Vec a = power_of_two<kTerms>(multiply_add(load(scores + g * kGroup), by, less));
-    Math::store_operand(weights + g * kGroup, a);
+    Math::store_weight(weights + g * kGroup, a);
     even = even + a;
   }
   if (new_max != old_max) {
@@ -163,42 +176,78 @@ inline void weigh_row(float *scores, typename Math::Operand *weights, int32_t gr
   store(sums, load(sums) + (even + odd));
 }
 
+// Weights times the scales of values become whole numbers, each group by itself: what they are rounded to
+// does not depend on how keys are cut into chunks. Leaves what a whole number of each group is worth.
+inline void round_weights(float *weights, const int8_t *const *values, int32_t groups, int16_t *whole,
+                          float *steps) {
+  static_assert(kChunkGroups == 16, "the sizes of a chunk's groups are a vector");
+  alignas(64) float sizes[kChunkGroups] = {}, per_unit[kChunkGroups];
+  Vec zero = fill(0.0f);
+  for (int32_t g = 0; g < groups; ++g) {
+    const Vec scaled = load(weights + g * kGroup) * load(scales_of(values[g]));
+    store(weights + g * kGroup, scaled);
+    sizes[g] = largest(scaled);
+    zero = multiply_add(scaled, fill(0.0f), zero);
+  }
+  const Vec size = larger(load(sizes), fill(kSmallestSize));
+  store(per_unit, fill(kMostInt16) / size);
+  store(steps, multiply_add(size, fill(1 / kMostInt16), fill(total(zero))));  // NaN where a weight is
+  for (int32_t g = 0; g < groups; ++g)
+    store_int16(whole + g * kGroup, load(weights + g * kGroup) * fill(per_unit[g]));
+}
+
+// Adds sums of codes over one group to what rows have gathered, and begins anew; other sums go on.
+template <class Math, int kRows, int kWide>
+inline void end_group(typename Math::Sum (&sums)[kRows][kWide], const float *steps, int32_t group,
+                      int32_t stride, float *weighted) {
+  if constexpr (kHasCodes<Math>) {
+    for (int i = 0; i < kRows; ++i)
+      for (int v = 0; v < kWide; ++v) {
+        Math::put_back(weighted + i * stride + v * 16, sums[i][v], steps[i * kChunkGroups + group]);
+        sums[i][v] = Math::nothing();
+      }
+  }
+}
+
 // weighted[row][16 * kWide] += weights[row][..] * values[..][16 * kWide]
 template <class Math, int kRows, int kWide, bool kAsks>
 inline void gather(const typename Math::Operand *weights, const typename Math::Stored *const *values,
-                   int32_t groups, int32_t dim, const Setting &setting, float *weighted,
-                   Ahead *ahead) {
+                   int32_t groups, int32_t dim, const Setting &setting, const float *steps,
+                   float *weighted, Ahead *ahead) {
   constexpr int kStep = Math::kPairs ? 2 : 1;  // elements per dimension of what is taken at once
-  Vec sums[kRows][kWide];
+  typename Math::Sum sums[kRows][kWide];
   for (int i = 0; i < kRows; ++i)
     for (int v = 0; v < kWide; ++v)
-      sums[i][v] = load(weighted + i * setting.value_stride + dim + v * 16);
+      sums[i][v] = Math::gathered(weighted + i * setting.value_stride + dim + v * 16);
   for (int32_t g = 0; g < groups; ++g) {
     for (int32_t pair = 0; pair < kGroup / 2; ++pair) {
       const int64_t place = int64_t{2} * pair * setting.value_dim + dim * kStep;
       typename Math::Two stored[kWide];
       for (int v = 0; v < kWide; ++v)
         stored[v] = Math::take(values[g] + place + v * 16 * kStep, setting.value_dim);
-      if constexpr (kAsks) ahead->ask(kWide * kLinesPerTake<Math>);
+      if constexpr (kAsks) ask_for_step<Math, kWide>(ahead, pair);
       for (int i = 0; i < kRows; ++i) {
         const auto weight = Math::spread(weights + i * kScoreStride + g * kGroup + 2 * pair);
         for (int v = 0; v < kWide; ++v) sums[i][v] = Math::add_product(sums[i][v], weight, stored[v]);
       }
     }
+    end_group<Math>(sums, steps, g, setting.value_stride, weighted + dim);
   }
-  for (int i = 0; i < kRows; ++i)
-    for (int v = 0; v < kWide; ++v)
-      store(weighted + i * setting.value_stride + dim + v * 16, sums[i][v]);
+  if constexpr (!kHasCodes<Math>)
+    for (int i = 0; i < kRows; ++i)
+      for (int v = 0; v < kWide; ++v)
+        Math::put_back(weighted + i * setting.value_stride + dim + v * 16, sums[i][v]);
 }
 
 // The last value_dim % 16 dimensions: nothing past a row's end is read.
 template <class Math, int kRows>
 inline void gather_tail(const typename Math::Operand *weights,
                         const typename Math::Stored *const *values, int32_t groups,
-                        const Setting &setting, float *weighted) {
+                        const Setting &setting, const float *steps, float *weighted) {
   const int32_t dim = setting.value_dim / 16 * 16, left = setting.value_dim - dim;
-  Vec sums[kRows];
-  for (int i = 0; i < kRows; ++i) sums[i] = load(weighted + i * setting.value_stride + dim);
+  typename Math::Sum sums[kRows][1];
+  for (int i = 0; i < kRows; ++i)
+    sums[i][0] = Math::gathered(weighted + i * setting.value_stride + dim);
   for (int32_t g = 0; g < groups; ++g) {
     for (int32_t pair = 0; pair < kGroup / 2; ++pair) {
       typename Math::Stored copy[32] = {};
@@ -211,11 +260,14 @@ inline void gather_tail(const typename Math::Operand *weights,
       const auto stored = Math::take(copy, 16);
       for (int i = 0; i < kRows; ++i) {
         const auto weight = Math::spread(weights + i * kScoreStride + g * kGroup + 2 * pair);
-        sums[i] = Math::add_product(sums[i], weight, stored);
+        sums[i][0] = Math::add_product(sums[i][0], weight, stored);
       }
     }
+    end_group<Math>(sums, steps, g, setting.value_stride, weighted + dim);
   }
-  for (int i = 0; i < kRows; ++i) store(weighted + i * setting.value_stride + dim, sums[i]);
+  if constexpr (!kHasCodes<Math>)
+    for (int i = 0; i < kRows; ++i)
+      Math::put_back(weighted + i * setting.value_stride + dim, sums[i][0]);
 }
 
 // kRows rows over one chunk.
@@ -227,32 +279,44 @@ void attend_tile(const Chunk<typename Math::Stored> &chunk, const Rows<typename 
   if (groups <= 0) return;
   alignas(64) float scores[kRows * kScoreStride];
   alignas(64) typename Math::Operand weights[kRows * kScoreStride];
+  alignas(64) float steps[kRows * kChunkGroups];  // of weights, by group, if they are whole numbers
 
   Ahead *const ahead = chunk.ahead;
   const auto *keys = chunk.keys + span.begin, *values = chunk.values + span.begin;
   constexpr int kWide = kRows <= 2 && Math::kWide == 1 ? 2 : Math::kWide;
   int32_t g = 0;
   for (; g + kWide <= groups; g += kWide)
-    score<Math, kRows, kWide, kAsks>(rows.queries, setting.key_dim, keys + g, scores + g * kGroup,
-                              ahead);
+    score<Math, kRows, kWide, kAsks>(rows.queries, setting.key_dim, keys + g, rows.steps,
+                                     scores + g * kGroup, ahead);
   for (; g < groups; ++g) {
-    score<Math, kRows, 1, false>(rows.queries, setting.key_dim, keys + g, scores + g * kGroup, ahead);
-    if constexpr (kAsks) ahead->ask(setting.key_dim / 2 * kLinesPerTake<Math>);
+    score<Math, kRows, 1, false>(rows.queries, setting.key_dim, keys + g, rows.steps,
+                                 scores + g * kGroup, ahead);
+    if constexpr (kAsks) ahead->ask(setting.key_dim / 2 * kStepBytes<Math> / kLineBytes);
   }
+  if constexpr (kAsks && kHasCodes<Math>) ahead->ask(2 * groups);  // scales
 
-  for (int i = 0; i < kRows; ++i)
+  for (int i = 0; i < kRows; ++i) {
+    float *const row = scores + i * kScoreStride;
+    typename Math::Weight *to;
+    if constexpr (kHasCodes<Math>)
+      to = row;
+    else
+      to = weights + i * kScoreStride;
     weigh_row<Math, sizeof(typename Math::Operand) == 2 ? 3 : 5>(
-        scores + i * kScoreStride, weights + i * kScoreStride, groups, rows.first[i] - start,
-        rows.last[i] - start, setting, rows.max + i, rows.sums + i * 16,
-        rows.weighted + i * setting.value_stride);
+        row, to, groups, rows.first[i] - start, rows.last[i] - start, setting, rows.max + i,
+        rows.sums + i * 16, rows.weighted + i * setting.value_stride);
+    if constexpr (kHasCodes<Math>)
+      round_weights(row, values, groups, weights + i * kScoreStride, steps + i * kChunkGroups);
+  }
 
   int32_t dim = 0;
   for (; dim + 16 * kWide <= setting.value_dim; dim += 16 * kWide)
-    gather<Math, kRows, kWide, kAsks>(weights, values, groups, dim, setting, rows.weighted, ahead);
+    gather<Math, kRows, kWide, kAsks>(weights, values, groups, dim, setting, steps, rows.weighted,
+                                      ahead);
   for (; dim + 16 <= setting.value_dim; dim += 16)
-    gather<Math, kRows, 1, false>(weights, values, groups, dim, setting, rows.weighted, ahead);
+    gather<Math, kRows, 1, false>(weights, values, groups, dim, setting, steps, rows.weighted, ahead);
   if (dim < setting.value_dim)
-    gather_tail<Math, kRows>(weights, values, groups, setting, rows.weighted);
+    gather_tail<Math, kRows>(weights, values, groups, setting, steps, rows.weighted);
 }
 
 // Any number of rows up to kRows, by the tile of that size.

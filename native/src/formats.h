@@ -52,7 +52,9 @@ static inline uint16_t float16_of_float(float value) {
   return static_cast<uint16_t>(sign | (size - 0x38000000u + 0xfffu + odd) >> 13);
 }
 
-static inline int64_t bytes_of(int32_t dtype) { return dtype == OST_FLOAT32 ? 4 : 2; }
+static inline int64_t bytes_of(int32_t dtype) {
+  return dtype == OST_FLOAT32 ? 4 : dtype == OST_KV_INT8 ? 1 : 2;
+}
 
 static inline float load_element(const void *data, int32_t dtype, int64_t index) {
   if (dtype == OST_FLOAT32) return static_cast<const float *>(data)[index];

@@ -15,6 +15,6 @@
 
 namespace ost {
 
-const Kernels kAvx2Kernels = {attend_in_float, merge, write};
+const Kernels kAvx2Kernels = {attend_any, merge, write};
 
 }  // namespace ost

@@ -1,4 +1,5 @@
-// The kernels for AVX-512 with VDPBF16PS, see kernels.h. What is not bfloat16 is AVX-512's.
+// The kernels for AVX-512 with VDPBF16PS and VPDPWSSD, see kernels.h. What is neither bfloat16 nor codes
+// is AVX-512's.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -18,6 +19,8 @@ namespace {
 void attend(const ost_attention &a, const Task &task) {
   if (a.kv.dtype == OST_BFLOAT16 && a.queries.dtype == OST_BFLOAT16)
     attend_item<BrainMath>(a, task);
+  else if (a.kv.dtype == OST_KV_INT8)
+    attend_item<CodeMath>(a, task);
   else
     kAvx512Kernels.attend(a, task);
 }

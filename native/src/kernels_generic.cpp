@@ -15,6 +15,6 @@
 
 namespace ost {
 
-const Kernels kGenericKernels = {attend_in_float, merge, write};
+const Kernels kGenericKernels = {attend_any, merge, write};
 
 }  // namespace ost

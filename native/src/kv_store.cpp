@@ -3,6 +3,7 @@
 #include <cstring>
 #include <vector>
 
+#include "formats.h"
 #include "kernels.h"
 #include "kv_layout.h"
 #include "parallel.h"
@@ -10,17 +11,24 @@
 namespace ost {
 namespace {
 
-// Calls visit(is_value, place, head, d) for every element of a slot.
+// Calls visit(is_value, place) for every element of a slot; behind codes, for the bytes of their scale.
 template <class Visit>
 void for_each_element(const ost_kv &kv, int64_t slot, Visit visit) {
-  const int64_t block = slot / kv.block_size, offset = slot % kv.block_size;
-  const bool pairs = kv.dtype == OST_BFLOAT16;
+  const int64_t block = slot / kv.block_size, offset = slot % kv.block_size, lane = offset % kGroup;
+  const bool pairs = has_pairs(kv);
+  const auto visit_scale = [&](bool is_value, int64_t group) {
+    if (!has_scales(kv)) return;
+    const int64_t scale = group - scales_size(kv) + lane * kScaleBytes;
+    for (int64_t byte = 0; byte < kScaleBytes; ++byte) visit(is_value, scale + byte);
+  };
   for (int32_t head = 0; head < kv.num_kv_heads; ++head) {
-    const int64_t keys = key_base(kv, block, head), values = value_base(kv, block, head);
-    for (int32_t d = 0; d < kv.key_dim; ++d)
-      visit(false, keys + key_place(pairs, kv.key_dim, offset, d), head, d);
+    const int64_t keys = key_group(kv, block, head, offset);
+    const int64_t values = value_group(kv, block, head, offset);
+    for (int32_t d = 0; d < kv.key_dim; ++d) visit(false, keys + key_place(pairs, lane, d));
+    visit_scale(false, keys);
     for (int32_t d = 0; d < kv.value_dim; ++d)
-      visit(true, values + value_place(pairs, kv.value_dim, offset, d), head, d);
+      visit(true, values + value_place(pairs, kv.value_dim, lane, d));
+    visit_scale(true, values);
   }
 }
 
@@ -30,7 +38,7 @@ void read_slots(const ost_kv &kv, const int64_t *slots, int64_t num_slots, void 
   Element *out[2] = {static_cast<Element *>(keys), static_cast<Element *>(values)};
   const Element *in[2] = {static_cast<Element *>(kv.keys), static_cast<Element *>(kv.values)};
   for (int64_t i = 0; i < num_slots; ++i)
-    for_each_element(kv, slots[i], [&](bool is_value, int64_t place, int32_t, int32_t) {
+    for_each_element(kv, slots[i], [&](bool is_value, int64_t place) {
       *out[is_value]++ = in[is_value][place];
     });
 }
@@ -38,13 +46,13 @@ void read_slots(const ost_kv &kv, const int64_t *slots, int64_t num_slots, void 
 template <class Element>
 void copy_slots(const ost_kv &kv, const int64_t *sources, const int64_t *targets,
                 int64_t num_slots) {
-  std::vector<Element> keys(num_slots * kv.num_kv_heads * kv.key_dim);
-  std::vector<Element> values(num_slots * kv.num_kv_heads * kv.value_dim);
+  std::vector<Element> keys(num_slots * kv.num_kv_heads * key_group_size(kv) / kGroup);
+  std::vector<Element> values(num_slots * kv.num_kv_heads * value_group_size(kv) / kGroup);
   read_slots<Element>(kv, sources, num_slots, keys.data(), values.data());
   const Element *in[2] = {keys.data(), values.data()};
   Element *out[2] = {static_cast<Element *>(kv.keys), static_cast<Element *>(kv.values)};
   for (int64_t i = 0; i < num_slots; ++i)
-    for_each_element(kv, targets[i], [&](bool is_value, int64_t place, int32_t, int32_t) {
+    for_each_element(kv, targets[i], [&](bool is_value, int64_t place) {
       out[is_value][place] = *in[is_value]++;
     });
 }
@@ -53,7 +61,7 @@ template <class Element>
 void zero_slots(const ost_kv &kv, const int64_t *slots, int64_t num_slots) {
   Element *out[2] = {static_cast<Element *>(kv.keys), static_cast<Element *>(kv.values)};
   for (int64_t i = 0; i < num_slots; ++i)
-    for_each_element(kv, slots[i], [&](bool is_value, int64_t place, int32_t, int32_t) {
+    for_each_element(kv, slots[i], [&](bool is_value, int64_t place) {
       if (out[is_value][place] != 0) out[is_value][place] = 0;
     });
 }
@@ -84,7 +92,17 @@ void take_writes(void *context) {
 }  // namespace
 }  // namespace ost
 
-// Elements are moved as bits: 2 or 4 bytes wide.
+// Elements are moved as bits, by a function for each width.
+#define OST_OF_WIDTH(function, ...)                   \
+  switch (ost::bytes_of(kv->dtype)) {                 \
+    case 4:                                           \
+      return ost::function<uint32_t>(*kv, __VA_ARGS__); \
+    case 2:                                           \
+      return ost::function<uint16_t>(*kv, __VA_ARGS__); \
+    default:                                          \
+      return ost::function<uint8_t>(*kv, __VA_ARGS__); \
+  }
+
 extern "C" {
 
 void ost_kv_write(const ost_kv *kv, const ost_rows *keys, const ost_rows *values,
@@ -97,24 +115,15 @@ void ost_kv_write(const ost_kv *kv, const ost_rows *keys, const ost_rows *values
 
 void ost_kv_copy(const ost_kv *kv, const int64_t *sources, const int64_t *targets,
                  int64_t num_slots) {
-  if (kv->dtype == OST_FLOAT32)
-    ost::copy_slots<uint32_t>(*kv, sources, targets, num_slots);
-  else
-    ost::copy_slots<uint16_t>(*kv, sources, targets, num_slots);
+  OST_OF_WIDTH(copy_slots, sources, targets, num_slots)
 }
 
 void ost_kv_read(const ost_kv *kv, const int64_t *slots, int64_t num_slots, void *keys,
                  void *values) {
-  if (kv->dtype == OST_FLOAT32)
-    ost::read_slots<uint32_t>(*kv, slots, num_slots, keys, values);
-  else
-    ost::read_slots<uint16_t>(*kv, slots, num_slots, keys, values);
+  OST_OF_WIDTH(read_slots, slots, num_slots, keys, values)
 }
 
 void ost_kv_zero(const ost_kv *kv, const int64_t *slots, int64_t num_slots) {
-  if (kv->dtype == OST_FLOAT32)
-    ost::zero_slots<uint32_t>(*kv, slots, num_slots);
-  else
-    ost::zero_slots<uint16_t>(*kv, slots, num_slots);
+  OST_OF_WIDTH(zero_slots, slots, num_slots)
 }
 }

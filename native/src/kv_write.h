@@ -1,12 +1,13 @@
 // How are new keys and values turned into the layout of kv_layout.h, fast?
 //
-// 16 tokens that fill a group are turned in registers, 32 bits at a time. Single tokens are stored
-// element by element: neighbours in a pair may be another thread's.
+// 16 tokens that fill a group are turned in registers, 32 bits at a time (codes 16). Single tokens are
+// stored element by element: neighbours in a pair may be another thread's.
 //
 // Included after one simd_*.h.
 #pragma once
 
 #include "kernels.h"
+#include "kv_codes.h"
 #include "kv_layout.h"
 #include "scratch.h"
 
@@ -14,10 +15,15 @@ namespace ost {
 namespace {
 
 // Elements of one token's head, as bits in the stored format; converted into room where they are not.
+// The scale is that of codes.
 template <class Element>
 inline const Element *in_format(const ost_kv &kv, const ost_rows &rows, int64_t token, int32_t head,
-                                int32_t size, Element *room) {
+                                int32_t size, Element *room, float *scale) {
   const int64_t from = token * rows.token_stride + head * rows.head_stride;
+  if constexpr (sizeof(Element) == 1) {
+    *scale = store_codes(rows.data, rows.dtype, from, size, room);
+    return room;
+  }
   if (rows.dtype == kv.dtype) return static_cast<const Element *>(rows.data) + from;
   for (int32_t d = 0; d < size; ++d)
     store_element(room, kv.dtype, d, load_element(rows.data, rows.dtype, from + d));
@@ -38,7 +44,10 @@ inline void turn_rows(const uint32_t *const *tokens, int32_t num_words, uint32_t
 
 template <class Element>
 inline void write_keys(const ost_kv &kv, const Element *const *tokens, Element *keys) {
-  if constexpr (sizeof(Element) == 4) {
+  if constexpr (sizeof(Element) == 1) {
+    for (int32_t d = 0; d < kv.key_dim; d += 2)
+      for (int i = 0; i < 16; ++i) std::memcpy(keys + (d * 8 + i) * 2, tokens[i] + d, 2);
+  } else if constexpr (sizeof(Element) == 4) {
     turn_rows(tokens, kv.key_dim, keys);
   } else if (kv.dtype == OST_BFLOAT16) {
     const uint32_t *at[16];
@@ -53,7 +62,7 @@ inline void write_keys(const ost_kv &kv, const Element *const *tokens, Element *
 template <class Element>
 inline void write_values(const ost_kv &kv, const Element *const *tokens, Element *values) {
   const int64_t size = kv.value_dim;
-  if (kv.dtype != OST_BFLOAT16) {
+  if (!has_pairs(kv)) {
     for (int i = 0; i < 16; ++i) std::memcpy(values + i * size, tokens[i], size * sizeof(Element));
     return;
   }
@@ -82,29 +91,37 @@ struct Writer {
   int32_t head;
   Element *room;  // 16 rows of the larger size
 
-  const Element *row(const ost_rows &rows, int64_t token, int32_t size, int64_t place) const {
-    return in_format(kv, rows, token, head, size, room + place * size);
+  const Element *row(const ost_rows &rows, int64_t token, int32_t size, int64_t place,
+                     Element *group, int64_t lane) const {
+    float *scale = nullptr;
+    if constexpr (sizeof(Element) == 1) scale = scales_of(group) + lane;
+    return in_format(kv, rows, token, head, size, room + place * size, scale);
+  }
+  Element *key_group_of(int64_t slot) const {
+    return static_cast<Element *>(kv.keys) +
+           key_group(kv, slot / kv.block_size, head, slot % kv.block_size);
+  }
+  Element *value_group_of(int64_t slot) const {
+    return static_cast<Element *>(kv.values) +
+           value_group(kv, slot / kv.block_size, head, slot % kv.block_size);
   }
 
   void write_group(int64_t token, int64_t slot) const {
-    const int64_t block = slot / kv.block_size, offset = slot % kv.block_size;
-    Element *keys = static_cast<Element *>(kv.keys), *values = static_cast<Element *>(kv.values);
+    Element *keys = key_group_of(slot), *values = value_group_of(slot);
     const Element *tokens[16];
-    for (int i = 0; i < 16; ++i) tokens[i] = row(key_rows, token + i, kv.key_dim, i);
-    write_keys(kv, tokens, keys + key_base(kv, block, head) + offset * kv.key_dim);
-    for (int i = 0; i < 16; ++i) tokens[i] = row(value_rows, token + i, kv.value_dim, i);
-    write_values(kv, tokens, values + value_base(kv, block, head) + offset * kv.value_dim);
+    for (int i = 0; i < 16; ++i) tokens[i] = row(key_rows, token + i, kv.key_dim, i, keys, i);
+    write_keys(kv, tokens, keys);
+    for (int i = 0; i < 16; ++i) tokens[i] = row(value_rows, token + i, kv.value_dim, i, values, i);
+    write_values(kv, tokens, values);
   }
 
   // Asks for the lines of a slot that is written soon: stores wait for theirs one after the other,
   // and a slot's keys are in as many lines as two keys have elements.
   void ask_for(int64_t slot) const {
-    const int64_t block = slot / kv.block_size, offset = slot % kv.block_size;
-    const int64_t group = offset / kGroup * kGroup * kv.key_dim, pair = offset / 2 * 2 * kv.value_dim;
-    ask_for_lines(static_cast<Element *>(kv.keys) + key_base(kv, block, head) + group,
-                  kGroup * kv.key_dim);
-    ask_for_lines(static_cast<Element *>(kv.values) + value_base(kv, block, head) + pair,
-                  2 * kv.value_dim);
+    const Element *keys = key_group_of(slot), *values = value_group_of(slot);
+    ask_for_lines(keys - scales_size(kv), key_group_size(kv));
+    if (has_scales(kv)) ask_for_lines(values - scales_size(kv), scales_size(kv));
+    ask_for_lines(values + slot % kGroup / 2 * 2 * kv.value_dim, 2 * kv.value_dim);
   }
 
   static void ask_for_lines(const Element *from, int64_t size) {
@@ -112,15 +129,14 @@ struct Writer {
   }
 
   void write_token(int64_t token, int64_t slot) const {
-    const int64_t block = slot / kv.block_size, offset = slot % kv.block_size;
-    const bool pairs = kv.dtype == OST_BFLOAT16;
-    const Element *key = row(key_rows, token, kv.key_dim, 0);
-    Element *keys = static_cast<Element *>(kv.keys) + key_base(kv, block, head);
-    for (int32_t d = 0; d < kv.key_dim; ++d) keys[key_place(pairs, kv.key_dim, offset, d)] = key[d];
-    const Element *value = row(value_rows, token, kv.value_dim, 0);
-    Element *values = static_cast<Element *>(kv.values) + value_base(kv, block, head);
+    const int64_t lane = slot % kGroup;  // blocks are whole groups
+    const bool pairs = has_pairs(kv);
+    Element *keys = key_group_of(slot), *values = value_group_of(slot);
+    const Element *key = row(key_rows, token, kv.key_dim, 0, keys, lane);
+    for (int32_t d = 0; d < kv.key_dim; ++d) keys[key_place(pairs, lane, d)] = key[d];
+    const Element *value = row(value_rows, token, kv.value_dim, 0, values, lane);
     for (int32_t d = 0; d < kv.value_dim; ++d)
-      values[value_place(pairs, kv.value_dim, offset, d)] = value[d];
+      values[value_place(pairs, kv.value_dim, lane, d)] = value[d];
   }
 };
 
@@ -148,6 +164,8 @@ inline void write(const ost_kv &kv, const ost_rows &keys, const ost_rows &values
            int64_t first, int64_t last, int32_t head) {
   if (kv.dtype == OST_FLOAT32)
     write_tokens<uint32_t>(kv, keys, values, slots, first, last, head);
+  else if (kv.dtype == OST_KV_INT8)
+    write_tokens<int8_t>(kv, keys, values, slots, first, last, head);
   else
     write_tokens<uint16_t>(kv, keys, values, slots, first, last, head);
 }

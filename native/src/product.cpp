@@ -22,7 +22,8 @@ constexpr int64_t kFewestBlockRows = 96;  // below, weights pass by too often
 
 bool by_amx(const ost_product &product) {
 #if defined(__x86_64__)
-  return ost_current_isa() >= OST_AMX && product.dtype == OST_BFLOAT16;
+  return ost_current_isa() >= OST_AMX && product.dtype == OST_BFLOAT16 &&
+         product.activation_bits == 0;
 #else
   return false;
 #endif
@@ -112,7 +113,8 @@ void multiply_expanded_by_amx(const ost_product &product, int64_t first, int64_t
 
 ProductKernel kernel_of(const ost_product &p) {
   if (p.weight_format == OST_PLAIN) return vector_kernel(p.dtype);
-  return p.dtype == OST_BFLOAT16 ? code_kernels(p.weight_format).multiply : multiply_expanded;
+  const bool by_integers = p.dtype == OST_BFLOAT16 || p.activation_bits != 0;
+  return by_integers ? code_kernels(p.weight_format).multiply : multiply_expanded;
 }
 
 // Calls a vector kernel for the units of each block among first .. last - 1.

@@ -13,18 +13,12 @@
 // A sum takes its inputs in order, whatever the number of rows, so that a row's outputs do not
 // depend on the rows beside it. The first group streams the tile from memory and asks ahead; the
 // others find it in the level 2 cache, and ask for the next tile meanwhile.
-#if defined(__AVX512F__)
-#include "simd_avx512.h"
-#elif defined(__AVX2__)
-#include "simd_avx2.h"
-#else
-#include "simd_generic.h"
-#endif
-// after it
 #include <cstring>
 #include <type_traits>
 #include <utility>
 
+#include "product_numbers.h"
+// after it
 #include "product_kernels.h"
 #include "scratch.h"
 
@@ -44,35 +38,28 @@ constexpr int64_t kAheadBytes = 2048;  // further, and lines are gone again befo
 
 // How one format is multiplied. Widened rows are floats, others are as they were given; a step takes
 // kInputs of them.
-struct InFloat32 {
-  using Stored = float;
+struct InFloat32 : Float32Numbers {
   using Input = float;
   static constexpr int kInputs = 1;
-  static Vec load_numbers(const float *from) { return load(from); }
-  static void store_numbers(float *to, const Vec &value) { store(to, value); }
   static Vec weight(const float *tile) { return load(tile); }
   static Vec add(const Vec &sum, const Vec &weight, const float *input) {
     return multiply_add(weight, fill(*input), sum);
   }
 };
 
-struct InFloat16 : InFloat32 {
-  using Stored = uint16_t;
-  static Vec load_numbers(const uint16_t *from) { return load_float16(from); }
-  static void store_numbers(uint16_t *to, const Vec &value) { store_float16(to, value); }
+struct InFloat16 : Float16Numbers {
+  using Input = float;
+  static constexpr int kInputs = 1;
   static Vec weight(const uint16_t *tile) { return load_float16(tile); }
+  static Vec add(const Vec &sum, const Vec &weight, const float *input) {
+    return multiply_add(weight, fill(*input), sum);
+  }
 };
 
 #if defined(__AVX512BF16__)
-struct InBFloat16 {
-  using Stored = uint16_t;
+struct InBFloat16 : BFloat16Numbers {
   using Input = uint16_t;
   static constexpr int kInputs = 2;
-  static Vec load_numbers(const uint16_t *from) { return load_bfloat16(from); }
-  static void store_numbers(uint16_t *to, const Vec &value) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i *>(to),
-                        reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(value.v)));
-  }
   static __m512bh weight(const uint16_t *tile) {
     return reinterpret_cast<__m512bh>(_mm512_loadu_si512(tile));
   }
@@ -83,15 +70,12 @@ struct InBFloat16 {
   }
 };
 #else
-struct InBFloat16 {
-  using Stored = uint16_t;
+struct InBFloat16 : BFloat16Numbers {
   using Input = float;
   static constexpr int kInputs = 2;
   struct Pairs {
     Vec first, second;
   };
-  static Vec load_numbers(const uint16_t *from) { return load_bfloat16(from); }
-  static void store_numbers(uint16_t *to, const Vec &value) { store_bfloat16(to, value); }
   static Pairs weight(const uint16_t *tile) {
     Pairs pairs;
     load_pairs(tile, pairs.first, pairs.second);
@@ -144,27 +128,6 @@ inline void sum(const Inputs<Format> &inputs, const typename Format::Stored *til
       for (int side = 0; side < kSides; ++side)
         sums[row][side] = Format::add(sums[row][side], weights[side], rows[row] + i);
   }
-}
-
-// Finished sums of 16 outputs from `output` on.
-template <class Format>
-inline void put(const ost_product &p, int64_t row, int64_t output, Vec value) {
-  using Stored = typename Format::Stored;
-  const int64_t left = p.num_outputs - output;
-  const auto *bias = static_cast<const Stored *>(p.bias);
-  auto *to = static_cast<Stored *>(p.outputs.data) + row * p.outputs.stride + output;
-  if (left >= 16) {
-    if (bias != nullptr) value = value + Format::load_numbers(bias + output);
-    return Format::store_numbers(to, value);
-  }
-  if (left <= 0) return;
-  Stored some[16] = {};
-  if (bias != nullptr) {
-    std::memcpy(some, bias + output, static_cast<size_t>(left) * sizeof(Stored));
-    value = value + Format::load_numbers(some);
-  }
-  Format::store_numbers(some, value);
-  std::memcpy(to, some, static_cast<size_t>(left) * sizeof(Stored));
 }
 
 // A group of rows and a tile.

@@ -67,29 +67,36 @@ class Store {
  public:
   Store(int64_t num_blocks, int32_t dtype, int32_t heads, int32_t key_dim, int32_t value_dim,
         int32_t block_size)
-      : keys_(num_blocks * heads * block_size * key_dim * ost::bytes_of(dtype)),
-        values_(num_blocks * heads * block_size * value_dim * ost::bytes_of(dtype)) {
-    kv = {keys_.data(), values_.data(), num_blocks, dtype, heads, key_dim, value_dim, block_size};
+      : kv{nullptr, nullptr, num_blocks, dtype, heads, key_dim, value_dim, block_size},
+        keys_(groups() * ost::key_group_size(kv) * ost::bytes_of(dtype)),
+        values_(groups() * ost::value_group_size(kv) * ost::bytes_of(dtype)) {
+    kv.keys = keys_.data();
+    kv.values = values_.data();
     std::memset(keys_.data(), 0xff, keys_.size());
     std::memset(values_.data(), 0xff, values_.size());
   }
   // What the layout says is there.
   double key(int64_t slot, int32_t head, int32_t d) const {
-    const int64_t base = ost::key_base(kv, slot / kv.block_size, head);
-    const bool pairs = kv.dtype == OST_BFLOAT16;
-    return ost::load_element(kv.keys, kv.dtype,
-                             base + ost::key_place(pairs, kv.key_dim, slot % kv.block_size, d));
+    const int64_t group = ost::key_group(kv, slot / kv.block_size, head, slot % kv.block_size);
+    const int64_t lane = slot % ost::kGroup;
+    return element(kv.keys, group, ost::key_place(ost::has_pairs(kv), lane, d), lane);
   }
   double value(int64_t slot, int32_t head, int32_t d) const {
-    const int64_t base = ost::value_base(kv, slot / kv.block_size, head);
-    const bool pairs = kv.dtype == OST_BFLOAT16;
-    return ost::load_element(kv.values, kv.dtype,
-                             base + ost::value_place(pairs, kv.value_dim, slot % kv.block_size, d));
+    const int64_t group = ost::value_group(kv, slot / kv.block_size, head, slot % kv.block_size);
+    const int64_t lane = slot % ost::kGroup;
+    return element(kv.values, group,
+                   ost::value_place(ost::has_pairs(kv), kv.value_dim, lane, d), lane);
   }
 
   ost_kv kv;
 
  private:
+  int64_t groups() const { return kv.num_blocks * kv.num_kv_heads * kv.block_size / ost::kGroup; }
+  double element(const void *data, int64_t group, int64_t place, int64_t lane) const {
+    if (!ost::has_scales(kv)) return ost::load_element(data, kv.dtype, group + place);
+    const int8_t *codes = static_cast<const int8_t *>(data) + group;
+    return static_cast<double>(codes[place]) * ost::scales_of(codes)[lane];
+  }
   Guarded<char> keys_, values_;
 };
 

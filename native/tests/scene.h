@@ -47,8 +47,9 @@ struct Scene {
     key_dim = random.pick({2, 16, 32, 40, 64, 64, 96, 128});
     value_dim = random.chance(0.6) ? key_dim : random.pick({1, 7, 16, 24, 32, 48, 128});
     block_size = random.pick({16, 16, 32, 48});
-    kv_dtype = random.chance(0.5) ? OST_BFLOAT16 : random.between(0, 2);
-    query_dtype = random.chance(0.6) ? kv_dtype : random.between(0, 2);
+    kv_dtype = random.chance(0.4) ? OST_BFLOAT16 : random.between(0, 3);
+    const bool as_stored = random.chance(0.6) && kv_dtype != OST_KV_INT8;
+    query_dtype = as_stored ? kv_dtype : random.between(0, 2);
     out_dtype = random.chance(0.5) ? OST_FLOAT32 : random.between(0, 2);
     window = random.chance(0.4) ? random.pick({1, 5, 16, 40, 100, 600}) : 0;
     scale = random.pick({1.0f, 0.5f, 2.0f}) / std::sqrt(static_cast<float>(key_dim));

@@ -1,5 +1,7 @@
 // Are products what the definition says on every instruction set, and do they touch nothing else?
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "case.h"
 #include "weight_tiles.h"
@@ -99,6 +101,9 @@ struct Product {
               OST_PLAIN,
               nullptr,
               nullptr,
+              nullptr,
+              nullptr,
+              0,
               0,
               0,
               0};
@@ -158,19 +163,30 @@ void check_row_alone(uint32_t seed) {
   }
 }
 
-// Codes in place of a product's weight, with scales, and minima or none.
+// Codes in place of a product's weight, with scales, minima or zeros or none, and inputs in any order.
 struct Codes {
   Codes(Random &random, Product &p)
       : bits(random.pick({8, 4})), num_inputs(p.weight.padded_inputs()),
         group_size(32 * random.pick({1, 2, 4, 9, 100})),
-        groups((num_inputs + group_size - 1) / group_size), has_minima(random.chance(0.5)),
+        groups((num_inputs + group_size - 1) / group_size), has_minima(random.chance(0.4)),
+        has_zeros(!has_minima && random.chance(0.5)),
         codes(ost::num_tiles(p.weight.num_outputs) * 32 * num_inputs * bits / 8),
         scales(ost::num_tiles(p.weight.num_outputs) * 32 * groups, dtype_of(random)),
-        minima(scales.size(), scales.dtype) {
+        minima(scales.size(), scales.dtype), zeros(scales.size()), order(p.weight.num_inputs) {
     for (int64_t i = 0; i < codes.size(); ++i)
       codes.data()[i] = static_cast<uint8_t>(random.between(0, 255));
     scales.fill(random);
     minima.fill(random);
+    for (int64_t i = 0; i < zeros.size(); ++i)
+      zeros.data()[i] = static_cast<int8_t>(bits == 8 ? random.between(-128, 127) : random.between(0, 15));
+    for (int32_t i = 0; i < p.weight.num_inputs; ++i) order.data()[i] = i;
+    const bool is_mixed = random.chance(0.3);
+    for (int32_t i = p.weight.num_inputs - 1; is_mixed && i > 0; --i)
+      std::swap(order.data()[i], order.data()[random.between(0, i)]);
+    places.resize(p.weight.num_inputs);
+    for (int32_t i = 0; i < p.weight.num_inputs; ++i) places[order.data()[i]] = i;
+    p.record.zeros = has_zeros ? zeros.data() : nullptr;
+    p.record.order = is_mixed ? order.data() : nullptr;
     p.record.tiles = codes.data();
     p.record.weight_format = bits == 8 ? OST_INT8 : OST_INT4;
     p.record.scales = scales.data();
@@ -182,10 +198,12 @@ struct Codes {
   static int32_t dtype_of(Random &random) {
     return random.pick({OST_FLOAT32, OST_BFLOAT16, OST_FLOAT16});
   }
-  double at(int64_t output, int64_t input) const {
+  double at(int64_t output, int64_t given) const {
+    const int64_t input = places[given];
     const int64_t tile = output / 32, o = output % 32;
     const int64_t place = (tile * groups + input / group_size) * 32 + o;
-    const double minimum = has_minima ? minima.at(place) : bits == 4 ? -8 * scales.at(place) : 0;
+    const double zero = has_zeros ? zeros[place] : bits == 4 ? 8 : 0;
+    const double minimum = has_minima ? minima.at(place) : -zero * scales.at(place);
     const uint8_t *own = &codes[tile * 32 * num_inputs * bits / 8];
     if (bits == 8)
       return static_cast<int8_t>(own[(input / 2 * 32 + o) * 2 + input % 2]) * scales.at(place) +
@@ -199,9 +217,12 @@ struct Codes {
   int64_t num_inputs;
   int32_t group_size;
   int64_t groups;
-  bool has_minima;
+  bool has_minima, has_zeros;
   Guarded<uint8_t> codes;
   Numbers scales, minima;
+  Guarded<int8_t> zeros;
+  Guarded<int32_t> order;
+  std::vector<int64_t> places;
 };
 
 // Rows of bfloat16 are integers of 16 bits; float16 and AMX round the weights.
@@ -257,6 +278,9 @@ void check_gated(uint32_t seed) {
                         OST_PLAIN,
                         nullptr,
                         nullptr,
+                        nullptr,
+                        nullptr,
+                        0,
                         0,
                         0,
                         0},
@@ -273,7 +297,8 @@ void check_gated(uint32_t seed) {
 int main(int argc, char **argv) {
   const uint32_t num_cases = argc > 1 ? std::atoi(argv[1]) : 60;
   for (uint32_t seed = 0; seed < num_cases; ++seed) check_packing(seed);
-  for (int32_t isa = 0; isa <= ost_best_isa(); ++isa) {
+  const bool best_alone = argc > 2;
+  for (int32_t isa = best_alone ? ost_best_isa() : 0; isa <= ost_best_isa(); ++isa) {
     if (ost_use_isa(isa) != isa) fail(0, "cannot be used");
     for (uint32_t seed = 0; seed < num_cases; ++seed) {
       check_product(seed);

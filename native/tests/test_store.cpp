@@ -15,8 +15,8 @@ struct StoreCase {
         value_dim(random.pick({1, 7, 16, 24, 64, 128})),
         block_size(random.pick({16, 32, 48})),
         num_blocks(random.between(1, 9)),
-        dtype(random.between(0, 2)),
-        from(random.chance(0.5) ? dtype : random.between(0, 2)),
+        dtype(random.between(0, 3)),
+        from(random.chance(0.5) && dtype != OST_KV_INT8 ? dtype : random.between(0, 2)),
         store(num_blocks, dtype, heads, key_dim, value_dim, block_size) {
     std::vector<int64_t> all(num_blocks * block_size);
     for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
@@ -41,9 +41,18 @@ struct StoreCase {
   std::unique_ptr<Tensor> keys, values;
 };
 
-double rounded(double value, int32_t dtype) {
+// An element of a row of so many, as it is to be kept.
+double rounded(const Tensor &rows, int32_t token, int32_t head, int32_t d, int32_t dim,
+               int32_t dtype) {
+  const float value = static_cast<float>(rows.at(token, head, d));
+  if (dtype == OST_KV_INT8) {
+    float size = 0;
+    for (int32_t i = 0; i < dim; ++i)
+      size = std::max(size, std::fabs(static_cast<float>(rows.at(token, head, i))));
+    return size == 0 ? 0 : std::nearbyint(value * (127 / size)) * double{size / 127};
+  }
   uint32_t room = 0;
-  ost::store_element(&room, dtype, 0, static_cast<float>(value));
+  ost::store_element(&room, dtype, 0, value);
   return ost::load_element(&room, dtype, 0);
 }
 
@@ -51,10 +60,10 @@ void expect_written(const StoreCase &c, const std::vector<int64_t> &slots, const
   for (int32_t t = 0; t < c.count(); ++t)
     for (int32_t h = 0; h < c.heads; ++h) {
       for (int32_t d = 0; d < c.key_dim; ++d)
-        if (c.store.key(slots[t], h, d) != rounded(c.keys->at(t, h, d), c.dtype))
+        if (c.store.key(slots[t], h, d) != rounded(*c.keys, t, h, d, c.key_dim, c.dtype))
           fail(c.seed, what);
       for (int32_t d = 0; d < c.value_dim; ++d)
-        if (c.store.value(slots[t], h, d) != rounded(c.values->at(t, h, d), c.dtype))
+        if (c.store.value(slots[t], h, d) != rounded(*c.values, t, h, d, c.value_dim, c.dtype))
           fail(c.seed, what);
     }
 }
@@ -71,19 +80,29 @@ void expect_untouched(const StoreCase &c, const std::set<int64_t> &touched, cons
   }
 }
 
+// An element of rows that were read: behind codes is their scale.
+double read_element(const char *rows, int64_t row, int32_t d, int32_t dim, int32_t dtype) {
+  if (dtype != OST_KV_INT8) return ost::load_element(rows, dtype, row * dim + d);
+  const char *codes = rows + row * (dim + ost::kScaleBytes);
+  float scale;
+  std::memcpy(&scale, codes + dim, sizeof scale);
+  return static_cast<double>(static_cast<int8_t>(codes[d])) * scale;
+}
+
 void expect_read_back(const StoreCase &c) {
   const int64_t bytes = ost::bytes_of(c.dtype), count = c.count();
-  Guarded<char> keys(count * c.heads * c.key_dim * bytes);
-  Guarded<char> values(count * c.heads * c.value_dim * bytes);
+  const int64_t scale = ost::has_scales(c.store.kv) ? ost::kScaleBytes : 0;
+  Guarded<char> keys(count * c.heads * (c.key_dim * bytes + scale));
+  Guarded<char> values(count * c.heads * (c.value_dim * bytes + scale));
   ost_kv_read(&c.store.kv, c.slots.data(), count, keys.data(), values.data());
-  int64_t k = 0, v = 0;
   for (int32_t t = 0; t < count; ++t)
     for (int32_t h = 0; h < c.heads; ++h) {
+      const int64_t row = int64_t{t} * c.heads + h, slot = c.slots[t];
       for (int32_t d = 0; d < c.key_dim; ++d)
-        if (ost::load_element(keys.data(), c.dtype, k++) != c.store.key(c.slots[t], h, d))
+        if (read_element(keys.data(), row, d, c.key_dim, c.dtype) != c.store.key(slot, h, d))
           fail(c.seed, "keys read back differ");
       for (int32_t d = 0; d < c.value_dim; ++d)
-        if (ost::load_element(values.data(), c.dtype, v++) != c.store.value(c.slots[t], h, d))
+        if (read_element(values.data(), row, d, c.value_dim, c.dtype) != c.store.value(slot, h, d))
           fail(c.seed, "values read back differ");
     }
 }

@@ -4,6 +4,8 @@ The rooms with tensors are loaded when they are asked for, so that ``ostinato.co
 ``ostinato.cache`` and ``ostinato.sched`` can be embedded without torch.
 """
 
+import os
+from collections.abc import MutableMapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -75,10 +77,25 @@ __all__ = [
 ]
 
 
+SPINS = "2000"
+"""Rounds that an OpenMP thread spins before it sleeps. By default it spins for milliseconds, on the
+core that Python and the event loop need between two steps: see docs/experiments.md."""
+
+
+def limit_spinning(environment: MutableMapping[str, str]) -> None:
+    """Let threads of OpenMP sleep soon, unless the environment says how they wait.
+
+    Effects: read when torch is loaded, and only then.
+    """
+    if "OMP_WAIT_POLICY" not in environment:
+        environment.setdefault("GOMP_SPINCOUNT", SPINS)
+
+
 def __getattr__(name: str) -> Any:
-    """Load a public name from its room."""
+    """Load a public name from its room; torch's threads sleep soon when they have no work."""
     if name not in _HOMES:
         raise AttributeError(f"module 'ostinato' has no attribute {name!r}")
+    limit_spinning(os.environ)
     try:
         home = import_module(_HOMES[name])
     except ModuleNotFoundError as error:

@@ -9,10 +9,11 @@ from ostinato.cache.block_shares import BlockShares
 from ostinato.cache.eviction import PolicyFactory
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver, Observers
-from ostinato.cache.pool import BlockPool
+from ostinato.cache.pool import BlockPool, FreeBlocks
 from ostinato.cache.radix_index import RadixIndex
 from ostinato.core.config import SchedulerConfig
 from ostinato.eviction import make_policy
+from ostinato.eviction.classic_order import ClassicFreeBlocks
 from ostinato.eviction.learned_policy import LearnsFromMisses, MissObserver
 from ostinato.ghost.ghost import Ghost
 from ostinato.hybrid.manager import HybridCacheManager
@@ -21,7 +22,7 @@ from ostinato.indexes.block_hash import BlockHasher, DigestFunction, make_digest
 from ostinato.indexes.hash_index import HashIndex
 from ostinato.observe.counters import CacheCounters, CacheStats
 from ostinato.observe.event_recorder import EventRecorder
-from ostinato.observe.events import EventLog
+from ostinato.observe.events import EventBatch, EventLog
 from ostinato.observe.history import RequestHistory
 from ostinato.observe.introspection import HitCounts
 from ostinato.sched.scheduler import Scheduler
@@ -29,13 +30,18 @@ from ostinato.sched.waiting_queue import FirstComeFirstServed, NumCachedTokens, 
 from ostinato.scheduling.depth_first import DepthFirst
 from ostinato.scheduling.fair_share import FairShare
 from ostinato.scheduling.longest_prefix import LongestPrefixFirst
-from ostinato.settings import PrefixCacheConfig, TenantShare, WindowConfig, window_blocks
+from ostinato.settings import FreeOrder, PrefixCacheConfig, TenantShare, WindowConfig, window_blocks
 from ostinato.tenants.cache_admin import CacheAdmin, Erasable
 from ostinato.tenants.lease_book import LeaseBook
 from ostinato.tenants.public_prefixes import PublicPrefixes
 from ostinato.tenants.shares import TenantShares
 
 Clock = Callable[[], float]
+
+_FREE_BLOCKS: dict[FreeOrder, Callable[[int], FreeBlocks]] = {
+    "unused_first": FreeBlocks,
+    "classic": ClassicFreeBlocks,
+}
 
 
 @dataclass(slots=True)
@@ -59,6 +65,7 @@ class PrefixCache:
     events: EventLog | None
     ghost: Ghost | None
     _counters: CacheCounters
+    _recorder: EventRecorder | None = None
 
     @property
     def block_size(self) -> int:
@@ -72,6 +79,17 @@ class PrefixCache:
         if self.ghost is not None:
             stats.ghosts = self.ghost.estimates()
         return stats
+
+    def snapshot(self) -> EventBatch | None:
+        """Return what is cached as one batch of events, numbered as the next batch.
+
+        Returns:
+            None where no events are kept. Window groups are left out.
+        """
+        if self.events is None or self._recorder is None:
+            return None
+        stored = self._recorder.snapshot(self.manager.index.runs())
+        return EventBatch(self.events.next_sequence, self.manager.pool.now(), tuple(stored))
 
     def check(self) -> None:
         """Assert every invariant; slow, for tests."""
@@ -112,7 +130,7 @@ def build_cache(
         ghost = Ghost(config, clock, counters.stats.first, list(shares.policies()))
         observers.append(ghost)
     if all(isinstance(policy, LearnsFromMisses) for policy in shares.policies()):
-        observers.append(MissObserver(shares, config.block_size))
+        observers.append(MissObserver(shares, config.block_size, clock))
     manager = make_manager(config, clock, digest, shares, observers, public, epoch)
     erasables: list[Erasable] = [counters, history]
     if recorder is not None:
@@ -120,7 +138,7 @@ def build_cache(
     if ghost is not None:
         erasables.append(ghost)
     admin = CacheAdmin(config, manager, leases, public, erasables)
-    return PrefixCache(config, manager, admin, history, hits, events, ghost, counters)
+    return PrefixCache(config, manager, admin, history, hits, events, ghost, counters, recorder)
 
 
 def make_manager(
@@ -145,7 +163,8 @@ def make_manager(
         return [WindowGroup(window.window, pool, hasher) for window, pool in pairs]
 
     make_index = RadixIndex if config.index == "radix" else make_hash_index
-    args = config, clock, shares, make_index, observers, public.may_continue, epoch
+    make_unused = _FREE_BLOCKS[config.free_order]
+    args = config, clock, shares, make_index, observers, public.may_continue, epoch, make_unused
     if config.windows:
         return HybridCacheManager(*args, make_windows=make_windows)
     return CacheManager(*args)
@@ -180,7 +199,8 @@ def make_window_pool(
         for tenant, share in config.tenant_shares.items()
     }
     shares = make_shares(tenant_shares, partial(make_policy, "lru"), window.num_blocks, clock)
-    return BlockPool(window.num_blocks, shares, config.free_order, clock, observers, group)
+    unused = _FREE_BLOCKS[config.free_order](window.num_blocks)
+    return BlockPool(unused, shares, clock, observers, group)
 
 
 def build_scheduler(

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 from ostinato.core.config import CacheConfig, at_least, one_of
 from ostinato.core.errors import ConfigError
 
+FreeOrder = Literal["unused_first", "classic"]
 IndexName = Literal["radix", "hash"]
 DigestName = Literal["sha256", "xxh3_128"]
 PolicyName = Literal["lru", "s3fifo", "arc", "reuse_hazard"]
@@ -82,6 +83,8 @@ class PrefixCacheConfig(CacheConfig):
     """How prefixes are kept, by which index and policy, and what is noted of it.
 
     Attributes:
+        free_order: ``unused_first`` gives away blocks without content before any cached one;
+            ``classic`` appends every freed block to one queue, as vLLM's document draws it.
         index: ``radix`` walks a tree and compares tokens; ``hash`` looks up chained digests.
         policy: Which cached block is worth least.
         digest: Content hash of the hash index.
@@ -100,6 +103,7 @@ class PrefixCacheConfig(CacheConfig):
             can be explained; 0 remembers nothing.
     """
 
+    free_order: FreeOrder = "unused_first"
     index: IndexName = "radix"
     policy: PolicyName = "lru"
     digest: DigestName = "sha256"
@@ -129,6 +133,7 @@ class PrefixCacheConfig(CacheConfig):
         at_least("keep_explanations", self.keep_explanations, 0)
         self._check_windows()
         self._check_guarantees()
+        one_of("free_order", self.free_order, get_args(FreeOrder))
         one_of("index", self.index, get_args(IndexName))
         one_of("policy", self.policy, get_args(PolicyName))
         one_of("digest", self.digest, get_args(DigestName))

@@ -115,11 +115,11 @@ def test_the_page_of_the_docs_has_a_place_for_results():
     assert text.index(table.BEGIN) < text.index(table.END)
 
 
-def test_each_checkpoint_has_a_place_of_its_own_for_results():
+def test_each_checkpoint_and_each_number_of_bits_has_a_place_of_its_own_for_results():
     text = table.PAGE.read_text()
-    places = [table.marks({"checkpoint": name}) for name in ("random", "smollm2")]
-    assert [text.count(mark) for pair in places for mark in pair] == [1] * 4
-    assert table.plot_of({}) != table.plot_of({"checkpoint": "smollm2"})
+    runs = [{}, {"checkpoint": "smollm2"}, {"weight_bits": 8}, {"weight_bits": 4}]
+    assert [text.count(mark) for run in runs for mark in table.marks(run)] == [1] * 8
+    assert len({table.plot_of(run) for run in runs}) == 4
 
 
 def test_every_measure_is_described_in_the_docs():
@@ -154,7 +154,7 @@ def wait_until_stopped(stat):
 
 def test_a_worker_is_asleep_unless_it_is_asked(worker):
     """Threads that spin while they wait would take the cores of the one that is measured."""
-    stat = Path(f"/proc/{worker._process.pid}/stat")
+    stat = Path(f"/proc/{worker.pid}/stat")
     wait_until_stopped(stat)
     before = worker.cpu_seconds()
     size = {"prompt": 200_000, "seed": 1}
@@ -268,6 +268,19 @@ def test_a_variant_of_a_peer_is_the_peer_with_other_settings():
     assert variant.settings == {"block_size": 16} and not variant.is_ours
 
 
+def test_with_fewer_bits_each_engine_takes_its_own_format():
+    """Ours keeps its name, so that ratios are those of this format."""
+    chosen = {engine.name: engine for engine in engines.serving_engines(4, 8)}
+    assert chosen["ours"].settings == {"quantization": "int4", "kv_cache_dtype": "int8"}
+    assert chosen["openvino"].settings == {"weights": "int4", "kv": "u8"}
+    assert chosen["llamacpp@Q4_K_M"].settings == {"weights": "Q4_K_M", "kv": "Q8_0"}
+    assert chosen["llamacpp"].title == "llama.cpp, Q4_0, 8-bit KV"
+    assert set(chosen) == {"ours", "openvino", "llamacpp", "llamacpp@Q4_K_M"}
+    [decode] = measures.named(["decode_16"])
+    assert measures.with_goals_of(decode, 8).goals == (measures.Goal(2.2),)
+    assert measures.with_goals_of(decode, 16) is decode
+
+
 def test_what_a_peer_wants_preloaded_and_is_not_there_is_said(tmp_path):
     vllm = engines.parse_variant("vllm@16:block_size=16")
     [word] = [
@@ -340,7 +353,7 @@ def test_what_does_not_exist_is_refused_before_anything_runs(arguments, tmp_path
 
 
 def test_figures_fit_a_terminal_of_eighty_columns():
-    """Whoever watches a run reads them there; a cell that is cut says nothing."""
+    """They are read there while it runs; a cell that is cut says nothing."""
     figure = {"median": 123_456.0, "lowest": 98_765.0, "highest": 234_567.0, "samples": 10}
     figure |= {"cpu_s": 1234.5, "cached": 123_456, "others": 12.34}
     row = {"title": "cold prefill", "unit": "tokens/s", "left_out": {"vllm": "too slow"}}

@@ -81,7 +81,7 @@ def press_ctrl_c_in_step(number: int, patch: pytest.MonkeyPatch) -> None:
     def interrupted(self: ModelRunner, plan: StepPlan) -> StepResult:
         if next(steps) == number:
             os.kill(os.getpid(), signal.SIGINT)
-            assert asked.wait(60), "nobody asked the engine to cancel"
+            assert asked.wait(60), "the engine was not asked to cancel"
         return execute(self, plan)
 
     def noted(self: AsyncLLM, request_id: str) -> None:

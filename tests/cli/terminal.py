@@ -21,7 +21,8 @@ class Terminal:
         columns: Width that the commands draw for.
     """
 
-    columns = 80
+    def __init__(self, columns: int = 80) -> None:
+        self.columns = columns
 
     def run(self, *args: str, stdin: str | bytes | None = None) -> Result:
         """Run ``ostinato`` with these arguments, and with this piped in."""

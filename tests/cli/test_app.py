@@ -7,7 +7,7 @@ import pytest
 import typer
 
 import ostinato
-from ostinato.cli import _errors, app, limit_spinning
+from ostinato.cli import _errors, app
 from ostinato.core.errors import ConfigError
 
 from .terminal import Terminal
@@ -23,19 +23,6 @@ def test_help_lists_the_commands_in_the_order_of_a_newcomer_s_way(terminal: Term
 
     assert {"size", "savings"} <= set(listed)
     assert listed == [name for name in IN_ORDER if name in listed]
-
-
-@pytest.mark.parametrize(
-    ("given", "spins"),
-    [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
-)
-def test_threads_that_wait_sleep_soon_unless_told_otherwise(
-    given: dict[str, str], spins: str | None
-):
-    """They share the cores with Python and the event loop."""
-    environment = dict(given)
-    limit_spinning(environment)
-    assert environment.get("GOMP_SPINCOUNT") == spins
 
 
 def test_every_command_has_help_that_fits_its_screen(terminal: Terminal):

@@ -116,7 +116,7 @@ def test_one_request_of_a_log_or_a_recording_is_chosen_by_its_number(
     assert page.startswith("request 1: ") and "from request 0" in page
 
 
-def test_a_request_of_a_running_server_is_explained_to_whoever_sent_it(
+def test_a_request_of_a_running_server_is_explained_to_its_sender(
     terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     long = "You are a helpful assistant, and a patient one. Answer at once."

@@ -271,7 +271,7 @@ class TestRefusals:
         assert "num_blocks=8 and kv_cache_memory=1048576" in line
 
     @pytest.mark.parametrize("option", ["--logprobs", "--prompt-logprobs"])
-    def test_log_probabilities_that_nobody_would_see(self, terminal: Terminal, option: str):
+    def test_log_probabilities_that_would_not_be_shown(self, terminal: Terminal, option: str):
         assert "add --json" in terminal.refuse("generate", "To be", option, "1")
 
 

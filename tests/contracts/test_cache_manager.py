@@ -116,7 +116,7 @@ def test_the_copy_is_given_up_when_only_its_source_is_in_the_way(index):
 
 
 def test_the_copy_is_kept_when_its_source_is_held_by_another(index):
-    """The source is no free block then, so it is in nobody's way."""
+    """The source is no free block then, so it is not in the way."""
     cache = tiny_cache(2, index=index)
     cache.admit("holder", "ABCD")
     admitted = cache.admit("reader", "ABCX")
@@ -124,7 +124,7 @@ def test_the_copy_is_kept_when_its_source_is_held_by_another(index):
 
 
 def test_the_source_of_a_copy_outlives_the_step_and_no_longer(index):
-    """Nobody may be given the block before the copy has run."""
+    """The block may not be allocated before the copy has run."""
     cache = tiny_cache(3, index=index)
     cache.serve("ABCD")
     cache.plan("reader", "ABCX")

@@ -189,7 +189,7 @@ def test_a_sealed_tail_is_found_token_by_token_in_every_group(index):
 
 
 def test_a_block_with_an_image_counts_its_tokens_and_not_its_extras(index):
-    """What is live, for whoever overwrites the rest, ends with the block."""
+    """What is live, for an erasure that overwrites the rest, ends with the block."""
     cache = windowed(index, (5, 4))
     cache.serve("ABCC", images=[ImageSpan(b"a cat", 2, 2)])
     live = cache.prefix_cache.admin.live_slots()
@@ -334,7 +334,7 @@ def test_a_lease_holds_the_window_before_its_end_and_no_more(index):
 
 
 def test_an_ended_request_tells_at_once_what_its_quota_took(index):
-    """Its blocks are trimmed after the step; whoever listens need not wait for the next one."""
+    """Its blocks are trimmed after the step; events need not wait for the next one."""
     cache = tiny_cache(
         8, index=index, tenant_shares={b"a": TenantShare(0, 1)}, keep_event_batches=4
     )

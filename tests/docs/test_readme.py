@@ -7,19 +7,15 @@ so: `<!-- not run: reason -->`. Everything else is run or compared.
 import os
 import re
 import shlex
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.docs.conftest import address_filled_in
+from tests.cli.terminal import Terminal
 from tests.docs.reading import ROOT, CodeBlock, code_blocks, name_of, pages
 
 README = ROOT / "README.md"
-NOT_RUN = re.compile(r"<!-- not run: .{5,} -->")
-ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "200", "TERM": "dumb"}
 BRANCH = re.compile(r"^((?:[│ ] {3})*)[├└]── (\S+)")
 
 
@@ -37,30 +33,7 @@ def commands() -> list[tuple[Path, list[str]]]:
 @cache
 def help_of(*command: str) -> str:
     """What `ostinato COMMAND --help` prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from ostinato.cli import main; main()", *command, "--help"],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        check=False,
-    )
-    assert done.returncode == 0, f"ostinato {' '.join(command)} --help:\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
-def test_python_snippets_run(request: pytest.FixtureRequest):
-    """All of them in one program, as somebody would type them."""
-    blocks = [b for b in code_blocks(README, "python") if not NOT_RUN.search(b.before)]
-    program = address_filled_in("\n".join(block.text for block in blocks), request)
-    done = subprocess.run(
-        [sys.executable, "-"],
-        input=program,
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    return Terminal(columns=200).show(*command, "--help")
 
 
 def test_python_snippets_that_are_not_run_are_at_least_python():

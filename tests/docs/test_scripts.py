@@ -77,7 +77,7 @@ def small_copy(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("first", [".venv/bin", ""])
 def test_setup_keeps_an_environment_that_is_on_the_path(small_copy: Path, first: str):
-    """Whoever activated it has its Python first on the path, and it is made by another."""
+    """In an activated environment its Python is first on the path, and it is made by another."""
     path = [str(small_copy / first), *os.environ["PATH"].split(os.pathsep)]
     base = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
     environment = {**os.environ, "PATH": os.pathsep.join(path)}

@@ -38,7 +38,7 @@ def test_every_page_is_built(site: Path):
 
 
 def test_no_page_loads_anything_from_elsewhere(site: Path):
-    """It is read where there is no network, and tells nobody who reads it."""
+    """It is read where there is no network, and reports no reader."""
     loaded = {
         address for page in site.rglob("*.html") for address in LOADED.findall(page.read_text())
     }

@@ -11,7 +11,6 @@ Below a `bash` block with one `ostinato` command, such a fence holds that comman
 
 import contextlib
 import io
-import os
 import re
 import shlex
 import subprocess
@@ -23,13 +22,13 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from tests.cli.terminal import Terminal
 from tests.docs.conftest import address_filled_in
 from tests.docs.reading import ROOT, name_of
 
 ANY_FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NOT_RUN = re.compile(r"<!-- not run: .{5,} -->\s*\Z")
 PRINTS, FOR_EXAMPLE = 'title="prints"', 'title="prints, for example"'
-ENVIRONMENT = os.environ | {"COLUMNS": "80", "TERM": "dumb", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +101,7 @@ def test_commands_print_what_stands_below_them(snippet: Snippet):
     """In a terminal of 80 columns."""
     words = shlex.split(snippet.text.replace("\\\n", " "), comments=True)
     assert words.pop(0) == "ostinato"
-    done = subprocess.run(
-        [sys.executable, "-m", "ostinato.cli", *words],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        check=False,
-    )
+    done = Terminal().run(*words)
     assert lines(done.stdout + done.stderr) == lines(snippet.prints or "")
 
 

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 import pytest
 
 from ostinato import LLM
+from tests.engine.async_calls import expected
+from tests.engine.kv_events_publishing import listen, publish
 from tests.support.checkpoints import VOCAB_SIZE, Checkpoints, checkpoints
 from tests.support.engines import assert_idle, make_llm
 
-__all__ = ["bard", "checkpoints", "llm", "make_llm"]
+__all__ = ["bard", "checkpoints", "expected", "listen", "llm", "make_llm", "publish"]
 
 
 @pytest.fixture(scope="module")

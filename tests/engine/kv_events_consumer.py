@@ -19,7 +19,7 @@ from ostinato.observe.introspection import cached_blocks
 from tests.support.tiny_cache import windows_of
 
 PATIENCE_MS = 20_000
-"""Nothing here takes this long; whoever waits so long waits for ever."""
+"""Nothing here takes this long; a test that waits so long would wait for ever."""
 
 
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -168,7 +168,7 @@ class Consumer:
         return 0
 
     def _take(self, payload: bytes) -> None:
-        """Apply a batch; whoever has heard all of it is told nothing twice."""
+        """Apply a batch; events that were applied before are skipped."""
         self.payloads.append(payload)
         self.next += 1
         for event in DECODER.decode(payload).events:
@@ -231,7 +231,8 @@ def agree(consumer: Consumer, cache: PrefixCache) -> None:
 
 
 def _identities(cache: PrefixCache) -> list[Any]:
-    roots = list(cache.manager.index._roots)  # type: ignore[attr-defined]
+    runs = cache.manager.index.runs()
+    roots = {run.entries[0].identity.root for run in runs if run.parent is None}
     held = [copy.content for window in windows_of(cache.manager) for copy in window.copies()]
     return [*held, *(_Named(identity) for identity in roots)]
 

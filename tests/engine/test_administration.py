@@ -40,7 +40,7 @@ def tokens_of(number: int, length: int = 24) -> list[int]:
 
 
 def flood(llm: LLM, count: int = 12) -> None:
-    """Serve prompts that nobody has seen."""
+    """Serve new prompts."""
     prompts = [tokens_of(number) for number in range(count)]
     llm.generate(prompts, ONE, use_tqdm=False)
 
@@ -84,7 +84,7 @@ def test_a_lease_takes_what_generate_takes(make_llm: MakeLLM):
     receipts = [llm.lease(text), llm.lease(salted_prompt(PROMPT, SALT), OPENAI_24H)]
     assert [receipt.status for receipt in receipts] == [LeaseStatus.ACCEPTED] * 2
     assert receipts[0].expires_s is None and receipts[1].expires_s is not None
-    assert llm.lease(PROMPT).status is LeaseStatus.REJECTED, "nobody served it without a salt"
+    assert llm.lease(PROMPT).status is LeaseStatus.REJECTED, "it was never served without a salt"
     assert all(llm.end_lease(receipt.lease_id) for receipt in receipts)
 
 
@@ -263,7 +263,8 @@ def test_engine_scheduler_and_cache_know_an_erased_tenant_no_more(make_llm: Make
     llm = make_llm("llama", keep_event_batches=8, **SMALL)
     llm.generate(salted_prompt(PROMPT, SALT), ONE, use_tqdm=False)
     engine = llm.engine
-    places = [engine.cache, engine.scheduler, engine._states, engine._blocked]
+    books = [value for value in vars(engine).values() if isinstance(value, (dict, list))]
+    places = [engine.cache, engine.scheduler, *books]
     assert search(places, SALT.encode()).salts
     llm.erase(SALT)
     assert search(places, SALT.encode()).salts == 0
@@ -379,10 +380,10 @@ def test_keys_and_values_are_gone_while_others_run(checkpoints: Checkpoints):
         asyncio.run(story(llm))
 
 
-def test_an_erasure_that_nobody_waits_for_any_more_lets_the_tenant_in_again(
+def test_an_erasure_whose_caller_gave_up_lets_the_tenant_in_again(
     checkpoints: Checkpoints,
 ):
-    """Whoever asked for it gave up; the tenant must not stay shut out."""
+    """The tenant must not stay shut out."""
 
     async def story(llm: AsyncLLM):
         steps = StepByStep(llm)

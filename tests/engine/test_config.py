@@ -43,7 +43,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
         ({"seed": -1}, "seed=-1: must be an integer, at least 0"),
         ({"dtype": "int8"}, "dtype='int8': must be one of auto, float32"),
         ({"dtype": torch.float32}, "dtype=torch.float32: must be one of auto, float32"),
-        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype='int4': must be one of auto"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8': must be one of auto.*, int8"),
         ({"attention": "fast"}, "attention='fast': must be one of auto, native, torch"),
         ({"index": "tree"}, "index='tree': must be one of radix, hash"),
         ({"index": ["radix"]}, r"index=\['radix'\]: must be one of radix, hash"),
@@ -182,13 +182,14 @@ def test_a_pool_that_does_not_fit_the_memory_is_refused(
         LLM(checkpoints.path("llama"), **settings)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int8"])
 def test_keys_and_values_may_have_a_format_of_their_own(dtype: str, make_llm: MakeLLM) -> None:
     llm = make_llm("llama", dtype="float32", kv_cache_dtype=dtype, num_blocks=16)
 
     first, second = (llm.generate([5] * 9, GREEDY, use_tqdm=False)[0] for _ in range(2))
 
     assert llm.engine.runner.kv_stores[0].dtype == getattr(torch, dtype)
+    assert llm.engine.identity("").kv_dtype == f"torch.{dtype}", "no other format hits"
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 8)
     assert first.outputs[0].token_ids == second.outputs[0].token_ids
 
@@ -203,7 +204,7 @@ def test_the_native_library_is_refused_where_it_cannot_compute(checkpoints: Chec
 
 
 @needs_library
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "bfloat16", "float16"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "bfloat16", "float16", "int8"])
 def test_attention_is_the_librarys_unless_it_is_told_otherwise(
     kv_cache_dtype: str, make_llm: MakeLLM
 ) -> None:

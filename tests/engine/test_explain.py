@@ -67,7 +67,7 @@ def test_a_difference_in_a_conversation_names_the_message(bard):
 
 
 def test_the_same_text_in_other_tokens(make_llm: MakeLLM):
-    """The tokenizer would not cut it so; whoever sends ids of their own may."""
+    """The tokenizer would not cut it so; a caller that sends ids may."""
     llm = make_llm("llama", num_blocks=64)
     tokenizer = llm.get_tokenizer()
     merged = tokenizer("the the the the the the", add_special_tokens=False)["input_ids"]
@@ -105,7 +105,7 @@ def test_an_evicted_prompt_says_when_and_for_whom(make_llm: MakeLLM):
 
 
 def test_a_reset_and_new_weights_are_told_apart(make_llm: MakeLLM):
-    llm = make_llm("llama", num_blocks=64)
+    llm = make_llm("llama", own_weights=True, num_blocks=64)
     prompt = list(range(3, 30))
     ask(llm, prompt)
     llm.reset_prefix_cache()

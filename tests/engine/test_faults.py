@@ -1,7 +1,7 @@
 """Whatever fails or is cancelled takes nothing along and leaves nothing behind.
 
 Faults come in the middle of a forward pass, when the first layer has written its keys and values
-and the others have not: whoever found such a block later would get wrong tokens.
+and the others have not: a request that found such a block later would get wrong tokens.
 """
 
 import logging
@@ -291,7 +291,7 @@ def test_ctrl_c_while_a_batch_is_tidied_up_waits_for_that(
 def test_a_programs_own_handler_is_left_alone(
     make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, expected: list[list[int]]
 ) -> None:
-    """Whoever handles the signal does so at once, and decides what it means."""
+    """The handler of the signal runs at once, and decides what it means."""
     llm = make_llm("llama")
     seen: list[int] = []
     signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))

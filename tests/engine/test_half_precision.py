@@ -4,11 +4,10 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from ostinato import SamplingParams
 from tests.support.checkpoints import FAMILIES, Checkpoints
 from tests.support.engines import MakeLLM
+from tests.support.pairs import pairwise
 
 PROMPTS = [[(i * i) % 300 + 5 for i in range(40)], [7, 8, 9]]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, detokenize=False)
@@ -25,8 +24,7 @@ for dtype in ("float16", "bfloat16"):
 """
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pairwise("family", FAMILIES, "dtype", ["float16", "bfloat16"])
 def test_every_family_is_served_in_16_bits(family: str, dtype: str, make_llm: MakeLLM):
     llm = make_llm(family, dtype=dtype, block_size=16, num_blocks=64)
 

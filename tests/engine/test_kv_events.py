@@ -1,88 +1,32 @@
 """Real consumers over real sockets: what they know from the stream alone is what is cached."""
 
-import asyncio
-import gc
 import random
 import struct
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
 
-from ostinato import LLM, AsyncLLM, SamplingParams
-from ostinato.assembly import PrefixCache
-from ostinato.core.errors import CacheInUse, ConfigError
+from ostinato import SamplingParams
+from ostinato.core.errors import CacheInUse
 from ostinato.core.identity import ImageSpan
-from ostinato.engine.config import KEPT_EVENT_BATCHES, EngineConfig
 from ostinato.engine.kv_events_publisher import KVEventsPublisher
-from ostinato.engine.kv_events_wire import BatchEncoder
 from ostinato.engine.prompts import Prompt
 from ostinato.indexes.block_hash import BlockHasher, sha256
-from ostinato.observe.events import EventBatch
 from ostinato.settings import IndexName, WindowConfig
 from ostinato.tenants.terms import PINNED
-from tests.engine.kv_events_consumer import PATIENCE_MS, Consumer, agree, truth
+from tests.engine.kv_events_consumer import PATIENCE_MS, agree
+from tests.engine.kv_events_publishing import ANY_PORT, Gate, Listen, Publish, flush, meet
 from tests.support.engines import MakeLLM
 from tests.support.fake_runner import toss_a_coin
 from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache
 from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
+from tests.support.waiting import wait_until
 
-ANY_PORT = "tcp://127.0.0.1:0"
 WINDOWS = (WindowConfig(5, 12), WindowConfig(3, 9))
-
-Publish = Callable[..., KVEventsPublisher]
-Listen = Callable[[KVEventsPublisher], Consumer]
-
-
-@pytest.fixture
-def publish() -> Iterator[Publish]:
-    """Publish caches' events on ports of their own, and close them after the test."""
-    publishers: list[KVEventsPublisher] = []
-
-    def start(cache: PrefixCache, encoder: BatchEncoder | None = None, **settings: Any):
-        assert cache.events is not None
-        windows = tuple(window.window for window in cache.config.windows)
-        encoder = encoder or BatchEncoder("CPU", windows)
-        publishers.append(KVEventsPublisher(cache.events, encoder, ANY_PORT, ANY_PORT, **settings))
-        return publishers[-1]
-
-    yield start
-    for publisher in publishers:
-        publisher.close()
-
-
-@pytest.fixture
-def listen() -> "Iterator[Listen]":
-    """Make consumers, and close their sockets after the test."""
-    context, consumers = zmq.Context(), list[Consumer]()
-
-    def start(publisher: KVEventsPublisher) -> Consumer:
-        consumers.append(Consumer(context, publisher))
-        return consumers[-1]
-
-    yield start
-    context.destroy(linger=0)
-
-
-def meet(consumer: Consumer, cache: PrefixCache) -> None:
-    """Clear an empty cache until a consumer hears of it: from then on it hears everything."""
-    assert cache.events is not None
-    while not consumer.poll(wait_ms=20):
-        cache.admin.reset()
-    consumer.catch_up()
-    assert consumer.next == cache.events.next_sequence
-    consumer.num_replayed = 0
-
-
-def flush(cache: PrefixCache) -> int:
-    """End the batch to come, and return the number of the next one."""
-    assert cache.events is not None
-    cache.events.flush()
-    return cache.events.next_sequence
 
 
 def random_prompt(chance: random.Random, length: int) -> tuple[str, tuple[ImageSpan, ...]]:
@@ -241,21 +185,6 @@ def test_a_whole_engine_is_known_from_outside(index: IndexName, make_llm: MakeLL
 # --- gaps ---
 
 
-class Gate(BatchEncoder):
-    """An encoder that can hold the publisher's thread up."""
-
-    def __init__(self) -> None:
-        super().__init__("CPU")
-        self.open, self.reached = threading.Event(), threading.Event()
-        self.open.set()
-
-    def encode(self, batch: EventBatch) -> bytes:
-        if not self.open.is_set():
-            self.reached.set()
-        assert self.open.wait(PATIENCE_MS / 1000)
-        return super().encode(batch)
-
-
 def test_an_overflowing_queue_drops_batches_and_the_engine_goes_on(
     publish: Publish, listen: Listen
 ):
@@ -338,19 +267,29 @@ def test_a_request_that_is_no_request_is_ignored(
     ) == 4
 
 
-def leave_in_the_middle(publisher: KVEventsPublisher, gate: Gate, wait_s: float) -> None:
-    """Ask for everything, go, and give ZeroMQ's own thread some time to notice."""
+def num_connections(endpoint: str) -> int:
+    """Count the consumers that an endpoint is connected to, by the kernel's own table."""
+    port = f":{int(endpoint.rpartition(':')[2]):04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    established, close_wait = "01", "08"
+    return sum(r[1].endswith(port) and r[3] in (established, close_wait) for r in rows)
+
+
+def leave_in_the_middle(publisher: KVEventsPublisher, gate: Gate) -> None:
+    """Ask for everything and go; ZeroMQ notices before the replay goes on."""
     gate.open.clear()
     gate.reached.clear()
+    endpoint = publisher.replay_endpoint or ""
+    before = num_connections(endpoint)
     with zmq.Context() as context, context.socket(zmq.DEALER) as leaver:
-        leaver.connect(publisher.replay_endpoint or "")
+        leaver.connect(endpoint)
         leaver.send_multipart([b"", bytes(8)])
         assert gate.reached.wait(PATIENCE_MS / 1000)
-    time.sleep(wait_s)
+    wait_until(lambda: num_connections(endpoint) <= before)
     gate.open.set()
 
 
-def test_a_consumer_that_leaves_in_the_middle_of_its_replay_hurts_nobody(
+def test_a_consumer_that_leaves_in_the_middle_of_its_replay_hurts_no_other(
     publish: Publish, listen: Listen, caplog: pytest.LogCaptureFixture
 ):
     """The rest of its replay is given up, and said so; the next one is answered."""
@@ -359,8 +298,8 @@ def test_a_consumer_that_leaves_in_the_middle_of_its_replay_hurts_nobody(
     for letter in "ABCDE":
         cache.serve(letter * 8)
     publisher.settle()
-    for wait_s in (0.02 * 2**attempt for attempt in range(8)):
-        leave_in_the_middle(publisher, gate, wait_s)
+    for _ in range(8):  # it looks for leavers once in a millisecond
+        leave_in_the_middle(publisher, gate)
         assert len(listen(publisher).ask(0)) == 5
         if caplog.text:
             break
@@ -386,7 +325,7 @@ def test_erasing_a_tenant_leaves_none_of_its_events_anywhere(
     of_tenant = [d for d in of_tenant if bytes(d) not in _digests(cache, "ABCDEFGH")]
     assert len(of_tenant) == 3
     cache.prefix_cache.admin.erase(b"salt-of-x")
-    assert not publisher._queue
+    assert not publisher.num_queued
 
     witness.listen_until(flush(cache.prefix_cache))
     agree(witness, cache.prefix_cache)
@@ -434,10 +373,10 @@ def test_erasing_waits_until_the_queue_is_empty(publish: Publish, listen: Listen
     assert eraser.is_alive(), "it did not wait"
     gate.open.set()
     eraser.join(PATIENCE_MS / 1000)
-    assert not eraser.is_alive() and not publisher._queue
+    assert not eraser.is_alive() and not publisher.num_queued
 
 
-def test_a_tenant_that_runs_is_not_erased_and_nobody_is_told(publish: Publish, listen: Listen):
+def test_a_tenant_that_runs_is_not_erased_and_no_event_says_so(publish: Publish, listen: Listen):
     cache = tiny_cache(32, keep_event_batches=100)
     consumer = listen(publish(cache.prefix_cache))
     cache.admit("runs", "ABCDEFGH", tenant=b"x")
@@ -478,157 +417,3 @@ def test_a_router_finds_the_worker_with_the_longest_prefix(
         assert told == real
         found.add(tuple(real))
     assert len(found) > 5, "the workers hardly differ"
-
-
-# --- sockets ---
-
-
-def test_an_endpoint_that_is_taken_is_named(make_llm: MakeLLM):
-    """Two engines, one port: the second says which setting to change."""
-    llm = make_llm("llama", num_blocks=70, kv_events_endpoint=ANY_PORT)
-    assert llm.engine.kv_events is not None
-    taken = llm.engine.kv_events.endpoint
-    with pytest.raises(ConfigError, match=f"kv_events_endpoint='{taken}' cannot be bound: Addr"):
-        make_llm("llama", num_blocks=70, kv_events_endpoint=taken)
-    with pytest.raises(ConfigError, match=f"kv_events_replay_endpoint='{taken}' cannot be bound"):
-        make_llm(
-            "llama",
-            num_blocks=70,
-            kv_events_endpoint=ANY_PORT,
-            kv_events_replay_endpoint=taken,
-        )
-
-
-def _free_again(endpoint: str) -> bool:
-    with zmq.Context() as context, context.socket(zmq.PUB) as socket:
-        socket.bind(endpoint)
-    return True
-
-
-@pytest.mark.parametrize("how", ["close", "with", "forgotten"])
-def test_the_port_is_free_again_when_the_engine_is_gone(how: str, checkpoints: Any, listen: Listen):
-    """Also if nobody closes it, and while a consumer is connected that never reads."""
-    llm: LLM | None = LLM(
-        str(checkpoints.path("llama")), num_blocks=70, kv_events_endpoint=ANY_PORT
-    )
-    assert llm is not None
-    publisher = llm.engine.kv_events
-    assert publisher is not None
-    listen(publisher)
-    llm.generate({"prompt_token_ids": [5] * 40}, SamplingParams(max_tokens=1), use_tqdm=False)
-    if how == "close":
-        llm.close()
-        llm.close()
-    elif how == "with":
-        with llm:
-            pass
-    llm = None
-    gc.collect()
-    publisher._thread.join(PATIENCE_MS / 1000)
-    assert not publisher._thread.is_alive()
-    assert _free_again(publisher.endpoint)
-
-
-def test_shutting_an_async_engine_down_closes_its_sockets(checkpoints: Any):
-    """What was sent before it still arrives."""
-    llm = AsyncLLM(
-        str(checkpoints.path("llama")),
-        num_blocks=70,
-        kv_events_endpoint=ANY_PORT,
-        kv_events_replay_endpoint=ANY_PORT,
-    )
-    publisher = llm.engine.kv_events
-    assert publisher is not None
-
-    async def one() -> None:
-        async with llm:
-            prompt = {"prompt_token_ids": [5] * 40}
-            async for _ in llm.generate(prompt, SamplingParams(max_tokens=2)):
-                pass
-
-    asyncio.run(one())
-    assert not publisher._thread.is_alive()
-    assert _free_again(publisher.endpoint)
-    assert _free_again(publisher.replay_endpoint or "")
-
-
-def test_whatever_was_told_before_closing_arrives(publish: Publish, listen: Listen):
-    """The queue is sent before the sockets go."""
-    cache, gate = tiny_cache(32, keep_event_batches=100), Gate()
-    publisher = publish(cache.prefix_cache, gate)
-    consumer = listen(publisher)
-    meet(consumer, cache.prefix_cache)
-    gate.open.clear()
-    for letter in "ABCDE":
-        cache.serve(letter * 8)
-    closer = threading.Thread(target=publisher.close)
-    closer.start()
-    gate.open.set()
-    closer.join(PATIENCE_MS / 1000)
-    assert not closer.is_alive()
-    consumer.listen_until(flush(cache.prefix_cache))
-    agree(consumer, cache.prefix_cache)
-    cache.serve("after that, the cache goes on and nobody is told")
-
-
-def test_a_fault_of_the_publisher_ends_events_and_nothing_else(
-    publish: Publish, caplog: pytest.LogCaptureFixture
-):
-    """The engine must not hang or fall over them, and erasing must not wait for ever."""
-
-    class Broken(BatchEncoder):
-        def encode(self, batch: EventBatch) -> bytes:
-            raise RuntimeError("cannot write")
-
-    cache = tiny_cache(32, keep_event_batches=100)
-    publisher = publish(cache.prefix_cache, Broken("CPU"))
-    cache.serve("ABCDEFGH", tenant=b"x")
-    publisher._thread.join(PATIENCE_MS / 1000)
-    cache.serve("IJKLMNOP", tenant=b"x")
-    assert cache.prefix_cache.admin.erase(b"x").num_blocks == 4
-    publisher.close()
-    assert "KV events ended; the engine continues without them" in caplog.text
-
-
-# --- settings ---
-
-
-def test_batches_are_kept_if_they_are_published_and_nothing_else_is_said():
-    assert EngineConfig().num_kept_event_batches == 0
-    assert EngineConfig(kv_events_endpoint=ANY_PORT).num_kept_event_batches == KEPT_EVENT_BATCHES
-    config = EngineConfig(kv_events_endpoint=ANY_PORT, keep_event_batches=7)
-    assert config.cache(num_blocks=8).keep_event_batches == 7
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"kv_events_endpoint": 5557}, "kv_events_endpoint=5557: must be like 'tcp:"),
-        ({"kv_events_endpoint": "localhost:5557"}, "kv_events_endpoint='localhost:5557': must be"),
-        ({"kv_events_replay_endpoint": ANY_PORT}, "without kv_events_endpoint"),
-        ({"kv_events_topic": "kv"}, "kv_events_topic='kv' without kv_events_endpoint"),
-        ({"kv_events_endpoint": ANY_PORT, "kv_events_topic": b"kv"}, "must be a string"),
-        ({"kv_events_endpoint": ANY_PORT, "keep_event_batches": 0}, "keep_event_batches=0, which"),
-        ({"kv_events_endpoint": ANY_PORT, "keep_event_batches": -1}, "keep_event_batches=-1: must"),
-        ({"kv_events_endpoint": ANY_PORT, "enable_prefix_caching": False}, "nothing is cached"),
-        (
-            {"kv_events_endpoint": "ipc://x", "kv_events_replay_endpoint": "ipc://x"},
-            "each socket needs its own address",
-        ),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str):
-    with pytest.raises(ConfigError, match=message):
-        EngineConfig(**settings)
-
-
-def test_without_events_nobody_is_told_and_nothing_is_counted_for_them(
-    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
-):
-    """The plain path: no log, no thread, no socket, and no digest is computed."""
-    monkeypatch.setattr(BlockHasher, "digests", lambda *_: pytest.fail("a digest"))
-    llm = make_llm("llama", num_blocks=70)
-    llm.generate({"prompt_token_ids": [5] * 40}, SamplingParams(max_tokens=9), use_tqdm=False)
-    assert llm.engine.kv_events is None and llm.engine.cache.events is None
-    assert "ostinato-kv-events" not in {thread.name for thread in threading.enumerate()}
-    assert truth(llm.engine.cache), "there were blocks to tell of"

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,15 +10,13 @@ import pytest
 from ostinato import LLM, RequestOutput, SamplingParams
 from ostinato.core.errors import (
     InvalidSamplingParams,
-    MissingTokenizer,
-    ModelNotFound,
     RequestError,
 )
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.prompts import Prompt
-from tests.support.checkpoints import EOS_ID, VOCAB_SIZE, Checkpoints, without_tokenizer
-from tests.support.engines import MakeLLM, assert_idle
+from tests.support.checkpoints import EOS_ID, VOCAB_SIZE, Checkpoints
+from tests.support.engines import MakeLLM
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 PROMPTS = [list(range(3 + 5 * start, 14 + 5 * start)) for start in range(6)]
@@ -445,132 +442,3 @@ def test_counters_are_of_first_admissions(make_llm: MakeLLM) -> None:
     first = llm.cache_stats.first
     assert (first.num_requests, first.query_tokens, first.hit_tokens) == (2, 22, 10)
     assert first.hit_ratio == pytest.approx(10 / 22)
-
-
-# --- chat ---
-
-
-def conversation(*contents: str) -> list[dict[str, str]]:
-    """Return messages of user and assistant in turn."""
-    roles = ("user", "assistant")
-    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
-
-
-def test_a_conversation_is_written_by_the_template_and_the_next_turn_finds_it(bard: LLM) -> None:
-    question = conversation("What news?")
-    first = bard.chat(question, GREEDY, use_tqdm=False)[0]
-    tokenizer = bard.get_tokenizer()
-    rendered = tokenizer.apply_chat_template(question, tokenize=True, add_generation_prompt=True)
-    assert first.prompt_token_ids == list(rendered["input_ids"])
-
-    more = [*question, {"role": "assistant", "content": first.outputs[0].text}, *question]
-    second = bard.chat(more, GREEDY, use_tqdm=False)[0]
-
-    assert second.num_cached_tokens >= len(first.prompt_token_ids)
-
-
-def test_several_conversations_are_a_batch(bard: LLM) -> None:
-    talks = [conversation("What news?"), conversation("Who is there?")]
-
-    outputs = bard.chat(talks, GREEDY, use_tqdm=False)
-
-    alone = [bard.chat(talk, GREEDY, use_tqdm=False)[0] for talk in talks]
-    assert tokens_of(outputs) == tokens_of(alone)
-
-
-def test_a_template_may_be_given(llm: LLM) -> None:
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-
-    output = llm.chat(conversation("To be"), GREEDY, chat_template=template, use_tqdm=False)[0]
-
-    assert output.prompt_token_ids == llm.get_tokenizer()("To be")["input_ids"]
-
-
-@pytest.mark.parametrize(
-    ("messages", "message"),
-    [
-        (None, "must be a list of messages, not NoneType"),
-        ("hi", "must be a list of messages, not str"),
-        ({"role": "user", "content": "hi"}, "must be a list of messages, not dict"),
-        (["hi"], "must be a list of messages, not str"),
-        ([5], "message 0 is 5: it needs a 'role' and a 'content'"),
-        ([{}], "message 0 is {}: it needs"),
-        ([{"role": "user"}], "message 0 is {'role': 'user'}"),
-        ([[]], "messages is empty"),
-        ([{"role": "user", "content": "hi"}], "has no chat template: give chat_template"),
-    ],
-)
-def test_what_is_no_conversation_is_refused(messages: Any, message: str, llm: LLM) -> None:
-    with pytest.raises(RequestError, match=message):
-        llm.chat(messages, GREEDY, use_tqdm=False)
-
-
-@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{% if %}"])
-def test_a_template_that_refuses_is_quoted(template: str, llm: LLM) -> None:
-    with pytest.raises(RequestError, match="the chat template refuses these messages: "):
-        llm.chat(conversation("hi"), GREEDY, chat_template=template, use_tqdm=False)
-
-
-# --- refusals ---
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"max_tokens": 0}, "max_tokens=0: must be an integer, at least 1"),
-        ({"n": 0}, "n=0: must be an integer, at least 1"),
-        ({"n": 10**9}, "n=1000000000: "),
-        ({"temperature": -0.1}, r"temperature=-0\.1: must be a number, at least 0"),
-        ({"temperature": float("nan")}, "temperature=nan: must be a number"),
-        ({"top_p": 0.0}, r"top_p=0\.0: must be a number, above 0 and at most 1"),
-        ({"top_k": -2}, "top_k=-2: must be an integer, at least 0"),
-        ({"min_p": 1.5}, r"min_p=1\.5: must be a number, at least 0 and at most 1"),
-        ({"presence_penalty": 3}, "presence_penalty=3: must be a number"),
-        ({"repetition_penalty": 0}, "repetition_penalty=0: must be a number, above 0"),
-        ({"seed": "x"}, "seed='x': must be an integer"),
-        ({"stop": [""]}, "stop='': must be a string that is not empty"),
-        ({"stop_token_ids": [-1]}, "stop_token_ids=-1: must be an integer"),
-        ({"stop_token_ids": [320]}, "stop_token_ids names token id 320: .* from 0 to 319"),
-        ({"logit_bias": {320: 1.0}}, "logit_bias names token id 320: .* from 0 to 319"),
-        ({"logit_bias": {5: 101.0}}, r"logit_bias\[5\]=101\.0: must be a number"),
-        ({"logprobs": -2}, "logprobs=-2: must be an integer, at least -1"),
-        ({"prompt_logprobs": 10**6}, "prompt_logprobs=1000000: at most 320 alternatives"),
-        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens=9 is above max_tokens=8"),
-        ({"stop": "x", "detokenize": False}, "stop strings need text"),
-    ],
-)
-def test_params_that_cannot_be_are_refused(changes: dict[str, Any], message: str, llm: LLM) -> None:
-    """The engine goes on: a good request works afterwards."""
-    with pytest.raises(InvalidSamplingParams, match=message):
-        llm.generate([PROMPTS[0]], SamplingParams(**changes), use_tqdm=False)
-    assert_idle(llm.engine)
-
-    assert len(tokens_of(llm.generate([PROMPTS[0]], GREEDY, use_tqdm=False))[0]) == 8
-
-
-def test_without_a_tokenizer_ids_are_served_and_texts_are_not(
-    checkpoints: Checkpoints, tmp_path: Path
-) -> None:
-    path = without_tokenizer(checkpoints.path("llama"), tmp_path / "bare")
-    llm = LLM(path, num_blocks=32)
-    silent = SamplingParams(temperature=0.0, max_tokens=4, detokenize=False, logprobs=1)
-
-    output = llm.generate([PROMPTS[0]], silent, use_tqdm=False)[0].outputs[0]
-    assert (len(output.token_ids), output.text) == (4, "")
-    assert output.logprobs is not None
-    assert {entry.decoded_token for row in output.logprobs for entry in row.values()} == {None}
-
-    for ask in (
-        lambda: llm.generate("To be", silent, use_tqdm=False),
-        lambda: llm.generate([PROMPTS[0]], GREEDY, use_tqdm=False),
-        lambda: llm.chat(conversation("hi"), silent, use_tqdm=False),
-        llm.get_tokenizer,
-    ):
-        with pytest.raises(MissingTokenizer, match="give prompts as token ids and set detokenize"):
-            ask()
-    assert_idle(llm.engine)
-
-
-def test_a_model_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ModelNotFound, match="models known by name: tiny-shakespeare"):
-        LLM("/no/such/model")

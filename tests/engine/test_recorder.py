@@ -89,7 +89,7 @@ def test_a_recorded_run_replays_to_the_same_hits(make_llm, tmp_path, index, orde
 
 def test_what_happens_between_steps_is_replayed_as_well(make_llm, tmp_path):
     """Cancelled requests, a failed step, a reset, leases, an erasure and new weights."""
-    llm = make_llm("llama", record_trace=tmp_path / "t", **SMALL)
+    llm = make_llm("llama", own_weights=True, record_trace=tmp_path / "t", **SMALL)
     engine = llm.engine
     mixed_traffic(llm, seed=1, rounds=2)
 

@@ -70,7 +70,7 @@ def test_the_text_does_not_depend_on_how_it_was_cut(
 
 
 def test_the_match_that_is_complete_first_counts() -> None:
-    """Not the one that begins first: when "bc" is there, nobody knows yet whether "d" comes."""
+    """Not the one that begins first: when "bc" is there, "d" may still come."""
     checker = StopChecker(["abcd", "bc"])
 
     assert checker.append("xabcd") == "xa"

@@ -1,4 +1,4 @@
-"""Does every output have the form that was asked for, and does nobody else notice?"""
+"""Does every output have the form that was asked for, without an effect on others?"""
 
 import asyncio
 import json
@@ -306,7 +306,7 @@ def test_a_form_at_a_dead_end_costs_its_own_request(bard: LLM) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_each_id_stands_for_the_bytes_of_its_text(name: str) -> None:
-    """Whoever describes the vocabulary, the library or we: the detokenizer agrees."""
+    """Described by the library or by us, the vocabulary is that of the detokenizer."""
     tokenizer = ALL[name]()
     table = TokenTable(tokenizer)
     vocabulary = grammar_vocabulary(tokenizer, len(tokenizer), [tokenizer.eos_token_id or 0])

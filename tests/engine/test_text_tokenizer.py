@@ -89,7 +89,7 @@ def plainly(tokenizer: Any, text: str) -> list[int]:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(rows=st.lists(st.tuples(texts, st.integers(0, 60)), min_size=1, max_size=6))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_tokens_are_those_of_the_whole_text_whatever_is_known(
     name: str, rows: list[tuple[str, int]]
 ) -> None:

@@ -1,4 +1,4 @@
-"""New weights: nothing old hits, outputs are those of a fresh engine, and whoever runs ends."""
+"""New weights: nothing old hits, outputs are those of a fresh engine, and running requests end."""
 
 import asyncio
 import shutil
@@ -57,7 +57,7 @@ def test_after_one_weight_changed_nothing_hits_and_outputs_are_those_of_a_fresh_
     make_llm: MakeLLM, checkpoints: Checkpoints, tmp_path: Path, family: str, index: str
 ):
     """Before: all but one token hit. After: none, and other tokens come out; then all hit again."""
-    llm = make_llm(family, index=index, **SMALL)
+    llm = make_llm(family, own_weights=True, index=index, **SMALL)
     old = outputs(llm)[1]
     assert outputs(llm) == (23, old)
 
@@ -74,7 +74,10 @@ def test_a_checkpoint_replaces_all_weights_and_brings_its_fingerprint(
 ):
     """An engine that was started on it has the same identity, so that both could share KV."""
     path = changed_checkpoint(checkpoints.path("llama"), tmp_path / "changed")
-    llm, fresh = make_llm("llama", **SMALL), LLM(str(path), dtype="float64", block_size=4, **SMALL)
+    llm, fresh = (
+        make_llm("llama", own_weights=True, **SMALL),
+        LLM(str(path), dtype="float64", block_size=4, **SMALL),
+    )
     old = outputs(llm)[1]
     llm.update_weights(path)
     assert outputs(llm) == (0, outputs(fresh)[1]) != (0, old)
@@ -86,7 +89,7 @@ def test_a_checkpoint_replaces_all_weights_and_brings_its_fingerprint(
 def test_a_changed_weight_changes_the_fingerprint_and_a_second_change_does_so_again(
     make_llm: MakeLLM,
 ):
-    llm = make_llm("llama", **SMALL)
+    llm = make_llm("llama", own_weights=True, **SMALL)
     seen = [llm.engine.loaded.fingerprint]
     for _ in range(2):
         llm.update_weights(changed(llm))
@@ -97,7 +100,7 @@ def test_a_changed_weight_changes_the_fingerprint_and_a_second_change_does_so_ag
 
 def test_tied_weights_change_together(make_llm: MakeLLM):
     """The embedding is the output layer as well; two values for it are refused."""
-    llm = make_llm("qwen2", **SMALL)
+    llm = make_llm("qwen2", own_weights=True, **SMALL)
     update = changed(llm, "model.embed_tokens.weight")
     other = {"lm_head.weight": update["model.embed_tokens.weight"] + 1}
     with pytest.raises(ConfigError, match=r"'lm_head.weight' and 'model.embed_tokens.weight'"):
@@ -108,7 +111,7 @@ def test_tied_weights_change_together(make_llm: MakeLLM):
 
 
 def test_leases_end_with_the_weights(make_llm: MakeLLM):
-    llm = make_llm("llama", **SMALL)
+    llm = make_llm("llama", own_weights=True, **SMALL)
     outputs(llm)
     receipt = llm.lease(PROMPT)
     assert receipt.status is LeaseStatus.ACCEPTED
@@ -133,7 +136,7 @@ def test_leases_end_with_the_weights(make_llm: MakeLLM):
 )
 def test_weights_that_do_not_fit_change_nothing(make_llm: MakeLLM, update, message: str):
     """Also not those that stand before them in the same mapping."""
-    llm = make_llm("llama", **SMALL)
+    llm = make_llm("llama", own_weights=True, **SMALL)
     expected = outputs(llm)[1]
     if isinstance(update, dict) and update:
         update = changed(llm, "model.layers.0.mlp.up_proj.weight") | update
@@ -156,7 +159,7 @@ def test_weights_that_do_not_fit_change_nothing(make_llm: MakeLLM, update, messa
 def test_a_checkpoint_that_does_not_fit_changes_nothing(
     make_llm: MakeLLM, checkpoints: Checkpoints, source, kind, message: str
 ):
-    llm = make_llm("llama", **SMALL)
+    llm = make_llm("llama", own_weights=True, **SMALL)
     expected = outputs(llm)[1]
     if isinstance(source, dict):
         broken = "name" in source

@@ -266,8 +266,8 @@ def test_offline_outputs_are_complete_whatever_their_kind(llm: LLM) -> None:
         ({"enable_chunked_prefill": True, "scheduling_policy": "priority"}, {}),
         ({"dtype": "half"}, {"dtype": "float16"}),
         (
-            {"dtype": "float", "kv_cache_dtype": "half"},
-            {"dtype": "float32", "kv_cache_dtype": "float16"},
+            {"dtype": "float", "kv_cache_dtype": "int8_per_token_head"},
+            {"dtype": "float32", "kv_cache_dtype": "int8"},
         ),
         ({"num_gpu_blocks_override": 7}, {"num_blocks": 7}),
         ({"num_gpu_blocks_override": None}, {}),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ostinato import LLM, SamplingParams
 from ostinato.lab.kv_bytes import kv_bytes
@@ -110,21 +111,21 @@ def test_bytes_per_token_of_engine_and_size_command_agree(
     path = checkpoints.path(family)
     llm = make_llm(family, num_blocks=8)
     runner = llm.engine.runner
-    spec, groups, dtype = llm.engine.loaded.kv_spec, runner.groups, runner.kv_stores[0].dtype
+    spec, groups = llm.engine.loaded.kv_spec, runner.groups
+    assert runner.kv_stores[0].dtype == torch.float64
 
-    sized = kv_bytes(_config(path), "float64")
-
-    ours = {
-        window: groups.bytes_per_token(spec, group, dtype)
-        for group, window in enumerate((None, *groups.windows))
-        if groups.layers(group)
-    }
-    theirs: dict[int | None, int] = {}
-    for each in sized.groups:
-        window = each.layer.window_tokens
-        kept = each.token_bytes if each.expanded_bytes is None else each.expanded_bytes
-        theirs[window] = theirs.get(window, 0) + kept
-    assert ours == theirs
+    for name in ("float64", "int8"):
+        ours = {
+            window: groups.bytes_per_token(spec, group, getattr(torch, name))
+            for group, window in enumerate((None, *groups.windows))
+            if groups.layers(group)
+        }
+        theirs: dict[int | None, int] = {}
+        for each in kv_bytes(_config(path), name).groups:
+            window = each.layer.window_tokens
+            kept = each.token_bytes if each.expanded_bytes is None else each.expanded_bytes
+            theirs[window] = theirs.get(window, 0) + kept
+        assert ours == theirs
     in_cache = [window.window for window in windows_of(llm.engine.cache.manager)]
     assert in_cache == sorted(window for window in theirs if window is not None)
 

@@ -146,7 +146,7 @@ def patched(limits: Limits, budget: Callable[[LruShadow], int] | None = None) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lru_shadow, "SHARE", limits.share)
         patch.setattr(lru_shadow, "UTMOST_SHARE", limits.utmost)
-        patch.setattr(lru_shadow, "_DOUBT_BLOCKS", limits.doubt)
+        patch.setattr(lru_shadow, "DOUBT_BLOCKS", limits.doubt)
         if budget is not None:
             patch.setattr(LruShadow, "budget", budget)
         yield

@@ -1,18 +1,21 @@
-"""Law 1, counted where nobody can cheat: at the model's embedding.
+"""Law 1, counted at the model's embedding, past all bookkeeping of ours.
 
 A hook counts every token that goes through the model. The model is one layer wide and as tiny as
 they come; how many tokens it computes does not hang on that.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import get_args
 
 import pytest
 from torch import Tensor, nn
 
 from ostinato import LLM, SamplingParams
 from ostinato.engine.prompts import Prompt
+from ostinato.settings import IndexName
 from tests.exactness.reference import NUM_NEW, PROMPTS, random_ids
 from tests.support.engines import MakeLLM
+from tests.support.pairs import pairwise
 from tests.support.tiny_cache import on_both_indexes
 
 TINIEST = {"num_hidden_layers": 1, "num_key_value_heads": 1, "max_position_embeddings": 1024}
@@ -64,8 +67,7 @@ def num_distinct_prefixes(prompts: Sequence[Sequence[int]], known: int) -> int:
     return known + len(ends)
 
 
-@on_both_indexes
-@pytest.mark.parametrize("block_size", [4, 16, 256])
+@pairwise("block_size", [4, 16, 256], "index", get_args(IndexName))
 def test_a_thousand_prompts_with_one_system_prompt(
     block_size: int, index: str, metered: Metered
 ) -> None:
@@ -177,7 +179,7 @@ def test_who_was_preempted_computes_again_what_was_evicted(index: str, metered: 
 
 @on_both_indexes
 def test_every_recomputed_token_was_looked_up_and_missed(index: str, metered: Metered) -> None:
-    """Five prompts in a pool for one and a quarter: nobody computes again what is cached."""
+    """Five prompts in a pool for one and a quarter: nothing cached is computed again."""
     llm, meter = metered(index=index, num_blocks=15)
 
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)

@@ -5,21 +5,24 @@ through the public face, in float64, with blocks of four.
 """
 
 from collections.abc import Sequence
+from typing import get_args
 from unittest import mock
 
 import pytest
 
 from ostinato import RequestOutput, SamplingParams
 from ostinato.runner.attention import cascade, torch_backend
+from ostinato.settings import IndexName
 from tests.exactness.conftest import ReferenceOf
 from tests.exactness.reference import NUM_NEW, PROMPTS, Reference, random_ids
 from tests.support.checkpoints import FAMILIES
 from tests.support.engines import MakeLLM
-from tests.support.tiny_cache import on_both_indexes
+from tests.support.pairs import pairwise
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
+every_family_on_an_index = pairwise("family", FAMILIES, "index", get_args(IndexName))
 
 
 def assert_exact(
@@ -55,8 +58,7 @@ def test_cache_off(family: str, make_llm: MakeLLM, reference_of: ReferenceOf) ->
         assert sum(output.num_cached_tokens for output in outputs) == 0
 
 
-@on_both_indexes
-@every_family
+@every_family_on_an_index
 def test_cold_and_then_with_hits(
     family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf
 ) -> None:
@@ -72,8 +74,7 @@ def test_cold_and_then_with_hits(
     assert [o.num_cached_tokens for o in hits] == [len(prompt) - 1 for prompt in PROMPTS]
 
 
-@on_both_indexes
-@every_family
+@every_family_on_an_index
 def test_chunked(family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf) -> None:
     """A budget of 7 tokens: no chunk begins where a block does, and decodes go beside chunks."""
     llm = make_llm(family, index=index, max_num_batched_tokens=7, max_num_seqs=5)
@@ -84,8 +85,7 @@ def test_chunked(family: str, index: str, make_llm: MakeLLM, reference_of: Refer
     assert llm.engine.scheduler_stats.num_steps > sum(map(len, PROMPTS)) // 7
 
 
-@on_both_indexes
-@every_family
+@every_family_on_an_index
 def test_preempted(family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf) -> None:
     """A pool of 15 blocks: the longest sequence needs 12, so two of them are too many."""
     llm = make_llm(family, index=index, num_blocks=15)
@@ -96,8 +96,7 @@ def test_preempted(family: str, index: str, make_llm: MakeLLM, reference_of: Ref
     assert llm.engine.scheduler_stats.num_preemptions > 0
 
 
-@on_both_indexes
-@every_family
+@every_family_on_an_index
 def test_among_strangers_and_relatives(
     family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf
 ) -> None:
@@ -132,8 +131,7 @@ def test_reading_shared_blocks_once(
     assert (read.call_count > 0) == (0 in llm.engine.runner.groups.of_layer)
 
 
-@on_both_indexes
-@every_family
+@every_family_on_an_index
 def test_forks(family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf) -> None:
     """Three continuations of each prompt, which end in the middle of blocks, and are copied."""
     llm = make_llm(family, index=index)
@@ -145,8 +143,7 @@ def test_forks(family: str, index: str, make_llm: MakeLLM, reference_of: Referen
     assert [len(output.outputs) for output in outputs] == [3] * len(PROMPTS)
 
 
-@on_both_indexes
-@every_family
+@every_family_on_an_index
 def test_single_flight(
     family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf
 ) -> None:

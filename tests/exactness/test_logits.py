@@ -6,7 +6,6 @@ compute their norms, RoPE and softmax in float32 whatever the dtype, hence the t
 
 from collections.abc import Mapping, Sequence
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -14,14 +13,12 @@ from ostinato import SamplingParams
 from ostinato.engine.outputs import Logprob
 from tests.exactness.conftest import ReferenceOf
 from tests.exactness.reference import NUM_NEW, PROMPTS
-from tests.support.checkpoints import FAMILIES, VOCAB_SIZE
+from tests.exactness.test_greedy import every_family, every_family_on_an_index
+from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.engines import MakeLLM
-from tests.support.tiny_cache import on_both_indexes
 
 TOLERANCE = 1e-4
 """float32 inside the library was seen to change them by up to 1.5e-5."""
-
-every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
 def as_rows(logprobs: Sequence[Mapping[int, Logprob] | None]) -> Tensor:
@@ -53,8 +50,7 @@ def test_prompt_logprobs(family: str, make_llm: MakeLLM, reference_of: Reference
         assert_close(as_rows(output.prompt_logprobs), theirs[:-1])
 
 
-@on_both_indexes
-@every_family
+@every_family_on_an_index
 def test_logprobs_behind_shared_and_copied_tokens(
     family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf
 ) -> None:

@@ -146,7 +146,7 @@ def test_each_new_block_continues_the_one_before_it(index):
 
 @on_both_indexes
 def test_a_thousand_calls_at_once_compute_the_512_shared_tokens_once(index):
-    """511,488 tokens saved, although nobody has finished when the last of them arrives."""
+    """511,488 tokens saved, although none has finished when the last of them arrives."""
     manager = build_cache(PrefixCacheConfig(num_blocks=1100, block_size=16, index=index)).manager
     shared = list(range(512))
     tables, computed = [], 0

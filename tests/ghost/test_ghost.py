@@ -251,7 +251,7 @@ def test_estimates_say_how_many_requests_came_since(monkeypatch):
 
 @pytest.mark.parametrize("forget", ["erase", "new_epoch", "reset"])
 def test_what_was_sampled_is_dropped_with_what_was_cached(forget):
-    """Estimates stay: they tell how much was found, and of nobody. Sampling begins anew."""
+    """Estimates stay: they tell how much was found, and name no tenant. Sampling begins anew."""
     served, prompts = Served(900), conversations(260)
     before = served.serve(prompts[:250]).cache.stats.ghosts
     assert before and served.cache.ghost.is_sampling

@@ -151,9 +151,9 @@ def test_evicting_one_of_two_colliding_blocks_leaves_the_other():
 # --- copies of one content ------------------------------------------------------------------
 
 
-def twice(num_blocks: int) -> TinyCache:
+def twice(num_blocks: int, **settings) -> TinyCache:
     """ABCD in block 0 and, computed again by one who does not read, in block 1."""
-    cache = hash_cache(num_blocks)
+    cache = hash_cache(num_blocks, **settings)
     cache.serve("ABCD")
     cache.serve("ABCD", reads=False)
     assert cache.picture().startswith("ABCD:evictable ABCD:evictable")
@@ -186,6 +186,19 @@ def test_a_copy_may_go_before_its_descendants_while_another_stays():
     cache.admit("stranger", "12345", writes=False)
     assert cache.picture() == "ABCD:evictable 5:private EFGH:evictable 1234:private"
     assert cache.match("ABCDEFGHI").num_tokens == 8
+
+
+@pytest.mark.parametrize("policy", ["lru", "reuse_hazard"])
+def test_the_oldest_block_waits_for_its_descendants_once_it_is_the_only_copy(policy):
+    """Block 1 was released first, as one of two copies; without block 0 EFGH goes before it."""
+    cache = twice(4, policy=policy)
+    cache.serve("ABCDEFGH")
+    pool = cache.manager.pool
+    [other] = [entry for entry in pool.entries() if 0 in entry.blocks]
+    pool.evict(other, "space", None, cache.manager.index)
+    cache.manager.check()
+    cache.admit("stranger", "123456789", writes=False)
+    assert cache.picture() == "1234:private ABCD:evictable 9:private 5678:private"
 
 
 def test_the_source_of_a_copy_is_held_through_the_oldest_ancestors():

@@ -51,7 +51,7 @@ def most_hits(paths: list[list[int]], num_blocks: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_nobody_who_evicts_leaves_finds_more_than_belady(seed):
+def test_no_policy_that_evicts_leaves_finds_more_than_belady(seed):
     """Found by trying everything: the bound is met, and not passed."""
     rng = random.Random(seed)
     paths, num_blocks = trees(rng, 8), rng.randint(3, 6)

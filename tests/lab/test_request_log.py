@@ -275,7 +275,7 @@ def test_a_conversation_continued_by_the_id_of_a_response_is_completed(tmp_path:
 def test_an_answer_that_was_logged_again_and_again_is_held_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("ostinato.lab.request_log._Conversations.MAX_LETTERS", 40)
+    monkeypatch.setattr("ostinato.lab.request_log.Conversations.MAX_LETTERS", 40)
     again = {"body": {"model": "m", "input": "Who comes?"},
              "response": {"id": "resp_1", "output": []}}  # fmt: skip
     more = {"model": "m", "input": "And?", "previous_response_id": "resp_1"}
@@ -312,7 +312,7 @@ def test_arrays_and_gzip_are_read_like_lines(tmp_path: Path, indent, packed):
 
 
 def test_an_array_longer_than_a_chunk_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lines, "_CHUNK_BYTES", 7)
+    monkeypatch.setattr(lines, "CHUNK_BYTES", 7)
     said = [{**CHAT, "messages": [{"role": "user", "content": "[{" * n}]} for n in range(40)]
     path = tmp_path / "log.json"
     path.write_text(json.dumps(said))
@@ -375,7 +375,7 @@ def test_a_record_over_the_limit_is_skipped_without_being_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form
 ):
     monkeypatch.setattr(lines, "MAX_RECORD_BYTES", 2**20)
-    monkeypatch.setattr(lines, "_CHUNK_BYTES", 2**16)
+    monkeypatch.setattr(lines, "CHUNK_BYTES", 2**16)
     long = json.dumps({**CHAT, "messages": [{"role": "user", "content": "x" * 2**24}]})
     path = tmp_path / "log.json"
     path.write_text(f"[{json.dumps(CHAT)}, {long}]" if form == "array" else
@@ -409,7 +409,7 @@ def peak_of(path: Path, num_records: int, form: str) -> int:
 @pytest.mark.parametrize("form", ["lines", "array"])
 def test_memory_does_not_grow_with_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form):
     """Prompts of 10 kB whose responses have names, which later ones could refer to."""
-    monkeypatch.setattr("ostinato.lab.request_log._Conversations.MAX_LETTERS", 2**18)
+    monkeypatch.setattr("ostinato.lab.request_log.Conversations.MAX_LETTERS", 2**18)
     small, large = (peak_of(tmp_path / "log.gz", n, form) for n in (400, 1600))
     assert large < 1.2 * small < 16 * 2**20
 

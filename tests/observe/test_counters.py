@@ -71,7 +71,7 @@ def test_each_tenant_is_counted_by_itself(index):
 
 
 def test_the_number_of_tenants_is_bounded_and_no_count_is_lost():
-    """Whoever was not seen for longest goes into one sum with others."""
+    """The tenant that was not seen for longest goes into one sum with others."""
     stats = CacheStats()
     for number in range(MAX_TENANTS + 10):
         stats.count_lookup(b"%d" % number, 10, 4, 1, preempted=False)

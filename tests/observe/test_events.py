@@ -258,7 +258,7 @@ def test_each_step_tells_what_it_stored_and_evicted(index):
 
 @on_both_indexes
 def test_a_block_is_removed_with_its_last_copy(index):
-    """Two sequences compute the same block in one step; nobody hears of the second copy."""
+    """Two sequences compute the same block in one step; no event tells of the second copy."""
     cache = watched(3, index=index, seal_tails=False)
     cache.plan("one", "ABCD")
     cache.plan("two", "ABCD", reads=False)

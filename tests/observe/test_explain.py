@@ -243,7 +243,7 @@ def test_without_a_cache_everything_is_switched_off():
 
 @on_both_indexes
 def test_what_was_not_to_be_kept_is_not_compared_with(index):
-    """Nobody finds it, nobody learns of it, and its own explanation says why it is silent."""
+    """It is never found or named, and its own explanation says why it is silent."""
     tiny = tiny_scheduler(index=index)
     tiny.add("secret", "ABCDEFGH", cache_write=False)
     tiny.run()
@@ -317,7 +317,7 @@ def test_a_preempted_request_is_explained_as_it_was_first_admitted(index):
 
 
 def test_what_a_window_lost_was_evicted():
-    """Nobody noted when, so that nothing is said of it."""
+    """The time is unknown, so nothing is said of it."""
     tiny = tiny_scheduler(num_blocks=32, windows=(WindowConfig(5, 4),))
     served(tiny, first="ABCDEFGHIJKL", second="012345678901", third="abcdefghijkl")
     served(tiny, fourth="ABCDEFGHIJKLM")
@@ -380,7 +380,7 @@ def test_the_page_and_the_values_say_the_same():
 
 
 @on_both_indexes
-def test_behind_a_public_head_nobody_learns_who_computed_it(index):
+def test_behind_a_public_head_no_tenant_learns_who_computed_it(index):
     """Two tenants begin with one published prefix and arrive in one step."""
     tiny = tiny_scheduler(index=index)
     publisher = Identity(tenant=b"\0head")

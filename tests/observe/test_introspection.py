@@ -19,7 +19,7 @@ def listed(cache, most: int = 20, **how) -> list[tuple[str, int, int]]:
     return [(letters(prefix.head), prefix.own_tokens, prefix.num_hits) for prefix in found]
 
 
-def test_a_prefix_that_many_found_is_heavier_than_a_longer_one_that_nobody_found(index):
+def test_a_prefix_that_hit_often_is_heavier_than_a_longer_one_that_never_hit(index):
     """ABCD was found three times; what follows it was not, though two of four blocks are there."""
     cache = tiny_cache(16, index=index)
     for prompt in ("ABCDEFGHIJKL", "ABCD1234", "ABCD5678", "ABCDvwxy"):

@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from ostinato.core.config import FreeOrder
 from ostinato.core.identity import Identity, ImageSpan
 from ostinato.indexes.block_hash import DigestFunction
-from ostinato.settings import IndexName, PolicyName, PrefixCacheConfig
+from ostinato.settings import FreeOrder, IndexName, PolicyName, PrefixCacheConfig
 from tests.properties.cache_oracle import KvValues
 from tests.properties.cache_under_test import CacheUnderTest, LiveSequence, Prompt
 from tests.properties.draw import Choices, Draw, Event, draw_event, rarely, weighted

@@ -107,7 +107,7 @@ class ScenarioChecks(StepChecks):
         self.counts["lease expired"] += len(over)
 
     def after_new_epoch(self) -> None:
-        """Old content stays only where somebody reads it; and nobody is promised any of it."""
+        """Old content stays only while it is read, and no lease promises any of it."""
         self.counts["ran on under old weights"] += self._scheduler.num_running
         self._stale = self.oracle.stale()
         self.between_steps()
@@ -142,7 +142,7 @@ class ScenarioChecks(StepChecks):
         assert not self._consumer.cached
 
     def everything_ended(self) -> None:
-        """Law 9: nothing is live or leased, so nothing is held; and nobody is above quota."""
+        """Law 9: nothing is live or leased, so nothing is held; and no tenant is above quota."""
         assert not self.live() and self._cache.manager.num_live_tables == 0
         assert self._cache.admin.num_leases == 0
         residents = self.oracle.residents([])
@@ -160,7 +160,7 @@ class ScenarioChecks(StepChecks):
         """A hit is only for those who read, refreshes leases, and holds its window alone."""
         table = sequence.table
         assert table is not None
-        assert sequence.reads_cache or not table.num_cached_tokens, "a hit without reading"
+        assert not sequence.reading_is_off or not table.num_cached_tokens, "a hit without reading"
         used = table.num_cached_tokens
         used += 0 < used == len(sequence.key) - 1  # all that may hit did (law 4)
         for lease in self.leases.values():
@@ -254,7 +254,7 @@ class ScenarioChecks(StepChecks):
         assert stale <= self._stale, "published under old weights"
         self._stale = stale
         if not any(s.key.identity.epoch < epoch for s in self.running()):
-            assert not stale, "content of old weights that nobody reads"
+            assert not stale, "content of old weights without a reader"
 
     def _check_events(self) -> None:
         """Who heard the stream alone knows which full blocks are cached, in every group."""

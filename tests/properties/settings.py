@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
-from ostinato.core.config import FreeOrder, SchedulerConfig, WaitingOrder
+from ostinato.core.config import SchedulerConfig, WaitingOrder
 from ostinato.settings import (
+    FreeOrder,
     IndexName,
     PolicyName,
     PrefixCacheConfig,
@@ -56,9 +57,9 @@ class Settings:
         return PrefixCacheConfig(
             self.num_blocks,
             size,
-            self.free_order,
             self.enable_prefix_caching,
             self.seal_tails,
+            self.free_order,
             self.index,
             self.policy,
             windows=tuple(

@@ -12,7 +12,7 @@ import torch
 from ostinato.runner.forward.codes import CodeFormat, Codes, encode, joined
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.quantized import QuantizedWeight
-from ostinato.runner.gguf_codes import _exact
+from ostinato.runner.gguf_codes import exact_codes
 from ostinato.runner.model_loader import LoadedModel, load_model
 from tests.runner.bench import own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints
@@ -74,14 +74,14 @@ def test_blocks_of_256_become_codes_where_their_groups_are_of_32(kind: str, turn
         weight = weight.view(4, 2, 2, -1).transpose(1, 2).reshape(weight.shape)
     tensor = SimpleNamespace(tensor_type=type_, data=data, shape=np.array([512, 16]))
 
-    found = _exact(tensor, weight, [2, 4])
+    found = exact_codes(tensor, weight, [2, 4])
 
     if kind == "Q6_K":
         assert found is None
     else:
         assert found is not None and torch.equal(found.plain(), weight)
-        assert _exact(tensor, weight.bfloat16(), [4]) is not None, "as it was rounded"
-        assert _exact(tensor, weight + 1, [4]) is None, "other numbers"
+        assert exact_codes(tensor, weight.bfloat16(), [4]) is not None, "as it was rounded"
+        assert exact_codes(tensor, weight + 1, [4]) is None, "other numbers"
 
 
 def test_codes_of_several_formats_are_joined_without_loss() -> None:

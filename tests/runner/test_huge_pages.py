@@ -44,7 +44,7 @@ def test_numbers_stay_what_they_are() -> None:
 
 
 def test_memory_that_fills_no_page_is_left_alone() -> None:
-    """And so is an address where nothing is mapped: the kernel refuses, and nobody minds."""
+    """And so is an address where nothing is mapped: the kernel refuses, without an error."""
     expect_block(PAGE_BYTES - 1)
     into_huge_pages(PAGE_BYTES * 3 // 2, PAGE_BYTES - 1)
     into_huge_pages(PAGE_BYTES * 3 // 2, 4 * PAGE_BYTES)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from ostinato.core.errors import ConfigError
+from ostinato.runner.kv_codes import decode, encode
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.native.library import library
 from ostinato.runner.native.store import NativeKVStore
@@ -17,7 +19,7 @@ from tests.support.instruction_sets import ISAS, isa_in_use
 SPEC = KVSpec((LayerKV(2, 4, 5), LayerKV(1, 6, 4, sliding_window=8)))
 SIZE = 16
 NUM_SLOTS = 4 * SIZE
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
 
 NewStore = Callable[..., KVStore]
 
@@ -57,7 +59,12 @@ def content(store: KVStore, layer: int) -> list[float]:
     """What the slots of a layer hold, given that each is uniform."""
     keys, values = store.read(layer, torch.arange(NUM_SLOTS))
     assert (keys == keys[:, :1, :1]).all() and (values == -keys[:, :1, :1]).all()
-    return keys[:, 0, 0].tolist()
+    return keys[:, 0, 0].round(decimals=4).tolist()  # codes of 127 times a scale
+
+
+def kept(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows as a store of that format keeps them."""
+    return decode(encode(rows)) if dtype == torch.int8 else rows.to(dtype)
 
 
 def counted(base: int, **changed: float) -> list[float]:
@@ -85,17 +92,18 @@ def test_every_element_has_a_place_of_its_own(new_store: NewStore, dtype: torch.
     """Written in one order and read in another, each slot, head and element keeps its own."""
     store = new_store(SPEC, 4, SIZE, dtype)
     draw = torch.Generator().manual_seed(0)
-    for layer, kept in enumerate(SPEC.layers):
+    for layer, layer_kv in enumerate(SPEC.layers):
         keys, values = (
-            torch.randn(NUM_SLOTS, kept.num_kv_heads, dim, generator=draw).to(dtype)
-            for dim in (kept.key_dim, kept.value_dim)
+            torch.randn(NUM_SLOTS, layer_kv.num_kv_heads, dim, generator=draw)
+            for dim in (layer_kv.key_dim, layer_kv.value_dim)
         )
         where, order = (torch.randperm(NUM_SLOTS, generator=draw) for _ in range(2))
         for part in torch.arange(NUM_SLOTS).split((1, 20, 43)):
             store.write(layer, keys[part], values[part], where[part])
 
         found = store.read(layer, where[order])
-        assert torch.equal(found[0], keys[order]) and torch.equal(found[1], values[order])
+        assert torch.equal(found[0], kept(keys[order], dtype))
+        assert torch.equal(found[1], kept(values[order], dtype))
 
 
 def test_keys_come_in_the_strides_that_models_give_them(new_store: NewStore):
@@ -146,7 +154,11 @@ def test_copies_read_all_sources_before_any_target_is_written(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_zeroed_slots_are_forgotten_in_all_layers(new_store: NewStore, dtype: torch.dtype):
+    """What was no number, too: of codes, the scale says so."""
     store = filled_store(new_store, dtype)
+    no_numbers = torch.full((1, 2, 5), torch.nan)
+    store.write(0, no_numbers[..., :4], no_numbers, torch.tensor([37]))
+    assert store.read(0, torch.tensor([37]))[0].isnan().all()
 
     store.zero(torch.tensor([2, 37]))
 
@@ -156,7 +168,7 @@ def test_zeroed_slots_are_forgotten_in_all_layers(new_store: NewStore, dtype: to
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_are_rounded_to_the_stores_dtype(new_store: NewStore, dtype: torch.dtype):
-    """To nearest, ties to even, as torch rounds."""
+    """To nearest, ties to even, as torch rounds; codes are the same wherever they are made."""
     store = new_store(SPEC, 1, SIZE, dtype)
     draw = torch.Generator().manual_seed(1)
     keys, values = torch.randn(9, 1, 6, generator=draw), torch.randn(9, 1, 4, generator=draw)
@@ -164,16 +176,17 @@ def test_values_are_rounded_to_the_stores_dtype(new_store: NewStore, dtype: torc
     store.write(1, keys, values, torch.arange(9))
 
     found = store.read(1, torch.arange(9))
-    assert torch.equal(found[0], keys.to(dtype)) and torch.equal(found[1], values.to(dtype))
+    assert torch.equal(found[0], kept(keys, dtype)) and torch.equal(found[1], kept(values, dtype))
 
 
 @pytest.mark.parametrize(
-    ("dtype", "expected"), [(torch.float32, 112), (torch.bfloat16, 56), (torch.float16, 56)]
+    ("dtype", "expected"),
+    [(torch.float32, 112), (torch.bfloat16, 56), (torch.float16, 56), (torch.int8, 28 + 6 * 4)],
 )
 def test_bytes_per_token_are_heads_times_key_and_value_sizes_over_all_layers(
     new_store: NewStore, dtype: torch.dtype, expected: int
 ):
-    """2 × (4 + 5) + 1 × (6 + 4) = 28 elements."""
+    """2 × (4 + 5) + 1 × (6 + 4) = 28 elements; with 8 bits, a scale for each of 6 rows."""
     assert SPEC.bytes_per_token(dtype) == expected
     assert new_store(SPEC, 4, SIZE, dtype).num_bytes == NUM_SLOTS * expected
 
@@ -198,6 +211,20 @@ def test_a_store_that_is_zeroed_whole_is_zero_to_its_last_slot(new_store: NewSto
     store.zero(torch.arange(10_000))
 
     assert not any(rows.any() for rows in store.read(0, torch.arange(10_000)))
+
+
+def test_codes_are_off_by_half_a_scale_at_most_and_the_largest_element_not_at_all():
+    rows = torch.randn(50, 3, 64, generator=torch.Generator().manual_seed(2)) * 10
+    rows[7] = 0
+    rows[8, 0, 5] = torch.inf
+
+    found = decode(encode(rows))
+
+    assert found[8, 0].isnan().all() and not found[7].any()
+    rows[8, 0] = found[8, 0] = 0
+    largest = rows.abs().amax(-1, keepdim=True)
+    assert ((found - rows).abs() <= largest / 254 * 1.0001).all()
+    torch.testing.assert_close(found.abs().amax(-1, keepdim=True), largest)
 
 
 def test_a_plain_store_has_blocks_of_any_size_in_any_dtype():

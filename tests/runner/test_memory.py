@@ -81,7 +81,7 @@ def test_a_containers_limit_counts(
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
 
     assert available_bytes() == left
 
@@ -91,7 +91,7 @@ def test_a_container_without_limit_leaves_the_machines_memory(
 ):
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("2000\n")
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
 
     found = available_bytes()
 

@@ -55,7 +55,7 @@ def test_quantized_activations_are_computed_as_transformers_does(
 
     assert distance(found.double(), expected) < (0.15 if dtype == "bfloat16" else 0.03)
     quantized = loaded.model.model.layers[0].mlp.up_proj
-    assert isinstance(quantized, PackedLinear) == (activations is None)
+    assert isinstance(quantized, PackedLinear) == (activations != STATIC)
 
 
 def test_a_quantized_model_generates_what_generate_does(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Requests that do not get to their end: nobody else notices (laws 5 and 9)."""
+"""Requests that do not get to their end, without an effect on others (laws 5 and 9)."""
 
 import pytest
 
@@ -165,7 +165,7 @@ def test_a_step_is_planned_when_the_last_one_has_ended(index):
         tiny.scheduler.plan()
 
 
-def test_between_plan_and_commit_nobody_leaves(index):
+def test_between_plan_and_commit_no_request_is_removed(index):
     """The runner is writing to their blocks."""
     tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABC")

@@ -55,7 +55,7 @@ def test_decodes_go_first_also_before_a_prompt_that_came_earlier():
 
 
 def test_a_prefill_for_which_nothing_is_left_keeps_its_blocks_and_waits():
-    """Three decodes and the first prefill take all five; nobody else is admitted meanwhile."""
+    """Three decodes and the first prefill take all five; no other request is admitted meanwhile."""
     tiny = tiny_scheduler(budget=5, max_chunk_tokens=2)
     tiny.add("one", "ABCDEF")
     tiny.add("two", "GHIJKL")
@@ -74,7 +74,7 @@ def test_what_a_prompt_leaves_of_the_budget_goes_to_the_next():
     assert tiny.run() == ["one:ABCDEF", "one:GHI two:QRS", "two:TUV"]
 
 
-def test_prompts_under_way_are_served_in_rank_whoever_was_admitted_first():
+def test_prompts_under_way_are_served_in_rank_not_in_order_of_admission():
     """The urgent one came later, and takes the whole budget as soon as it has a seat."""
     tiny = tiny_scheduler(budget=8, max_chunk_tokens=6)
     tiny.add("patient", "ABCDEFGHIJKLMN", priority=1)
@@ -114,13 +114,13 @@ def test_a_limit_on_chunks_lets_a_short_prompt_pass_a_long_one():
 
 
 def test_a_limit_on_chunks_holds_in_every_step():
-    """Even where nobody else wants the rest of the budget."""
+    """Even where the rest of the budget is left over."""
     tiny = tiny_scheduler(budget=6, max_chunk_tokens=4)
     tiny.add("long", "ABCDEFGHIJ")
     assert tiny.run() == ["long:ABCD", "long:EFGH", "long:IJ"]
 
 
-def test_nobody_is_admitted_while_a_prefill_gets_nothing():
+def test_no_request_is_admitted_while_a_prefill_gets_nothing():
     """Three chunks of four do not fit into ten: so the third prompt gets two, the fourth waits."""
     tiny = tiny_scheduler(budget=10, max_chunk_tokens=4, max_num_seqs=4)
     for name, prompt in {"one": "ABCDEFGH", "two": "IJKLMNOP", "three": "QRSTUVWX"}.items():

@@ -14,7 +14,7 @@ def test_a_prompt_is_computed_and_its_first_token_sampled_in_one_step():
 
 
 def test_the_last_token_of_an_answer_is_never_computed():
-    """Three tokens take three steps: its KV would be of use to nobody."""
+    """Three tokens take three steps: its KV would be of no use."""
     tiny = tiny_scheduler()
     tiny.add("one", "ABC", max_tokens=3)
     assert tiny.run() == ["one:ABC", "one:a", "one:b"]
@@ -22,7 +22,7 @@ def test_the_last_token_of_an_answer_is_never_computed():
 
 
 def test_a_request_joins_those_that_decode_in_the_next_step():
-    """Nobody waits for a batch to end; decodes stand before prefills."""
+    """No request waits for a batch to end; decodes stand before prefills."""
     tiny = tiny_scheduler()
     tiny.add("one", "ABC", max_tokens=4)
     assert tiny.step() == "one:ABC"

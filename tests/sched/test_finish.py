@@ -82,7 +82,7 @@ def test_an_answer_ends_where_the_model_does():
 
 @pytest.mark.parametrize("num_blocks, answer", [(1, "ab"), (2, "abcdef")])
 def test_an_answer_ends_where_the_pool_does(num_blocks, answer):
-    """Its last token needs no slot, for nobody reads it."""
+    """Its last token needs no slot, since it is never read."""
     tiny = tiny_scheduler(num_blocks=num_blocks)
     tiny.add("one", "ABC", max_tokens=None)
     tiny.run()
@@ -90,7 +90,7 @@ def test_an_answer_ends_where_the_pool_does(num_blocks, answer):
 
 
 def test_a_stop_string_ends_an_answer_between_steps():
-    """Whoever reads the text says so; its computed blocks stay findable."""
+    """The detokenizer says so; its computed blocks stay findable."""
     tiny = tiny_scheduler()
     tiny.add("one", "ABCD", max_tokens=9)
     tiny.step()

@@ -146,7 +146,7 @@ def test_continuations_of_one_token_need_no_room(index):
 
 
 def test_continuations_of_one_token_are_not_forked_at_all(index):
-    """There would be room; but why copy what nobody will read?"""
+    """There would be room; but why copy what is never read?"""
     tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABC", n=4, max_tokens=1, seeds=(0, 1, 2, 0))
     tiny.step()

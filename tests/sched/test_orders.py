@@ -16,6 +16,7 @@ from ostinato.scheduling import fair_share
 from ostinato.scheduling.depth_first import depth_first
 from ostinato.scheduling.fair_share import FairShare
 from ostinato.scheduling.longest_prefix import MAX_RANKED
+from tests.support.memory_search import search
 from tests.support.tiny_scheduler import TinyScheduler, make_request, tiny_scheduler
 
 ORDERS = get_args(WaitingOrder)
@@ -81,7 +82,7 @@ def test_priority_goes_before_the_walk():
     assert names_of(tiny.run()) == ["urgent", "first", "late"]
 
 
-def test_the_walk_overtakes_nobody_more_often_than_the_bound():
+def test_the_walk_overtakes_no_sequence_more_often_than_the_bound():
     """Two questions on the cached document pass the stranger; then it goes first."""
     tiny = tiny_scheduler(max_num_seqs=1, order="depth_first", max_overtakes=2)
     tiny.add("warm", "AAAA")
@@ -126,8 +127,8 @@ def test_depth_first_looks_at_the_first_that_came_only():
 
 
 @pytest.mark.parametrize("order", ["longest_prefix", "depth_first"])
-def test_nobody_is_looked_up_while_every_seat_is_taken(order, monkeypatch):
-    """Ranking a long queue costs, and most steps admit nobody."""
+def test_no_prompt_is_looked_up_while_every_seat_is_taken(order, monkeypatch):
+    """Ranking a long queue costs, and most steps admit no request."""
     tiny = tiny_scheduler(max_num_seqs=1, order=order)
     tiny.add("runs", "ABCD", max_tokens=5)
     tiny.step()
@@ -146,7 +147,7 @@ def test_nobody_is_looked_up_while_every_seat_is_taken(order, monkeypatch):
 
 
 def make_sequence(number: int, prompt: str, tenant: str = "", images=()) -> Sequence:
-    """Return a sequence that nobody has looked at."""
+    """Return a new sequence."""
     request = make_request(f"request {number}", prompt, tenant=tenant, images=images)
     key = PrefixKey(request.identity, request.prompt_token_ids, images)
     return Sequence(SequenceId(number), request, 0, key, seed=0)
@@ -193,8 +194,8 @@ pictures = st.sampled_from([(), (ImageSpan(b"cat", 1, 2),), (ImageSpan(b"dog", 1
 
 
 @given(st.lists(st.tuples(st.text("AB", min_size=3, max_size=6), pictures), max_size=9))
-def test_whoever_shares_a_prefix_stands_together_also_with_images(crowd):
-    """Between two that share some tokens stands nobody who shares fewer with either."""
+def test_sequences_that_share_a_prefix_stand_together_also_with_images(crowd):
+    """Between two that share some tokens stands none that shares fewer with either."""
     waiting = [
         make_sequence(i, text[0] + "ii" + text[3:] if images else text, images=images)
         for i, (text, images) in enumerate(crowd)
@@ -342,7 +343,7 @@ def test_an_idle_tenant_saves_nothing_up_while_every_seat_is_taken():
     assert abs(computed["a"] - computed["b"]) <= 3
 
 
-def test_debts_end_when_nobody_waits():
+def test_debts_end_with_an_empty_queue():
     """a was served alone for long; when both come, it has no less than b."""
     tiny = fair()
     tiny.add("long", "A", tenant="a", max_tokens=30)
@@ -394,7 +395,7 @@ def test_counters_of_tenants_that_are_gone_are_forgotten(monkeypatch):
         passing = make_sequence(number, "A", tenant=f"tenant {number}")
         assert len(list(order.candidates([patient, passing]))) == 2
         order.planned(passing, number)
-    assert len(order._served) <= 13
+    assert search(order, b"tenant ").salts <= 11
     assert order.num_served_tokens(b"debtor") == 10**6, "the lowest are forgotten first"
     assert not list(order.candidates([]))
-    assert not order._served
+    assert not search(order, b"tenant ").salts

@@ -47,7 +47,7 @@ def test_a_preempted_sequence_finds_what_is_still_cached(index):
     assert tiny.outputs == {"one": "abcd", "two": "abcd"}
 
 
-def test_a_preempted_sequence_whose_blocks_nobody_took_computes_one_token(index):
+def test_a_preempted_sequence_whose_blocks_stayed_computes_one_token(index):
     """As after any other full hit."""
     tiny = tiny_scheduler(num_blocks=8, index=index)
     tiny.add("one", "ABCDEFG", max_tokens=4)
@@ -77,7 +77,7 @@ def test_with_prefix_caching_off_everything_is_computed_anew(index):
     assert tiny.outputs == {"one": "abcd", "two": "abcd"}
 
 
-def test_priority_decides_who_pays_whoever_came_first(index):
+def test_priority_decides_who_is_preempted_before_arrival_does(index):
     tiny = tiny_scheduler(num_blocks=4, index=index)
     tiny.add("early", "ABCDEFG", max_tokens=4, priority=1)
     tiny.add("urgent", "QRSTUVW", max_tokens=4, priority=0)
@@ -97,7 +97,7 @@ def test_who_is_preempted_keeps_its_place_before_later_arrivals(index):
     assert tiny.step() == "two:....UVWab new:xyz"
 
 
-def test_nobody_is_admitted_in_a_step_that_preempts(index):
+def test_no_request_is_admitted_in_a_step_that_preempts(index):
     """Who has just given way would be the first to come back, and be sent away again."""
     tiny = tiny_scheduler(num_blocks=4, index=index)
     tiny.add("one", "ABCDEFGH", max_tokens=6)
@@ -131,7 +131,7 @@ def test_several_give_way_where_one_has_nothing_of_its_own(index):
     assert tiny.scheduler.stats.num_preemptions == 2
 
 
-def test_whoever_is_first_in_rank_is_never_preempted(index):
+def test_the_first_in_rank_is_never_preempted(index):
     """So somebody always gets on: four that want the whole pool end one after the other."""
     tiny = tiny_scheduler(num_blocks=3, index=index)
     for name in ("one", "two", "three", "four"):
@@ -166,7 +166,7 @@ def test_what_hit_at_first_admission_is_kept_when_a_sequence_comes_back(index):
 
 
 def test_after_preempt_all_everybody_comes_back_in_order(index):
-    """Blocks that are still there are found; nobody notices in the output."""
+    """Blocks that are still there are found; the output is the same."""
     tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABCD", max_tokens=3)
     tiny.add("two", "QRST", max_tokens=3, n=2)

@@ -66,7 +66,7 @@ def test_a_last_block_that_is_not_full_is_not_shared_while_its_request_runs(inde
 # --- across chunks ----------------------------------------------------------------------------
 
 
-def test_without_a_limit_on_chunks_nobody_is_admitted_beside_a_prefill(index):
+def test_without_a_limit_on_chunks_no_request_is_admitted_beside_a_prefill(index):
     """It takes the whole budget until its last chunk, whose step the follower shares."""
     tiny = tiny_scheduler(index=index, budget=6)
     tiny.add("leader", "ABCDEFGHvw")
@@ -117,7 +117,7 @@ def test_a_follower_waits_for_the_tokens_that_it_can_copy(index):
 
 
 def test_a_follower_does_not_wait_for_what_will_not_be_findable(index):
-    """IJ are in the leader's last block, which is not full: nobody finds it while it runs."""
+    """IJ are in the leader's last block, which is not full, so it cannot hit while that runs."""
     tiny = chunked(index)
     tiny.add("leader", "ABCDEFGHIJ")
     tiny.add("follower", "ABCDEFGHIJxy")
@@ -204,7 +204,7 @@ def test_followers_that_shared_the_failed_step_end_with_it(index):
     assert tiny.step() == "far:ABCD"
 
 
-def test_a_preempted_leader_follows_whoever_takes_over(index):
+def test_a_preempted_leader_follows_the_request_that_takes_over(index):
     """The decode needs a second block in step 2, and the leader is last in rank."""
     tiny = chunked(index, num_blocks=4)
     tiny.add("leader", "ABCDEFGHIJKL", priority=1)
@@ -218,7 +218,7 @@ def test_a_preempted_leader_follows_whoever_takes_over(index):
 
 
 def test_a_follower_that_leads_and_is_cancelled_hands_over_again(index):
-    """Whoever leads is cancelled in every step: the prompt gets on by a block each time."""
+    """The leader is cancelled in every step: the prompt gets on by a block each time."""
     tiny = chunked(index)
     names = [f"request {number}" for number in range(4)]
     for name in names:
@@ -231,10 +231,10 @@ def test_a_follower_that_leads_and_is_cancelled_hands_over_again(index):
     assert tiny.run() == ["request 3:............MNOP", "request 3:3"]
 
 
-# --- who is nobody's leader or follower -----------------------------------------------------------
+# --- who neither leads nor follows ---------------------------------------------------------------
 
 
-def test_nobody_waits_for_a_leader_that_does_not_write_the_cache(index):
+def test_no_request_waits_for_a_leader_that_does_not_write_the_cache(index):
     """What it computes will never be findable."""
     tiny = chunked(index)
     tiny.add("private", "ABCDEFGH", cache_write=False)
@@ -243,7 +243,7 @@ def test_nobody_waits_for_a_leader_that_does_not_write_the_cache(index):
 
 
 @pytest.mark.parametrize("how", [{"cache_read": False}, {"prompt_logprobs": 0}])
-def test_who_does_not_read_the_cache_waits_for_nobody(index, how):
+def test_a_request_that_does_not_read_the_cache_does_not_wait(index, how):
     """Prompt log-probs need the logits of every token, so nothing may hit."""
     tiny = chunked(index)
     tiny.add("leader", "ABCDEFGH")
@@ -251,7 +251,7 @@ def test_who_does_not_read_the_cache_waits_for_nobody(index, how):
     assert tiny.step() == "leader:ABCD other:ABCD"
 
 
-def test_nobody_waits_for_another_tenant(index):
+def test_no_request_waits_for_another_tenant(index):
     """The first block of another tenant is another block (law 3)."""
     tiny = chunked(index)
     tiny.add("leader", "ABCDEFGH", tenant="one")
@@ -259,14 +259,14 @@ def test_nobody_waits_for_another_tenant(index):
     assert tiny.step() == "leader:ABCD other:ABCD"
 
 
-def test_nobody_waits_with_prefix_caching_off(index):
+def test_no_request_waits_with_prefix_caching_off(index):
     tiny = chunked(index, enable_prefix_caching=False)
     tiny.add("leader", "ABCDEFGH")
     tiny.add("other", "ABCDEFGH")
     assert tiny.step() == "leader:ABCD other:ABCD"
 
 
-def test_nobody_waits_for_a_decode(index):
+def test_no_request_waits_for_a_decode(index):
     """All that can be found of its prompt can be found already."""
     tiny = chunked(index)
     tiny.add("decode", "ABCDEF", max_tokens=4)
@@ -296,7 +296,7 @@ def test_followers_wait_for_the_image_that_they_share(index):
     assert tiny.step() == "one:EFGH two:........,,xy"
 
 
-def test_nobody_waits_for_tokens_behind_an_image_in_the_same_block(index):
+def test_no_request_waits_for_tokens_behind_an_image_in_the_same_block(index):
     """ABCDE#F is shared, but of a block with an image only the text before it can be copied.
 
     Once the leader has computed that block, it has nothing more for the follower.

@@ -41,7 +41,7 @@ def test_lower_priority_numbers_go_first():
     assert tiny.run() == ["urgent:C", "normal:B", "normal too:D", "late:A"]
 
 
-def test_priority_takes_nobodys_seat():
+def test_priority_takes_no_seat_away():
     """Who runs goes on; only a shortage of blocks makes it pay."""
     tiny = tiny_scheduler(max_num_seqs=1)
     tiny.add("late", "A", priority=7, max_tokens=3)
@@ -104,7 +104,7 @@ def test_the_prefix_is_looked_up_anew_in_every_step():
     assert tiny.run() == ["first:ABCDEFGH", "third:........xyz", "second:xyz"]
 
 
-def test_nobody_is_overtaken_more_often_than_the_bound():
+def test_no_sequence_is_overtaken_more_often_than_the_bound():
     """Two pass the patient one, who stands before the others then."""
     tiny = warm("ABCD", max_overtakes=2)
     tiny.add("patient", "xyz")
@@ -147,7 +147,7 @@ def test_a_bound_of_zero_is_first_come_first_served():
 
 
 def test_longest_prefix_first_looks_at_the_first_that_came_only():
-    """Each look-up costs; whoever stands behind a long queue is seen when it has moved up."""
+    """Each look-up costs; the end of a long queue is seen when it has moved up."""
     tiny = warm("ABCD")
     for number in range(MAX_RANKED):
         tiny.scheduler.add(make_request(f"{number}", "xyz"), (0,))
@@ -160,7 +160,7 @@ def test_longest_prefix_first_looks_at_the_first_that_came_only():
 
 
 def make_sequence(number: int, priority: int = 0) -> Sequence:
-    """Return a sequence that nobody has looked at."""
+    """Return a new sequence."""
     request = make_request(f"request {number}", "ABC", priority=priority)
     key = PrefixKey(request.identity, request.prompt_token_ids)
     return Sequence(SequenceId(number), request, 0, key, seed=0)
@@ -179,7 +179,7 @@ def test_a_sequence_that_comes_back_has_its_old_place():
     assert list(queue) == [urgent, one, two, three]
 
 
-def test_who_leaves_without_being_admitted_has_overtaken_nobody():
+def test_a_sequence_that_leaves_unadmitted_has_overtaken_none():
 
     queue = WaitingQueue(LongestPrefixFirst(64, lambda sequence: 0))
     early, late = make_sequence(1), make_sequence(2)

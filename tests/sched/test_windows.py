@@ -70,7 +70,7 @@ def test_what_a_window_has_lost_does_not_hit_and_what_comes_after_it_does(index)
     assert tiny.step() == "another:ABCDxy"
 
 
-def test_nobody_waits_for_what_a_leader_has_left_behind(index):
+def test_no_request_waits_for_what_left_the_leader_s_window(index):
     """The stranger took the window's block of ABCD: the leader will not compute it again."""
     tiny = windowed(index, window_blocks=4, budget=16, max_chunk_tokens=4)
     tiny.add("leader", "ABCDEFGHIJKLMNOPQRST")

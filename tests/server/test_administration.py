@@ -170,7 +170,7 @@ def test_erasing_what_a_client_narrowed_leaves_the_rest_of_the_tenant(keyed: Key
 
 def test_what_must_not_be_written_leaves_nothing(keyed: Keyed):
     """``cache: {"write": false}``: not a block, not a token, not a digest in the heart."""
-    secret = random.Random(6).choices(range(68), k=48)  # nobody sent it before
+    secret = random.Random(6).choices(range(68), k=48)  # it was never sent before
     keyed.complete("ann", secret, max_tokens=3, cache={"write": False})
     heart = keyed.state.llm.engine.cache
     assert list(cached_blocks(heart.manager.index)) == []

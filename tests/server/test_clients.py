@@ -68,7 +68,7 @@ for kind in (OpenAIChatModel, OpenAIResponsesModel):
     assert agent.run_sync("where?").output.city
 """
 SCRIPTS = {
-    "litellm": LITELLM,
+    "litellm mcp": LITELLM,  # it imports what it does not require
     "langchain-openai": LANGCHAIN,
     "instructor": INSTRUCTOR,
     "pydantic-ai-slim[openai]": PYDANTIC_AI,
@@ -90,10 +90,10 @@ def scribe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
 
 
 def install(package: str, folder: Path) -> Path:
-    """Make an environment with a package; returns where its programs are."""
+    """Make an environment with packages; returns where its programs are."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    pip = [folder / "bin" / "pip", "install", "-q", "--disable-pip-version-check", package]
-    installed = subprocess.run(pip, capture_output=True, text=True)
+    pip = [folder / "bin" / "pip", "install", "-q", "--disable-pip-version-check"]
+    installed = subprocess.run([*pip, *package.split()], capture_output=True, text=True)
     if installed.returncode:
         pytest.skip(f"{package} cannot be installed here: {installed.stderr[-300:]}")
     return folder / "bin"

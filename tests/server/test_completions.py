@@ -24,7 +24,7 @@ def test_the_text_is_what_the_engine_generates(client: openai.OpenAI, state: Ser
 
 def test_the_second_identical_call_reports_its_cached_tokens(client: openai.OpenAI) -> None:
     """Law 4: all but one token."""
-    prompt = "A prompt that nobody has sent before, of some length."
+    prompt = "A prompt that was never sent before, of some length."
 
     first = client.completions.create(prompt=prompt, **GREEDY)
     second = client.completions.create(prompt=prompt, **GREEDY)

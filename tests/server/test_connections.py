@@ -44,7 +44,7 @@ def _answer(connection: socket.socket) -> bytes:
 
 
 def test_a_new_connection_takes_the_place_of_the_oldest_half_sent_one(state: ServerState) -> None:
-    """Fifty heads without an end; whoever sends a whole one is answered at once."""
+    """Fifty heads without an end; a whole request is answered at once."""
     with serving(state) as url, ExitStack() as stack:
         for _ in range(50):
             half = stack.enter_context(_connect(url))

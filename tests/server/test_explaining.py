@@ -1,4 +1,4 @@
-"""``GET /v1/explain/ID``: whoever sent a request learns why it missed, and nobody else does."""
+"""``GET /v1/explain/ID``: the sender of a request learns why it missed, and no other tenant."""
 
 import httpx
 import pytest
@@ -46,7 +46,7 @@ def test_who_asks_of_nothing_gets_a_404(http: httpx.Client):
     assert "'nothing' is not remembered" in answer.json()["error"]["message"]
 
 
-def test_nobody_learns_of_another_tenant_s_request(keyed: Keyed):
+def test_no_tenant_learns_of_another_s_request(keyed: Keyed):
     mine, theirs = (keyed.complete(tenant, PROMPT)["id"] for tenant in ("ann", "bob"))
     assert keyed.ask("ann", f"/v1/explain/{mine}", method="GET").status_code == 200
     for tenant in ("bob", "ops"):

@@ -11,7 +11,7 @@ from ostinato.settings import TenantShare
 
 
 def test_a_key_is_printed_once_and_its_hash_is_kept(tmp_path):
-    """Whoever reads the file cannot call the server; nobody else can read it anyway."""
+    """The file is of no use to call the server with, and only its owner can read it."""
     path = tmp_path / "keys.json"
     key = add_key(path, "acme", quota=40, guaranteed=8)
     text = path.read_text()

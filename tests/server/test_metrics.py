@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,12 +79,15 @@ async def ask(state: ServerState, caller: Caller, text: str, tokens: int = 2, **
 
 
 async def go_round(state: ServerState) -> None:
-    """Have seven prompts come again and again; the idle engine plays what the ghost watched."""
-    until = time.monotonic() + 20
-    while len(state.llm.cache_stats.ghosts) < 4 and time.monotonic() < until:
-        for number in range(70):
-            await ask(state, ANN, f"{'abcdefg'[number % 7]} of seven", tokens=1)
-        await asyncio.sleep(0.05)
+    """Have seven prompts come again and again, and replay what the ghost sampled of them."""
+
+    def catch_up(engine: Engine) -> None:
+        assert engine.cache.ghost is not None
+        engine.cache.ghost.catch_up()
+
+    for number in range(140):
+        await ask(state, ANN, f"{'abcdefg'[number % 7]} of seven", tokens=1)
+    await state.llm.look(catch_up)
 
 
 async def at_once(state: ServerState, *texts: str) -> None:

@@ -55,7 +55,6 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def open_url(llm: AsyncLLM) -> Iterator[str]:
     """Serve without keys; the cache is empty and nothing was counted."""
-    httpx.Client().close()
     with serving(ServerState(llm)) as url:
         yield url
 

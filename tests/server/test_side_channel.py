@@ -184,7 +184,7 @@ def test_a_remembered_response_is_the_victim_s_alone(keyed: Keyed):
     assert not any(SECRET in answer.text for answer in refused)
 
 
-def test_an_explanation_tells_of_nobody_else(keyed: Keyed):
+def test_an_explanation_tells_of_no_other_tenant(keyed: Keyed):
     """Why a probe missed is said in the same words, whether or not the victim sent it before."""
     endpoint, attacker = ENDPOINTS["/v1/completions"], sender(keyed, "attacker")
 

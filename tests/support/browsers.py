@@ -1,4 +1,4 @@
-"""A real browser for tests: Chromium, driven by Playwright, on nobody's network.
+"""A real browser for tests: Chromium, driven by Playwright, without a network.
 
 Playwright's loop runs in the thread that started it, so a module that uses a browser calls no
 ``asyncio.run`` of its own.

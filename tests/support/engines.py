@@ -9,6 +9,7 @@ Imported by the ``conftest.py`` of each room that runs engines.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,29 +17,45 @@ import pytest
 from ostinato import LLM
 from ostinato.engine.engine import Engine
 from ostinato.observe.introspection import cached_blocks
+from ostinato.runner.model_loader import load_model
 from tests.support.checkpoints import Checkpoints
 
 MakeLLM = Callable[..., LLM]
+
+_load_once = cache(load_model)
 
 
 @pytest.fixture
 def make_llm(checkpoints: Checkpoints) -> Iterator[MakeLLM]:
     """Make engines of a family in float64; after the test nothing may be left in them (law 9).
 
-    ``config`` changes the checkpoint's config; everything else is a setting of ``LLM``.
+    ``config`` changes the checkpoint's config, and ``own_weights`` is for engines whose weights
+    will change: others share theirs. Everything else is a setting of ``LLM``.
     """
     made: list[LLM] = []
+    shared: dict[LLM, bool] = {}
 
-    def make(family: str, *, config: Mapping[str, Any] | None = None, **settings: Any) -> LLM:
+    def make(
+        family: str,
+        *,
+        config: Mapping[str, Any] | None = None,
+        own_weights: bool = False,
+        **settings: Any,
+    ) -> LLM:
         path = checkpoints.path(family, **(config or {}))
-        made.append(
-            LLM(str(path), **{"dtype": "float64", "block_size": 4, "max_logprobs": -1, **settings})
-        )
+        settings = {"dtype": "float64", "block_size": 4, "max_logprobs": -1, **settings}
+        shares = settings["dtype"] == "float64" and not own_weights
+        with pytest.MonkeyPatch.context() as patch:
+            if shares:
+                patch.setattr("ostinato.engine.setup.load_model", _load_once)
+            made.append(LLM(str(path), **settings))
+        shared[made[-1]] = shares
         return made[-1]
 
     yield make
     for llm in made:
         assert_idle(llm.engine)
+        assert not (shared[llm] and llm.engine.cache.manager.epoch), "it changed shared weights"
 
 
 def assert_idle(engine: Engine) -> None:
@@ -49,7 +66,7 @@ def assert_idle(engine: Engine) -> None:
     """
     scheduler, cache = engine.scheduler, engine.cache.manager
     assert not engine.has_work, "requests are live"
-    assert not engine._states, f"the engine remembers {list(engine._states)}"
+    assert not engine.request_ids, f"the engine remembers {engine.request_ids}"
     assert (scheduler.num_waiting, scheduler.num_running) == (0, 0), "sequences are left"
     assert cache.num_live_tables == 0, "tables are left"
     assert cache.pool.num_free == cache.config.num_blocks, "blocks are held"

@@ -79,8 +79,8 @@ def _edit_config(path: Path, **changes: Any) -> None:
     (path / "config.json").write_text(json.dumps(config | changes))
 
 
-def save_w4a16(path: Path, group_size: int = 32, **changes: Any) -> Path:
-    """Write a checkpoint of 4-bit weights in groups."""
+def save_w4a16(path: Path, group_size: int = 32, has_zeros: bool = False, **changes: Any) -> Path:
+    """Write a checkpoint of 4-bit weights in groups, symmetric or with zero points."""
     from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
     save_checkpoint(path, make_config("llama", **changes))
@@ -90,12 +90,20 @@ def save_w4a16(path: Path, group_size: int = 32, **changes: Any) -> Path:
         groups = weight.view(len(weight), -1, group_size)
         scale = groups.abs().amax(2) / 7
         steps = (groups / scale[..., None]).round().clamp(-8, 7)
+        if has_zeros:
+            low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+            scale = (high - low) / 15
+            zeros = (-8 - low / scale).round()
+            steps = (groups / scale[..., None] + zeros[..., None]).round().clamp(-8, 7)
+            packed = pack_to_int32(zeros.to(torch.int8), 4, packed_dim=0).contiguous()
+            weights[f"{name}_zero_point"] = packed
         weights[f"{name}_packed"] = pack_to_int32(steps.view(weight.shape).to(torch.int8), 4)
         weights[f"{name}_scale"] = scale
         weights[f"{name}_shape"] = torch.tensor(weight.shape)
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     settings = _settings(None)
     own = {"num_bits": 4, "strategy": "group", "group_size": group_size}
+    own["symmetric"] = not has_zeros
     settings["config_groups"]["group_0"]["weights"] |= own
     _edit_config(path, quantization_config=settings)
     return path

@@ -126,7 +126,8 @@ class RefcountOracle:
         for _, digest, cached in self.named():
             self._check(0, cached.block, digest, len(cached.tokens) // TOKEN_BYTES)
         for group, copy in self.copies():
-            self._check(group, copy.block, copy.content.digest, copy.content.num_tokens)
+            num_tokens = min(self._size, len(copy.content.name) // TOKEN_BYTES)
+            self._check(group, copy.block, copy.content.digest, num_tokens)
 
     def _check(self, group: int, block: int, digest: bytes, num_tokens: int) -> None:
         start, texts = block * self._size, self._texts[digest]

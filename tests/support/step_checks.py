@@ -86,7 +86,7 @@ class StepChecks:
         self.admitted = [s for s in planned if s not in stayed]
         self._renew()
         self._count_events()
-        assert plan.sequences or not self.live(), "requests are live, and nobody is planned"
+        assert plan.sequences or not self.live(), "requests are live, and none is planned"
         self._check_budget(plan)
         self._check_running(stayed, shares)
         self._check_victims(stayed)
@@ -155,7 +155,7 @@ class StepChecks:
         assert stayed or not self.preempted, "everybody was preempted"
 
     def _check_overtaking(self, shares: dict[SequenceId, ScheduledSequence]) -> None:
-        """Nobody is overtaken but who waits for a prefill; and in another order, up to a bound."""
+        """Who waits for a prefill may be overtaken; in other orders others too, up to a bound."""
         queue = [s for s, table in self._tables.items() if table is None]
         waited = queue[:]
         for sequence in [s for s in waited if s.table is None]:
@@ -277,7 +277,7 @@ class StepChecks:
         Whole blocks, and of the block in which they differ the text before the first image.
         """
         assert leader.table is not None
-        if not leader.table.writes or not sequence.reads_cache:
+        if not leader.table.writes or sequence.reading_is_off:
             return 0
         common = 0
         for mine, theirs in zip(self._texts(leader), self._texts(sequence), strict=False):

@@ -30,7 +30,7 @@ from tests.support.fake_runner import FakeRunner, ForwardPassFailed, Sampler, co
 from tests.support.step_checks import StepChecks
 
 MANY_STEPS = 1000
-"""More than any figure needs; whoever gets here waits for ever."""
+"""More than any figure needs; a run that gets here would never end."""
 
 
 def tiny_scheduler(
@@ -147,7 +147,7 @@ class TinyScheduler:
         """Run one step.
 
         Returns:
-            What every sequence computed, in the order of the plan; empty if nobody is live.
+            What every sequence computed, in the order of the plan; empty if none is live.
         """
         self.checks.before_plan()
         self.plan = self.scheduler.plan()
@@ -175,7 +175,7 @@ class TinyScheduler:
         return self.step()
 
     def run(self, most: int = MANY_STEPS) -> list[str]:
-        """Run until nobody is live.
+        """Run until no request is live.
 
         Raises:
             AssertionError: Somebody still is after so many steps.

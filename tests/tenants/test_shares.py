@@ -73,7 +73,7 @@ def test_tenants_without_a_share_have_no_bound(index):
 
 
 @on_both_indexes
-def test_whoever_is_above_its_quota_is_evicted_before_older_blocks_of_others(index):
+def test_a_tenant_above_its_quota_is_evicted_before_older_blocks_of_others(index):
     """Three blocks have left a's window while it runs, and it may keep one: the deepest two go."""
     shares = {b"a": TenantShare(quota=2)}  # of sixteen; of the window's eight blocks it is one
     cache = tiny_cache(16, index=index, windows=(WindowConfig(5, 8),), tenant_shares=shares)
@@ -219,7 +219,7 @@ class Holdings:
 
     Attributes:
         charged: All its blocks.
-        idle: Those of them that nobody holds.
+        idle: Those of them without a holder.
     """
 
     charged: int
@@ -256,7 +256,7 @@ def room_for(cache: TinyCache, tenant: bytes) -> int:
 
 
 def fits(cache: TinyCache, prompt: str, tenant: bytes) -> bool:
-    """Whether a prompt can be admitted: hits that nobody holds are free no more."""
+    """Whether a prompt can be admitted: hits without a holder are free no more."""
     match = cache.match(prompt, tenant=tenant)
     refs: dict[int, int] = {c.block: c.ref_count for c in cached_blocks(cache.manager.index)}
     idle = sum(not refs[block] for block in match.blocks)
@@ -276,7 +276,7 @@ STEPS = st.lists(
 def test_floors_and_quotas_hold_whatever_happens(index, steps, num_blocks):
     """Blocks of two tokens, four tenants; every count is recounted after every step.
 
-    Nobody else's step takes a tenant below its guarantee; who holds nothing keeps no more than its
+    No other tenant's step takes one below its guarantee; who holds nothing keeps no more than its
     quota; and whatever fits is admitted, whatever does not is refused.
     """
     cache = tiny_cache(num_blocks, 2, index=index, tenant_shares=SHARES, reserved_blocks=4)

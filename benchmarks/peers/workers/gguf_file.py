@@ -1,9 +1,10 @@
-"""How does the checkpoint become a file that llama.cpp reads? Only Qwen3, in bfloat16.
+"""How does the checkpoint become a file that llama.cpp reads? Only Qwen3; quantized by llama.cpp.
 
 A checkpoint that came out of a GGUF file has that file in it, which is taken as it is. There is no
 tokenizer in a converted one: all prompts are token ids.
 """
 
+import ctypes
 import json
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,23 @@ def convert(model: Path) -> Path:
     if not goal.is_file():
         partial = goal.with_suffix(".partial")
         _write(model, partial)
+        partial.rename(goal)
+    return goal
+
+
+def quantize(model: Path, kind: str) -> Path:
+    """Return the checkpoint in a format such as ``Q4_K_M``, written by llama.cpp the first time."""
+    import llama_cpp as lib
+
+    goal = model.with_name(f"{model.name}-{kind}.gguf")
+    if not goal.is_file():
+        params = lib.llama_model_quantize_default_params()
+        params.ftype = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{kind}")
+        params.allow_requantize = True  # a checkpoint's own file may be quantized
+        source, partial = convert(model), goal.with_suffix(".partial")
+        paths = str(source).encode(), str(partial).encode()
+        if lib.llama_model_quantize(*paths, ctypes.byref(params)) != 0:
+            raise RuntimeError(f"llama.cpp did not write {source.name} as {kind}")
         partial.rename(goal)
     return goal
 

@@ -20,11 +20,11 @@ from benchmarks.peers.protocol import (
     now,
     serve_by_steps,
 )
-from benchmarks.peers.workers.gguf_file import convert
+from benchmarks.peers.workers.gguf_file import convert, quantize
 
 BATCH, MICRO_BATCH = 2048, 512
-BF16 = 30
-"""GGML_TYPE_BF16."""
+KV_TYPES = {"bf16": 30, "Q8_0": 8}
+"""Numbers of ``ggml_type``."""
 
 
 class LlamaCpp(Worker):
@@ -38,7 +38,8 @@ class LlamaCpp(Worker):
         self.silence = lib.llama_log_callback(lambda *_: None)
         lib.llama_log_set(self.silence, ctypes.c_void_p(0))
         lib.llama_backend_init()
-        path = convert(Path(model))
+        kind, kv = settings.get("weights"), settings.get("kv", "bf16")
+        path = quantize(Path(model), kind) if kind else convert(Path(model))
         network = lib.llama_model_load_from_file(
             str(path).encode(), lib.llama_model_default_params()
         )
@@ -48,7 +49,7 @@ class LlamaCpp(Worker):
         context.n_batch, context.n_ubatch = BATCH, MICRO_BATCH
         context.n_threads = context.n_threads_batch = settings["threads"]
         context.flash_attn_type, context.kv_unified = 1, True
-        context.type_k = context.type_v = BF16
+        context.type_k = context.type_v = KV_TYPES[kv]
         self.context = lib.llama_init_from_model(network, context)
         if not self.context:
             raise RuntimeError("llama.cpp made no context of these settings")
@@ -58,7 +59,7 @@ class LlamaCpp(Worker):
         taken = {
             "n_ubatch": MICRO_BATCH,
             "flash_attention": True,
-            "kv": "bf16",
+            "kv": kv,
             "weights": path.name,
         }
         taken["system"] = lib.llama_print_system_info().decode()

@@ -68,7 +68,7 @@ class SGLangManager(ManagerWorker):
         import sglang.version
         from sglang.srt.mem_cache import base_prefix_cache, radix_cache
 
-        # Nobody imports anything while the clock runs.
+        # Nothing is imported while the clock runs.
         self.manager, self.torch = self, torch
         self.params, self.radix = base_prefix_cache, radix_cache
         taken = {"page_size": BLOCK_SIZE, "core": "rust"}

@@ -24,7 +24,7 @@ class VLLMManager(ManagerWorker):
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
-        # Nobody imports anything while the clock runs.
+        # Nothing is imported while the clock runs.
         self.manager, self.made = self, 0
         self.sampling, self.request = SamplingParams, Request
         return {"version": vllm.__version__, "settings": {"block_size": BLOCK_SIZE, "hash": HASH}}

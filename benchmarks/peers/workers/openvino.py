@@ -16,7 +16,7 @@ from benchmarks.peers.protocol import (
 
 
 class OpenVINO(Worker):
-    """Weights in 16 bits, computed in bfloat16, keys and values in bfloat16 (u8 is its default)."""
+    """Computes in bfloat16, with keys and values in bfloat16 unless told (u8 is its default)."""
 
     def load(self, model: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Convert the checkpoint if that was not done, and load it."""
@@ -33,13 +33,14 @@ class OpenVINO(Worker):
             "KV_CACHE_PRECISION": settings.get("kv", "bf16"),
             "PERFORMANCE_HINT": "LATENCY",
         }
-        converted = convert(Path(model))
+        converted = convert(Path(model), settings.get("weights", "fp16"))
         self.pipeline = genai.ContinuousBatchingPipeline(
             str(converted), scheduler, "CPU", properties
         )
         self.made = 0
         taken = {
             **properties,
+            "weights": converted.name,
             "max_num_batched_tokens": scheduler.max_num_batched_tokens,
             "cache_size": scheduler.cache_size,
         }
@@ -75,12 +76,13 @@ class OpenVINO(Worker):
             yield name, tokens
 
 
-def convert(model: Path) -> Path:
+def convert(model: Path, weights: str = "fp16") -> Path:
     """Return the checkpoint in OpenVINO's format, beside it; optimum makes it the first time."""
-    goal = model.with_name(model.name + "-openvino")
+    suffix = "-openvino" if weights == "fp16" else f"-openvino-{weights}"
+    goal = model.with_name(model.name + suffix)
     if not (goal / "openvino_model.bin").is_file():
         command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino"]
-        command += ["--task", "text-generation-with-past", "--weight-format", "fp16"]
+        command += ["--task", "text-generation-with-past", "--weight-format", weights]
         subprocess.run([*command, "--model", str(model), str(goal)], check=True, stdout=sys.stderr)
     return goal
 

@@ -67,7 +67,7 @@ class StandIns(MetaPathFinder, Loader):
     """Finds what would be missing."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        """Take rooms that compute, and whatever SGLang asks for and nobody else has."""
+        """Take rooms that compute, and what only SGLang asks for."""
         if name.startswith(COMPUTING) or (self._from_sglang() and self._is_missing(name)):
             return ModuleSpec(name, self, is_package=True)
         return None

@@ -27,33 +27,19 @@ class RequestSummary:
     """What a policy may know of the request that releases an entry.
 
     Attributes:
-        gap_s: Seconds since the deepest content that it found, cached or evicted, was last
-            released: the time since its conversation's previous turn. None if it found none, or
-            content that many share.
-        num_new_blocks: Blocks it published that were never cached before, as far as is known.
+        found: The deepest entry that it found; None if none.
         num_output_tokens: Tokens that were generated for it.
-        recalled: What the policy remembers of what it asked for and did not find; its own.
+        gap_s: The policy's own: seconds since what it found was last released, which is the time
+            since its conversation's previous turn; None if it found nothing, or what many share.
+        num_new_blocks: The policy's own: blocks it published that were never cached before.
+        recalled: The policy's own: what is remembered of what it asked for and did not find.
     """
 
+    found: CacheEntry | None = None
+    num_output_tokens: int = 0
     gap_s: float | None = None
     num_new_blocks: int = 0
-    num_output_tokens: int = 0
     recalled: list[Any] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Recall:
-    """What a policy remembers of content that is published.
-
-    Attributes:
-        num_blocks: Blocks that this is true of.
-        uses: How often they were used before they were evicted; 0 if they are new.
-        idle_since_s: When they were last released; None if they are new.
-    """
-
-    num_blocks: int
-    uses: int = 0
-    idle_since_s: float | None = None
 
 
 class EvictionPolicy(Protocol):
@@ -101,9 +87,14 @@ class EvictionPolicy(Protocol):
 
     def recall(
         self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
-    ) -> Recall:
-        """Return what is remembered of blocks ``first ..`` of a sequence, now published anew."""
-        return Recall(most)
+    ) -> tuple[int, int]:
+        """Tell what is remembered of blocks ``first ..`` of a sequence, now published anew.
+
+        Returns:
+            How often they were used before they were evicted, 0 if they are new, and of how many
+            blocks, up to ``most``, this is true.
+        """
+        return 0, most
 
     def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
         """Erase what is remembered of evicted entries that match."""
@@ -194,44 +185,34 @@ class EntryQueue:
         assert count == self._length, f"{count} entries linked, {self._length} counted"
 
 
-class LeastRecentlyUsed(EvictionPolicy):
+class LeastRecentlyUsed(EntryQueue, EvictionPolicy):
     """Evict what was released longest ago, and of one request the deepest first.
 
     A request that holds an entry holds all before it, so ancestors are released with it or later
     and come after it in the queue: the head is always a leaf. Each operation is O(1) per entry.
     """
 
-    def __init__(self) -> None:
-        """Make an empty policy."""
-        self._queue = EntryQueue()
+    __slots__ = ()
 
     def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
         """Append them."""
-        self._queue.extend(entries)
-
-    def remove(self, entries: Sequence[CacheEntry]) -> None:
-        """Unlink them."""
-        self._queue.remove(entries)
+        self.extend(entries)
 
     def evict(self, entry: CacheEntry, num_blocks: int) -> None:
         """Unlink it if all its blocks are evicted."""
         if num_blocks == entry.num_blocks:
-            self._queue.remove((entry,))
+            self.remove((entry,))
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
         """Put the head right after its tail."""
-        self._queue.insert_after(tail, head)
+        self.insert_after(tail, head)
 
     def victim(self, num_wanted: int = 0) -> CacheEntry | None:
         """Return the oldest leaf."""
-        return self._queue.oldest_leaf
-
-    def __iter__(self) -> Iterator[CacheEntry]:
-        """Walk in order of eviction."""
-        return iter(self._queue)
+        return self.oldest_leaf
 
     def check(self) -> None:
         """Assert the links and that ticks never fall."""
-        self._queue.check()
-        ticks = [entry.idle_tick for entry in self._queue]
+        super().check()
+        ticks = [entry.idle_tick for entry in self]
         assert ticks == sorted(ticks), f"entries out of order: {ticks}"

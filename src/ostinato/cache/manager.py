@@ -28,7 +28,7 @@ from ostinato.cache.block_shares import BlockShares
 from ostinato.cache.block_table import BlockTable, StepCopies
 from ostinato.cache.eviction import LeastRecentlyUsed
 from ostinato.cache.observer import CacheObserver, Observers
-from ostinato.cache.pool import BlockPool
+from ostinato.cache.pool import BlockPool, Contents, FreeBlocks
 from ostinato.cache.prefix_index import PrefixIndex, PrefixMatch
 from ostinato.cache.radix_index import RadixIndex
 from ostinato.core.config import CacheConfig
@@ -44,7 +44,6 @@ from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockId
 from ostinato.core.plan import CopyRun
 from ostinato.core.request import RequestContext
-from ostinato.core.tokens import TOKEN_BYTES
 
 _UNKNOWN = RequestContext()
 
@@ -76,6 +75,7 @@ class CacheManager:
         observers: Iterable[CacheObserver] = (),
         may_publish: Callable[[PrefixKey, int], bool] = lambda key, num_hit: True,
         epoch: int = 0,
+        make_unused: Callable[[int], FreeBlocks] = FreeBlocks,
     ) -> None:
         """Make an empty cache.
 
@@ -88,14 +88,14 @@ class CacheManager:
             may_publish: Whether a sequence that begins with a public prefix and hit so many
                 tokens may publish what it computes.
             epoch: Of the weights.
+            make_unused: Makes so many blocks without content.
         """
         self.config = config
         self.block_size = config.block_size
         self.epoch = epoch
         self.observers = Observers(observers)
         shares = BlockShares(LeastRecentlyUsed()) if shares is None else shares
-        order = config.free_order
-        self.pool = BlockPool(config.num_blocks, shares, order, clock, self.observers)
+        self.pool = BlockPool(make_unused(config.num_blocks), shares, clock, self.observers)
         self.index = make_index(self.pool, config.block_size)
         self._copies = StepCopies(config.block_size)
         self._may_publish = may_publish
@@ -122,19 +122,14 @@ class CacheManager:
         return list(self._pinned.values())
 
     @property
+    def groups(self) -> list[tuple[BlockPool, Contents]]:
+        """For each group of layers its pool, and what knows the content of its blocks."""
+        return [(self.pool, self.index)]
+
+    @property
     def pools(self) -> list[BlockPool]:
         """One pool per group of layers."""
-        return [self.pool]
-
-    def content_sizes(self) -> list[dict[int, int]]:
-        """Return the tokens in each published block, group by group."""
-        sizes: dict[int, int] = {}
-        for run in self.index.runs():
-            for entry in run.entries:
-                num_tokens = len(entry.run_from(0)[1]) // TOKEN_BYTES
-                for place, block in enumerate(entry.blocks):
-                    sizes[block] = min(self.block_size, num_tokens - place * self.block_size)
-        return [sizes]
+        return [pool for pool, _ in self.groups]
 
     # --- one sequence ---
 
@@ -216,12 +211,11 @@ class CacheManager:
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
         """Give a table slots for its first tokens; False, with no effect, if they do not fit."""
-        if num_tokens <= table.num_slots:
-            return True
-        fits = self.growable(table, num_tokens) == num_tokens
-        if fits:
+        if num_tokens > table.num_slots:
+            if self.growable(table, num_tokens) < num_tokens:
+                return False
             self._take(table, num_tokens, num_tokens)
-        return fits
+        return True
 
     def publish(self, table: BlockTable, num_tokens: int) -> None:
         """Make the full blocks among the first tokens findable, before they are computed.
@@ -352,7 +346,7 @@ class CacheManager:
 
     def remove(self, belongs: Callable[[CacheEntry], bool]) -> int:
         """Free every evictable block whose entry matches; return how many."""
-        return self.pool.remove(belongs, self.index)
+        return sum(pool.remove(belongs, contents) for pool, contents in self.groups)
 
     def new_epoch(self, weights: bytes | None = None) -> None:
         """Note that the weights have changed: nothing computed before may hit.
@@ -440,7 +434,9 @@ class CacheManager:
         num_blocks, tail = len(match.blocks), match.tail
         copied = 0 if tail is None else tail.num_tokens
         table = self._make_table(key, match.blocks[:], num_blocks * self.block_size, copied)
-        table.path, table.copy_source = self.index.acquire(key, match, table.summary)
+        if match.entries:
+            table.summary.found = match.entries[-1]
+        table.path, table.copy_source = self.index.acquire(key, match)
         table.num_published = num_blocks
         return table
 
@@ -514,7 +510,7 @@ class CacheManager:
     def _release_tail(self, table: BlockTable) -> None:
         """Release the source of a copy."""
         if table.copy_source is not None:
-            self.pool.release(table.copy_source)
+            self.pool.release((table.copy_source,))
             table.copy_source = None
 
     def _release_path(self, table: BlockTable) -> None:

@@ -5,10 +5,9 @@
     all blocks = unused + evictable + held + private
 
 Unused blocks, which are without content, wait in ``FreeBlocks``; cached entries that no request
-holds wait in the eviction policy; both are free to be given away. ``free_order`` says which come
-first: ``unused_first`` spares every cached block while an unused one is left; ``classic`` takes
-what was released longest ago, as in the worked example of vLLM's document. ``shares`` says who
-may take from whom. The pool counts; what content is, its index knows.
+holds wait in the eviction policy; both are free to be given away. Every cached block is spared
+while an unused one is left, unless other ``FreeBlocks`` say when theirs came back. ``shares``
+says who may take from whom. The pool counts; what content is, its index knows.
 """
 
 from array import array
@@ -19,15 +18,11 @@ from typing import Protocol
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_shares import BlockShares
 from ostinato.cache.block_table import BlockTable
-from ostinato.cache.eviction import Recall, RequestSummary
+from ostinato.cache.eviction import RequestSummary
 from ostinato.cache.observer import Eviction, EvictionCause, Observers
-from ostinato.cache.prefix_index import Removal
-from ostinato.core.config import FreeOrder
+from ostinato.cache.prefix_index import CachedRun, Removal
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockId
-
-MANY_USES = 20
-"""Content that was used more often is shared: it says nothing of one conversation's pace."""
 
 
 class Contents(Protocol):
@@ -36,62 +31,40 @@ class Contents(Protocol):
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove up to ``most`` blocks of an evictable leaf."""
 
+    def runs(self) -> Iterator[CachedRun]:
+        """Walk everything published; for inspection."""
+
 
 class FreeBlocks:
-    """Blocks without content, which come back in runs and are taken in pieces of runs.
+    """Blocks without content; given away before every cached one, what came back last first."""
 
-    ::
+    def __init__(self, num_blocks: int) -> None:
+        """Have all blocks of a pool; block 0 is given away first."""
+        self._blocks = array("i", range(num_blocks - 1, -1, -1))
 
-        first run           second run
-        tick 9: 4 7 5 6     tick 2: 12 11 10 9 8
-        ◄── taken from the end: 6 first      then 8
+    def __len__(self) -> int:
+        """Number of blocks."""
+        return len(self._blocks)
 
-    ``unused_first`` gives away first what came back last; ``classic`` what came back first.
-
-    Attributes:
-        num_blocks: How many there are.
-    """
-
-    __slots__ = ("_is_fifo", "_runs", "num_blocks")
-
-    def __init__(self, num_blocks: int, is_fifo: bool) -> None:
-        """Have all blocks of a pool, block 0 first."""
-        self.num_blocks = num_blocks
-        self._is_fifo = is_fifo
-        # The last of a run goes first, so that taking some costs no copy of the rest.
-        first = array("i", range(num_blocks - 1, -1, -1))
-        self._runs: deque[tuple[int, array[int]]] = deque([(0, first)])
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Walk in the order in which they would be given away, each with its ``first_tick``."""
+        return ((0, block) for block in reversed(self._blocks))
 
     @property
-    def first_tick(self) -> int:
-        """When the block came back that is given away next; there is one."""
-        return self._runs[0][0]
-
-    def __iter__(self) -> Iterator[tuple[int, BlockId]]:
-        """Walk in the order in which they would be given away, each with its release."""
-        return ((tick, BlockId(block)) for tick, run in self._runs for block in reversed(run))
+    def first_tick(self) -> int | None:
+        """When the next one came back; 0 if before every cached block, None if there is none."""
+        return 0 if self._blocks else None
 
     def take(self, most: int) -> "array[int]":
-        """Take up to ``most`` blocks of one run, at least one; there are some."""
-        run = self._runs[0][1]
-        if len(run) <= most:
-            self._runs.popleft()
-            taken = run[:]
-        else:
-            taken = run[-most:]
-            del run[-most:]
+        """Take up to ``most`` blocks, at least one; there are some."""
+        taken = self._blocks[-most:]
+        del self._blocks[-most:]
         taken.reverse()
-        self.num_blocks -= len(taken)
         return taken
 
     def give(self, blocks: "array[int]", tick: int) -> None:
         """Take blocks back, in token order, later than all before; the tail is given away first."""
-        run = (tick, blocks[:])
-        if self._is_fifo:
-            self._runs.append(run)
-        else:
-            self._runs.appendleft(run)
-        self.num_blocks += len(blocks)
+        self._blocks.extend(blocks)
 
 
 class BlockPool:
@@ -107,18 +80,17 @@ class BlockPool:
 
     def __init__(
         self,
-        num_blocks: int,
+        unused: FreeBlocks,
         shares: BlockShares,
-        free_order: FreeOrder,
         clock: Callable[[], float],
         observers: Observers,
         group: int = 0,
     ) -> None:
-        """Make a pool in which every block is unused; block 0 is given away first.
+        """Make a pool in which every block is unused.
 
         Observers are told of evictions, and in group 0 of reuse. The clock's seconds never fall.
         """
-        self.num_blocks = num_blocks
+        self.num_blocks = len(unused)
         self.shares = shares
         self.learns = any(policy.remembers for policy in shares.policies())
         self.num_allocated = 0
@@ -126,14 +98,13 @@ class BlockPool:
         self._on_reuse = () if group else observers.on_reuse
         self._on_evict = observers.on_evict
         self._group = group
-        self._classic = free_order == "classic"
         self._tick = 0
-        self._unused = FreeBlocks(num_blocks, self._classic)
+        self._unused = unused
 
     @property
     def num_unused(self) -> int:
         """Blocks without content."""
-        return self._unused.num_blocks
+        return len(self._unused)
 
     @property
     def num_evictable(self) -> int:
@@ -147,24 +118,22 @@ class BlockPool:
 
     def num_free_for(self, tenant: bytes) -> int:
         """Blocks that a tenant could be given now."""
-        return self._unused.num_blocks + self.shares.num_takeable(tenant)
+        return len(self._unused) + self.shares.num_takeable(tenant)
 
     def has_unused(self, num_blocks: int) -> bool:
         """Whether so many blocks are without content, and any tenant may take them."""
-        return num_blocks <= self._unused.num_blocks and not self.shares.are_limited
+        return num_blocks <= len(self._unused) and not self.shares.are_limited
 
     # --- blocks of tables ---
 
     def take(self, table: BlockTable, num_blocks: int, contents: Contents) -> "array[int]":
         """Take private blocks for a table; the caller knows that enough are free for its tenant."""
-        unused, tenant, taken = self._unused, table.tenant, array("i")
-        is_enough = num_blocks <= unused.num_blocks and not self.shares.are_limited
-        only_unused = is_enough and not self._classic
+        tenant, taken = table.tenant, array("i")
         while len(taken) < num_blocks:
             most = num_blocks - len(taken)
-            victim, cause = (None, "space") if only_unused else self._next_victim(tenant, most)
+            victim, cause = self._next_victim(tenant, most)
             if victim is None:
-                blocks = unused.take(most)
+                blocks = self._unused.take(most)
             else:
                 most = min(most, self.shares.takeable(victim, tenant))
                 blocks = self._evict(victim, most, cause, table, contents)
@@ -221,16 +190,14 @@ class BlockPool:
         self, tenant: bytes, num_wanted: int
     ) -> tuple[CacheEntry | None, EvictionCause]:
         """Choose the entry to evict for a tenant's next blocks; None if unused ones come first."""
-        own = self.shares.quota_victim(tenant)
+        own = self.shares.quota_victim(tenant) if self.shares.are_limited else None
         if own is not None:
             return own, "quota"
-        has_unused = self._unused.num_blocks > 0
-        if has_unused and not self._classic:
-            return None, "space"
-        victim = self.shares.victim(tenant, num_wanted)
-        assert has_unused or victim is not None, "the caller takes no more than num_free_for tells"
-        if has_unused and victim is not None and victim.idle_tick > self._unused.first_tick:
+        tick = self._unused.first_tick
+        victim = None if tick == 0 else self.shares.victim(tenant, num_wanted)
+        if tick is not None and victim is not None and victim.idle_tick > tick:
             victim = None
+        assert tick is not None or victim is not None, "more is taken than num_free_for tells"
         return victim, "space"
 
     def _evict(
@@ -250,40 +217,37 @@ class BlockPool:
 
     # --- what indexes tell of their entries ---
 
-    def hold(self, entry: CacheEntry) -> None:
-        """Count one more holder of an entry."""
-        if not entry.ref_count:
-            self.mark_used((entry,))
-        entry.ref_count += 1
+    def hold(self, entries: Sequence[CacheEntry]) -> None:
+        """Count one more holder of entries of one sequence."""
+        idle = [entry for entry in entries if not entry.ref_count]
+        for entry in entries:
+            entry.ref_count += 1
+        if not idle:
+            return
+        self.shares.remove(idle)
+        for entry in idle:
+            entry.uses += 1
+        for notify in self._on_reuse:
+            notify(idle, self.num_allocated)
 
-    def release(self, entry: CacheEntry) -> None:
-        """Count one holder of an entry less; without any it is evictable."""
-        assert entry.ref_count > 0, "released more often than acquired"
-        entry.ref_count -= 1
-        if not entry.ref_count:
-            self.mark_evictable((entry,))
-
-    def mark_evictable(
-        self, entries: Sequence[CacheEntry], summary: RequestSummary | None = None
-    ) -> None:
-        """Note that no request holds entries of one sequence any more, tail first.
+    def release(self, entries: Sequence[CacheEntry], summary: RequestSummary | None = None) -> None:
+        """Count one holder less of entries of one sequence, tail first; without any they are idle.
 
         The summary is of the request that held them; None if it was no request.
         """
-        now_s, moment, tick = self.now(), self.num_allocated, self._tick
+        idle = []
         for entry in entries:
-            tick += 1
-            entry.idle_tick, entry.idle_since_s, entry.idle_allocated = tick, now_s, moment
-        self._tick = tick
-        self.shares.add(entries, summary)
-
-    def mark_used(self, entries: Sequence[CacheEntry]) -> None:
-        """Note that evictable entries of one sequence are held again."""
-        self.shares.remove(entries)
-        for entry in entries:
-            entry.uses += 1
-        for notify in self._on_reuse:
-            notify(entries, self.num_allocated)
+            count = entry.ref_count = entry.ref_count - 1
+            assert count >= 0, "released more often than acquired"
+            if not count:
+                idle.append(entry)
+        if idle:
+            now_s, moment, tick = self.now(), self.num_allocated, self._tick
+            for entry in idle:
+                tick += 1
+                entry.idle_tick, entry.idle_since_s, entry.idle_allocated = tick, now_s, moment
+            self._tick = tick
+            self.shares.add(idle, summary)
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
         """Note that an entry was split; block counts stay."""
@@ -302,25 +266,13 @@ class BlockPool:
         if not entry.ref_count:
             self.shares.policy_of(entry.identity.owner).expose(entry)
 
-    # --- for policies that learn ---
-
-    def note_gap(self, summary: RequestSummary, uses: int, idle_since_s: float) -> None:
-        """Note the time since the content that a request found was released."""
-        summary.gap_s = self.now() - idle_since_s if uses < MANY_USES else None
-
     def recall(
         self, key: PrefixKey, first: int, most: int, block_size: int,
         summary: RequestSummary | None,
-    ) -> Recall:  # fmt: skip
-        """Return what the policy remembers of blocks ``first ..`` that are published anew."""
+    ) -> tuple[int, int]:  # fmt: skip
+        """Return what the policy remembers of blocks ``first ..``: uses, and for how many."""
         policy = self.shares.policy_of(key.identity.owner)
-        known = policy.recall(key, first, most, block_size, summary)
-        if summary is not None:
-            if known.idle_since_s is None:
-                summary.num_new_blocks += known.num_blocks
-            else:
-                self.note_gap(summary, known.uses, known.idle_since_s)
-        return known
+        return policy.recall(key, first, most, block_size, summary)
 
     # --- for pictures and checks ---
 
@@ -333,10 +285,10 @@ class BlockPool:
         """Walk all free blocks in the order in which they would be given away under LRU."""
         unused = deque(self._unused)
         for entry in self.entries():
-            while unused and not (self._classic and entry.idle_tick < unused[0][0]):
-                yield unused.popleft()[1]
+            while unused and unused[0][0] < entry.idle_tick:
+                yield BlockId(unused.popleft()[1])
             yield from map(BlockId, reversed(entry.blocks))
-        yield from (block for _, block in unused)
+        yield from (BlockId(block) for _, block in unused)
 
     def check(self, owned: Sequence[int]) -> None:
         """Assert that counts and lists agree, and that each block is unused or owned, once."""
@@ -345,5 +297,4 @@ class BlockPool:
         everything = sorted([*owned, *unused])
         assert everything == list(range(self.num_blocks)), "a block has two owners or none"
         assert len(free) == len(set(free)), f"a block is free twice: {free}"
-        assert len(unused) == self.num_unused, "free blocks are miscounted"
         assert len(free) == self.num_free, f"{len(free)} free blocks, {self.num_free} counted"

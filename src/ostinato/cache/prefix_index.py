@@ -147,10 +147,8 @@ class PrefixIndex(Protocol[PathT]):
         Effects: none; references and times of use change at admission only.
         """
 
-    def acquire(
-        self, key: PrefixKey, match: PrefixMatch, summary: RequestSummary | None = None
-    ) -> tuple[PathT, CacheEntry | None]:
-        """Hold a match for one more request, whose summary learns when it was used last.
+    def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[PathT, CacheEntry | None]:
+        """Hold a match for one more request.
 
         Returns:
             The path of the whole blocks, and the entry of a tail's source block, to be released

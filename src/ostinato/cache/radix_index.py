@@ -110,9 +110,7 @@ class RadixIndex:
         best = node.children.longest_common_prefix(text)
         return None if best is None else TailMatch(BlockId(best[0].blocks[0]), best[1], best[0])
 
-    def acquire(
-        self, key: PrefixKey, match: PrefixMatch, summary: RequestSummary | None = None
-    ) -> tuple[RadixNode, RadixNode | None]:
+    def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[RadixNode, RadixNode | None]:
         """Hold the matched blocks; a node that matches in part is split.
 
         Of a tail's node, what follows the source block is split off.
@@ -120,24 +118,23 @@ class RadixIndex:
         path = match.entries[-1] if match.entries else self._root(key.identity.root)
         if match.num_unmatched:
             path = self._split(path, path.num_blocks - match.num_unmatched)
-        idle, source = _hold(path), None
+        nodes = path.up()
+        nodes.pop().ref_count += 1  # the root
+        source: RadixNode | None = None
         if match.tail is not None:
             source = match.tail.entry
             assert source.blocks[0] == match.tail.block, "the match was split off before it"
             if source.num_blocks > 1:
                 source = self._split(source, 1)
-            if not source.ref_count:
-                idle.append(source)
-            source.ref_count += 1
-        if idle:
-            self._pool.mark_used(idle)
-        if self._pool.learns and summary is not None and path.idle_tick:
-            self._pool.note_gap(summary, path.uses, path.idle_since_s)
+            nodes.append(source)
+        self._pool.hold(nodes)
         return path, source
 
     def fork(self, path: RadixNode) -> RadixNode:
         """Hold the blocks of a path once more."""
-        _hold(path)  # none of it is idle: the parent holds it
+        nodes = path.up()
+        nodes.pop().ref_count += 1  # the root
+        self._pool.hold(nodes)
         return path
 
     def publish(
@@ -165,9 +162,7 @@ class RadixIndex:
                 used = child.num_common_blocks(key, packed, num_blocks - done, size)
             if used < child.num_blocks:
                 child = self._split(child, used)
-            if not child.ref_count:
-                self._pool.mark_used((child,))
-            child.ref_count += 1
+            self._pool.hold((child,))
             duplicates += [(child.start + i, BlockId(b)) for i, b in enumerate(child.blocks)]
             node, done = child, done + used
         return node, PublishResult(len(duplicates), tuple(duplicates)) if duplicates else _ALL_NEW
@@ -191,19 +186,12 @@ class RadixIndex:
 
     def release(self, path: RadixNode, summary: RequestSummary | None = None) -> None:
         """Release a path, tail first, in O(depth)."""
-        idle: list[RadixNode] = []
-        node = path
-        while (parent := node.parent) is not None:
-            count = node.ref_count = node.ref_count - 1
-            assert count >= 0, "released more often than acquired"
-            if not count:
-                idle.append(node)
-            node = parent
-        node.ref_count -= 1
-        if idle:
-            self._pool.mark_evictable(idle, summary)
-        if not node.ref_count and not node.children.by_text:
-            del self._roots[node.identity]
+        nodes = path.up()
+        root = nodes.pop()
+        self._pool.release(nodes, summary)
+        root.ref_count -= 1
+        if not root.ref_count and not root.children.by_text:
+            del self._roots[root.identity]
 
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove the last blocks of an idle leaf."""
@@ -270,8 +258,8 @@ class RadixIndex:
         """
         uses = 1
         if self._pool.learns:
-            known = self._pool.recall(key, node.end, len(blocks), self.block_size, summary)
-            blocks, uses = blocks[: known.num_blocks], known.uses + 1
+            recalled = self._pool.recall(key, node.end, len(blocks), self.block_size, summary)
+            uses, blocks = recalled[0] + 1, blocks[: recalled[1]]
         is_public = key.identity.public_prefix is not None and node.identity != key.identity
         extends = node.ref_count == 1 and node.uses == uses and node.is_leaf and not is_public
         if not extends or node.parent is None:
@@ -316,18 +304,6 @@ def _agrees(node: RadixNode, view: memoryview, most: int, block_size: int) -> bo
     if end > most or node.extras:
         return False
     return node.tokens.startswith(view[start * block_size : end * block_size])
-
-
-def _hold(path: RadixNode) -> list[RadixNode]:
-    """Count one more holder of a path; return the nodes that had none, the deepest first."""
-    node, idle = path, []
-    while (parent := node.parent) is not None:
-        if not node.ref_count:
-            idle.append(node)
-        node.ref_count += 1
-        node = parent
-    node.ref_count += 1
-    return idle
 
 
 def _last_block(node: RadixNode) -> BlockId | None:

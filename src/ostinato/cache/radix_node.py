@@ -15,7 +15,6 @@ Source: the radix tree of RadixAttention, arXiv 2312.07104, section 3.
 """
 
 from array import array
-from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any
 
@@ -73,12 +72,13 @@ class RadixNode(CacheEntry):
         """Whether it is the partial last block of a sequence that ended."""
         return len(self.tokens) < len(self.blocks) * block_size * TOKEN_BYTES
 
-    def up(self) -> "Iterator[RadixNode]":
-        """Walk from this node to its root, both included."""
-        node: RadixNode | None = self
+    def up(self) -> "list[RadixNode]":
+        """List the nodes from this one to its root, both included."""
+        nodes, node = [self], self.parent
         while node is not None:
-            yield node
+            nodes.append(node)
             node = node.parent
+        return nodes
 
     def names(self, block_size: int) -> tuple[bytes | None, bytes]:
         """Return what its parent finds it by: first block with extras, and first text."""
@@ -117,10 +117,10 @@ class RadixNode(CacheEntry):
         """Count the leading blocks, up to ``most``, that a sequence, packed, agrees with."""
         offset, whole = self.start * block_size * TOKEN_BYTES, self.tokens
         theirs = packed[offset : offset + len(whole)]
-        if most >= len(self.blocks) and len(theirs) == len(whole) and whole.startswith(theirs):
-            common = len(self.blocks)
+        if most >= self.num_blocks and len(theirs) == len(whole) and whole.startswith(theirs):
+            common = self.num_blocks
         else:
-            size = min(most, len(self.blocks)) * block_size * TOKEN_BYTES
+            size = min(most, self.num_blocks) * block_size * TOKEN_BYTES
             common = num_common_tokens(memoryview(whole)[:size], theirs[:size]) // block_size
         if key.has_extras or self.extras:
             theirs_too = key.blocks_with_extras(self.start, self.start + common, block_size)

@@ -8,6 +8,7 @@ Files in reading order:
 
 * ``demo``, ``generate``, ``chat``: run a model in the shell
 * ``serve``: serves it over HTTP
+* ``route``: routes requests to many engines
 * ``explain``, ``lint``: why prompts miss, and how to fix it
 * ``size``, ``savings``, ``simulate``, ``plan``: what caching costs and saves
 * ``models``, ``cache``, ``keys``: fetch models, administer a running server and its API keys
@@ -23,7 +24,7 @@ Rules:
 """
 
 import os
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -40,6 +41,7 @@ from ostinato.cli import (
     lint,
     models,
     plan,
+    route,
     savings,
     serve,
     simulate,
@@ -60,6 +62,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 _GROUPS: dict[str, typer.Typer] = {
+    "route": route.app,
     "models": models.app,
     "cache": cache.app,
     "keys": keys.app,
@@ -80,24 +83,10 @@ for _name, _group in _GROUPS.items():
     app.add_typer(_group, name=_name)
 
 
-SPINS = "2000"
-"""Rounds that an OpenMP thread spins before it sleeps. By default it spins for milliseconds, on the
-core that Python and the event loop need between two steps: see docs/experiments.md."""
-
-
 def main() -> None:
     """Run the command line; never returns."""
-    limit_spinning(os.environ)
+    ostinato.limit_spinning(os.environ)
     _errors.run(app)
-
-
-def limit_spinning(environment: MutableMapping[str, str]) -> None:
-    """Let threads of OpenMP sleep soon, unless the environment says how they wait.
-
-    Effects: read when torch is loaded, which is later.
-    """
-    if "OMP_WAIT_POLICY" not in environment:
-        environment.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
 def _print_version(wanted: bool) -> None:

@@ -5,7 +5,6 @@ from typing import Literal, get_args
 
 from ostinato.core.errors import ConfigError
 
-FreeOrder = Literal["unused_first", "classic"]
 WaitingOrder = Literal["fcfs", "longest_prefix", "depth_first", "fair_share"]
 
 
@@ -16,8 +15,6 @@ class CacheConfig:
     Attributes:
         num_blocks: Blocks in the pool, at least 1.
         block_size: Tokens per block, at least 1.
-        free_order: ``unused_first`` gives away blocks without content before any cached one;
-            ``classic`` appends every freed block to one queue, as vLLM's document draws it.
         enable_prefix_caching: Off, nothing is published and nothing hits.
         seal_tails: Publish the partial last block of a sequence that ended, to be found token
             by token.
@@ -25,7 +22,6 @@ class CacheConfig:
 
     num_blocks: int
     block_size: int = 16
-    free_order: FreeOrder = "unused_first"
     enable_prefix_caching: bool = True
     seal_tails: bool = True
 
@@ -33,11 +29,10 @@ class CacheConfig:
         """Check the values.
 
         Raises:
-            ConfigError: A value is out of range or unknown.
+            ConfigError: A value is out of range.
         """
         at_least("num_blocks", self.num_blocks, 1)
         at_least("block_size", self.block_size, 1)
-        one_of("free_order", self.free_order, get_args(FreeOrder))
 
     @property
     def num_slots(self) -> int:

@@ -23,7 +23,7 @@ from itertools import zip_longest
 
 from ostinato.core.errors import InvalidIdentity, RequestError
 from ostinato.core.ids import BlockDigest
-from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens, pack_tokens
+from ostinato.core.tokens import num_common_tokens, pack_tokens
 
 SALT_SEPARATOR = "\x1f"
 """Ends a tenant's salt where its client added one of its own (ASCII's unit separator)."""
@@ -176,7 +176,7 @@ class PrefixKey:
     appended; its caller does not change it while the key is in use.
     """
 
-    __slots__ = ("_is_shared", "_packed", "digests", "has_extras", "identity", "images", "tokens")
+    __slots__ = ("_is_shared", "digests", "has_extras", "identity", "images", "tokens")
 
     def __init__(
         self, identity: Identity, tokens: Iterable[int], images: Iterable[ImageSpan] = ()
@@ -195,7 +195,6 @@ class PrefixKey:
         self.digests: dict[object, list[BlockDigest]] = {}
         # Whether any of its blocks has an extra.
         self.has_extras = bool(self.images) or identity.public_prefix is not None
-        self._packed: bytes | None = None
         if self.images:
             _check_images(self.images, len(self.tokens))
 
@@ -208,7 +207,6 @@ class PrefixKey:
         if self._is_shared:
             self.tokens, self._is_shared = self.tokens[:], False
         self.tokens.append(token)
-        self._packed = None
 
     def copy(self) -> "PrefixKey":
         """Return an independent key of the same content."""
@@ -226,14 +224,10 @@ class PrefixKey:
     @property
     def packed(self) -> bytes:
         """All tokens as little-endian ``uint32``, shape (num_tokens * 4,)."""
-        if self._packed is None:
-            self._packed = self.tokens.tobytes()
-        return self._packed
+        return self.tokens.tobytes()
 
     def packed_range(self, start: int, stop: int) -> bytes:
         """Tokens ``start .. stop`` as little-endian ``uint32``."""
-        if self._packed is not None:
-            return self._packed[start * TOKEN_BYTES : stop * TOKEN_BYTES]
         return self.tokens[start:stop].tobytes()
 
     def block_name(self, index: int, block_size: int) -> bytes:
@@ -277,13 +271,13 @@ class PrefixKey:
         """
         if self.identity.root != other.identity.root:
             return 0
-        common = num_common_tokens(self.packed, other.packed)
+        mine, theirs = memoryview(self.tokens).cast("B"), memoryview(other.tokens).cast("B")
+        common = num_common_tokens(mine, theirs)
         if self.identity != other.identity:  # they share a public prefix at most
             common = min(common, max(self.public_tokens, other.public_tokens))
-        for mine, theirs in zip_longest(self.images, other.images):
-            if mine != theirs:
-                starts = [image.start for image in (mine, theirs) if image is not None]
-                return min(common, *starts)
+        for pair in zip_longest(self.images, other.images):
+            if pair[0] != pair[1]:
+                return min(common, *(image.start for image in pair if image is not None))
         return common
 
     def num_text_tokens(self, start: int, stop: int) -> int:

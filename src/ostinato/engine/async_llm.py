@@ -22,7 +22,7 @@ from ostinato.engine.admin_api import AdminApi, AsyncAdminApi
 from ostinato.engine.chat import Message, sections_of
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.engine import Engine
-from ostinato.engine.engine_thread import EngineThread
+from ostinato.engine.engine_thread import EngineThread, in_thread_of_its_own
 from ostinato.engine.explain_api import explain_request
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt, PromptInput, TokenIds, parse_prompt
@@ -53,7 +53,7 @@ class AsyncLLM:
             ConfigError: A setting is out of range.
             ModelError: The model cannot be served.
         """
-        self._engine = Engine(EngineConfig.of(model, settings))
+        self._engine = in_thread_of_its_own(Engine, EngineConfig.of(model, settings))
         self._admin = AdminApi(self._engine)
         self._admin.start_recording_if_set()
         self._tokenizing = TokenizerExecutor(self._engine)

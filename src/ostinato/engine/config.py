@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ostinato.core.config import FreeOrder, SchedulerConfig, WaitingOrder, at_least, one_of
+from ostinato.core.config import SchedulerConfig, WaitingOrder, at_least, one_of
 from ostinato.core.errors import ConfigError
 from ostinato.engine.vllm_keywords import translate_settings
 from ostinato.runner.settings import (
@@ -20,6 +20,7 @@ from ostinato.runner.settings import (
 )
 from ostinato.settings import (
     DigestName,
+    FreeOrder,
     IndexName,
     PolicyName,
     PrefixCacheConfig,
@@ -28,8 +29,10 @@ from ostinato.settings import (
 )
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+KVDtypeName = Literal["auto", "float32", "bfloat16", "float16", "float64", "int8"]
 
-_DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+_ALIASES = {"half": "float16", "float": "float32"}
+_KV_ALIASES = {**_ALIASES, "int8_per_token_head": "int8"}
 
 KEPT_EVENT_BATCHES = 10_000
 """Batches kept for consumers that missed some, by default, if KV events are published."""
@@ -48,7 +51,9 @@ class EngineConfig:
         tokenizer: Directory or hub name of another tokenizer; None is the model's own.
         dtype: The dtype to compute in; ``auto`` is the checkpoint's. ``half`` and ``float`` are
             other names of ``float16`` and ``float32``.
-        kv_cache_dtype: The dtype of keys and values; ``auto`` is the model's.
+        kv_cache_dtype: The dtype of keys and values; ``auto`` is the model's. ``int8``, which vLLM
+            calls ``int8_per_token_head``, keeps about 1.9 times as many tokens as ``bfloat16`` in
+            the same memory.
         device: Where to compute, as torch names it.
         attention: Attention by the ``native`` library, plain ``torch``, or ``auto``: the library
             where it can.
@@ -105,7 +110,7 @@ class EngineConfig:
     revision: str | None = None
     tokenizer: str | Path | None = None
     dtype: DtypeName = "auto"
-    kv_cache_dtype: DtypeName = "auto"
+    kv_cache_dtype: KVDtypeName = "auto"
     device: str = "cpu"
     attention: AttentionName = "auto"
     forward: ForwardName = "auto"
@@ -146,11 +151,14 @@ class EngineConfig:
         Raises:
             ConfigError: A value is out of range or unknown, or two contradict each other.
         """
-        for name in ("dtype", "kv_cache_dtype"):
-            alias = _DTYPE_ALIASES.get(str(getattr(self, name)))
+        for name, known, aliases in (
+            ("dtype", DtypeName, _ALIASES),
+            ("kv_cache_dtype", KVDtypeName, _KV_ALIASES),
+        ):
+            alias = aliases.get(str(getattr(self, name)))
             if alias is not None:
                 object.__setattr__(self, name, alias)
-            one_of(name, getattr(self, name), get_args(DtypeName))
+            one_of(name, getattr(self, name), get_args(known))
         one_of("attention", self.attention, get_args(AttentionName))
         one_of("forward", self.forward, get_args(ForwardName))
         self._check_quantization()
@@ -262,8 +270,8 @@ class EngineConfig:
             ),
             f"device={self.device!r}, and the library computes on a CPU": self.device != "cpu",
         }
-        for name in ("dtype", "kv_cache_dtype"):
-            known = "the library knows float32, bfloat16, float16"
+        for name, int8 in (("dtype", ""), ("kv_cache_dtype", ", int8")):
+            known = f"the library knows float32, bfloat16, float16{int8}"
             hindrances[f"{name} is float64, and {known}: set {name}"] = (
                 getattr(self, name) == "float64"
             )

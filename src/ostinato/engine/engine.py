@@ -304,6 +304,11 @@ class Engine:
         self.forget_texts()
         self.recorder.on_reset(preempt_running)
 
+    @property
+    def request_ids(self) -> list[RequestId]:
+        """The live requests."""
+        return list(self._states)
+
     def requests_of(self, salt: str | bytes) -> list[RequestId]:
         """List the live requests of a tenant, or of a public prefix."""
         tenant, states = _packed(salt), self._states.items()

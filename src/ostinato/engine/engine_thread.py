@@ -14,7 +14,9 @@ the next step; a request that just missed it would wait for a whole step.
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
+from concurrent.futures import Future
 from contextlib import suppress
+from typing import TypeVar
 
 from ostinato.core.errors import EngineStopped, OstinatoError
 from ostinato.engine.engine import Engine, logger
@@ -24,6 +26,8 @@ from ostinato.engine.request_validation import PreparedRequest
 from ostinato.engine.sampling_params import RequestOutputKind
 from ostinato.engine.thread_bridge import AnswerT, CommandQueue, Mailbox, post_all
 
+ArgumentT = TypeVar("ArgumentT")
+
 _FINAL_ONLY = RequestOutputKind.FINAL_ONLY
 
 PATIENCE = 1 / 32
@@ -31,6 +35,28 @@ PATIENCE = 1 / 32
 
 MAX_USELESS_WAITS = 8
 """After so many useless waits, only one in so many is tried: these callers send no next turn."""
+
+
+def in_thread_of_its_own(make: Callable[[ArgumentT], AnswerT], argument: ArgumentT) -> AnswerT:
+    """Return what ``make`` returns, called in a thread that has ended by then.
+
+    OpenMP keeps threads for every thread that has computed, until it ends, and where all of them
+    together are more than the processors, those that wait for each other sleep at once: loading a
+    model in the caller's thread cost every operation of the engine's thread a wake-up.
+    """
+    made: Future[AnswerT] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make(argument))
+        except BaseException as error:
+            made.set_exception(error)
+
+    thread = threading.Thread(target=run, name="ostinato-loader", daemon=True)
+    thread.start()
+    answer = made.result()
+    thread.join()
+    return answer
 
 
 class EngineThread:

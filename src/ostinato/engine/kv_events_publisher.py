@@ -108,6 +108,20 @@ class KVEventsPublisher:
         self._thread.start()
         log.subscribe(self._take, self.settle)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its thread has not ended."""
+        return self._thread.is_alive()
+
+    @property
+    def num_queued(self) -> int:
+        """Batches that wait for the thread."""
+        return len(self._queue)
+
+    def encode(self, batch: EventBatch) -> bytes:
+        """Return a batch as subscribers get it; in any thread."""
+        return self._encoder.encode(batch)
+
     def settle(self) -> None:
         """Wait until nothing is queued: every batch so far is with ZeroMQ."""
         with self._changed:
@@ -208,7 +222,7 @@ class KVEventsPublisher:
             logger.warning("a replay of KV events from %d was given up: %s", start, error)
 
     def _frames(self, batch: EventBatch) -> tuple[bytes, bytes]:
-        return batch.sequence.to_bytes(8, "big"), self._encoder.encode(batch)
+        return batch.sequence.to_bytes(8, "big"), self.encode(batch)
 
     # --- sockets ---
 

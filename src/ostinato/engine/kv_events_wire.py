@@ -99,7 +99,7 @@ class WireBatch(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True
 
 
 class BatchEncoder:
-    """Writes batches of one cache; may be used by one thread at a time."""
+    """Writes batches of one cache, in any thread."""
 
     def __init__(self, medium: str, windows: tuple[int, ...] = (), zero_s: float = 0.0) -> None:
         """Set what all events of a cache have in common.
@@ -112,12 +112,11 @@ class BatchEncoder:
         self._medium = medium
         self._windows = windows
         self._zero_s = zero_s
-        self._encoder = msgspec.msgpack.Encoder()
 
     def encode(self, batch: events.EventBatch) -> bytes:
         """Return a batch as msgpack; its number is not in there."""
         written = tuple(map(self._event, batch.events))
-        return self._encoder.encode(WireBatch(self._zero_s + batch.time_s, written))
+        return msgspec.msgpack.encode(WireBatch(self._zero_s + batch.time_s, written))
 
     def _event(self, event: events.Event) -> BlockStored | BlockRemoved | AllBlocksCleared:
         if isinstance(event, events.BlockStored):

@@ -107,7 +107,8 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
     "prompts of token ids with detokenize=False do not use the tokenizer": {
         "skip_tokenizer_init": (False,),
     },
-    "keys and values are kept in the format of kv_cache_dtype, without scales": {
+    "keys and values are kept in the format of kv_cache_dtype in all layers, and int8 has a scale "
+    "for each token and head": {
         "calculate_kv_scales": (False,),
         "kv_cache_dtype_skip_layers": ([],),
     },

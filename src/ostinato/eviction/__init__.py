@@ -3,6 +3,7 @@
 Files in reading order:
 
 * ``learned_policy``: what policies that learn are told, and what they tell the ghost
+* ``classic_order``: gives away what was released longest ago, cached or not
 * ``leaf_heap``: finds the leaf with the least rank
 * ``ghost_list``: remembers what was evicted lately, so that its return can be noticed
 * ``s3_fifo``, ``arc``: learn from what returns

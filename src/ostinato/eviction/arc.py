@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.eviction import Recall, RequestSummary
+from ostinato.cache.eviction import RequestSummary
 from ostinato.core.identity import PrefixKey
 from ostinato.eviction.ghost_list import GhostList
 from ostinato.eviction.leaf_heap import LeafHeap, LeafState
@@ -59,7 +59,7 @@ class AdaptiveReplacement(LeafHeap[ListState]):
 
     def recall(
         self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
-    ) -> Recall:
+    ) -> tuple[int, int]:
         """Move the border towards the list that lost what returns."""
         once, again = (max(1, memory.num_blocks) for memory in self._memories)
         for segment, step in ((0, max(1.0, again / once)), (1, -max(1.0, once / again))):
@@ -67,8 +67,8 @@ class AdaptiveReplacement(LeafHeap[ListState]):
             if run is not None:
                 moved = self._target + step * run.num_blocks
                 self._target = min(float(self._num_blocks), max(0.0, moved))
-                return Recall(run.num_blocks, 1, run.idle_since_s)
-        return Recall(most)
+                return 1, run.num_blocks
+        return 0, most
 
     def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
         """Remember nothing of what belongs to something."""

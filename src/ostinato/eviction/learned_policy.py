@@ -1,5 +1,6 @@
 """What policies that learn are told of the traffic, and what they tell the ghost."""
 
+from collections.abc import Callable
 from typing import Protocol, cast, runtime_checkable
 
 from ostinato.cache.block_shares import BlockShares
@@ -8,6 +9,14 @@ from ostinato.cache.eviction import RequestSummary
 from ostinato.cache.observer import CacheObserver
 from ostinato.core.identity import PrefixKey
 from ostinato.core.request import RequestContext
+
+_MANY_USES = 20
+"""Content that was used more often is shared: it says nothing of one conversation's pace."""
+
+
+def note_gap(summary: RequestSummary, gap_s: float, uses: int) -> None:
+    """Note how long ago what a request found was released, unless many share it."""
+    summary.gap_s = gap_s if uses < _MANY_USES else None
 
 
 @runtime_checkable
@@ -26,17 +35,21 @@ class LearnsFromMisses(Protocol):
 class MissObserver(CacheObserver):
     """Tells policies that learn what a request asks for and did not find."""
 
-    def __init__(self, shares: BlockShares, block_size: int) -> None:
+    def __init__(self, shares: BlockShares, block_size: int, clock: Callable[[], float]) -> None:
         """Tell the policies of a pool, all of which learn."""
-        self._shares, self._block_size = shares, block_size
+        self._shares, self._block_size, self._clock = shares, block_size, clock
 
     def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
         """Tell the policy of the request's tenant, once per request that publishes."""
+        found = table.summary.found
+        if found is not None and found.idle_tick:
+            note_gap(table.summary, self._clock() - found.idle_since_s, found.uses)
         num_asked = (len(table.key.tokens) - 1) // self._block_size
         if num_asked and table.writes and not preempted:
             policy = cast(LearnsFromMisses, self._shares.policy_of(table.tenant))
-            found = table.num_published
-            policy.look_up(table.key, found, num_asked, self._block_size, table.summary)
+            policy.look_up(
+                table.key, table.num_published, num_asked, self._block_size, table.summary
+            )
 
 
 @runtime_checkable

@@ -46,7 +46,7 @@ _MOST_TIMES = 6.0
 _CAUTION = 3.0
 """By how much the risk that was seen is multiplied."""
 
-_DOUBT_BLOCKS = 30.0
+DOUBT_BLOCKS = 30.0
 """Lost blocks that are assumed before any were seen."""
 
 
@@ -92,7 +92,7 @@ class LruShadow:
         """Return how many more blocks may be evicted that LRU holds; negative if too many are."""
         credit, looked_up = self.credit, self.num_looked_up
         sure = credit + SHARE * looked_up
-        risk = (self._num_lost + _DOUBT_BLOCKS) / (self._num_diverged + _DOUBT_BLOCKS)
+        risk = (self._num_lost + DOUBT_BLOCKS) / (self._num_diverged + DOUBT_BLOCKS)
         times = min(_MOST_TIMES, 1.0 / (_CAUTION * risk))
         if times > 1.0:
             proven = times * (SHARE * looked_up + (credit if credit > 0 else 2 * credit))

@@ -28,10 +28,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.eviction import EntryQueue, EvictionPolicy, Recall, RequestSummary
+from ostinato.cache.eviction import EntryQueue, EvictionPolicy, RequestSummary
 from ostinato.core.identity import PrefixKey
 from ostinato.eviction.ghost_list import EvictedRun, GhostList
 from ostinato.eviction.hazard_table import EDGES_S, NUM_BINS, HazardTable
+from ostinato.eviction.learned_policy import note_gap
 from ostinato.eviction.lifetimes import NO_LEAVES, Cohort, LifetimeStats, ReleaseBatch
 from ostinato.eviction.lru_shadow import LruShadow
 from ostinato.eviction.victim_heap import VictimHeap
@@ -198,16 +199,20 @@ class ReuseHazard(EvictionPolicy):
 
     def recall(
         self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
-    ) -> Recall:
+    ) -> tuple[int, int]:
         """Tell of blocks that were evicted and are published anew."""
         run = _looked_up(summary, first, most)
         if run is None:
             run = self._memory.take(key, first, most, block_size)
             if run is None:
-                return Recall(most)
+                if summary is not None:
+                    summary.num_new_blocks += most
+                return 0, most
             self._advance()
             self._end(run.note, run.num_blocks)
-        return Recall(run.num_blocks, run.uses, run.idle_since_s)
+        if summary is not None:
+            note_gap(summary, self._clock() - run.idle_since_s, run.uses)
+        return run.uses, run.num_blocks
 
     def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
         """Remember nothing of what belongs to something."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.eviction import Recall, RequestSummary
+from ostinato.cache.eviction import RequestSummary
 from ostinato.core.identity import PrefixKey
 from ostinato.eviction.ghost_list import GhostList
 from ostinato.eviction.leaf_heap import LeafHeap, LeafState, Rank
@@ -97,10 +97,10 @@ class S3Fifo(LeafHeap[QueueState]):
 
     def recall(
         self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
-    ) -> Recall:
+    ) -> tuple[int, int]:
         """Tell what was evicted of the new: it joins the main queue."""
         run = self._memory.take(key, first, most, block_size)
-        return Recall(most) if run is None else Recall(run.num_blocks, 1, run.idle_since_s)
+        return (0, most) if run is None else (1, run.num_blocks)
 
     def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
         """Remember nothing of what belongs to something."""

@@ -11,6 +11,7 @@ after 16 requests, so estimates come early and cost most then. Between windows a
 counter.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -144,7 +145,7 @@ class Ghost(CacheObserver):
             names = window.sampler.names(table.key, chosen)
             size, summary = self._config.block_size, table.summary
             last = (num_asked - 1) // size * size  # where the block begins that can not hit whole
-            asked = sum(start < last for start, _ in chosen)
+            asked = bisect_left(chosen, (last, 0))
             request_class = self._learned[0].request_class(summary) if self._learned else 0
             request = SampledRequest(
                 names, asked, self._clock(), summary.num_output_tokens, request_class

@@ -96,7 +96,7 @@ class Sampler:
     def names(self, key: PrefixKey, chosen: list[tuple[int, int]]) -> "array[int]":
         """Name the chosen ones; the same name means the same content, identity and images."""
         identity, tokens, size, names = key.identity, key.tokens, self._block_size, array("I")
-        if identity is not self._last[0]:  # most requests share one
+        if identity != self._last[0]:  # most requests have the same
             boundary = None if identity.public_prefix is None else crc32(identity.encoded)
             self._last = identity, crc32(identity.root.encoded), boundary
         _, before, boundary = self._last

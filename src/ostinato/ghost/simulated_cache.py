@@ -17,11 +17,10 @@ from typing import Protocol
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.eviction import EvictionPolicy, RequestSummary
-from ostinato.cache.pool import MANY_USES
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.eviction import make_policy
-from ostinato.eviction.learned_policy import LearnedPolicy, LearnsFromMisses
+from ostinato.eviction.learned_policy import LearnedPolicy, LearnsFromMisses, note_gap
 from ostinato.eviction.reuse_hazard import ReuseHazard
 from ostinato.ghost.sampler import SampledRequest
 from ostinato.settings import PolicyName
@@ -126,8 +125,8 @@ class PolicySimulation:
             key = PrefixKey(_SHARED, request.names)
             if isinstance(policy, LearnsFromMisses):
                 policy.look_up(key, num_found, request.num_asked, 1, summary)
-        if path and path[-1].uses < MANY_USES:
-            summary.gap_s = request.at_s - path[-1].idle_since_s
+        if path:
+            note_gap(summary, request.at_s - path[-1].idle_since_s, path[-1].uses)
         self._insert(request, key if policy.remembers else None, path, summary)
         path.reverse()
         for block in path:
@@ -170,12 +169,7 @@ class PolicySimulation:
         names, uses, known = request.names, 0, 0
         for index in range(len(path), len(names)):
             if key is not None and not known:
-                recalled = self._policy.recall(key, index, len(names) - index, 1, summary)
-                known, uses = recalled.num_blocks, recalled.uses
-                if recalled.idle_since_s is None:
-                    summary.num_new_blocks += known
-                elif uses < MANY_USES:
-                    summary.gap_s = request.at_s - recalled.idle_since_s
+                uses, known = self._policy.recall(key, index, len(names) - index, 1, summary)
             known -= 1
             if len(self._blocks) >= self._num_blocks and not self._evict(len(names) - index):
                 return

@@ -24,7 +24,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import Observers
@@ -77,10 +76,6 @@ class HybridCacheManager(CacheManager):
         """Make an empty cache; arguments as of ``CacheManager``, and the window groups."""
         super().__init__(*args)
         self.windows = make_windows(self.observers)
-        self._contents: list[tuple[BlockPool, Contents]] = [
-            (self.pool, self.index),
-            *((w.pool, w) for w in self.windows),
-        ]
 
     def match_first(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
         """Find the longest prefix among the first tokens that is valid in every group."""
@@ -107,17 +102,9 @@ class HybridCacheManager(CacheManager):
                 return end
 
     @property
-    def pools(self) -> list[BlockPool]:
-        """One pool per group of layers."""
-        return [pool for pool, _ in self._contents]
-
-    def content_sizes(self) -> list[dict[int, int]]:
-        """Return the tokens in each published block, group by group."""
-        sizes: list[dict[int, int]] = [
-            {copy.block: copy.content.num_tokens for copy in window.copies()}
-            for window in self.windows
-        ]
-        return [*super().content_sizes(), *sizes]
+    def groups(self) -> list[tuple[BlockPool, Contents]]:
+        """For each group of layers its pool, and what knows the content of its blocks."""
+        return [*super().groups, *((window.pool, window) for window in self.windows)]
 
     # --- what a plain manager does for one group ---
 
@@ -222,10 +209,6 @@ class HybridCacheManager(CacheManager):
         child = super()._fork(table, num_shared)
         _windows(child)[:] = [window.fork(held) for window, held in self._pairs(table)]
         return child
-
-    def remove(self, belongs: Callable[[CacheEntry], bool]) -> int:
-        """Free every evictable block whose entry matches, in every group; return how many."""
-        return sum(pool.remove(belongs, contents) for pool, contents in self._contents)
 
     def _check_state(self, tables: list[BlockTable]) -> None:
         super()._check_state(tables)

@@ -8,66 +8,36 @@
 """
 
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ostinato.cache.block import CacheEntry
 from ostinato.core.identity import Identity
-from ostinato.core.ids import BlockDigest, BlockId
+from ostinato.core.ids import BlockDigest
+from ostinato.indexes.block_copy import BlockContent, BlockCopy
 
 
-class WindowContent:
-    """One block's worth of a prefix, as a window layer holds it."""
+class WindowContent(BlockContent):
+    """One block's worth of a prefix, as a window layer holds it; ``full`` unless it is partial."""
 
-    __slots__ = ("copies", "digest", "full", "identity", "name", "num_tokens")
+    __slots__ = ("full",)
 
-    def __init__(
-        self, identity: Identity, digest: BlockDigest, name: bytes, num_tokens: int, full: bool
-    ) -> None:
-        """Note a content without copies.
+    digest: BlockDigest
 
-        Args:
-            identity: What sequences must agree on to find it.
-            digest: Of it and everything before it.
-            name: Its packed tokens and extras.
-            num_tokens: Tokens that a copy holds: all of its block, but for a partial one.
-            full: False for a partial block.
-        """
-        self.identity = identity
-        self.digest = digest
-        self.name = name
-        self.num_tokens = num_tokens
+    def __init__(self, identity: Identity, digest: BlockDigest, name: bytes, *, full: bool) -> None:
+        """Note a content without copies."""
+        super().__init__(identity, digest, name)
         self.full = full
-        self.copies: list[WindowCopy] = []
 
 
-class WindowCopy(CacheEntry):
-    """One block that holds a content; nothing depends on it."""
+class WindowCopy(BlockCopy):
+    """One block that holds a content; a leaf, since a hit needs a run of blocks, not ancestors."""
 
-    __slots__ = ("block", "content")
+    __slots__ = ()
 
-    def __init__(self, block: int, content: WindowContent, born_s: float) -> None:
-        """Add a copy to a content, held by one sequence."""
-        super().__init__(content.identity)
-        self.block = BlockId(block)
-        self.content = content
-        self.ref_count, self.born_s = 1, born_s
-        content.copies.append(self)
+    content: WindowContent
 
-    @property
-    def blocks(self) -> Sequence[int]:
-        """Its block."""
-        return (self.block,)
-
-    @property
-    def num_blocks(self) -> int:
-        """One, until it is evicted."""
-        return int(self in self.content.copies)
-
-    @property
-    def is_leaf(self) -> bool:
-        """Always: a hit needs a run of blocks, not their ancestors."""
-        return True
+    def run_from(self, first: int) -> tuple[int, bytes]:
+        """Return the packed tokens of its block; its place is not known."""
+        return 0, self.content.name
 
 
 @dataclass(slots=True, eq=False)

@@ -28,10 +28,9 @@ from collections.abc import Iterator
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.pool import BlockPool
-from ostinato.cache.prefix_index import Removal
+from ostinato.cache.prefix_index import CachedRun, Removal
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockDigest
-from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.hybrid.window_content import WindowContent, WindowCopy, WindowTable
 from ostinato.indexes.block_hash import BlockHasher
 
@@ -84,8 +83,7 @@ class WindowGroup:
     def acquire(self, key: PrefixKey, num_blocks: int) -> WindowTable:
         """Hold the window before the end of a hit."""
         copies = self._window(key, num_blocks)
-        for copy in copies:
-            self.pool.hold(copy)
+        self.pool.hold(copies)
         first = num_blocks - len(copies)
         blocks = array("i", [self.null_block] * first + [copy.block for copy in copies])
         noted = [*[None] * first, *copies]
@@ -104,13 +102,13 @@ class WindowGroup:
 
     def hold_tail(self, table: WindowTable, copy: WindowCopy) -> None:
         """Hold the source of a copy until ``release_tail``."""
-        self.pool.hold(copy)
+        self.pool.hold((copy,))
         table.tail = copy
 
     def release_tail(self, table: WindowTable) -> None:
         """Release the source of a copy, if there is one."""
         if table.tail is not None:
-            self.pool.release(table.tail)
+            self.pool.release((table.tail,))
             table.tail = None
 
     def append(self, table: WindowTable, blocks: "array[int]") -> None:
@@ -173,9 +171,7 @@ class WindowGroup:
     def fork(self, table: WindowTable) -> WindowTable:
         """Share what is published; the rest of the places are still to be given blocks."""
         shared = table.num_shared
-        for copy in table.copies[table.first : shared]:
-            assert copy is not None
-            self.pool.hold(copy)
+        self.pool.hold([copy for copy in table.copies[table.first : shared] if copy is not None])
         blocks, copies = table.blocks[:shared], table.copies[:shared]
         return WindowTable(table.tenant, blocks, copies, table.first, shared)
 
@@ -186,10 +182,13 @@ class WindowGroup:
         self._forget(entry)
         return Removal(array("i", [entry.block]))
 
+    def runs(self) -> Iterator[CachedRun]:
+        """Walk everything published; the copies of one content are one run."""
+        return (CachedRun(None, content.copies) for content in self._contents.values())
+
     def copies(self) -> Iterator[WindowCopy]:
         """Walk every published block."""
-        for content in self._contents.values():
-            yield from content.copies
+        return (copy for content in self._contents.values() for copy in content.copies)
 
     def check(self, tables: list[WindowTable]) -> None:
         """Assert rules 1 to 3; references are recounted from live tables."""
@@ -221,23 +220,19 @@ class WindowGroup:
     ) -> WindowContent:
         content = self._contents.get(digest)
         if content is None:
-            num_tokens = self._block_size if full else len(name) // TOKEN_BYTES
-            content = WindowContent(identity, digest, name, num_tokens, full)
+            content = WindowContent(identity, digest, name, full=full)
             self._contents[digest] = content
         assert content.name == name, "two blocks of one SHA-256 digest"
         return content
 
     def _release_places(self, table: WindowTable, first: int, last: int) -> None:
         """Release the places ``first .. last``, deepest first."""
-        private = array("i")
-        for place in range(last - 1, first - 1, -1):
-            copy = table.copies[place]
-            if copy is None:
-                private.insert(0, table.blocks[place])
-            else:
-                self.pool.release(copy)
-            table.blocks[place], table.copies[place] = self.null_block, None
+        held = list(zip(table.blocks[first:last], table.copies[first:last], strict=True))
+        self.pool.release([copy for _, copy in reversed(held) if copy is not None])
+        private = array("i", [block for block, copy in held if copy is None])
         self.pool.free(private, table.tenant)
+        table.blocks[first:last] = array("i", [self.null_block] * len(held))
+        table.copies[first:last] = [None] * len(held)
 
     def _forget(self, copy: WindowCopy) -> None:
         """Take a copy out of its content; the last one takes the content with it."""

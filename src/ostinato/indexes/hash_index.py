@@ -29,29 +29,26 @@ from dataclasses import dataclass, field
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.child_index import ChildIndex, partial_text, tail_text, walk
-from ostinato.cache.eviction import Recall, RequestSummary
+from ostinato.cache.eviction import RequestSummary
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import CachedRun, PrefixMatch, PublishResult, Removal, TailMatch
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockDigest, BlockId
+from ostinato.indexes.block_copy import BlockContent, BlockCopy
 from ostinato.indexes.block_hash import BlockHasher
 
 
-class CachedContent:
+class CachedContent(BlockContent):
     """What one block holds: its tokens and, through its parent, all before them.
 
     Attributes:
         parent: The content before it; None for a root, which has no tokens.
         start: Blocks before it.
-        digest: Finds it; None for a partial block.
-        name: Its packed tokens and extras.
         text: Its packed tokens before the first image.
-        identity: What sequences must agree on to find it.
-        copies: The blocks that hold it, oldest first.
         children: What may follow it.
     """
 
-    __slots__ = ("children", "copies", "digest", "identity", "name", "parent", "start", "text")
+    __slots__ = ("children", "parent", "start", "text")
 
     def __init__(
         self,
@@ -61,48 +58,25 @@ class CachedContent:
         text: bytes,
         identity: Identity,
     ) -> None:
-        """Make a content without copies."""
+        """Make a content without copies; without a digest it is a partial block."""
+        super().__init__(identity, digest, name)
         self.parent = parent
         self.start: int = 0 if parent is None or parent.parent is None else parent.start + 1
-        self.digest = digest
-        self.name = name
         self.text = text
-        self.identity = identity
-        self.copies: list[BlockCopy] = []
         self.children: ChildIndex[CachedContent] = ChildIndex()
 
 
-class BlockCopy(CacheEntry):
-    """One block that holds a content."""
+class HashCopy(BlockCopy):
+    """One block that holds a content of the index."""
 
-    __slots__ = ("block", "content")
+    __slots__ = ()
 
-    def __init__(self, block: int, content: CachedContent, born_s: float, uses: int) -> None:
-        """Add a copy to a content, held by one request."""
-        super().__init__(content.identity)
-        self.block = BlockId(block)
-        self.content = content
-        self.ref_count, self.born_s, self.uses = 1, born_s, uses
-        content.copies.append(self)
-
-    @property
-    def blocks(self) -> Sequence[int]:
-        """Its block."""
-        return (self.block,)
-
-    @property
-    def num_blocks(self) -> int:
-        """One, until it is evicted."""
-        return int(self in self.content.copies)
+    content: CachedContent
 
     @property
     def is_leaf(self) -> bool:
         """Whether no cached content needs this copy."""
         return len(self.content.copies) > 1 or not self.content.children
-
-    def name_of(self, index: int, block_size: int) -> bytes:
-        """Return the packed tokens and extras of its block."""
-        return self.content.name
 
     def run_from(self, first: int) -> tuple[int, bytes]:
         """Return the place and the packed tokens of its block, or of what follows it."""
@@ -114,7 +88,7 @@ class HashPath:
     """What one request holds: a root, and a copy per block."""
 
     root: CachedContent
-    copies: list[BlockCopy] = field(default_factory=list)
+    copies: list[HashCopy] = field(default_factory=list)
 
     @property
     def last(self) -> CachedContent:
@@ -140,7 +114,7 @@ class HashIndex:
         Cost: one digest and one comparison per block that hits.
         """
         size, blocks = self.block_size, array("i")
-        content, copies = self._roots.get(key.identity.root), list[BlockCopy]()
+        content, copies = self._roots.get(key.identity.root), list[HashCopy]()
         if content is None:
             return PrefixMatch(size, blocks, None, copies, 0, key, self, self.version)
         for index in range(num_tokens // size):
@@ -157,17 +131,12 @@ class HashIndex:
             tail = TailMatch(oldest.block, best[1], oldest)
         return PrefixMatch(size, blocks, tail, copies, 0, key, self, self.version)
 
-    def acquire(
-        self, key: PrefixKey, match: PrefixMatch, summary: RequestSummary | None = None
-    ) -> tuple[HashPath, BlockCopy | None]:
+    def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[HashPath, HashCopy | None]:
         """Hold the matched copies, and apart from them a tail's."""
         path = self._hold(HashPath(self._root(key), list(match.entries)))
-        last = path.copies[-1] if path.copies else None
-        if self._pool.learns and summary is not None and last is not None and last.idle_tick:
-            self._pool.note_gap(summary, last.uses, last.idle_since_s)
-        source: BlockCopy | None = None if match.tail is None else match.tail.entry
+        source: HashCopy | None = None if match.tail is None else match.tail.entry
         if source is not None:
-            self._pool.hold(source)
+            self._pool.hold((source,))
         return path, source
 
     def fork(self, path: HashPath) -> HashPath:
@@ -188,20 +157,20 @@ class HashIndex:
         first, last = len(path.copies), len(path.copies) + len(blocks)
         self._hasher.digests(key, last)  # whatever it raises, nothing has changed
         num_known, now_s = 0, self._pool.now()
-        known, left = Recall(0), 0  # blocks that ``known`` is still true of
+        uses, left = 0, 0  # what is remembered, and of how many more blocks
         self.version += 1
         for index, block in enumerate(blocks, first):
-            parent, uses = path.last, 1
+            parent = path.last
             content = self._find(parent, key, index)
+            is_known = content is not None
             if content is None:
                 content = self._add(parent, key, index)
                 if self._pool.learns and not left:
-                    known = self._pool.recall(key, index, last - index, self.block_size, summary)
-                    left = known.num_blocks
-                left, uses = left - 1, known.uses + 1
-            else:
-                num_known += 1
-            path.copies.append(BlockCopy(block, content, now_s, uses))
+                    size = self.block_size
+                    uses, left = self._pool.recall(key, index, last - index, size, summary)
+                left -= 1
+            num_known += is_known
+            path.copies.append(HashCopy(block, content, now_s, 1 if is_known else uses + 1))
             if len(content.copies) == 2:
                 self._pool.expose(content.copies[0])  # what builds on it has another one
         return path, PublishResult(num_known)
@@ -228,20 +197,13 @@ class HashIndex:
 
     def release(self, path: HashPath, summary: RequestSummary | None = None) -> None:
         """Release a path, tail first, in O(blocks)."""
-        idle: list[BlockCopy] = []
-        for copy in reversed(path.copies):
-            count = copy.ref_count = copy.ref_count - 1
-            assert count >= 0, "released more often than acquired"
-            if not count:
-                idle.append(copy)
-        if idle:
-            self._pool.mark_evictable(idle, summary)
+        self._pool.release(path.copies[::-1], summary)
         self._root_uses[path.root.identity] -= 1
         self._drop_empty_root(path.root)
 
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove one idle copy."""
-        assert isinstance(entry, BlockCopy) and not entry.ref_count and entry.is_leaf and most
+        assert isinstance(entry, HashCopy) and not entry.ref_count and entry.is_leaf and most
         self.version += 1
         self._pool.shrink(entry, 1)
         return Removal(array("i", [entry.block]), self._remove(entry))
@@ -289,11 +251,7 @@ class HashIndex:
     def _hold(self, path: HashPath) -> HashPath:
         """Count one more holder of a path's copies."""
         self._root_uses[path.root.identity] += 1
-        idle = [copy for copy in path.copies if not copy.ref_count]
-        if idle:
-            self._pool.mark_used(idle)
-        for copy in path.copies:
-            copy.ref_count += 1
+        self._pool.hold(path.copies)
         return path
 
     def _add(self, parent: CachedContent, key: PrefixKey, index: int) -> CachedContent:
@@ -317,29 +275,30 @@ class HashIndex:
         self.version += 1
         content = CachedContent(parent, None, text, text, key.identity)
         parent.children.add(None, text, content)
-        path.copies.append(BlockCopy(block, content, self._pool.now(), 1))
+        path.copies.append(HashCopy(block, content, self._pool.now(), 1))
         return path, PublishResult()
 
-    def _orphans(self, removed: list[BlockCopy]) -> list[BlockCopy]:
+    def _orphans(self, removed: list[HashCopy]) -> list[HashCopy]:
         """List what only copies that are about to be removed lead to, descendants first."""
         last = next((copy.content for copy in removed if len(copy.content.copies) == 1), None)
-        stack, found = [] if last is None else [last], list[BlockCopy]()
+        stack, found = [] if last is None else [last], list[HashCopy]()
         while stack:
             content = stack.pop()
             found += [copy for copy in content.copies if copy not in removed]
             stack += content.children
         return found[::-1]
 
-    def _remove(self, copy: BlockCopy) -> BlockId | None:
+    def _remove(self, copy: HashCopy) -> BlockId | None:
         """Take a copy out of its content; the last one takes the content with it (rule 1).
 
         Returns:
             Another copy of it, or one of the content before it; None at position 0.
         """
         content = copy.content
-        content.copies.remove(copy)
-        if content.copies:
-            return content.copies[0].block
+        copies: list[HashCopy] = content.copies
+        copies.remove(copy)
+        if copies:
+            return copies[0].block
         parent = content.parent
         assert parent is not None and not content.children
         parent.children.remove(content.name if content.digest else None, content.text, content)
@@ -352,7 +311,8 @@ class HashIndex:
             for idle in parent.copies:
                 self._pool.expose(idle)
         self._drop_empty_root(parent)
-        return parent.copies[0].block if parent.copies else None
+        above: list[HashCopy] = parent.copies
+        return above[0].block if above else None
 
     def _root(self, key: PrefixKey) -> CachedContent:
         identity = key.identity.root

@@ -32,7 +32,10 @@ DTYPE_BITS: Mapping[str, int] = {
     "fp4": 4,
     "int4": 4,
 }
-"""KV formats and the bits of one value, without the scales that quantised ones add."""
+"""KV formats and the bits of one value. ``int8`` adds a scale for each token and head, as the
+engine keeps it; scales of the other formats, which other engines keep, are not counted."""
+
+_INT8_SCALE_BYTES = 4
 
 _OTHER_DTYPES: Mapping[str, str] = {
     "double": "float64",
@@ -203,7 +206,7 @@ def kv_bytes(config: Config, dtype: str = "auto") -> KVBytes:
     # A quantised KV cache leaves states in the model's own dtype.
     state_bits = bits if bits >= 16 else DTYPE_BITS[model_dtype]
     counts = Counter(plan.layers)  # in the order in which they first appear
-    groups = tuple(_group(layer, n, bits, state_bits) for layer, n in counts.items())
+    groups = tuple(_group(layer, n, kv_dtype, state_bits) for layer, n in counts.items())
     notes = plan.notes + (kv_notes or (model_notes if dtype == "auto" else ()))
     return KVBytes(plan.model_type, kv_dtype, groups, notes)
 
@@ -244,9 +247,16 @@ def _kv_dtype(config: Config, dtype: str, model_dtype: str) -> tuple[str, tuple[
     return name, (f"quantization_config.kv_cache_scheme keeps the KV in {name}.",)
 
 
-def _group(layer: Layer, num_layers: int, bits: int, state_bits: int) -> LayerGroup:
+def _group(layer: Layer, num_layers: int, kv_dtype: str, state_bits: int) -> LayerGroup:
     """Turn numbers kept into bytes."""
     expanded = layer.whole_heads_values
+    bits = DTYPE_BITS[kv_dtype]
+    scale_bytes = _INT8_SCALE_BYTES if kv_dtype == "int8" else 0
+    # A latent vector has one scale; so have the key and the value of each head.
+    num_scales = (2 * layer.num_kv_heads or 1) if layer.values_per_token else 0
+    kept = _bytes(layer.values_per_token, bits) + num_scales * scale_bytes
+    if expanded is not None:
+        expanded = _bytes(expanded, bits) + 2 * layer.num_heads * scale_bytes
     state_bytes = 0
     if layer.state is not None:
         state_bytes = _bytes(layer.state.num_values, state_bits)
@@ -254,8 +264,8 @@ def _group(layer: Layer, num_layers: int, bits: int, state_bits: int) -> LayerGr
     return LayerGroup(
         layer=layer,
         num_layers=num_layers,
-        token_bytes=num_layers * _bytes(layer.values_per_token, bits),
-        expanded_bytes=None if expanded is None else num_layers * _bytes(expanded, bits),
+        token_bytes=num_layers * kept,
+        expanded_bytes=None if expanded is None else num_layers * expanded,
         state_bytes=num_layers * state_bytes,
     )
 

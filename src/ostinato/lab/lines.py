@@ -21,7 +21,7 @@ OnBroken = Literal["refuse", "skip"]
 MAX_RECORD_BYTES = 64 * 2**20
 """Bytes of one record; a longer one is refused before it is held in memory."""
 
-_CHUNK_BYTES = 2**20
+CHUNK_BYTES = 2**20
 _GZIP = b"\x1f\x8b"
 _UTF8_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -152,7 +152,7 @@ def _lines(file: _File) -> Iterator[bytes | BrokenTrace]:
             yield line
             continue
         while line and not line.endswith(b"\n"):
-            line = file.readline(_CHUNK_BYTES)
+            line = file.readline(CHUNK_BYTES)
         yield _too_long()
 
 
@@ -162,7 +162,7 @@ def _elements(file: _File) -> Iterator[bytes | BrokenTrace]:
     A string that is cut off at the end of the buffer is matched again when there is more; chunks
     double meanwhile, so that long strings cost linear time.
     """
-    buffer, at, start, depth, size = b"", 0, 0, 0, _CHUNK_BYTES
+    buffer, at, start, depth, size = b"", 0, 0, 0, CHUNK_BYTES
     while True:
         token = _TOKEN.search(buffer, at)
         if token is None or token.group() == b'"':
@@ -173,7 +173,7 @@ def _elements(file: _File) -> Iterator[bytes | BrokenTrace]:
                 return
             buffer, at, start, size = buffer[start:] + more, at - start, 0, 2 * size
             continue
-        size, at = _CHUNK_BYTES, token.end()
+        size, at = CHUNK_BYTES, token.end()
         depth += (token.group() in b"{[") - (token.group() in b"}]")
         if depth == 1:
             start, element = at, buffer[start:at].lstrip(b", \t\r\n")

@@ -149,7 +149,7 @@ def iter_requests(path: Path, options: LogOptions) -> Iterator[LoggedRequest]:
     Raises:
         BrokenTrace: A record cannot be read, and is not to be skipped; it is named.
     """
-    earlier = _Conversations()
+    earlier = Conversations()
 
     def parse(number: int, record: bytes) -> list[LoggedRequest]:
         requests = parse_requests(record, number, options.ignored)
@@ -168,7 +168,7 @@ def parse_request(record: bytes | str, number: int) -> LoggedRequest:
     requests = parse_requests(record, number)
     if len(requests) > 1:
         raise BrokenTrace(f"prompt holds {len(requests)} prompts: log each on a line of its own")
-    return _Conversations().complete(requests[0])
+    return Conversations().complete(requests[0])
 
 
 def parse_requests(
@@ -246,7 +246,7 @@ def filled_times(times: Sequence[float | None]) -> list[float]:
     return filled
 
 
-class _Conversations:
+class Conversations:
     """Completes requests that name an earlier response instead of sending its messages."""
 
     MAX_LETTERS = 2**24

@@ -21,7 +21,7 @@ from ostinato.core.errors import BrokenTrace
 from ostinato.lab.block_trace import BlockRequest, BlockTrace
 from ostinato.lab.lines import BrokenLine
 
-_NAMES_PER_BATCH = 1 << 20
+NAMES_PER_BATCH = 1 << 20
 _MASK = 2**64 - 1
 _NONE = 2**32 - 1
 _SMALL = 1 << 26
@@ -56,7 +56,7 @@ class TraceBuilder:
         self._outputs.append(request.output_tokens)
         self._answer_blocks.append(request.answer_blocks)
         self._lengths.append(len(request.blocks))
-        if len(self._names) >= _NAMES_PER_BATCH:
+        if len(self._names) >= NAMES_PER_BATCH:
             self._number_names()
 
     def build(

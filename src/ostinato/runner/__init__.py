@@ -3,6 +3,7 @@
 Files in reading order:
 
 * ``settings``: the values of its settings
+* ``kv_codes``: how are keys and values kept in 8 bits?
 * ``kv_store``: what does a store of keys and values keep, and what may it be asked?
 * ``plain_store``: where do they live, if torch is to read them?
 * ``native/``: how does Python reach the native library?

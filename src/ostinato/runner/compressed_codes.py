@@ -1,9 +1,10 @@
 """Which codes does a checkpoint of compressed-tensors have for a model's linear layers?
 
-Weights alone in 8 or 4 bits (W8A16, W4A16), symmetric, by output or in groups of a multiple of 32
-inputs, are codes of ours. Their layers become plain ones, whose weights are the numbers that
+Weights in 8 or 4 bits, with zero points or without, by output or in groups of a multiple of 32
+inputs, are codes of ours; activations are plain (W8A16, W4A16) or of 8 bits with a dynamic scale
+for each token (W8A8, W4A8). Their layers become plain ones, whose weights are the numbers that
 compressed-tensors makes of the codes, and which are packed as codes again. Where one layer is of
-another kind (activations are quantized, groups are in another order), all stay as they are, and
+another kind (activations with static scales, groups in another order), all stay as they are, and
 compute themselves.
 """
 
@@ -32,6 +33,9 @@ def codes_of_layers(model: PreTrainedModel) -> Quantization | None:
     ]
     if compressor is None or not layers or not all(_fits(layer) for _, _, layer in layers):
         return None
+    [*activations] = {_activation_bits(layer) for _, _, layer in layers}
+    if len(activations) > 1:
+        return None
     plain, stored, kinds = [], {}, set()
     with torch.no_grad():
         for parent, name, layer in layers:
@@ -40,31 +44,41 @@ def codes_of_layers(model: PreTrainedModel) -> Quantization | None:
                 return None
             plain.append((parent, name, linear))
             stored[id(linear.weight)] = codes
-            kinds.add(f"W{codes.format.bits}A16")
+            kinds.add(f"W{codes.format.bits}A{activations[0] or 16}")
     for parent, name, linear in plain:
         setattr(parent, name, linear)
     compressor.remove_decompression_hook(model)
-    return Quantization(f"compressed-tensors {', '.join(sorted(kinds))}", stored)
+    name = f"compressed-tensors {', '.join(sorted(kinds))}"
+    return Quantization(name, stored, activations[0])
 
 
 def _fits(layer: nn.Module) -> bool:
-    """Say whether a layer's weight alone is quantized, in a way that codes have as well."""
+    """Say whether a layer is quantized in a way that codes have as well."""
     scheme: Any = layer.quantization_scheme
     weights = scheme.weights
     if type(layer) is not nn.Linear or weights is None:
         return False
     return (
-        scheme.input_activations is None
+        _activation_bits(layer) is not None
         and scheme.output_activations is None
         and weights.type == "int"
         and weights.num_bits in (4, 8)
-        and weights.symmetric
         and weights.actorder in (None, "static", "weight")
         and (
             weights.strategy == "channel"
             or (weights.strategy == "group" and weights.group_size % GROUP_STEP == 0)
         )
     )
+
+
+def _activation_bits(layer: nn.Module) -> int | None:
+    """Return 8 if a layer's rows are scaled each by itself, 0 if they are plain; else None."""
+    scheme: Any = layer.quantization_scheme
+    rows = scheme.input_activations
+    if rows is None:
+        return 0
+    is_ours = rows.type == "int" and rows.num_bits == 8 and rows.symmetric
+    return 8 if is_ours and rows.strategy == "token" and rows.dynamic is True else None
 
 
 def _decoded(layer: nn.Module) -> tuple[Codes | None, nn.Linear]:
@@ -80,6 +94,9 @@ def _decoded(layer: nn.Module) -> tuple[Codes | None, nn.Linear]:
     linear.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
     linear.register_parameter("bias", layer.bias if isinstance(layer.bias, nn.Parameter) else None)
     size = args.group_size or -(-weight.shape[1] // GROUP_STEP) * GROUP_STEP
-    format = CodeFormat(args.num_bits, size)
-    codes = Codes(format, codes_of(weight, format, scales), scales)
+    format = CodeFormat(args.num_bits, size, has_zeros=not args.symmetric)
+    zeros = None
+    if format.has_zeros:  # theirs have a sign in 4 bits as well
+        zeros = (state["weight_zero_point"] + (8 if format.bits == 4 else 0)).to(torch.int8)
+    codes = Codes(format, codes_of(weight, format, scales, None, zeros), scales, zeros=zeros)
     return codes if torch.equal(codes.plain(weight.dtype), weight) else None, linear

@@ -26,6 +26,7 @@ class ComputePath:
         device: Where.
         dtype: In which format.
         weights: Format of linear layers' weights, such as ``int8 in groups of 128``.
+        kv_dtype: Format of keys and values.
         instruction_set: Of the native library, such as ``avx2``; ``none`` without one.
         attention: ``native`` or ``torch``.
         forward: ``fused``, ``packed`` or ``plain``.
@@ -35,6 +36,7 @@ class ComputePath:
     device: str
     dtype: str
     weights: str
+    kv_dtype: str
     instruction_set: str
     attention: str
     forward: str
@@ -57,6 +59,7 @@ class ComputePath:
             loaded.device.type,
             str(loaded.dtype).removeprefix("torch."),
             loaded.weight_format,
+            str(case.kv_dtype).removeprefix("torch."),
             used,
             "native" if hindrance is None and library() is not None else "torch",
             loaded.forward.name,
@@ -71,8 +74,9 @@ class ComputePath:
         """Say it in one line."""
         why = f" (why not faster: {self.why_not_faster})" if self.why_not_faster else ""
         weights = "" if self.weights == self.dtype else f", weights in {self.weights}"
+        kv = "" if self.kv_dtype == self.dtype else f", keys and values in {self.kv_dtype}"
         return (
-            f"{self.dtype} on {self.device}{weights}, instruction set {self.instruction_set}, "
+            f"{self.dtype} on {self.device}{weights}{kv}, instruction set {self.instruction_set}, "
             f"{self.attention} attention, {self.forward} forward{why}"
         )
 

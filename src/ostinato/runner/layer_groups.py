@@ -35,8 +35,7 @@ class LayerGroups:
 
     def bytes_per_token(self, spec: KVSpec, group: int, dtype: torch.dtype) -> int:
         """Bytes of one slot of a group, over its layers."""
-        elements = sum(spec.layers[layer].num_elements for layer in self.layers(group))
-        return elements * dtype.itemsize
+        return sum(spec.layers[layer].bytes_per_token(dtype) for layer in self.layers(group))
 
 
 def one_group(spec: KVSpec) -> LayerGroups:

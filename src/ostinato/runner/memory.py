@@ -14,7 +14,7 @@ from ostinato.core.errors import ConfigError
 DEFAULT_SHARE = 0.5
 """Share of free memory taken unasked: the rest is for activations and for other programs."""
 
-_CGROUP = Path("/sys/fs/cgroup")
+CGROUP = Path("/sys/fs/cgroup")
 
 
 def num_blocks_for(
@@ -104,7 +104,7 @@ def _container_bytes() -> int | None:
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
     ):
         try:
-            left = int((_CGROUP / limit).read_text()) - int((_CGROUP / usage).read_text())
+            left = int((CGROUP / limit).read_text()) - int((CGROUP / usage).read_text())
         except (OSError, ValueError):  # absent, or "max": no limit
             continue
         return max(left, 0)

@@ -4,6 +4,7 @@
 was loaded after, since it would fill missing weights with random numbers and go on.
 """
 
+import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,6 +17,7 @@ from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
     AutoTokenizer,
+    GenerationConfig,
     GgufConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -40,10 +42,11 @@ from ostinato.runner.forward.packing import why_unpacked
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.gguf_codes import codes_of_file
 from ostinato.runner.gguf_file import open_gguf
+from ostinato.runner.gptq_awq import METHODS, WordCheckpoint, read_words
 from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.probe import probe_model
-from ostinato.runner.quantization import check_quantization
+from ostinato.runner.quantization import check_quantization, quantization_settings
 from ostinato.runner.resolve import resolve_model
 from ostinato.runner.settings import AttentionName, ForwardName, QuantizationName
 from ostinato.runner.support import (
@@ -158,7 +161,7 @@ def load_model(
     one_of("dtype", dtype, get_args(DtypeName))
     one_of("forward", forward, get_args(ForwardName))
     device = resolve_device(device)
-    quantized = None if quantization is None else Quantization(quantization)
+    quantized = None if quantization is None else Quantization.named(quantization)
     register()
     path = resolve_model(name, revision)
     with _quiet(), _opened(path):
@@ -167,9 +170,11 @@ def load_model(
         check_config(config)
         check_quantization(config)
         check_attention_interface(config)
-        model = _load_weights(path, config, _torch_dtype(dtype, config), device)
+        own_dtype = _torch_dtype(dtype, config)
+        words = _read_words(path, files, config, own_dtype)
+        model = _load_weights(path, config, own_dtype, device, words)
         if quantized is None and forward != "plain":
-            quantized = _codes_of_checkpoint(path, model)
+            quantized = _codes_of_checkpoint(path, model, words)
         call = ModelCall(model)
         probed = probe_model(model, call, attention)
         chosen = choose_forward(model, call, probed, forward, quantized)
@@ -193,10 +198,24 @@ def load_model(
     )
 
 
-def _codes_of_checkpoint(path: Path, model: PreTrainedModel) -> Quantization | None:
+def _read_words(
+    path: Path, files: tuple[Path, ...], config: PreTrainedConfig, dtype: torch.dtype
+) -> WordCheckpoint | None:
+    """Read a checkpoint of GPTQ or AWQ; None if it is none."""
+    for settings in quantization_settings(config):
+        if settings.get("quant_method") in METHODS:
+            return read_words(path, files, settings, dtype)
+    return None
+
+
+def _codes_of_checkpoint(
+    path: Path, model: PreTrainedModel, words: WordCheckpoint | None
+) -> Quantization | None:
     """Return the codes that a checkpoint came with; None where they cannot be computed with."""
     if why_unpacked(model.dtype, model.device) is not None:
         return None
+    if words is not None:
+        return words.quantization_of(model)
     return codes_of_file(path, model) if path.is_file() else codes_of_layers(model)
 
 
@@ -239,21 +258,34 @@ def _load_gguf_config(path: Path) -> PreTrainedConfig:
     return config
 
 
+def _weights_of(path: Path, words: WordCheckpoint | None) -> dict[str, Any]:
+    """Return what tells ``transformers`` where weights are."""
+    if words is not None:
+        return {"pretrained_model_name_or_path": None, "state_dict": words.state}
+    if path.is_file():
+        return {**_origin(path), "quantization_config": GgufConfig(dequantize=True)}
+    return {**_origin(path), "use_safetensors": True}
+
+
 def _load_weights(
-    path: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+    path: Path,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    words: WordCheckpoint | None = None,
 ) -> PreTrainedModel:
     """Build the model and read its weights, each exactly once."""
+    architecture: Any = auto_class(config)
+    if words is not None:
+        config = _unquantized(config)
+        with torch.device("meta"):  # an automatic class wants a path
+            architecture = type(architecture.from_config(config))
     try:
-        loaded: Any = auto_class(config).from_pretrained(
-            **_origin(path),
+        loaded: Any = architecture.from_pretrained(
+            **_weights_of(path, words),
             config=config,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
-            **(
-                {"quantization_config": GgufConfig(dequantize=True)}
-                if path.is_file()
-                else {"use_safetensors": True}
-            ),
             output_loading_info=True,
             # The library's grouped expert kernels take no float64; its plain ones do.
             **({"experts_implementation": "eager"} if dtype == torch.float64 else {}),
@@ -271,7 +303,17 @@ def _load_weights(
                 f"{', '.join(names[:3])}: they do not belong to this config"
             )
     _drop_encoders(model)
+    if words is not None and (path / "generation_config.json").exists():
+        model.generation_config = GenerationConfig.from_pretrained(path)
     return cast(PreTrainedModel, model.eval().to(device))
+
+
+def _unquantized(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the config of the same model with plain weights."""
+    config = copy.deepcopy(config)
+    for part in (config, config.get_text_config()):
+        vars(part).pop("quantization_config", None)
+    return config
 
 
 def _drop_encoders(model: PreTrainedModel) -> None:

@@ -13,7 +13,8 @@ copies long, contiguous runs::
      head 0: d0 d1 .. d(key_dim-1)                     are padded with it
      head 1: d0 d1 .. d(key_dim-1)
 
-No other file depends on that order.
+In int8 a row is a head's codes and its scale, see ``kv_codes``. No other file depends on that
+order.
 """
 
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ostinato.runner.kv_codes import decode, encode, row_bytes
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 
 _PIECE_SLOTS = 4096
@@ -47,8 +49,8 @@ class PlainKVStore(KVStore):
 
     def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Store one layer's keys and values of some tokens; see ``KVStore``."""
-        self._keys[layer].index_copy_(0, slots, keys.to(self.dtype))
-        self._values[layer].index_copy_(0, slots, values.to(self.dtype))
+        self._keys[layer].index_copy_(0, slots, self._kept(keys))
+        self._values[layer].index_copy_(0, slots, self._kept(values))
 
     def copy(self, layer: int, source: Tensor, target: Tensor) -> None:
         """Copy slots within one layer; see ``KVStore``."""
@@ -61,7 +63,8 @@ class PlainKVStore(KVStore):
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Fetch single slots of one layer; see ``KVStore``."""
-        return self._keys[layer].index_select(0, slots), self._values[layer].index_select(0, slots)
+        keys = self._keys[layer].index_select(0, slots)
+        return self._read(keys), self._read(self._values[layer].index_select(0, slots))
 
     def zero(self, slots: Tensor) -> None:
         """Forget the content of some slots in all layers; see ``KVStore``."""
@@ -70,25 +73,32 @@ class PlainKVStore(KVStore):
                 if bool(tensor.index_select(0, piece).any()):
                     tensor.index_fill_(0, piece, 0)
 
+    def _kept(self, rows: Tensor) -> Tensor:
+        return encode(rows) if self.dtype == torch.int8 else rows.to(self.dtype)
+
+    def _read(self, rows: Tensor) -> Tensor:
+        return decode(rows) if self.dtype == torch.int8 else rows
+
     def _fetch(self, tensor: Tensor, blocks: Tensor) -> Tensor:
         num_rows, blocks_per_row = blocks.shape
         num_heads, dim = tensor.shape[1:]
         by_block = tensor.view(self.num_blocks + 1, self.block_size * num_heads * dim)
         rows = by_block.index_select(0, blocks.reshape(-1))
-        return rows.view(num_rows, blocks_per_row * self.block_size, num_heads, dim)
+        return self._read(rows.view(num_rows, blocks_per_row * self.block_size, num_heads, dim))
 
     def _allocate(self, layer: int, kept: LayerKV) -> None:
         self._keys[layer] = self._zeros(kept.num_kv_heads, kept.key_dim)
         self._values[layer] = self._zeros(kept.num_kv_heads, kept.value_dim)
 
     def _zeros(self, num_heads: int, dim: int) -> Tensor:
-        """Return zeros of shape (num_slots, num_heads, dim).
+        """Return zeros of shape (num_slots, num_heads, dim), or dim + 4 in int8.
 
         NumPy asks the kernel for zeroed pages, which cost nothing until written; torch would
         fill them, seconds for many gigabytes.
         """
-        shape = (self.num_slots, num_heads, dim)
+        num_bytes = row_bytes(dim, self.dtype)
+        shape = (self.num_slots, num_heads, num_bytes // self.dtype.itemsize)
         if self.device.type != "cpu":
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
-        content = np.zeros(self.num_slots * num_heads * dim * self.dtype.itemsize, dtype=np.uint8)
+        content = np.zeros(self.num_slots * num_heads * num_bytes, dtype=np.uint8)
         return torch.from_numpy(content).view(self.dtype).view(shape)

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ostinato.core.errors import UnsupportedModel
+from ostinato.runner.gptq_awq import why_unread
 
 _LOUDER = 64.0
 """Factor on the other rows; it makes outliers of what was none."""
@@ -37,13 +38,13 @@ in float32. In 16 bits one unit in the last place is allowed instead."""
 
 
 def check_quantization(config: PreTrainedConfig) -> None:
-    """Refuse schemes in which a token's keys depend on other tokens of the step.
+    """Refuse schemes that are not read, or in which a token's keys depend on others of the step.
 
     Raises:
         UnsupportedModel: Saying why, and what to load instead.
     """
-    for settings in _settings(config):
-        reason = _batch_dependence(settings)
+    for settings in quantization_settings(config):
+        reason = why_unread(settings) or _batch_dependence(settings)
         if reason is not None:
             raise UnsupportedModel(f"{config.model_type}, quantized by {reason}")
 
@@ -77,7 +78,7 @@ class RowWatch:
     def __init__(self, model: PreTrainedModel) -> None:
         """Watch nothing unless the model came quantized."""
         self._model = model
-        self._is_quantized = any(True for _ in _settings(model.config))
+        self._is_quantized = any(True for _ in quantization_settings(model.config))
         self._handles: list[Any] = []
 
     def __enter__(self) -> None:
@@ -127,7 +128,7 @@ def _maps_rows(inputs: tuple[Any, ...], output: Any) -> bool:
     )
 
 
-def _settings(config: PreTrainedConfig) -> Iterator[Mapping[str, Any]]:
+def quantization_settings(config: PreTrainedConfig) -> Iterator[Mapping[str, Any]]:
     """Yield what a config says of quantization: of the whole, or of its text model."""
     for part in {id(part): part for part in (config, config.get_text_config())}.values():
         settings = getattr(part, "quantization_config", None)
@@ -147,7 +148,8 @@ def _batch_dependence(settings: Mapping[str, Any]) -> str | None:
     if settings.get("kv_cache_scheme"):
         return (
             f"{method}, brings a format of keys and values (kv_cache_scheme), which the cache "
-            "does not keep: remove it from quantization_config, and set kv_cache_dtype"
+            "does not keep: remove it from quantization_config, and set kv_cache_dtype, to 'int8' "
+            "for 8 bits"
         )
     if any(_is_dynamic_by_tensor(group) for group in _activations(settings)):
         return (

@@ -5,7 +5,7 @@ from typing import Literal
 AttentionName = Literal["auto", "native", "torch"]
 ReadOnce = Literal["auto", "always", "never"]
 ForwardName = Literal["auto", "packed", "plain"]
-QuantizationName = Literal["int8", "int4"]
+QuantizationName = Literal["int8", "int4", "w8a8", "w4a8"]
 
 NATIVE_BLOCK = 16
 """The native library needs blocks of a multiple of this many tokens."""

@@ -107,7 +107,7 @@ class Scheduler:
         self._next_id += len(seeds)  # forks get the numbers after it
         constraint = None if request.constraint is None else request.constraint.copy()
         sequence = Sequence(number, request, 0, key, seeds[0], seeds[1:], constraint=constraint)
-        if sequence.reads_cache:
+        if not sequence.reading_is_off:
             sequence.num_known_tokens = self.cache.match(key).num_shared_tokens
         self.requests.enter(sequence)
 
@@ -203,4 +203,4 @@ class Scheduler:
 
     def _num_cached_tokens(self, sequence: Sequence) -> int:
         """Look a waiting sequence up; no effects."""
-        return self.cache.match(sequence.key).num_tokens if sequence.reads_cache else 0
+        return 0 if sequence.reading_is_off else self.cache.match(sequence.key).num_tokens

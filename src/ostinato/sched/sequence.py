@@ -112,17 +112,16 @@ class Sequence:
         return asked_for and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     @property
-    def reads_cache(self) -> bool:
-        """Whether hits may be used: not for prompt log-probs, which need every logit."""
-        return self.request.cache_read and not self.wants_prompt_logprobs
-
-    @property
     def reading_is_off(self) -> str:
-        """The setting that keeps it from reading the cache; empty if it reads."""
+        """The setting that keeps it from using hits; empty if it reads the cache.
+
+        Prompt log-probs need every logit.
+        """
         if not self.request.cache_read:
             return "cache_read=False"
-        asked_for = self.request.params.prompt_logprobs
-        return "" if self.reads_cache else f"prompt_logprobs={asked_for}"
+        if self.wants_prompt_logprobs:
+            return f"prompt_logprobs={self.request.params.prompt_logprobs}"
+        return ""
 
     def forks(self) -> list["Sequence"]:
         """Make the continuations that go on from the same prompt, numbered after this one."""

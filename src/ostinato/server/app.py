@@ -22,7 +22,7 @@ from ostinato.server import (
     responses,
     tokens,
 )
-from ostinato.server.admin import erase, leases, public_prefixes, recording, statistics
+from ostinato.server.admin import erase, kv_events, leases, public_prefixes, recording, statistics
 from ostinato.server.errors import install_error_handlers
 from ostinato.server.guards import BodyGuard, HostGuard
 from ostinato.server.state import ServerState
@@ -41,6 +41,7 @@ ROUTERS = (
     leases.router,
     public_prefixes.router,
     erase.router,
+    kv_events.router,
     recording.router,
     playground.router,
     page_state.router,

@@ -6,6 +6,7 @@ it is decided by the path.
 """
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,8 @@ from ostinato.core.errors import (
     StepFailed,
     TokenOutOfRange,
 )
-from ostinato.engine.engine import logger
+
+logger = logging.getLogger("ostinato")
 
 Shape = Callable[["ApiError"], dict[str, Any]]
 

@@ -13,6 +13,7 @@ from typing import Protocol
 from ostinato.cache.manager import CacheManager
 from ostinato.core.errors import CacheInUse
 from ostinato.core.identity import PrefixKey
+from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.settings import PrefixCacheConfig
 from ostinato.tenants.lease_book import Lease, LeaseBook
 from ostinato.tenants.lease_limits import LeaseLimits
@@ -179,7 +180,14 @@ class CacheAdmin:
 
     def live_slots(self) -> list[dict[int, int]]:
         """Return, group by group, which blocks have content and how many tokens of it."""
-        size, slots = self._manager.block_size, self._manager.content_sizes()
+        size, slots = self._manager.block_size, list[dict[int, int]]()
+        for _, contents in self._manager.groups:
+            live = dict[int, int]()
+            for entry in (entry for run in contents.runs() for entry in run.entries):
+                written = len(entry.run_from(0)[1]) // TOKEN_BYTES
+                for place, block in enumerate(entry.blocks):
+                    live[block] = min(size, written - place * size)
+            slots.append(live)
         for table in [*self._manager.live_tables, *self._manager.pinned_tables]:
             for pool, live, blocks in zip(self._manager.pools, slots, table.groups, strict=True):
                 for place, block in enumerate(blocks):

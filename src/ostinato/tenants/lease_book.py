@@ -109,7 +109,7 @@ class LeaseBook(CacheObserver):
         """
         for length, leases in self._refreshing.get(key.identity, {}).items():
             if length <= num_tokens * TOKEN_BYTES:
-                for lease in leases.get(key.packed[:length], ()):
+                for lease in leases.get(key.packed_range(0, length // TOKEN_BYTES), ()):
                     if not lease.shows_other_images(key):
                         self._start(lease)
 

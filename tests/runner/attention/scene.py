@@ -16,6 +16,7 @@ from ostinato.core.ids import SequenceId
 from ostinato.core.plan import CopyRun, ScheduledSequence, StepPlan
 from ostinato.runner.attention.backend import AttentionBackend, AttentionStyle
 from ostinato.runner.inputs import AttentionMetadata, build_inputs
+from ostinato.runner.kv_codes import decode, encode
 from ostinato.runner.kv_store import KVSpec, LayerKV
 from tests.runner.attention.reference import attend_sequence
 
@@ -68,15 +69,19 @@ class Scene:
         ]
         num_new = sum(new for _, new in shape.sequences)
         num_heads = shape.num_kv_heads * shape.group
-        self._share()
+        self.share()
         self.queries = torch.randn(num_new, num_heads, shape.key_dim, generator=draw).to(dtype)
         self.poison()
+        self.fill()
+
+    def fill(self) -> None:
+        """Store the cached tokens."""
         for (cached, _), table, (keys, values) in zip(
-            shape.sequences, self.tables, self.whole, strict=True
+            self.shape.sequences, self.tables, self.whole, strict=True
         ):
             self.store.write(0, keys[:cached], values[:cached], self._slots(table, cached))
 
-    def _share(self) -> None:
+    def share(self) -> None:
         """Let sequences begin as earlier ones do, with the same blocks."""
         size = self.shape.block_size
         for one, (other, wanted) in enumerate(self.shape.likes):
@@ -142,6 +147,10 @@ class Scene:
             for i in (0, 1)
         )
         return keys, values
+
+    def keep_in_codes(self) -> None:
+        """Expect what a store of 8 bits made of all keys and values."""
+        self.whole = [(decode(encode(k)), decode(encode(v))) for k, v in self.whole]
 
     def expected(self, style: AttentionStyle) -> Tensor:
         """Run it through the reference, sequence by sequence."""

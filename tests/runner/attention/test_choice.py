@@ -35,9 +35,9 @@ UNKNOWN = {
 
 @pytest.fixture(autouse=True)
 def nothing_said_yet() -> Iterator[None]:
-    choice._say.cache_clear()
+    choice.say_once.cache_clear()
     yield
-    choice._say.cache_clear()
+    choice.say_once.cache_clear()
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_torch_computes_what_the_library_does_not_know_and_it_is_said_once(
 
 
 @pytest.mark.parametrize("changed", [{"dtype": torch.float64}, {"device": torch.device("cuda", 0)}])
-def test_where_nobody_would_expect_the_library_nothing_is_said(
+def test_where_the_library_is_not_expected_nothing_is_said(
     changed: dict[str, Any], caplog: pytest.LogCaptureFixture
 ):
     assert isinstance(choose_attention("auto", replace(ORDINARY, **changed)), TorchAttention)

@@ -42,7 +42,7 @@ class Tables:
         size = shape.block_size
         scene.tables = [[next(free) for _ in range(-(-sum(n) // size))] for n in shape.sequences]
         scene.whole = [() for _ in shape.sequences]  # type: ignore[misc]
-        scene._share()
+        scene.share()
         self.tables = [list(table) for table in scene.tables]
         if released is not None:
             for (cached, _), table in zip(shape.sequences, scene.tables, strict=True):

@@ -4,7 +4,7 @@ Requests join, fork, decode, compute prompts in chunks, are preempted, come back
 that turn out to be copies are given back for those that they copy; freed blocks are given to
 others at once. After each change a step is planned by one backend, for layers with and without a
 window, and each row must look at exactly the keys that are its own. Plans of the step before,
-still held, must not have changed under the hands of whoever reads them.
+still held, must not have changed while they are read.
 """
 
 from array import array
@@ -75,7 +75,7 @@ class Steps(RuleBasedStateMachine):
         return True
 
     def give_back(self, blocks: list[int]) -> None:
-        """Free what nobody holds any more; the next to ask is given it first."""
+        """Free what has lost its last holder; the next to ask is given it first."""
         held = {block for request in self.running for block in request.full}
         self.free += sorted(set(blocks) - held - set(self.free))
 

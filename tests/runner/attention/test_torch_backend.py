@@ -102,6 +102,17 @@ def test_a_store_of_another_dtype_is_read_back_rounded():
     torch.testing.assert_close(found.double(), scene.expected(style), rtol=1e-5, atol=1e-5)
 
 
+def test_codes_are_read_as_what_they_stand_for():
+    """New tokens as well: they are read from the store, so that a hit gives what a miss gave."""
+    scene = Scene(Shape(((5, 3), (0, 4), (40, 1)), group=2), torch.float64, EAGER, 0, torch.int8)
+    style = AttentionStyle(scale=1.0)
+
+    found = scene.attend(style)
+
+    scene.keep_in_codes()
+    torch.testing.assert_close(found, scene.expected(style))
+
+
 def test_copies_come_after_the_writes_and_before_the_reads_of_a_layer():
     """The second sequence's cached tokens are copied from what the first one writes."""
     scene = Scene(Shape(((0, 4), (3, 2))), torch.float64, EAGER)

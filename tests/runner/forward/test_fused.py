@@ -166,7 +166,7 @@ def test_a_long_step_goes_through_in_chunks(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1,100 tokens at once: two whole chunks and a part; then only the last row goes on."""
-    monkeypatch.setattr("ostinato.runner.forward.fused._MOST_ROWS", 512)
+    monkeypatch.setattr("ostinato.runner.forward.fused.MOST_ROWS", 512)
     path = checkpoints.path("qwen3", max_position_embeddings=2048)
     prompt = random_prompt(3, 1100)
     expected = own_logits(load_model(path, "float32", forward="plain"), prompt)[-1:]
@@ -178,7 +178,7 @@ def test_a_long_step_goes_through_in_chunks(
 def test_a_step_without_a_wanted_row_and_small_ones_after_a_large_one(
     checkpoints: Checkpoints,
 ) -> None:
-    """What a large step left in the workspace is nobody's business."""
+    """What a large step left in the workspace has no effect."""
     loaded = load_model(checkpoints.path("llama"), "float32")
     bench, prompt = Bench(loaded), random_prompt(4, 60)
     expected = own_logits(loaded, prompt)

@@ -38,9 +38,12 @@ FORMATS = [
     CodeFormat(8, 64, has_minima=True),
     CodeFormat(4, 32),
     CodeFormat(4, 288),
+    CodeFormat(8, 64, has_zeros=True),
+    CodeFormat(4, 128, has_zeros=True),
     CodeFormat(4, 32, has_minima=True),
 ]
 NAMES: list[Any] = ["int8", "int4"]
+ALL_NAMES: list[Any] = [*NAMES, "w8a8", "w4a8"]
 
 
 @pytest.fixture(params=ISAS, ids=lambda isa: isa.name.lower(), scope="module")
@@ -80,6 +83,8 @@ def random_rows(num_rows: int, num_inputs: int, dtype: torch.dtype, seed: int = 
     num_outputs=st.integers(1, 140),
     num_inputs=st.one_of(st.integers(1, 320), st.just(1300)),
     with_bias=st.booleans(),
+    is_mixed=st.booleans(),
+    activation_bits=st.sampled_from([0, 8]),
     threads=st.integers(1, 2),
     seed=st.integers(0, 2**16),
 )
@@ -91,32 +96,48 @@ def test_a_product_is_that_of_the_codes_in_float64(
     num_outputs: int,
     num_inputs: int,
     with_bias: bool,
+    is_mixed: bool,
+    activation_bits: int,
     threads: int,
     seed: int,
 ) -> None:
-    """Few rows and many, sizes that tiles and groups do not divide."""
+    """Few rows and many, sizes that tiles and groups do not divide, columns in another order."""
     rows = random_rows(num_rows, num_inputs, dtype, seed)
     random = torch.Generator().manual_seed(seed + 1)
     codes = encode(torch.randn(num_outputs, num_inputs, generator=random), format)
+    if is_mixed:
+        codes = replace(codes, order=torch.randperm(num_inputs, generator=random))
     bias = torch.randn(num_outputs, generator=random).to(dtype) if with_bias else None
     weight = codes.plain(torch.float64)
-    exact = rows.double() @ weight.T + (0 if bias is None else bias.double())
+    own = in_8_bits(rows) if activation_bits == 8 else rows.double()
+    exact = own @ weight.T + (0 if bias is None else bias.double())
     with threads_in_use(threads):
-        found = QuantizedWeight(codes, dtype).multiply(rows, bias)
+        found = QuantizedWeight(codes, dtype, activation_bits).multiply(rows, bias)
     assert (found.dtype, found.shape) == (dtype, exact.shape)
-    assert ((found.double() - exact).abs() <= error_bound(rows, weight, exact, isa)).all()
+    bound = error_bound(rows, weight, exact, isa)
+    if activation_bits == 8:  # sums of integers are exact
+        bound = exact.abs() * UNITS[dtype] + (own.abs() @ weight.abs().T) * 2**-19
+    assert ((found.double() - exact).abs() <= bound).all()
 
 
+def in_8_bits(rows: Tensor) -> Tensor:
+    """Return each row as compressed-tensors does: 255 steps from minus its largest to it."""
+    scales = rows.float().abs().amax(1, keepdim=True) / 127.5
+    steps = (rows.float() / scales).nan_to_num().round().clamp(-128, 127)
+    return steps.double() * scales.double()
+
+
+@pytest.mark.parametrize("activation_bits", [0, 8])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("format", [FORMATS[0], FORMATS[-1]], ids=str)
+@pytest.mark.parametrize("format", [FORMATS[0], *FORMATS[-2:]], ids=str)
 def test_a_row_alone_has_the_product_that_it_has_in_a_batch_of_any_size(
-    isa: Isa, format: CodeFormat, dtype: torch.dtype
+    isa: Isa, format: CodeFormat, dtype: torch.dtype, activation_bits: int
 ) -> None:
     """To the bit, whatever its neighbours hold, and on any number of threads."""
     rows = random_rows(430, 160, dtype)
     rows[5] *= 1000
     rows[6, 3] = math.nan
-    weight = QuantizedWeight(encode(torch.randn(70, 160), format), dtype)
+    weight = QuantizedWeight(encode(torch.randn(70, 160), format), dtype, activation_bits)
     whole = weight.multiply(rows)
     assert whole[6].isnan().all() and whole[:6].isfinite().all() and whole[7:].isfinite().all()
     rows[6, 3] = 0
@@ -185,6 +206,10 @@ def with_codes_in_float64(loaded: LoadedModel, path: Any) -> LoadedModel:
             assert isinstance(plain, nn.Linear)
             # A tied head has codes of its own.
             plain.weight = nn.Parameter(codes.plain(torch.float64), requires_grad=False)
+            if module.packed.activation_bits == 8:
+                plain.register_forward_pre_hook(
+                    lambda _, given: (in_8_bits(given[0].flatten(0, -2)).view_as(given[0]),)
+                )
     return exact
 
 
@@ -222,7 +247,7 @@ def test_tokens_are_those_of_the_codes_in_float64(
     llm.close()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["int4", "w8a8"])
 def test_steps_in_bfloat16_give_the_logits_of_the_codes(
     checkpoints: Checkpoints, isa: Isa, name: Any
 ) -> None:
@@ -262,8 +287,8 @@ def test_nothing_but_codes_and_embeddings_is_in_memory(
 
 def test_a_cached_prefix_is_never_found_by_another_format(checkpoints: Checkpoints) -> None:
     path = str(checkpoints.path("llama"))
-    llms = [LLM(path, num_blocks=8, dtype="float32", quantization=q) for q in (None, *NAMES)]
-    assert len({llm.engine.identity_of(Prompt(), array("I")).encoded for llm in llms}) == 3
+    llms = [LLM(path, num_blocks=8, dtype="float32", quantization=q) for q in (None, *ALL_NAMES)]
+    assert len({llm.engine.identity_of(Prompt(), array("I")).encoded for llm in llms}) == 5
 
     llms[1].update_weights(path)
 
@@ -283,7 +308,7 @@ def test_new_weights_are_quantized(checkpoints: Checkpoints) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"quantization": "int3"}, "quantization='int3': must be one of int8, int4"),
+        ({"quantization": "int3"}, "quantization='int3': must be one of int8, int4, w8a8, w4a8"),
         ({"quantization": "int8", "forward": "plain"}, "set forward='auto'"),
         ({"quantization": "int8", "device": "cuda"}, "set device='cpu'"),
         ({"quantization": "int8", "dtype": "float64"}, "float64 weights are not packed"),
@@ -332,7 +357,7 @@ def mean_loss(llm: LLM, text: str) -> float:
 def test_fewer_bits_predict_a_text_nearly_as_well() -> None:
     """Perplexities of the embedded model: within 1 % at 8 bits, within 4 % at 4."""
     losses = []
-    for name in (None, *NAMES):
+    for name in (None, "w8a8", "w4a8"):
         llm = LLM("tiny-shakespeare", dtype="float32", quantization=name, num_blocks=16)
         losses.append(mean_loss(llm, VERSE))
         llm.close()

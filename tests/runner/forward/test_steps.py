@@ -24,6 +24,7 @@ from ostinato.runner.native.library import Isa, library
 from tests.runner.bench import Bench, own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints
 from tests.support.instruction_sets import ISAS, isa_in_use, needs_library, threads_in_use
+from tests.support.pairs import pairwise
 
 NATIVE = library()
 pytestmark = needs_library
@@ -88,8 +89,7 @@ def operation_by_operation(monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel)
         return small_steps(loaded)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("threads", [1, 2])
+@pairwise("threads", [2, 1], "dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_program_gives_the_very_logits_of_its_operations_one_by_one(
     checkpoints: Checkpoints,
@@ -254,7 +254,7 @@ def test_a_program_is_laid_down_anew_for_a_step_that_it_has_no_room_for(
 
 
 @pytest.mark.parametrize("vocab_size", [320, 350])
-def test_rows_whose_logits_nobody_wants_end_behind_the_last_attention(
+def test_rows_without_wanted_logits_end_behind_the_last_attention(
     checkpoints: Checkpoints, programs: list[int], vocab_size: int
 ) -> None:
     """Whether tiles divide the vocabulary, or not."""

@@ -103,7 +103,7 @@ def test_a_library_of_another_version_is_not_used_and_it_is_said(
     [said] = caplog.messages
     assert "but 1000000 is needed" in said and "run `python native/compile.py`" in said
     library.cache_clear()
-    monkeypatch.setattr(library_file, "_COMPILER", library_file.PATH / "nowhere")
+    monkeypatch.setattr(library_file, "COMPILER", library_file.PATH / "nowhere")
     assert library() is None and "install a C++ compiler" in caplog.messages[1]
 
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(LINUX < (5, 14), reason="the kernel cannot be as
 
 @pytest.fixture
 def mapping() -> Iterator[np.ndarray]:
-    """Five huge pages' worth of memory that nobody has touched."""
+    """Five huge pages' worth of untouched memory."""
     memory = mmap.mmap(-1, 5 * HUGE_PAGE + 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     yield np.frombuffer(memory, dtype=np.uint8)
 

@@ -34,8 +34,8 @@ def test_a_prefix_is_leased_once_while_its_lease_runs(scribe: tuple[str, ServerS
         anew = await held.hold(WHOSE, TOKENS, ANTHROPIC_5M, len(TOKENS))
         assert anew.lease_id != one.lease_id and anew.num_tokens == len(TOKENS)
 
-        nobodys = await held.hold(PromptDict(cache_salt="x"), TOKENS, ANTHROPIC_5M, 0)
-        assert nobodys.lease_id is None, "what is not cached is not held"
+        unknown = await held.hold(PromptDict(cache_salt="x"), TOKENS, ANTHROPIC_5M, 0)
+        assert unknown.lease_id is None, "what is not cached is not held"
         assert (held.forget("x"), held.forget(""), len(held)) == (0, 2, 0)
         await llm.reset_prefix_cache()
 

@@ -78,7 +78,7 @@ def test_kept_prefixes_of_tenants_do_not_meet(keyed: Keyed) -> None:
     keyed.administer("/admin/reset", {})
 
 
-def test_whoever_has_no_key_is_told_so_in_anthropics_shape(keyed: Keyed) -> None:
+def test_a_call_without_a_key_is_told_so_in_anthropics_shape(keyed: Keyed) -> None:
     with claude_of(keyed, "sk-guess") as claude, pytest.raises(anthropic.AuthenticationError) as no:
         claude.messages.create(
             model=MODEL, max_tokens=1, messages=[{"role": "user", "content": "?"}]
@@ -88,7 +88,7 @@ def test_whoever_has_no_key_is_told_so_in_anthropics_shape(keyed: Keyed) -> None
 
 
 def test_the_embedded_model_cannot_be_made_to_call(keyed: Keyed) -> None:
-    """It has no braces; whoever insists is told, and nothing of it runs."""
+    """It has no braces; a call that insists is refused, and nothing of it runs."""
     tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     with openai_of(keyed, "ann") as client, pytest.raises(openai.BadRequestError, match="begin it"):
         client.chat.completions.create(

@@ -15,7 +15,7 @@ from ostinato.runner.attention.backend import AttentionBackend
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.torch_backend import SHARING, TorchAttention
 from ostinato.runner.kv_store import KVSpec
-from ostinato.runner.native.face import DTYPES
+from ostinato.runner.native.face import DTYPES, KV_DTYPES
 from ostinato.runner.native.library import library, why_missing
 from ostinato.runner.native.store import TOKEN_GROUP
 from ostinato.runner.settings import AttentionName, ReadOnce
@@ -78,7 +78,7 @@ def choose_attention(
     if name == "native":
         raise _refusal(hindrance)
     if hindrance is not None and case.device.type == "cpu" and case.dtype != torch.float64:
-        _say(hindrance)
+        say_once(hindrance)
     return TorchAttention(sharing=SHARING[read_once])
 
 
@@ -95,13 +95,17 @@ def why_torch(name: AttentionName, case: AttentionCase) -> str | None:
     """
     if name == "torch":
         return "attention='torch' is set"
-    known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
     if case.device.type != "cpu":
         return f"device={str(case.device)!r}, and the library computes on a CPU"
-    for setting, dtype in (("dtype", case.dtype), ("kv_cache_dtype", case.kv_dtype)):
-        if dtype not in DTYPES:
-            unknown = str(dtype).removeprefix("torch.")
-            return f"{setting} is {unknown}, and the library knows {known}: set {setting}"
+    for setting, dtype, known in (
+        ("dtype", case.dtype, DTYPES),
+        ("kv_cache_dtype", case.kv_dtype, KV_DTYPES),
+    ):
+        if dtype not in known:
+            unknown, *names = (str(name).removeprefix("torch.") for name in (dtype, *known))
+            return (
+                f"{setting} is {unknown}, and the library knows {', '.join(names)}: set {setting}"
+            )
     if case.block_size % TOKEN_GROUP:
         return f"block_size={case.block_size} must be a multiple of {TOKEN_GROUP}: set block_size"
     for layer, kept in enumerate(case.spec.layers):
@@ -111,5 +115,6 @@ def why_torch(name: AttentionName, case: AttentionCase) -> str | None:
 
 
 @functools.cache
-def _say(hindrance: str) -> None:
+def say_once(hindrance: str) -> None:
+    """Log why attention is slower than it could be."""
     logger.warning("attention runs in plain torch, slower: %s", hindrance)

@@ -2,9 +2,10 @@
 
 ::
 
-    weight = code * scale                 8 bits, codes of -127 .. 127
+    weight = code * scale                 8 bits, codes of -128 .. 127
     weight = (code - 8) * scale           4 bits, codes of 0 .. 15
     weight = code * scale + minimum       either, where there are minima
+    weight = (code - zero) * scale        either, where checkpoints have zero points
 
 A group's scale is such that its largest weight is a code. It is kept in bfloat16, whose range is
 that of the weights, and rounded before codes are, so that it costs no precision of theirs.
@@ -12,12 +13,14 @@ that of the weights, and rounded before codes are, so that it costs no precision
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from ostinato.core.errors import UnsupportedModel
 
 GROUP_STEP = 32
 """Groups are a multiple of so many inputs."""
@@ -34,16 +37,23 @@ class CodeFormat:
         bits: 8 or 4.
         group_size: Inputs that share a scale, a multiple of 32.
         has_minima: Whether groups have a minimum as well.
+        has_zeros: Whether groups have a zero point, which they never have beside a minimum.
     """
 
     bits: Literal[4, 8]
     group_size: int
     has_minima: bool = False
+    has_zeros: bool = False
 
     @property
     def zero(self) -> int:
-        """The code of weights that are nothing."""
-        return 0 if self.has_minima else _ZERO[self.bits]
+        """The code of weights that are nothing, where groups do not say it."""
+        return 0 if self.has_minima or self.has_zeros else _ZERO[self.bits]
+
+    @property
+    def least(self) -> int:
+        """The smallest code."""
+        return 0 if self.bits == 4 else -128
 
     @property
     def most(self) -> int:
@@ -68,12 +78,17 @@ class Codes:
         codes: Shape (num_outputs, num_inputs), int8 for 8 bits and uint8 for 4.
         scales: Shape (num_outputs, num_groups).
         minima: Likewise, of the same dtype; None without.
+        zeros: Likewise, int8; None without.
+        order: Which input each column of ``codes`` stands for, shape (num_inputs,); None if they
+            are in order. Groups are of neighbouring columns.
     """
 
     format: CodeFormat
     codes: Tensor
     scales: Tensor
     minima: Tensor | None = None
+    zeros: Tensor | None = None
+    order: Tensor | None = None
 
     def plain(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the weight, shape (num_outputs, num_inputs)."""
@@ -81,8 +96,18 @@ class Codes:
         if self.minima is not None:
             numbers = self.codes * scales + self._by_input(self.minima)
         else:
-            numbers = (self.codes.float() - self.format.zero) * scales
+            zeros = self.format.zero if self.zeros is None else self._by_input(self.zeros)
+            numbers = (self.codes.float() - zeros) * scales
+        if self.order is not None:
+            numbers = torch.empty_like(numbers).index_copy_(1, self.order, numbers)
         return numbers.to(dtype)
+
+    def rows(self, rows: slice) -> "Codes":
+        """Return some outputs of the weight."""
+        minima, zeros = (None if p is None else p[rows] for p in (self.minima, self.zeros))
+        return replace(
+            self, codes=self.codes[rows], scales=self.scales[rows], minima=minima, zeros=zeros
+        )
 
     def _by_input(self, of_groups: Tensor) -> Tensor:
         """Repeat the numbers of groups for each input, in float32."""
@@ -100,16 +125,22 @@ def encode(weight: Tensor, format: CodeFormat) -> Codes:
     size = format.group_size
     padded = functional.pad(weight.float(), (0, -weight.shape[1] % size))
     numbers = padded.view(len(weight), -1, size)
-    minima = None
+    minima = zeros = None
     if format.has_minima:
         scales, minima = _with_minimum(numbers, format.most)
+    elif format.has_zeros:
+        scales, zeros = _with_zero(numbers, format)
     else:
         scales = _best_scales(numbers) if format.bits == 4 else _up(numbers.abs().amax(2) / 127)
-    return Codes(format, codes_of(weight, format, scales, minima), scales, minima)
+    return Codes(format, codes_of(weight, format, scales, minima, zeros), scales, minima, zeros)
 
 
 def codes_of(
-    weight: Tensor, format: CodeFormat, scales: Tensor, minima: Tensor | None = None
+    weight: Tensor,
+    format: CodeFormat,
+    scales: Tensor,
+    minima: Tensor | None = None,
+    zeros: Tensor | None = None,
 ) -> Tensor:
     """Return the nearest codes where scales are given; see ``Codes``."""
     num_outputs, num_inputs = weight.shape
@@ -117,25 +148,50 @@ def codes_of(
     numbers = padded.view(num_outputs, -1, format.group_size)
     if minima is not None:
         numbers = numbers - minima.float()[..., None]
-    codes = _divided(numbers, scales).round_().add_(format.zero)
-    least, dtype = (0, torch.uint8) if format.bits == 4 else (-128, torch.int8)
-    return codes.clamp_(least, format.most).to(dtype).view(num_outputs, -1)[:, :num_inputs]
+    codes = _divided(numbers, scales).round_()
+    codes.add_(format.zero if zeros is None else zeros[..., None])
+    dtype = torch.uint8 if format.bits == 4 else torch.int8
+    codes.clamp_(format.least, format.most)
+    return codes.to(dtype).view(num_outputs, -1)[:, :num_inputs]
 
 
 def joined(parts: Sequence[Codes]) -> Codes:
-    """Put weights below each other; where formats differ, in one that holds all of them."""
+    """Put weights below each other; where formats differ, in one that holds all of them.
+
+    Raises:
+        UnsupportedModel: Their inputs are not in one order.
+    """
     format = CodeFormat(
         4 if all(part.format == parts[0].format and part.format.bits == 4 for part in parts) else 8,
         math.gcd(*(part.format.group_size for part in parts)),
         any(part.format.has_minima for part in parts),
+        any(part.format.has_zeros for part in parts),
     )
+    if not all(_same(part.order, parts[0].order) for part in parts):
+        raise UnsupportedModel(
+            "layers that read the same input were quantized in different orders of its columns "
+            "(desc_act), so that they are not one product: set forward='packed'"
+        )
     wide = [part if part.format == format else _widened(part, format) for part in parts]
     return Codes(
         format,
         torch.cat([part.codes for part in wide]),
         torch.cat([part.scales for part in wide]),
-        torch.cat([part.minima for part in wide]) if format.has_minima else None,  # type: ignore[misc]
+        _together([part.minima for part in wide]),
+        _together([part.zeros for part in wide]),
+        parts[0].order,
     )
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+def _together(parts: Sequence[Tensor | None]) -> Tensor | None:
+    found = [part for part in parts if part is not None]
+    return torch.cat(found) if found else None
 
 
 def _widened(part: Codes, format: CodeFormat) -> Codes:
@@ -143,13 +199,16 @@ def _widened(part: Codes, format: CodeFormat) -> Codes:
     times = part.format.group_size // format.group_size
     groups = format.num_groups(part.codes.shape[1])
     scales = part.scales.repeat_interleave(times, dim=1)[:, :groups]
-    minima = part.minima
-    if minima is not None:
-        minima = minima.repeat_interleave(times, dim=1)[:, :groups]
-    elif format.has_minima:
+    minima, zeros = (
+        None if each is None else each.repeat_interleave(times, dim=1)[:, :groups]
+        for each in (part.minima, part.zeros)
+    )
+    if format.has_minima and minima is None:
         minima = torch.zeros_like(scales)
+    if format.has_zeros and zeros is None:
+        zeros = torch.zeros_like(scales, dtype=torch.int8)
     codes = (part.codes.to(torch.int8) - part.format.zero).to(torch.int8)
-    return Codes(format, codes, scales, minima)
+    return Codes(format, codes, scales, minima, zeros, part.order)
 
 
 def _divided(numbers: Tensor, scales: Tensor) -> Tensor:
@@ -189,3 +248,11 @@ def _with_minimum(numbers: Tensor, most: int) -> tuple[Tensor, Tensor]:
     low, high = numbers.amin(2), numbers.amax(2)
     minima = low.bfloat16()
     return _up((high - minima.float()).clamp(min=0) / most), minima
+
+
+def _with_zero(numbers: Tensor, format: CodeFormat) -> tuple[Tensor, Tensor]:
+    """Return scales and zero points that span a group's weights and zero."""
+    low, high = numbers.amin(2).clamp(max=0), numbers.amax(2).clamp(min=0)
+    scales = _up((high - low) / (format.most - format.least))
+    zeros = (format.least - _divided(low[..., None], scales)[..., 0]).round_()
+    return scales, zeros.clamp_(-128, format.most).to(torch.int8)

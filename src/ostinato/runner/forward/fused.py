@@ -34,7 +34,7 @@ from ostinato.runner.inputs import Ints
 _PRODUCT_BYTES = LARGEST_KEPT_BYTES * 7 // 8
 """Most bytes of one product: above a certain size its memory would be faulted in each time."""
 
-_MOST_ROWS = 512
+MOST_ROWS = 512
 """Rows of a product: what products leave should be in the processor's cache."""
 
 
@@ -156,7 +156,7 @@ def _chunk_rows(decoder: Decoder) -> int:
         max(layer.gate_up.weight.num_rows, layer.project.weight.num_rows) for layer in layers
     )
     fitting = _PRODUCT_BYTES // (widest * decoder.head.weight.dtype.itemsize)
-    return max(1, min(_MOST_ROWS, fitting))
+    return max(1, min(MOST_ROWS, fitting))
 
 
 def _multiply(projection: Projection, rows: Tensor) -> Tensor:

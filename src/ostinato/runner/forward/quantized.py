@@ -18,6 +18,7 @@ from ostinato.runner.forward.records import Product
 from ostinato.runner.huge_pages import into_huge_pages
 from ostinato.runner.native.face import DTYPES
 from ostinato.runner.native.library import library
+from ostinato.runner.settings import QuantizationName
 
 _TILE_OUTPUTS = 32
 _FORMATS = {8: 1, 4: 2}
@@ -32,29 +33,34 @@ class QuantizedWeight(PackedWeight):
         num_columns: Inputs.
         dtype: Format of what it is multiplied with and of products.
         format: How weights are written as codes.
+        activation_bits: 8 if rows become integers of 8 bits before they are multiplied; else 0.
     """
 
-    def __init__(self, codes: Codes, dtype: torch.dtype) -> None:
+    def __init__(self, codes: Codes, dtype: torch.dtype, activation_bits: int = 0) -> None:
         """Pack codes.
 
         Args:
             codes: What to multiply with.
             dtype: One of the native library.
+            activation_bits: See there.
         """
         native = library()
         assert native is not None, "weights are packed where the native library is"
         self._native = native
         self.num_rows, self.num_columns = codes.codes.shape
-        self.dtype, self.format = dtype, codes.format
+        self.dtype, self.format, self.activation_bits = dtype, codes.format, activation_bits
         self._tiles = _into_tiles(self._codes_in_full_tiles(codes.codes), self.format.bits)
         into_huge_pages(self._tiles.data_ptr(), self._tiles.nbytes)
         self._scales = self._by_tiles(codes.scales)
         self._minima = None if codes.minima is None else self._by_tiles(codes.minima)
+        self._zeros = None if codes.zeros is None else self._by_tiles(codes.zeros)
+        self._order = None if codes.order is None else codes.order.int().contiguous()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, scales and minima."""
-        return sum(t.nbytes for t in (self._tiles, self._scales, self._minima) if t is not None)
+        """Bytes of codes, scales, minima, zero points and the order of inputs."""
+        parts = (self._tiles, self._scales, self._minima, self._zeros, self._order)
+        return sum(part.nbytes for part in parts if part is not None)
 
     def record(self, rows: Tensor, bias: Tensor | None, outputs: Tensor) -> Product:
         """Check and describe a product; see ``PackedWeight``."""
@@ -62,9 +68,12 @@ class QuantizedWeight(PackedWeight):
         product.weight_format = _FORMATS[self.format.bits]
         product.scales = self._scales.data_ptr()
         product.minima = None if self._minima is None else self._minima.data_ptr()
+        product.zeros = None if self._zeros is None else self._zeros.data_ptr()
+        product.order = None if self._order is None else self._order.data_ptr()
         product.scale_dtype = DTYPES[self._scales.dtype]
         product.group_size = self.format.group_size
         product.used_inputs = self.num_columns
+        product.activation_bits = self.activation_bits
         return product
 
     def codes(self, first: int = 0, last: int | None = None) -> Codes:
@@ -75,12 +84,17 @@ class QuantizedWeight(PackedWeight):
         found = _out_of_tiles(self._tiles[begin:end], self.format.bits)
         if self.format.bits == 8:
             found = found.view(torch.int8)
-        minima = None if self._minima is None else _by_rows(self._minima[begin:end])[within]
+        minima, zeros = (
+            None if kept is None else _by_rows(kept[begin:end])[within]
+            for kept in (self._minima, self._zeros)
+        )
         return Codes(
             self.format,
             found[within, : self.num_columns],
             _by_rows(self._scales[begin:end])[within],
             minima,
+            zeros,
+            None if self._order is None else self._order.long(),
         )
 
     def plain(self, first: int = 0, last: int | None = None) -> Tensor:
@@ -89,7 +103,8 @@ class QuantizedWeight(PackedWeight):
 
     def replace(self, first: int, rows: Tensor) -> None:
         """Write other numbers as codes into some rows; see ``PackedWeight``."""
-        self._put(first, encode(rows.detach(), self.format))
+        rows = rows.detach()
+        self._put(first, encode(rows if self._order is None else rows[:, self._order], self.format))
 
     def _put(self, first: int, codes: Codes) -> None:
         begin = first // _TILE_OUTPUTS
@@ -100,7 +115,11 @@ class QuantizedWeight(PackedWeight):
         tiles = _out_of_tiles(self._tiles[begin:end], self.format.bits)
         tiles[rows, : self.num_columns] = codes.codes.view(torch.uint8)
         self._tiles[begin:end] = _into_tiles(tiles, self.format.bits)
-        for kept, given in ((self._scales, codes.scales), (self._minima, codes.minima)):
+        for kept, given in (
+            (self._scales, codes.scales),
+            (self._minima, codes.minima),
+            (self._zeros, codes.zeros),
+        ):
             if kept is not None and given is not None:
                 numbers = _by_rows(kept[begin:end])
                 numbers[rows] = given.to(kept.dtype)
@@ -126,33 +145,50 @@ class Quantization:
     """Packs linear layers as codes.
 
     Attributes:
-        name: ``int8``, ``int4``, or what the checkpoint came in. The output layer has 8 bits in
-            ``int4`` as well: every logit depends on it alone, and it is a small part of what a
-            step reads.
+        name: ``int8``, ``int4``, ``w8a8``, ``w4a8``, or what the checkpoint came in. The output
+            layer has 8 bits with 4-bit weights as well, and its rows stay as they are: every logit
+            depends on it alone, and it is a small part of what a step reads.
         stored: Codes that the checkpoint came with, by the id of the weight that they stand for;
             None if weights are to be quantized.
+        activation_bits: 8 if rows become integers of 8 bits before they are multiplied; else 0.
     """
 
     name: str
     stored: Mapping[int, Codes] | None = None
+    activation_bits: int = 0
+
+    @classmethod
+    def named(cls, name: QuantizationName) -> "Quantization":
+        """Quantize weights as a setting says."""
+        return cls(name, activation_bits=8 if name.endswith("a8") else 0)
 
     def pack(self, linears: Sequence[nn.Linear], is_head: bool = False) -> PackedWeight:
         """Pack layers that read one input into one weight; see ``packing.Pack``."""
         weights = [linear.weight for linear in linears]
         if self.stored is not None and any(id(weight) not in self.stored for weight in weights):
             return PackedWeight(weights)
-        format = _INT4 if self.name == "int4" and not is_head else _INT8
+        format = _INT8 if is_head else self._format
         codes = [
             encode(weight.detach(), format) if self.stored is None else self.stored[id(weight)]
             for weight in weights
         ]
-        return QuantizedWeight(joined(codes), weights[0].dtype)
+        bits = 0 if is_head else self.activation_bits
+        return QuantizedWeight(joined(codes), weights[0].dtype, bits)
+
+    @property
+    def _format(self) -> CodeFormat:
+        return _INT4 if self.name in ("int4", "w4a8") else _INT8
 
     def __str__(self) -> str:
         """Name all that the codes depend on: two that differ here never share a cached prefix."""
         if self.stored is not None:
             return f"codes of the file ({self.name})"
-        return f"{_INT8}" if self.name == "int8" else f"{_INT4}, head {_INT8}"
+        parts = [f"{self._format}"]
+        if self._format != _INT8:
+            parts.append(f"head {_INT8}")
+        if self.activation_bits:
+            parts.append(f"activations int{self.activation_bits} by token")
+        return ", ".join(parts)
 
 
 def unstack(model: nn.Module) -> None:
@@ -161,7 +197,10 @@ def unstack(model: nn.Module) -> None:
         if isinstance(layer, PackedLinear) and isinstance(layer.packed, QuantizedWeight):
             first, last = layer.first_row, layer.first_row + layer.out_features
             if layer.packed.num_rows != layer.out_features:
-                layer.packed = QuantizedWeight(layer.packed.codes(first, last), layer.packed.dtype)
+                packed = layer.packed
+                layer.packed = QuantizedWeight(
+                    packed.codes(first, last), packed.dtype, packed.activation_bits
+                )
                 layer.first_row = 0
 
 

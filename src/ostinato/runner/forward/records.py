@@ -57,9 +57,12 @@ class Product(ctypes.Structure):
         ("weight_format", ctypes.c_int32),
         ("scales", ctypes.c_void_p),
         ("minima", ctypes.c_void_p),
+        ("zeros", ctypes.c_void_p),
+        ("order", ctypes.c_void_p),
         ("scale_dtype", ctypes.c_int32),
         ("group_size", ctypes.c_int32),
         ("used_inputs", ctypes.c_int32),
+        ("activation_bits", ctypes.c_int32),
     )
 
 

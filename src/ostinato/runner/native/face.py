@@ -12,6 +12,9 @@ import torch
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """``ost_dtype``."""
 
+KV_DTYPES = {**DTYPES, torch.int8: 3}
+"""``ost_dtype`` of keys and values that are stored."""
+
 SEGMENT = np.dtype(
     [
         ("first_entry", np.int64),

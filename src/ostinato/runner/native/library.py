@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 PATH = Path(__file__).with_name("libostinato_native.so")
 """Where the build puts the library."""
 
-_COMPILER = Path(__file__).parents[4] / "native/compile.py"
+COMPILER = Path(__file__).parents[4] / "native/compile.py"
 """Compiles it, in a copy of the repository."""
 
 ISA_VARIABLE = "OSTINATO_ISA"
 """The environment variable that names the instruction set to use, such as ``avx2``."""
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 """The version of the header that these files were written for."""
 
 
@@ -89,7 +89,7 @@ def _load() -> ctypes.CDLL | str:
 
 
 def _way_to_get_it() -> str:
-    if _COMPILER.exists():
+    if COMPILER.exists():
         return "run `python native/compile.py`, which needs a C++ compiler, CMake and Ninja"
     return "install a C++ compiler, and then the package again"
 

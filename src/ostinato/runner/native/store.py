@@ -8,6 +8,7 @@ beside each other, since that is what VDPBF16PS and TDPBF16PS multiply::
                    values  [kv head][block][token / 2][value_dim][2]
     float16, 32    keys    [kv head][block][token / 16][key_dim][16]
                    values  [kv head][block][token][value_dim]
+    int8           as bfloat16, in front of each sixteen tokens their scales
 
 No Python code depends on that order.
 """
@@ -25,9 +26,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ostinato.runner.kv_codes import decode, row_bytes
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.native.checks import Ints, Slots, fill_rows
-from ostinato.runner.native.face import DTYPES, Kv, Rows
+from ostinato.runner.native.face import KV_DTYPES, Kv, Rows
 from ostinato.runner.native.pages import Area, take_pages
 
 logger = logging.getLogger(__name__)
@@ -58,10 +60,10 @@ class NativeKVStore(KVStore):
             spec: What is kept per token; keys have an even number of elements.
             num_blocks: Blocks that may be written.
             block_size: Slots per block, a multiple of 16.
-            dtype: bfloat16, float16 or float32.
+            dtype: bfloat16, float16, float32 or int8.
             layers: Which layers are kept here; None is all of them.
         """
-        if block_size % TOKEN_GROUP or dtype not in DTYPES:
+        if block_size % TOKEN_GROUP or dtype not in KV_DTYPES:
             raise ValueError(f"no native store has blocks of {block_size} tokens in {dtype}")
         self._native = native
         self._memory: list[npt.NDArray[np.uint8]] = []
@@ -133,8 +135,15 @@ class NativeKVStore(KVStore):
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Fetch single slots of one layer; see ``KVStore``."""
         kept, checked = self.spec.layers[layer], self.check_slots(slots.numpy())
-        keys = torch.empty(len(checked), kept.num_kv_heads, kept.key_dim, dtype=self.dtype)
-        values = torch.empty(len(checked), kept.num_kv_heads, kept.value_dim, dtype=self.dtype)
+        keys, values = (
+            torch.empty(
+                len(checked),
+                kept.num_kv_heads,
+                row_bytes(dim, self.dtype) // self.dtype.itemsize,
+                dtype=self.dtype,
+            )
+            for dim in (kept.key_dim, kept.value_dim)
+        )
         self._native.ost_kv_read(
             byref(self._kv[layer]),
             checked.address,
@@ -142,7 +151,7 @@ class NativeKVStore(KVStore):
             keys.data_ptr(),
             values.data_ptr(),
         )
-        return keys, values
+        return (decode(keys), decode(values)) if self.dtype == torch.int8 else (keys, values)
 
     def zero(self, slots: Tensor) -> None:
         """Forget the content of some slots in all layers; see ``KVStore``."""
@@ -157,7 +166,7 @@ class NativeKVStore(KVStore):
             keys=self._zeros(kept.num_kv_heads, kept.key_dim),
             values=self._zeros(kept.num_kv_heads, kept.value_dim),
             num_blocks=self.num_blocks + 1,
-            dtype=DTYPES[self.dtype],
+            dtype=KV_DTYPES[self.dtype],
             num_kv_heads=kept.num_kv_heads,
             key_dim=kept.key_dim,
             value_dim=kept.value_dim,
@@ -191,7 +200,8 @@ class NativeKVStore(KVStore):
         Raises:
             MemoryError: The kernel does not promise as many.
         """
-        num_bytes = max(1, self.num_slots * num_heads * dim * self.dtype.itemsize)
+        num_row_bytes = row_bytes(dim, self.dtype)
+        num_bytes = max(1, self.num_slots * num_heads * num_row_bytes)
         try:
             memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
@@ -200,6 +210,6 @@ class NativeKVStore(KVStore):
             memory.madvise(mmap.MADV_HUGEPAGE)
         content = np.frombuffer(memory, dtype=np.uint8)
         self._memory.append(content)
-        wanted = min(self.num_slots, TOKENS_AT_START) * dim * self.dtype.itemsize
+        wanted = min(self.num_slots, TOKENS_AT_START) * num_row_bytes
         self._areas.append(Area(content.ctypes.data, num_bytes, num_heads, wanted))
         return content.ctypes.data

@@ -7,6 +7,7 @@ Files in reading order:
 * ``leases``: what shall be in the cache, and stay there?
 * ``public_prefixes``: what do tenants share?
 * ``erase``: what shall be gone?
+* ``kv_events``: where are events published, and what is cached now?
 * ``recording``: what is written down of the traffic, without its content?
 * ``prewarming``: what is computed before the first request?
 

@@ -1,0 +1,106 @@
+// How the codes of a weight are read, and which inputs are summed up as integers together.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include "codes_simd.h"
+// after it
+#include "weight_tiles.h"
+
+namespace ost {
+namespace {
+
+constexpr int kStepInputs = 8;
+constexpr int64_t kAheadBytes = 2048;
+
+// Formats: eight inputs of a tile are kStepBytes. A dot multiplies kDotInputs of them, of 16 outputs of
+// a side; see weight_tiles.h for the first two.
+struct Bytes {
+  using Input = int16_t;
+  static constexpr int kRows = kByteRows;  // that are multiplied at once
+  static constexpr int kStepBytes = 256, kSideBytes = 32, kDotInputs = 2;
+  static constexpr int32_t kZero = 0;  // the code of nothing, where a group has none of its own
+  static constexpr int16_t kMore = 128;  // makes it a number without a sign
+  static constexpr bool kStreams = true;
+  template <int kDot>
+  static Pairs load(const char *step, int side) {
+    return load_bytes(step + kDot * 64 + side * 32);
+  }
+  static Sums add(Sums sums, Pairs weights, Pairs inputs) {
+    return add_products(sums, weights, inputs);
+  }
+};
+
+struct Nibbles : Bytes {
+  static constexpr int kRows = kNibbleRows;
+  static constexpr int kStepBytes = 128, kSideBytes = 64;
+  static constexpr int32_t kZero = 8;
+  static constexpr int16_t kMore = 0;
+  template <int kDot>
+  static Pairs load(const char *step, int side) {
+    return load_nibbles<kDot>(step + side * 64);
+  }
+};
+
+#if defined(OST_QUADS)
+// Codes that many rows of 8 bits meet are unpacked first: [input / 4][32 outputs][4], bytes without a
+// sign.
+struct Quads {
+  using Input = int8_t;
+  static constexpr int kRows = kByteRows;
+  static constexpr int kStepBytes = 256, kSideBytes = 64, kDotInputs = 4;
+  static constexpr bool kStreams = false;
+  template <int kDot>
+  static Pairs load(const char *step, int side) {
+    return {_mm512_loadu_si512(step + kDot * 128 + side * 64)};
+  }
+  static Sums add(Sums sums, Pairs weights, Pairs inputs) {
+    return add_quads(sums, weights, inputs);
+  }
+};
+#endif
+
+// Asks for what comes some steps later: codes stream by once.
+template <class Codes>
+inline void ask_ahead(const char *step) {
+  if constexpr (Codes::kStreams) {
+#pragma GCC unroll 4
+    for (int line = 0; line < Codes::kStepBytes; line += 64)
+      __builtin_prefetch(step + kAheadBytes + line, 0, 3);
+  }
+}
+
+template <class Codes>
+inline const char *codes_of_tile(const ost_product &p, int64_t tile) {
+  return static_cast<const char *>(p.tiles) +
+         tile * (p.num_inputs / kStepInputs) * Codes::kStepBytes;
+}
+
+// A span has one scale of a row. Of 16 bits, it is so short that 32 bits hold its sums:
+// 32767 * 255 * 256; of 8 bits, a row is one.
+constexpr int64_t kSpanInputs = 256;
+
+inline int64_t end_of_span(const ost_product &p, int64_t begin) {
+  if (p.activation_bits == 8) return p.num_inputs;
+  return std::min<int64_t>((begin / kSpanInputs + 1) * kSpanInputs, p.num_inputs);
+}
+
+// A block has one scale of the weight's as well.
+inline int64_t end_of_block(const ost_product &p, int64_t begin) {
+  return std::min((begin / p.group_size + 1) * p.group_size, end_of_span(p, begin));
+}
+
+inline int64_t num_groups(const ost_product &p) {
+  return (p.num_inputs + p.group_size - 1) / p.group_size;
+}
+
+// A number of each of 16 outputs.
+inline Vec load_some(const void *numbers, int32_t dtype, int64_t place) {
+  if (dtype == OST_FLOAT32) return load(static_cast<const float *>(numbers) + place);
+  const auto *halves = static_cast<const uint16_t *>(numbers) + place;
+  return dtype == OST_BFLOAT16 ? load_bfloat16(halves) : load_float16(halves);
+}
+
+}  // namespace
+}  // namespace ost

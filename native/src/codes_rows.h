@@ -1,0 +1,98 @@
+// Rows of a product as integers, with a scale for each span of inputs.
+#pragma once
+
+#include "codes_formats.h"
+// after it
+#include "product_numbers.h"
+#include "scratch.h"
+
+namespace ost {
+namespace {
+
+// By span what an integer is worth, by block the sum of its integers.
+struct Rows {
+  char *integers;  // of 16 or 8 bits
+  float *scales;
+  int32_t *sums;
+  int64_t stride, marks;  // integers, and scales or sums, of a row
+};
+
+// How numbers become integers: the largest of a span becomes the largest integer.
+struct Levels {
+  float least, most, size;
+};
+constexpr Levels kLevels16{-32767.f, 32767.f, 32767.f};
+// As compressed-tensors scales a token: 255 steps between the largest and its opposite. It divides by the
+// scale, and which code a number in the middle gets depends on that.
+constexpr Levels kLevels8{-128.f, 127.f, 127.5f};
+
+// One span. Where one is no number, the scale is none.
+template <class Numbers, bool kDivides, class Integer>
+inline float make_span(const typename Numbers::Stored *numbers, int64_t count, Levels levels,
+                       Integer *integers) {
+  constexpr float kLeast = 1e-30f;  // what is less counts for nothing
+  Vec most = fill(0.f), strange = fill(0.f);
+  for (int64_t i = 0; i < count; i += 16) {
+    const Vec x = Numbers::load_numbers(numbers + i);
+    most = larger(larger(x, fill(0.f) - x), most);
+    strange = multiply_add(x, fill(0.f), strange);  // zero, if all are finite
+  }
+  const bool is_finite = total(strange) == 0.f;
+  const float size = is_finite ? largest(most) : 0.f, scale = size / levels.size;
+  const Vec low = fill(levels.least), high = fill(levels.most);
+  const Vec step = fill(kDivides ? scale : levels.size / size);
+  for (int64_t i = 0; i < count; i += 16) {
+    const Vec number = Numbers::load_numbers(numbers + i), x = kDivides ? number / step : number * step;
+    store_integers(integers + i, size < kLeast ? fill(0.f) : larger(smaller(x, high), low));
+  }
+  return !is_finite ? NAN : size < kLeast ? 0.f : scale;
+}
+
+// Numbers of a row, in the order of the weight's inputs; what only fills it up is zero.
+template <class Stored>
+inline const Stored *in_order(const ost_product &p, const Stored *row, Stored *memory) {
+  if (p.order == nullptr && p.used_inputs == p.num_inputs) return row;
+  for (int64_t i = 0; i < p.used_inputs; ++i) memory[i] = row[p.order == nullptr ? i : p.order[i]];
+  std::fill(memory + p.used_inputs, memory + p.num_inputs, Stored{});
+  return memory;
+}
+
+template <class Numbers, bool kDivides, class Integer>
+Rows integers_of(const ost_product &p, Levels levels) {
+  using Stored = typename Numbers::Stored;
+  const int64_t stride = p.num_inputs + 64 / sizeof(Integer), marks = p.num_inputs / 32 + 1;
+  const int64_t size = stride * sizeof(Integer) * p.num_rows;
+  char *memory =
+      static_cast<char *>(thread_scratch(size + marks * 8 * p.num_rows + p.num_inputs * 4));
+  auto *scales = reinterpret_cast<float *>(memory + size);
+  auto *sums = reinterpret_cast<int32_t *>(scales + marks * p.num_rows);
+  auto *ordered = reinterpret_cast<Stored *>(sums + marks * p.num_rows);
+  for (int64_t row = 0; row < p.num_rows; ++row) {
+    const auto *given = static_cast<const Stored *>(p.inputs.data) + row * p.inputs.stride;
+    const Stored *numbers = in_order(p, given, ordered);
+    auto *integers = reinterpret_cast<Integer *>(memory) + row * stride;
+    int64_t span = row * marks, block = row * marks;
+    for (int64_t begin = 0, end; begin < p.num_inputs; begin = end) {
+      end = end_of_span(p, begin);
+      scales[span++] = make_span<Numbers, kDivides>(numbers + begin, end - begin, levels, integers + begin);
+      for (int64_t i = begin, last; i < end; i = last) {
+        last = end_of_block(p, i);
+        int32_t sum = 0;
+        for (int64_t j = i; j < last; ++j) sum += integers[j];
+        sums[block++] = sum;
+      }
+    }
+  }
+  return {memory, scales, sums, stride, marks};
+}
+
+template <class Integer>
+Rows integers_of(const ost_product &p) {
+  if (p.activation_bits == 0) return integers_of<BFloat16Numbers, false, Integer>(p, kLevels16);
+  return p.dtype == OST_FLOAT32    ? integers_of<Float32Numbers, true, Integer>(p, kLevels8)
+         : p.dtype == OST_BFLOAT16 ? integers_of<BFloat16Numbers, true, Integer>(p, kLevels8)
+                                   : integers_of<Float16Numbers, true, Integer>(p, kLevels8);
+}
+
+}  // namespace
+}  // namespace ost

@@ -1,0 +1,93 @@
+// Codes of a tile in other forms: as bytes that many rows of 8 bits are multiplied with, or as plain numbers.
+#pragma once
+
+#include "codes_formats.h"
+
+namespace ost {
+namespace {
+
+#if defined(OST_QUADS)
+template <class Codes>
+inline void unpack_quads(const char *step, char *out) {
+  const auto put = [&](Pairs first, Pairs second, int dot, int side) {
+    _mm512_storeu_si512(out + dot * 128 + side * 64, quads_of(first, second, Codes::kMore).v);
+  };
+  for (int side = 0; side < 2; ++side) {
+    put(Codes::template load<0>(step, side), Codes::template load<1>(step, side), 0, side);
+    put(Codes::template load<2>(step, side), Codes::template load<3>(step, side), 1, side);
+  }
+}
+#endif
+
+// Writes an input of 16 outputs into a plain tile.
+inline void put_input(int32_t dtype, void *tile, int64_t input, int side, Vec value) {
+  if (dtype == OST_FLOAT32)
+    return store(static_cast<float *>(tile) + input * kTileOutputs + side * 16, value);
+  uint16_t *to = static_cast<uint16_t *>(tile);
+  if (dtype == OST_FLOAT16) return store_float16(to + input * kTileOutputs + side * 16, value);
+  uint16_t halves[16];
+  store_bfloat16(halves, value);
+  to += (input / 2 * kTileOutputs + side * 16) * 2 + input % 2;
+  for (int i = 0; i < 16; ++i) to[2 * i] = halves[i];
+}
+
+// Likewise two neighbouring inputs.
+inline void put_pair(int32_t dtype, void *tile, int64_t input, int side, Vec first, Vec second) {
+#if defined(__AVX512BF16__)
+  if (dtype == OST_BFLOAT16) {
+    alignas(64) static constexpr uint16_t places[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                        21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                        11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const auto both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second.v, first.v));
+    return _mm512_storeu_si512(static_cast<uint16_t *>(tile) + input * kTileOutputs + side * 32,
+                               _mm512_permutexvar_epi16(_mm512_load_si512(places), both));
+  }
+#endif
+  put_input(dtype, tile, input, side, first);
+  put_input(dtype, tile, input + 1, side, second);
+}
+
+template <class Codes, int kPair>
+inline void expand_pair(const ost_product &p, const char *step, int64_t input, int side, Vec scale,
+                        Vec minimum, void *out) {
+  const Pairs pairs = Codes::template load<kPair>(step, side);
+  const auto value = [&](Vec code, int64_t of) {
+    return of < p.used_inputs ? multiply_add(code, scale, minimum) : fill(0.f);
+  };
+  const auto place = [&](int64_t of) { return of < p.used_inputs ? int64_t{p.order[of]} : of; };
+  input += 2 * kPair;
+  const Vec first = value(first_of(pairs), input), second = value(second_of(pairs), input + 1);
+  if (p.order == nullptr) return put_pair(p.dtype, out, input, side, first, second);
+  put_input(p.dtype, out, place(input), side, first);
+  put_input(p.dtype, out, place(input + 1), side, second);
+}
+
+// What is added to a code times its scale, for 16 outputs of a group.
+template <class Codes>
+inline Vec minimum_of(const ost_product &p, int64_t place, Vec scale) {
+  if (p.minima != nullptr) return load_some(p.minima, p.scale_dtype, place);
+  if (p.zeros == nullptr) return scale * fill(-Codes::kZero);
+  return scale * floats(less(all_of(0), static_cast<const int8_t *>(p.zeros) + place, 1));
+}
+
+// Writes a tile as weight_tiles.h has it, in the product's format.
+template <class Codes>
+void expand(const ost_product &p, int64_t tile, void *out) {
+  const char *step = codes_of_tile<Codes>(p, tile);
+  for (int64_t i = 0; i < p.num_inputs; i += kStepInputs, step += Codes::kStepBytes) {
+    ask_ahead<Codes>(step);
+    for (int side = 0; side < 2; ++side) {
+      const int64_t place =
+          (tile * num_groups(p) + i / p.group_size) * kTileOutputs + side * 16;
+      const Vec scale = load_some(p.scales, p.scale_dtype, place);
+      const Vec minimum = minimum_of<Codes>(p, place, scale);
+      expand_pair<Codes, 0>(p, step, i, side, scale, minimum, out);
+      expand_pair<Codes, 1>(p, step, i, side, scale, minimum, out);
+      expand_pair<Codes, 2>(p, step, i, side, scale, minimum, out);
+      expand_pair<Codes, 3>(p, step, i, side, scale, minimum, out);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ost

@@ -1,0 +1,142 @@
+// What are 16 sums of whole numbers, and 16 pairs of them, of 16 bits each, whose products they add up?
+//
+//   no_ints         sums of nothing
+//   load_codes      32 codes of 8 bits as 16 pairs
+//   fill_pairs      one pair 16 times
+//   add_products    sums + a.first * b.first + a.second * b.second
+//   store_int16/8   floats rounded to the nearest, ties to even; what is no number becomes any
+//
+// Included after one simd_*.h.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+
+namespace ost {
+namespace {
+
+#if defined(__AVX512F__)
+
+// Of 32 bits each: GCC moves sums that are declared as __m512i, of 64 bits, to memory and back in loops.
+typedef int32_t SixteenInts __attribute__((vector_size(64)));
+struct Ints {
+  SixteenInts v;
+};
+struct Pairs {
+  __m512i v;
+};
+
+inline Ints no_ints() { return {SixteenInts{}}; }
+inline Pairs load_codes(const int8_t *p) {
+  return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)))};
+}
+inline Pairs fill_pairs(const int16_t *p) {
+  int32_t both;
+  std::memcpy(&both, p, sizeof both);
+  return {_mm512_set1_epi32(both)};
+}
+inline Ints add_products(Ints sum, Pairs a, Pairs b) {
+#if defined(__AVX512VNNI__)
+  const __m512i bits = reinterpret_cast<__m512i>(sum.v);
+  return {reinterpret_cast<SixteenInts>(_mm512_dpwssd_epi32(bits, a.v, b.v))};
+#else
+  return {sum.v + reinterpret_cast<SixteenInts>(_mm512_madd_epi16(a.v, b.v))};
+#endif
+}
+inline Vec float_of_ints(Ints x) { return {_mm512_cvtepi32_ps(reinterpret_cast<__m512i>(x.v))}; }
+inline void store_int16(int16_t *p, Vec x) {
+  const __m256i words = _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x.v));
+  _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), words);
+}
+inline void store_int8(int8_t *p, Vec x) {
+  const __m128i bytes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x.v));
+  _mm_storeu_si128(reinterpret_cast<__m128i *>(p), bytes);
+}
+
+#elif defined(__AVX2__)
+
+typedef int32_t EightInts __attribute__((vector_size(32)));  // see above
+struct Ints {
+  EightInts a, b;
+};
+struct Pairs {
+  __m256i a, b;
+};
+
+inline Ints no_ints() { return {EightInts{}, EightInts{}}; }
+inline Pairs load_codes(const int8_t *p) {
+  const __m128i *halves = reinterpret_cast<const __m128i *>(p);
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128(halves)),
+          _mm256_cvtepi8_epi16(_mm_loadu_si128(halves + 1))};
+}
+inline Pairs fill_pairs(const int16_t *p) {
+  int32_t both;
+  std::memcpy(&both, p, sizeof both);
+  return {_mm256_set1_epi32(both), _mm256_set1_epi32(both)};
+}
+inline Ints add_products(Ints sum, Pairs x, Pairs y) {
+  return {sum.a + reinterpret_cast<EightInts>(_mm256_madd_epi16(x.a, y.a)),
+          sum.b + reinterpret_cast<EightInts>(_mm256_madd_epi16(x.b, y.b))};
+}
+inline Vec float_of_ints(Ints x) {
+  return {_mm256_cvtepi32_ps(reinterpret_cast<__m256i>(x.a)),
+          _mm256_cvtepi32_ps(reinterpret_cast<__m256i>(x.b))};
+}
+inline __m256i int16_words(Vec x) {
+  const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
+  return _mm256_permute4x64_epi64(packed, 0xd8);
+}
+inline void store_int16(int16_t *p, Vec x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), int16_words(x));
+}
+inline void store_int8(int8_t *p, Vec x) {
+  const __m256i words = int16_words(x);
+  const __m128i bytes =
+      _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i *>(p), bytes);
+}
+
+#else
+
+struct Ints {
+  int32_t v[16];
+};
+struct Pairs {
+  int16_t v[32];
+};
+
+inline Ints no_ints() { return {}; }
+inline Pairs load_codes(const int8_t *p) {
+  Pairs out;
+  for (int i = 0; i < 32; ++i) out.v[i] = p[i];
+  return out;
+}
+inline Pairs fill_pairs(const int16_t *p) {
+  Pairs out;
+  for (int i = 0; i < 32; ++i) out.v[i] = p[i % 2];
+  return out;
+}
+inline Ints add_products(const Ints &sum, const Pairs &a, const Pairs &b) {
+  Ints out;
+  for (int i = 0; i < 16; ++i)
+    out.v[i] = sum.v[i] + a.v[2 * i] * b.v[2 * i] + a.v[2 * i + 1] * b.v[2 * i + 1];
+  return out;
+}
+inline Vec float_of_ints(const Ints &x) {
+  return each([&](int i) { return static_cast<float>(x.v[i]); });
+}
+template <class Int>
+inline void store_rounded(Int *p, const Vec &a) {
+  constexpr float kMost = sizeof(Int) == 1 ? 127 : 32767;
+  for (int i = 0; i < 16; ++i) {
+    const float within = a.v[i] < -kMost ? -kMost : a.v[i] < kMost ? a.v[i] : kMost;
+    p[i] = static_cast<Int>(std::nearbyint(within));
+  }
+}
+inline void store_int16(int16_t *p, const Vec &a) { store_rounded(p, a); }
+inline void store_int8(int8_t *p, const Vec &a) { store_rounded(p, a); }
+
+#endif
+
+}  // namespace
+}  // namespace ost

@@ -1,0 +1,197 @@
+"""``ostinato route``: one address for many engines, each request where its prefix is."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ostinato.cli._admin_client import AdminClient
+from ostinato.cli._option_groups import grouped, option
+from ostinato.core.errors import ConfigError
+from ostinato.lab.quantities import read_bytes
+
+_NUMBERS = ("cached_tokens", "expected_tokens", "tokens_to_compute", "load_tokens", "score")
+
+app = typer.Typer(help="Route requests to many engines, each to where its prefix is cached.")
+
+
+@dataclass(frozen=True)
+class RouteOptions:
+    """Settings of a router process."""
+
+    worker: list[str] | None = option(
+        None, "URL[,name=NAME][,events=ENDPOINT][,replay=ENDPOINT][,topic=TOPIC]; repeated."
+    )
+    host: str = option("127.0.0.1", "Where to listen.")
+    port: int = option(8080, "Where to listen; 0 takes any free port.")
+    policy: str = option(
+        "cache_state", "cache_state, prefix_hash, session, least_loaded or round_robin."
+    )
+    tokenizer: str | None = option(
+        None, "Folder or hub name of the workers' tokenizer; else their /tokenize is asked."
+    )
+    keys: str | None = option(
+        None, "File of keys, see 'ostinato keys'; without it only this machine can call."
+    )
+    worker_key: str | None = option(
+        None,
+        "Key for the workers' events and snapshots.",
+        "--worker-key",
+        envvar="OSTINATO_WORKER_KEY",
+    )
+    replace_keys: bool = option(
+        False, "Send the worker key in place of callers' keys.", "--replace-keys"
+    )
+    retries: int = option(2, "Other workers to try while no byte of an answer was sent.")
+    max_requests: int = option(4096, "Requests at once; more are answered with 429.")
+    max_body: str = option("8MiB", "Longest body of a request.")
+    max_tenant_bodies: str = option("256MiB", "Bodies of one tenant's running requests, together.")
+    max_tracked_tokens: int = option(16_000_000, "Tokens of known prefixes, over all workers.")
+    body_timeout: float = option(60.0, "Seconds for the body of a request.")
+    connect_timeout: float = option(10.0, "Seconds for a connection to a worker.")
+    health_interval: float = option(2.0, "Seconds between two looks at a worker's health.")
+    drain_timeout: float = option(30.0, "Seconds that running requests may continue after SIGTERM.")
+
+
+@dataclass(frozen=True)
+class RouterAddress:
+    """A running router, and the API key."""
+
+    url: Annotated[str, typer.Option(envvar="OSTINATO_ROUTER_URL", help="Of the router.")] = (
+        "http://127.0.0.1:8080"
+    )
+    key: Annotated[
+        str | None, typer.Option(envvar="OSTINATO_ADMIN_KEY", help="Of an administrator.")
+    ] = None
+
+    @property
+    def client(self) -> AdminClient:
+        """The client."""
+        return AdminClient(self.url, self.key)
+
+
+@grouped
+def run(context: typer.Context, *, options: RouteOptions) -> None:
+    """Route requests to workers until SIGTERM or Ctrl-C.
+
+    Try: ostinato route --worker http://127.0.0.1:8001 --worker http://127.0.0.1:8002
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from ostinato.fleet.config import FleetConfig, WorkerSpec
+    from ostinato.fleet.lifecycle import run_router
+
+    config = FleetConfig(
+        workers=tuple(map(WorkerSpec.parse, options.worker or ())),
+        host=options.host,
+        port=options.port,
+        policy=options.policy,
+        tokenizer=options.tokenizer,
+        keys_file=options.keys,
+        worker_key=options.worker_key,
+        replace_keys=options.replace_keys,
+        retries=options.retries,
+        max_requests=options.max_requests,
+        max_body_bytes=read_bytes("max_body", options.max_body),
+        max_tenant_body_bytes=read_bytes("max_tenant_bodies", options.max_tenant_bodies),
+        max_tracked_tokens=options.max_tracked_tokens,
+        body_timeout_s=options.body_timeout,
+        connect_timeout_s=options.connect_timeout,
+        health_interval_s=options.health_interval,
+        drain_timeout_s=options.drain_timeout,
+    )
+    run_router(config, lambda address: _announce(address, config))
+
+
+app.callback(invoke_without_command=True)(run)
+
+
+@app.command("status")
+@grouped
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    *,
+    router: RouterAddress,
+) -> None:
+    """Show the workers of a running router: load, hits, and how their caches are known."""
+    answer = router.client.call("GET", "workers")
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+        return
+    table = Table(title=f"Workers, policy {answer['policy']}", title_justify="left")
+    for heading in ("worker", "health", "cache known", "running", "cached", "hits", "computed"):
+        table.add_column(heading)
+    for row in answer["workers"]:
+        health = "draining" if row["is_draining"] else row["trouble"] or "well"
+        known = f"{row['state']}: {row['reason']}" if row["reason"] else row["state"]
+        counts = (row[k] for k in ("num_requests", "cached_tokens", "hit_tokens"))
+        table.add_row(
+            row["name"], health, known, *(f"{n:,}" for n in counts), f"{row['computed_tokens']:,}"
+        )
+    Console().print(table)
+
+
+@app.command("explain")
+@grouped
+def explain(
+    what: Annotated[
+        str,
+        typer.Argument(help="A decision's number, a prompt, or @FILE with a request's body."),
+    ],
+    model: str = option("", "Model that a prompt is for."),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    *,
+    router: RouterAddress,
+) -> None:
+    """Explain where a running router sent a request, or would send one, and why."""
+    if what.isdigit():
+        answer = router.client.ask("GET", f"route/{what}")
+    else:
+        answer = router.client.ask("POST", "route?dry_run=1", _body_of(what, model))
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+        return
+    console = Console(soft_wrap=True)
+    console.print(Text(answer["explanation"]))
+    table = Table()
+    for heading in ("worker", "cache known", "cached", "expected", "to compute", "load", "score"):
+        table.add_column(heading, justify="left" if heading in ("worker",) else "right")
+    for row in answer["candidates"]:
+        numbers = [row[name] for name in _NUMBERS]
+        table.add_row(row["worker"], row["state"], *(f"{number:,}" for number in numbers))
+    console.print(table)
+
+
+def _body_of(what: str, model: str) -> dict[str, Any]:
+    """Return the body of a request to be explained.
+
+    Raises:
+        ConfigError: The file cannot be read, or holds no JSON object.
+    """
+    if not what.startswith("@"):
+        return {"prompt": what, "model": model} if model else {"prompt": what}
+    try:
+        body = json.loads(Path(what[1:]).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{what!r}: cannot be read as a request's body: {error}") from error
+    if not isinstance(body, dict):
+        raise ConfigError(f"{what!r}: holds no JSON object")
+    return body
+
+
+def _announce(address: str, config: Any) -> None:
+    """Print where the router is, and to which workers it routes."""
+    console = Console(stderr=True, soft_wrap=True)
+    workers = len(config.workers)
+    line = Text(f"Routing to {workers} worker{'' if workers == 1 else 's'} by ")
+    line.append(config.policy, style="bold").append(" on ").append(f"{address}/v1", style="bold")
+    console.print(line)
+    if config.keys_file is not None:
+        console.print(f"Callers need a key of {config.keys_file}.", style="dim")
+    else:
+        console.print("There are no keys: only this machine can reach it.", style="dim")

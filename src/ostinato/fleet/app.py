@@ -1,0 +1,228 @@
+"""Which routes are there, and what stands before all of them?
+
+An aiohttp application, since its parser and its client pass a request on in a fraction of a
+millisecond; everything that a request needs is decided in ``proxy``.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib.resources import files
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from ostinato.core.errors import OstinatoError
+from ostinato.fleet.admin import FleetAdmin
+from ostinato.fleet.config import FleetConfig
+from ostinato.fleet.decisions import Decisions
+from ostinato.fleet.fleet import Fleet
+from ostinato.fleet.metrics import FleetMetrics
+from ostinato.fleet.proxy import Proxy
+from ostinato.fleet.tokenizer import LocalTokenizer
+from ostinato.fleet.tokens import PromptTokens
+from ostinato.server.callers import AnyCaller, KeyedCallers
+from ostinato.server.config import is_loopback
+from ostinato.server.errors import ApiError, api_error, body_of
+from ostinato.server.page import HEADERS as PAGE_HEADERS
+from ostinato.server.page import TYPES
+
+logger = logging.getLogger("ostinato")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_IDLE_S = 4.0
+"""How long a connection to a worker is kept without use: shorter than uvicorn's five seconds."""
+
+GENERATING = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+)
+"""Routes whose prompt decides where a request goes."""
+
+HANDED_ON = (
+    ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/v1/embeddings"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/v1/responses/{number}"),
+    ("DELETE", "/v1/responses/{number}"),
+    ("GET", "/v1/responses/{number}/input_items"),
+    ("POST", "/v1/responses/{number}/cancel"),
+    ("GET", "/v1/explain/{number}"),
+)
+"""Routes that any worker can answer, or the one that gave an answer its number."""
+
+
+class FleetApp:
+    """The application of a router process, and what it is made of.
+
+    Attributes:
+        config: As given.
+        fleet: The workers.
+        proxy: Hands requests on.
+        web: Of aiohttp.
+    """
+
+    def __init__(self, config: FleetConfig) -> None:
+        """Put a router together, in a running event loop; workers join when ``web`` starts.
+
+        Raises:
+            ConfigError: The keys file or the tokenizer cannot be read.
+        """
+        self.config = config
+        self._callers = KeyedCallers(config.keys_file) if config.keys_file else AnyCaller()
+        tokenizer = LocalTokenizer(config.tokenizer) if config.tokenizer else None
+        self._session = _make_session(config)
+        self.fleet = Fleet(config, self._session)
+        self._tokens = PromptTokens(self.fleet, tokenizer)
+        self._metrics = FleetMetrics(self.fleet, self._tokens.counts)
+        decisions = Decisions()
+        self.proxy = Proxy(self.fleet, self._callers, self._tokens, decisions, self._metrics)
+        self._admin = FleetAdmin(self.fleet, self.proxy, decisions)
+        before = [_answer_errors] if config.keys_file else [_answer_errors, _guard_host]
+        self.web = web.Application(middlewares=before, client_max_size=config.max_body_bytes)
+        self.web.cleanup_ctx.append(self._run)
+        self._add_routes()
+
+    async def _run(self, _: web.Application) -> AsyncIterator[None]:
+        """Have workers while the application runs."""
+        await self.fleet.start()
+        yield
+        await self.fleet.stop()
+        self._tokens.close()
+        await self._session.close()
+
+    def _add_routes(self) -> None:
+        add = self.web.router.add_route
+        for path in GENERATING:
+            add("POST", path, self.proxy.generate)
+        for method, path in HANDED_ON:
+            add(method, path, self.proxy.hand_on)
+        add("GET", "/v1/models", self._models)
+        for path in ("/health", "/ping"):
+            add("GET", path, self._health)
+        add("GET", "/ready", self._ready)
+        add("GET", "/metrics", self._metrics_page)
+        add("POST", "/route", self._admin.route)
+        add("GET", "/route", self._admin.decisions)
+        add("GET", "/route/{decision}", self._admin.explain)
+        add("DELETE", "/route/{decision}", self._admin.end)
+        add("GET", "/admin/workers", self._admin.list_workers)
+        add("POST", "/admin/workers", self._admin.join)
+        add("DELETE", "/admin/workers/{name}", self._admin.leave)
+        add("POST", "/admin/keys/reload", self._reload_keys)
+        add("GET", "/", _page)
+        add("GET", "/ui/state", self._admin.state)
+        add("GET", "/ui/{file}", _page)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        if self.proxy.is_draining:
+            return web.json_response({"status": "draining"}, status=503)
+        if not any(worker.is_well for worker in self.fleet.workers.values()):
+            return web.json_response({"status": "no worker is well"}, status=503)
+        return web.json_response({"status": "ready"})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        """List what the workers serve, each model once."""
+        self.proxy.identify(request)
+        names = {name: None for w in self.fleet.workers.values() for name in w.models}
+        models = [{"id": n, "object": "model", "created": 0, "owned_by": "fleet"} for n in names]
+        return web.json_response({"object": "list", "data": models})
+
+    async def _metrics_page(self, request: web.Request) -> web.Response:
+        self._admin.check(request)
+        headers = {"Content-Type": CONTENT_TYPE_LATEST}
+        return web.Response(body=self._metrics.page(), headers=headers)
+
+    async def _reload_keys(self, request: web.Request) -> web.Response:
+        self._admin.check(request)
+        if not isinstance(self._callers, KeyedCallers):
+            raise ApiError(409, "this router has no keys file: there is nothing to read")
+        self._callers.reload()
+        return web.json_response({"num_tenants": len(self._callers.keys.tenants)})
+
+
+def _make_session(config: FleetConfig) -> aiohttp.ClientSession:
+    """Make the client of all workers: no cookies, no proxies, nothing added, nothing unpacked."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout_s),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        read_bufsize=2**18,
+    )
+
+
+@web.middleware
+async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer every error in the shape of its path."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        codes = {404: "unknown_url", 405: "method_not_allowed", 413: "body_too_large"}
+        message = f"{request.method} {request.path:.200}: {error.reason}"
+        found = ApiError(error.status, message, code=codes.get(error.status))
+        allow = error.headers.get("Allow")
+        return _answer(request, found, {} if allow is None else {"Allow": allow})
+    except (ApiError, OstinatoError) as error:
+        return _answer(request, api_error(error), {})
+    except Exception as error:
+        logger.exception("a route raised")
+        return _answer(request, api_error(error), {})
+
+
+def _answer(request: web.Request, error: ApiError, headers: dict[str, str]) -> web.Response:
+    response = web.Response(
+        status=error.status,
+        headers={**headers, **error.headers},
+        body=msgspec.json.encode(body_of(request.path, error)),
+        content_type="application/json",
+    )
+    if not request.content.at_eof():
+        response.force_close()  # what was not read of the body is not read any more
+    return response
+
+
+@web.middleware
+async def _guard_host(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse pages of strangers in this machine's browsers: without keys, all here may do all."""
+    for name, prefix in (("Host", "//"), ("Origin", "")):
+        value = request.headers.get(name, "")
+        if value and not _is_of_this_machine(prefix + value):
+            raise ApiError(
+                403,
+                f"{name}: {value:.200} is no name of this machine, and without keys that is all a "
+                "caller has to show: call http://127.0.0.1, or give the router a keys file",
+                kind="permission_error",
+                code="foreign_host",
+            )
+    return await handler(request)
+
+
+def _is_of_this_machine(address: str) -> bool:
+    try:
+        return is_loopback(urlsplit(address).hostname or "")
+    except ValueError:
+        return False
+
+
+async def _page(request: web.Request) -> web.Response:
+    """Return a file of the page; the style is the server's."""
+    name = request.match_info.get("file", "index.html")
+    for room in ("ostinato.fleet", "ostinato.server"):
+        entry = files(room).joinpath("static", name)
+        known = {each.name for each in files(room).joinpath("static").iterdir()}
+        if name in known:
+            kind = TYPES[name.rpartition(".")[2]]
+            text = entry.read_text("utf-8")
+            return web.Response(text=text, content_type=kind, charset="utf-8", headers=PAGE_HEADERS)
+    raise ApiError(404, f"GET /ui/{name:.100}: the page has no such file", code="unknown_url")

@@ -1,0 +1,189 @@
+"""Every worker, and the router that chooses between them."""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Set
+
+import aiohttp
+
+from ostinato.core.errors import ConfigError
+from ostinato.fleet.config import FleetConfig, WorkerSpec
+from ostinato.fleet.kv_feed import KVFeed
+from ostinato.fleet.worker import Worker
+from ostinato.router import Decision, Router, RouterConfig, RouteRequest
+
+logger = logging.getLogger("ostinato")
+
+_MOST_OWNERS = 100_000
+_MOST_WORKERS = 1024
+_OVERDUE_INTERVAL_S = 2.0
+_LEAST_PROBE_S = 0.2
+
+
+class Fleet:
+    """The workers of one router process; used by its event loop alone.
+
+    Attributes:
+        config: As given.
+        router: Knows what each worker has cached and has to do.
+        workers: By name, in the order in which they joined.
+    """
+
+    def __init__(
+        self,
+        config: FleetConfig,
+        session: aiohttp.ClientSession,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin without workers; ``start`` lets those of the settings join."""
+        self.config = config
+        self.router = Router(RouterConfig(config.policy, max_tokens=config.max_tracked_tokens))
+        self.workers: dict[str, Worker] = {}
+        self.session = session
+        self.clock = clock
+        self._owners: OrderedDict[str, str] = OrderedDict()  # of what answers are named by
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Let the configured workers join, and look after all of them from now on."""
+        for spec in self.config.workers:
+            self.join(spec)
+        self._tasks.append(asyncio.create_task(self._notice_silence()))
+        probes = [worker.tasks[0] for worker in self.workers.values()]
+        if probes:
+            await asyncio.wait(probes, timeout=self.config.connect_timeout_s)
+
+    async def stop(self) -> None:
+        """Look after nothing any more."""
+        tasks = [*self._tasks, *(task for w in self.workers.values() for task in w.tasks)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def join(self, spec: WorkerSpec) -> Worker:
+        """Take a worker in, or back if it is draining.
+
+        Raises:
+            ConfigError: Another worker has its name, or there are too many.
+        """
+        known = self.workers.get(spec.name)
+        if known is not None:
+            if known.spec != spec:
+                raise ConfigError(
+                    f"name={spec.name!r}: a worker of that name is at {known.spec.url}"
+                )
+            known.is_draining = False
+            self.router.add_worker(spec.name, sends_events=known.feed is not None)
+            return known
+        if len(self.workers) >= _MOST_WORKERS:
+            raise ConfigError(f"there are {_MOST_WORKERS} workers: let one leave first")
+        worker = Worker(spec, self.session, self.config.worker_key)
+        self.workers[spec.name] = worker
+        self.router.add_worker(spec.name, sends_events=spec.events is not None)
+        first = asyncio.create_task(self._meet(worker))
+        worker.tasks = [first, asyncio.create_task(self._watch(worker, first))]
+        return worker
+
+    async def leave(self, name: str) -> None:
+        """Send a worker nothing new, and forget it when its last request has ended."""
+        worker = self.workers[name]
+        worker.is_draining = True
+        self.router.drain(name)
+        while worker.num_live and worker.is_draining:
+            await asyncio.sleep(0.05)
+        if worker.is_draining and self.workers.get(name) is worker:
+            del self.workers[name]
+            worker.cancel()
+            self.router.remove(name)
+
+    def choose(self, request: RouteRequest, model: str, tried: Set[str]) -> Decision | None:
+        """Choose a worker that is well, serves the model and was not tried yet."""
+        return self.router.route(request, self.clock(), self._unfit(model, tried))
+
+    def choose_owner(self, request: RouteRequest, name: str, tried: Set[str]) -> Decision | None:
+        """Choose a worker by name, if it can take the request."""
+        if name in tried or name not in self.workers:
+            return None
+        others = [other for other in self.workers if other != name]
+        return self.router.route(request, self.clock(), [*others, *self._unfit("", tried)])
+
+    def least_busy(self, model: str, tried: Set[str]) -> Worker | None:
+        """Choose a worker for what no cache speeds up."""
+        unfit = self._unfit(model, tried)
+        fit = [w for w in self.workers.values() if w.name not in unfit and not w.is_draining]
+        return min(fit, key=lambda worker: worker.num_live, default=None)
+
+    def owner_of(self, number: str) -> str:
+        """Return which worker gave an answer its name; empty if none did, or long ago."""
+        return self._owners.get(number, "")
+
+    def note_owner(self, number: str, worker: str) -> None:
+        """Note which worker gave an answer its name."""
+        self._owners[number] = worker
+        if len(self._owners) > _MOST_OWNERS:
+            self._owners.popitem(last=False)
+
+    @property
+    def num_live(self) -> int:
+        """Requests under way at all workers."""
+        return sum(worker.num_live for worker in self.workers.values())
+
+    def _unfit(self, model: str, tried: Set[str]) -> set[str]:
+        """Return the workers that cannot take a request for a model."""
+        serving = {name for name, worker in self.workers.items() if worker.serves(model)}
+        if not serving:  # let a worker say that there is no such model
+            serving = set(self.workers)
+        well = {name for name in serving if self.workers[name].is_well} - tried
+        return self.workers.keys() - (well or serving - tried)  # if none is well, any may be
+
+    async def _meet(self, worker: Worker) -> None:
+        """Look at a worker for the first time, and listen to its events."""
+        await worker.probe()
+        await self._listen(worker)
+
+    async def _listen(self, worker: Worker) -> None:
+        """Listen to a worker's events as soon as it says where they are."""
+        if worker.feed is not None or not worker.is_well:
+            return
+        endpoints = await worker.endpoints()
+        if endpoints is None:
+            return
+        worker.feed = KVFeed(worker.name, endpoints, self.router, worker.snapshot, self.clock)
+        self.router.add_worker(worker.name, sends_events=True)
+        worker.tasks.append(asyncio.create_task(self._feed(worker, worker.feed)))
+
+    async def _feed(self, worker: Worker, feed: KVFeed) -> None:
+        try:
+            await feed.run()
+        except Exception:
+            logger.exception("worker %s: its events ended", worker.name)
+            self.router.broken(worker.name, "listening to its events failed", self.clock())
+
+    async def _watch(self, worker: Worker, first: "asyncio.Task[None]") -> None:
+        """Look at a worker's health again and again; soon where it failed just now."""
+        await asyncio.wait([first])
+        interval_s = self.config.health_interval_s
+        while True:
+            await asyncio.sleep(interval_s if worker.is_well else min(interval_s, _LEAST_PROBE_S))
+            await worker.probe()
+            if not worker.is_well:
+                continue
+            if worker.was_gone:
+                worker.was_gone = False
+                self.router.restarted(worker.name)
+                if worker.feed is not None:
+                    await worker.feed.begin()
+            await self._listen(worker)
+
+    async def _notice_silence(self) -> None:
+        """Fetch what silent workers may have published."""
+        while True:
+            await asyncio.sleep(_OVERDUE_INTERVAL_S)
+            for missing in self.router.overdue(self.clock()):
+                worker = self.workers.get(missing.worker)
+                if worker is not None and worker.feed is not None and worker.is_well:
+                    task = asyncio.create_task(worker.feed.fill(missing))
+                    worker.tasks.append(task)
+                    task.add_done_callback(worker.tasks.remove)

@@ -1,0 +1,190 @@
+"""A worker's KV events, over ZeroMQ, and what is fetched where some are missing.
+
+::
+
+    SUB ─► router.apply ──Resync─► replay socket ──kept no more─► snapshot ──none─► forget
+
+The router says what is missing; this file waits for it. Live batches queue in the socket meanwhile.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import zmq
+import zmq.asyncio
+
+from ostinato.router import Resync, Router
+from ostinato.router.events import EventBatch, UnusableEvents, decode
+
+logger = logging.getLogger("ostinato")
+
+_END_OF_REPLAY = b"\xff" * 8
+_REPLAY_TIMEOUT_S = 5.0
+_MOST_BATCHES = 100_000
+_MOST_MESSAGE_BYTES = 2**28
+_MOST_ATTEMPTS = 5
+_THREAD_BYTES = 65_536
+"""From this size on a message is decoded beside the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where a worker publishes."""
+
+    events: str
+    replay: str | None = None
+    topic: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that a worker had cached at one moment.
+
+    Attributes:
+        sequence: Number of the first batch that it does not contain.
+        payload: A batch of stored events.
+    """
+
+    sequence: int
+    payload: bytes
+
+
+FetchSnapshot = Callable[[], Awaitable[Snapshot | None]]
+
+
+class KVFeed:
+    """Tells the router of one worker's events.
+
+    Attributes:
+        num_batches: That arrived live.
+        num_replays: That were asked for.
+        num_snapshots: That were taken.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        endpoints: Endpoints,
+        router: Router,
+        fetch_snapshot: FetchSnapshot,
+        clock: Callable[[], float],
+    ) -> None:
+        """Make a feed that ``run`` connects."""
+        self.num_batches = self.num_replays = self.num_snapshots = 0
+        self._name = name
+        self._endpoints = endpoints
+        self._router = router
+        self._fetch_snapshot = fetch_snapshot
+        self._clock = clock
+        self._context = zmq.asyncio.Context.instance()
+        self._lock = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Listen until cancelled, beginning with what was published before."""
+        socket = self._socket(zmq.SUB, self._endpoints.events)
+        try:
+            socket.subscribe(self._endpoints.topic.encode())
+            await self.begin()
+            while True:
+                frames = await socket.recv_multipart()
+                self.num_batches += 1
+                await self._take(frames)
+                await asyncio.sleep(0)  # a burst of events lets requests through
+        finally:
+            socket.close(linger=0)
+
+    async def begin(self) -> None:
+        """Learn what the worker has cached already: by snapshot, or by all that it can replay."""
+        async with self._lock:
+            if await self._restored():
+                return
+            first, *rest = await self._replay(0) or (None,)
+            if first is None:
+                return  # it has published nothing, or keeps nothing: the first batch will tell
+            missing = self._router.apply(self._name, first, self._clock())
+            following = [batch for batch in rest if batch is not None]
+            if following:
+                missing = self._router.replayed(self._name, following, self._clock())
+        await self.fill(missing)
+
+    async def fill(self, missing: Resync | None) -> None:
+        """Fetch what is missing: by replay, then by snapshot; else forget what was known."""
+        async with self._lock:
+            for _ in range(_MOST_ATTEMPTS):
+                if missing is None:
+                    return
+                if missing.snapshot or (batches := await self._replay(missing.replay_from)) is None:
+                    if not await self._restored():
+                        break
+                    return
+                missing = self._router.replayed(self._name, batches, self._clock())
+            logger.warning(
+                "worker %s: events were lost, and what was known is forgotten", self._name
+            )
+            self._router.forget(self._name, self._clock())
+
+    async def _take(self, frames: list[bytes]) -> None:
+        """Hand a message over, and see to what it says is missing."""
+        try:
+            if len(frames) != 3 or len(frames[1]) != 8:
+                raise UnusableEvents(f"a message has frames of {[len(f) for f in frames]} bytes")
+            batch = await _decoded(int.from_bytes(frames[1], "big"), frames[2])
+        except UnusableEvents as error:
+            logger.warning("worker %s: its events are not used: %s", self._name, error)
+            self._router.broken(self._name, str(error)[:200], self._clock())
+            return
+        missing = self._router.apply(self._name, batch, self._clock())
+        if missing is not None:
+            await self.fill(missing)
+
+    async def _replay(self, start: int) -> list[EventBatch] | None:
+        """Ask for the batches from a number on; None if the worker does not answer."""
+        if self._endpoints.replay is None:
+            return None
+        self.num_replays += 1
+        socket = self._socket(zmq.DEALER, self._endpoints.replay)
+        batches: list[EventBatch] = []
+        try:
+            async with asyncio.timeout(_REPLAY_TIMEOUT_S):
+                await socket.send_multipart([b"", start.to_bytes(8, "big")])
+                while len(batches) < _MOST_BATCHES:
+                    *_, number, payload = await socket.recv_multipart()
+                    if number == _END_OF_REPLAY or not payload:
+                        break
+                    batches.append(await _decoded(int.from_bytes(number, "big"), payload))
+        except (TimeoutError, UnusableEvents, ValueError) as error:
+            logger.warning("worker %s: a replay of events failed: %r", self._name, error)
+            return None
+        finally:
+            socket.close(linger=0)
+        return batches
+
+    async def _restored(self) -> bool:
+        """Take a snapshot; False if the worker has none to give."""
+        snapshot = await self._fetch_snapshot()
+        if snapshot is None:
+            return False
+        self.num_snapshots += 1
+        try:
+            batch = await _decoded(snapshot.sequence, snapshot.payload)
+        except UnusableEvents as error:
+            logger.warning("worker %s: its snapshot is not used: %s", self._name, error)
+            return False
+        now = self._clock()
+        return self._router.restore(self._name, snapshot.sequence, batch, now) is None
+
+    def _socket(self, kind: int, endpoint: str) -> zmq.asyncio.Socket:
+        socket: zmq.asyncio.Socket = self._context.socket(kind)
+        socket.set_hwm(_MOST_BATCHES)
+        socket.setsockopt(zmq.MAXMSGSIZE, _MOST_MESSAGE_BYTES)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(endpoint)
+        return socket
+
+
+async def _decoded(sequence: int, payload: bytes) -> EventBatch:
+    if len(payload) < _THREAD_BYTES:
+        return decode(sequence, payload)
+    return await asyncio.to_thread(decode, sequence, payload)

@@ -1,0 +1,110 @@
+"""How does a router process begin, and how does it end?
+
+As the server does: after SIGTERM or Ctrl-C it takes no more requests, and ends with the last one,
+after ``drain_timeout_s``, or when the signal comes again.
+"""
+
+import asyncio
+import gc
+import logging
+import signal
+import time
+from collections.abc import Callable
+
+from aiohttp import web
+
+from ostinato.core.errors import ConfigError
+from ostinato.fleet.app import FleetApp
+from ostinato.fleet.config import FleetConfig
+
+logger = logging.getLogger("ostinato")
+
+_KEEP_ALIVE_S = 75.0
+_MOST_LINE_BYTES = 16_384
+
+
+def run_router(config: FleetConfig, announce: Callable[[str], None]) -> None:
+    """Route until a signal comes, and then until the last request has ended.
+
+    Args:
+        config: Of the router.
+        announce: Called with the router's address when it takes requests.
+
+    Raises:
+        ConfigError: The address is in use, or a file cannot be read.
+    """
+    asyncio.run(_run(config, announce))
+
+
+async def _run(config: FleetConfig, announce: Callable[[str], None]) -> None:
+    signals = _Signals()
+    gc.collect()
+    gc.freeze()  # what was loaded until now is left out of garbage collections
+    app = FleetApp(config)
+    runner = await start(app)
+    try:
+        announce(address_of(runner))
+        await signals.first.wait()
+        await _drain(app, signals)
+    finally:
+        await runner.cleanup()
+
+
+async def start(app: FleetApp) -> web.AppRunner:
+    """Listen; returns what ends it with ``cleanup``.
+
+    Raises:
+        ConfigError: The address is in use, or is none of this machine.
+    """
+    runner = web.AppRunner(
+        app.web,
+        handler_cancellation=True,  # a client that is gone takes its request along
+        keepalive_timeout=_KEEP_ALIVE_S,
+        access_log=None,
+        max_line_size=_MOST_LINE_BYTES,
+        max_field_size=_MOST_LINE_BYTES,
+        shutdown_timeout=1.0,
+    )
+    await runner.setup()
+    config = app.config
+    try:
+        await web.TCPSite(runner, config.host, config.port, backlog=2048).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise ConfigError(
+            f"host={config.host!r}, port={config.port}: cannot listen there ({error.strerror}); "
+            "give another --port, or --port 0 for any free one"
+        ) from error
+    return runner
+
+
+def address_of(runner: web.AppRunner) -> str:
+    """Return where a router listens."""
+    host, port = runner.addresses[0][:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Signals:
+    """SIGTERM and Ctrl-C: the first one, and the second."""
+
+    def __init__(self) -> None:
+        self.first, self.second = asyncio.Event(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._came)
+
+    def _came(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+async def _drain(app: FleetApp, signals: _Signals) -> None:
+    """Let running requests end."""
+    app.proxy.is_draining = True
+    timeout_s = app.config.drain_timeout_s
+    logger.warning(
+        "shutting down: %d requests may go on for %g s; the same signal again ends them",
+        app.fleet.num_live,
+        timeout_s,
+    )
+    deadline_s = time.monotonic() + timeout_s
+    while app.fleet.num_live and time.monotonic() < deadline_s and not signals.second.is_set():
+        await asyncio.sleep(0.05)

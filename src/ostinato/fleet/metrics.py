@@ -1,0 +1,91 @@
+"""What may Prometheus know of a fleet?"""
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import generate_latest
+
+from ostinato.fleet.decisions import Kept
+from ostinato.fleet.fleet import Fleet
+from ostinato.router import WorkerState
+
+_OVERHEAD_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
+
+
+class FleetMetrics:
+    """Counters of one router process, in a registry of their own.
+
+    Attributes:
+        retries: Attempts that a worker did not answer.
+        broken_off: Answers that a worker did not end.
+    """
+
+    def __init__(self, fleet: Fleet, tokenized: Mapping[str, int]) -> None:
+        """Begin with nothing counted."""
+        self._fleet = fleet
+        self._tokenized = tokenized
+        self._seen: dict[str, int] = {}
+        self._registry = CollectorRegistry()
+        count, gauge = self._counter, self._gauge
+        self._requests = count("requests", "Requests by end.", "worker", "status")
+        self._decisions = count("decisions", "Decisions by the worker's state.", "worker", "state")
+        self._prompt = count("prompt_tokens", "Of routed prompts.", "worker")
+        self._expected = count("expected_cached_tokens", "Of them, expected hits.", "worker")
+        self._reported = count("reported_cached_tokens", "Hits that workers report.", "worker")
+        self._checked = count("checked_cached_tokens", "Expected, where reported.", "worker")
+        self.retries = count("retries", "Attempts that the worker did not answer.", "worker")
+        self.broken_off = count("broken_off", "Answers that the worker did not end.", "worker")
+        self._tokenizer = count("tokenized_prompts", "Prompts by how they were read.", "how")
+        self._overhead = Histogram(
+            "ostinato_router_overhead_seconds",
+            "From a request's head to its decision, its body and tokens included.",
+            buckets=_OVERHEAD_S,
+            registry=self._registry,
+        )
+        self._well = gauge("worker_up", "Whether the worker gets requests.", "worker")
+        self._live = gauge("worker_requests", "Requests under way.", "worker")
+        self._load = gauge("worker_load_tokens", "Work assigned and not done.", "worker")
+        self._cached = gauge("worker_cached_tokens", "Known to be cached, or guessed.", "worker")
+        self._lost = gauge("worker_lost_batches", "Event batches missed for good.", "worker")
+        self._state = gauge("worker_state", "1 for how the cache is known.", "worker", "state")
+
+    def chosen(self, worker: str, kept: Kept | None, overhead_s: float) -> None:
+        """Count a decision."""
+        self._overhead.observe(overhead_s)
+        if kept is not None:
+            decision = kept.decision
+            self._decisions.labels(worker, decision.state.value).inc()
+            self._prompt.labels(worker).inc(decision.num_tokens)
+            self._expected.labels(worker).inc(decision.expected_cached_tokens)
+
+    def ended(self, kept: Kept) -> None:
+        """Count a request that ended."""
+        decision = kept.decision
+        self._requests.labels(decision.worker, kept.status).inc()
+        if kept.cached_tokens is not None:
+            self._reported.labels(decision.worker).inc(kept.cached_tokens)
+            self._checked.labels(decision.worker).inc(decision.expected_cached_tokens)
+
+    def page(self) -> bytes:
+        """Return everything in Prometheus's text format."""
+        for how, number in self._tokenized.items():
+            self._tokenizer.labels(how).inc(number - self._seen.get(how, 0))
+            self._seen[how] = number
+        for each in (self._well, self._live, self._load, self._cached, self._lost, self._state):
+            each.clear()
+        for status in self._fleet.router.workers(self._fleet.clock()):
+            worker = self._fleet.workers[status.name]
+            self._well.labels(status.name).set(worker.is_well and not worker.is_draining)
+            self._live.labels(status.name).set(worker.num_live)
+            self._load.labels(status.name).set(status.load_tokens)
+            self._cached.labels(status.name).set(status.cached_tokens)
+            self._lost.labels(status.name).set(status.lost_batches)
+            for state in WorkerState:
+                self._state.labels(status.name, state.value).set(state is status.state)
+        return generate_latest(self._registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"ostinato_router_{name}", text, labels, registry=self._registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"ostinato_router_{name}", text, labels, registry=self._registry)

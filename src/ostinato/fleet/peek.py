@@ -1,0 +1,39 @@
+"""What an answer says of itself, read from its first and last bytes as they pass."""
+
+import re
+
+_MOST_BYTES = 4096
+_NUMBER = re.compile(rb'"id"\s*:\s*"((?:resp|cmpl|chatcmpl|msg)[-_][\w-]{1,80})"')
+_CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d{1,9})')
+
+
+class Peek:
+    """Looks at an answer without holding it up; keeps 8 KiB of it at most.
+
+    Attributes:
+        status: Of HTTP; 0 until the answer has begun.
+    """
+
+    def __init__(self) -> None:
+        """Start before the first byte."""
+        self.status = 0
+        self._head = b""
+        self._tail = b""
+
+    def see(self, piece: bytes) -> None:
+        """Look at the next bytes."""
+        if len(self._head) < _MOST_BYTES:
+            self._head = (self._head + piece)[:_MOST_BYTES]
+        self._tail = (self._tail + piece)[-_MOST_BYTES:] if len(piece) < _MOST_BYTES else piece
+
+    @property
+    def number(self) -> str:
+        """What the answer is named by; empty if it has no name."""
+        found = _NUMBER.search(self._head)
+        return found[1].decode() if found else ""
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that its worker found cached; None if it does not say."""
+        last = _CACHED.findall(self._tail[-_MOST_BYTES:]) or _CACHED.findall(self._head)
+        return int(last[-1]) if last else None

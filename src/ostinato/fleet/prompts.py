@@ -1,0 +1,220 @@
+"""Which part of a request's body decides where it goes?
+
+Bodies are handed on as they came, so nothing is refused here: a body that makes no sense has an
+empty prompt, and the worker that gets it says what is wrong with it.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+_DEFAULT_ANSWER_TOKENS = 256
+_MOST_ANSWER_TOKENS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request, as far as its worker depends on it.
+
+    Attributes:
+        model: As the client named it; empty without one.
+        text: Of a completion; None for a conversation or token ids.
+        token_ids: Of a completion that came as ids.
+        messages: Of a conversation, in OpenAI's shape.
+        tools: In OpenAI's shape.
+        template: Variables of the chat template.
+        salt: The client's own ``cache_salt``.
+        session: Conversation, if the client names it.
+        max_tokens: Most tokens of all answers together.
+        previous: The stored response that it continues; empty without one.
+    """
+
+    model: str = ""
+    text: str | None = None
+    token_ids: list[int] | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    template: dict[str, Any] = field(default_factory=dict)
+    salt: str = ""
+    session: str = ""
+    max_tokens: int = _DEFAULT_ANSWER_TOKENS
+    previous: str = ""
+
+    @property
+    def characters(self) -> str:
+        """The prompt as one text, for routing by characters."""
+        if self.messages is None:
+            return self.text if self.text is not None else "".join(map(chr, self._safe_ids()))
+        head = msgspec.json.encode(self.tools).decode() if self.tools else ""
+        turns = (f"\x1e{m['role']}\x1f{_all_of(m)}" for m in self.messages)
+        return head + "".join(turns)
+
+    def _safe_ids(self) -> list[int]:
+        return [token % 0xD800 for token in self.token_ids or ()]
+
+
+def read_prompt(path: str, body: bytes) -> Prompt:
+    """Read the prompt of a body; an empty one if there is none."""
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return Prompt()
+    if not isinstance(fields, dict):
+        return Prompt()
+    read = _READERS.get(path, _read_any)
+    return Prompt(**_common(fields), **read(fields))
+
+
+def _common(fields: dict[str, Any]) -> dict[str, Any]:
+    limits: Iterator[Any] = (
+        fields.get(n) for n in ("max_completion_tokens", "max_output_tokens", "max_tokens")
+    )
+    answer: int = next((n for n in limits if _is_count(n)), _DEFAULT_ANSWER_TOKENS)
+    samples = fields["n"] if _is_count(fields.get("n")) else 1
+    template = fields.get("chat_template_kwargs")
+    return {
+        "model": _string(fields.get("model")),
+        "salt": _string(fields.get("cache_salt")),
+        "session": _string(fields.get("prompt_cache_key")) or _string(fields.get("session_id")),
+        "max_tokens": min(answer * samples, _MOST_ANSWER_TOKENS),
+        "template": template if isinstance(template, dict) else {},
+    }
+
+
+def _read_any(fields: dict[str, Any]) -> dict[str, Any]:
+    """Read a body whose route is not known, such as one that asks for a decision."""
+    if "messages" in fields:
+        return _read_messages(fields) if "system" in fields else _read_chat(fields)
+    return _read_responses(fields) if "input" in fields else _read_completion(fields)
+
+
+def _read_completion(fields: dict[str, Any]) -> dict[str, Any]:
+    prompt = fields.get("prompt")
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        prompt = prompt[0]  # of several prompts the first decides
+    if isinstance(prompt, list):
+        return {"token_ids": [t for t in prompt if type(t) is int and 0 <= t < 2**32]}
+    return {"text": _string(prompt)}
+
+
+def _read_chat(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": _turns(fields.get("messages")), "tools": _dicts(fields.get("tools"))}
+
+
+def _read_messages(fields: dict[str, Any]) -> dict[str, Any]:
+    """Read Anthropic's body."""
+    system = _text(fields.get("system"))
+    turns = [{"role": "system", "content": system}] if system else []
+    for turn in _turns(fields.get("messages"), flatten=False):
+        turns += _anthropic_turn(turn)
+    return {"messages": turns, "tools": [_as_openai_tool(t) for t in _dicts(fields.get("tools"))]}
+
+
+def _anthropic_turn(turn: dict[str, Any]) -> list[dict[str, Any]]:
+    blocks = _dicts(turn["content"]) if isinstance(turn["content"], list) else []
+    results = [
+        {"role": "tool", "content": _text(b.get("content")), "tool_call_id": b.get("tool_use_id")}
+        for b in blocks
+        if b.get("type") == "tool_result"
+    ]
+    calls = [
+        _call(b.get("id"), b.get("name"), b.get("input"))
+        for b in blocks
+        if b.get("type") == "tool_use"
+    ]
+    rest: dict[str, Any] = {"role": turn["role"], "content": _text(turn["content"])}
+    if calls:
+        rest["tool_calls"] = calls
+    return [*results, rest] if rest["content"] or calls or not results else results
+
+
+def _read_responses(fields: dict[str, Any]) -> dict[str, Any]:
+    """Read the body of OpenAI's responses."""
+    given, turns = fields.get("input"), list[dict[str, Any]]()
+    if instructions := _string(fields.get("instructions")):
+        turns.append({"role": "system", "content": instructions})
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else _dicts(given)
+    for item in items:
+        if item.get("type") == "function_call":
+            call = _call(item.get("call_id"), item.get("name"), item.get("arguments"))
+            turns.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        elif item.get("type") == "function_call_output":
+            output = {"role": "tool", "content": _text(item.get("output"))}
+            turns.append({**output, "tool_call_id": item.get("call_id")})
+        elif "role" in item:
+            turns.append({"role": str(item["role"]), "content": _text(item.get("content"))})
+    tools = [
+        {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+        for tool in _dicts(fields.get("tools"))
+    ]
+    previous = _string(fields.get("previous_response_id"))
+    return {"messages": turns, "tools": tools, "previous": previous}
+
+
+_READERS = {
+    "/v1/completions": _read_completion,
+    "/v1/chat/completions": _read_chat,
+    "/v1/responses": _read_responses,
+    "/v1/messages": _read_messages,
+    "/v1/messages/count_tokens": _read_messages,
+}
+
+
+def _turns(messages: Any, flatten: bool = True) -> list[dict[str, Any]]:
+    """Return messages with texts as contents; the developer speaks as the system."""
+    turns = []
+    for message in _dicts(messages):
+        role = str(message.get("role", "user"))
+        content = message.get("content")
+        kept = {k: message[k] for k in ("tool_calls", "tool_call_id", "name") if message.get(k)}
+        text = _text(content) if flatten else content
+        turns.append({"role": "system" if role == "developer" else role, "content": text, **kept})
+    return turns
+
+
+def _text(content: Any) -> str:
+    """Join the texts of a content; what is no text stands as its digest."""
+    if isinstance(content, str):
+        return content
+    return "".join(map(_part, _dicts(content)))
+
+
+def _part(part: dict[str, Any]) -> str:
+    if isinstance(part.get("text"), str):
+        return str(part["text"])
+    if part.get("type") in ("tool_use", "tool_result", "thinking", "redacted_thinking"):
+        return ""
+    return f"\x00{hashlib.sha256(msgspec.json.encode(part)).hexdigest()[:32]}\x00"
+
+
+def _all_of(turn: dict[str, Any]) -> str:
+    calls, text = turn.get("tool_calls"), str(turn["content"])
+    return text + (msgspec.json.encode(calls).decode() if calls else "")
+
+
+def _as_openai_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": tool.get("name"), "description": tool.get("description", "")}
+    return {
+        "type": "function",
+        "function": {**function, "parameters": tool.get("input_schema", {})},
+    }
+
+
+def _call(number: Any, name: Any, arguments: Any) -> dict[str, Any]:
+    text: str = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    return {"id": number, "type": "function", "function": {"name": name, "arguments": text}}
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
+
+
+def _string(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value > 0

@@ -1,0 +1,179 @@
+r"""The workers' tokenizer in the router's process: Hugging Face files, without transformers.
+
+Text behind a special token has the same tokens wherever it stands, so a prompt is cut there and the
+pieces that are known are not tokenized again: of a conversation that goes on, the new turns alone::
+
+    <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n
+    └────── known from the turn before ──────┘└─── new ───┘
+
+A tokenizer for which that does not hold costs hits and nothing else: its workers tokenize for
+themselves.
+"""
+
+import contextlib
+import json
+import re
+from array import array
+from collections import OrderedDict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from ostinato.core.errors import ConfigError
+from ostinato.fleet.prompts import Prompt
+
+_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_MOST_KNOWN_CHARACTERS = 32_000_000
+_HUGE_CHARACTERS = 4_000_000
+
+
+class LocalTokenizer:
+    """Turns prompts into the token ids that the workers will see. For one thread at a time."""
+
+    def __init__(self, name: str) -> None:
+        """Load a tokenizer.
+
+        Args:
+            name: A folder, a ``tokenizer.json``, the bundled model's name, or a name on the hub.
+
+        Raises:
+            ConfigError: There is no tokenizer there.
+        """
+        folder = _folder_of(name)
+        try:
+            self._tokenizer = Tokenizer.from_file(str(folder / _FILES[0]))
+            config = _json_of(folder / _FILES[1])
+            self._template = _template_of(folder, config)
+        except Exception as error:  # the library raises nothing more precise
+            raise ConfigError(f"tokenizer={name!r}: cannot be read: {error}") from error
+        self._variables = {k: _content(config.get(k)) for k in ("bos_token", "eos_token")}
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        marks = [t.content for t in added if not t.normalized and not t.rstrip and t.content]
+        marks.sort(key=len, reverse=True)
+        self._marks = re.compile("|".join(map(re.escape, marks)) or r"(?!)")
+        self._known: OrderedDict[str, list[int]] = OrderedDict()
+        self._num_known_characters = 0
+
+    def encode(self, prompt: Prompt) -> "array[int]":
+        """Return a prompt's tokens; those of its text where there is no chat template."""
+        if prompt.token_ids is not None:
+            return array("I", prompt.token_ids)
+        if prompt.messages is None:
+            return self._tokens(prompt.text or "", is_rendered=False)
+        return self._tokens(self._rendered(prompt), is_rendered=True)
+
+    def _rendered(self, prompt: Prompt) -> str:
+        if self._template is None:
+            return "".join(f"{turn['content']}\n" for turn in prompt.messages or ())
+        turns = [_with_read_arguments(turn) for turn in prompt.messages or ()]
+        variables = {**prompt.template, "messages": turns, "tools": prompt.tools or None}
+        variables.setdefault("add_generation_prompt", True)
+        return self._template.render(**self._variables, **variables)
+
+    def _tokens(self, text: str, is_rendered: bool) -> "array[int]":
+        """Tokenize piece by piece; a template has written its special tokens itself."""
+        if len(text) > _HUGE_CHARACTERS:
+            text = text[:_HUGE_CHARACTERS]  # no model holds more: the rest decides nothing
+        tokens, start, mark = array("I"), 0, ""
+        for found in self._marks.finditer(text):
+            tokens.extend(self._piece(mark, text[start : found.start()], is_rendered))
+            start, mark = found.end(), found[0]
+        tokens.extend(self._piece(mark, text[start:], is_rendered))
+        return tokens
+
+    def _piece(self, mark: str, piece: str, is_rendered: bool) -> list[int]:
+        """Return the tokens of a piece and of the special token before it."""
+        add_special = not mark and not is_rendered
+        text = mark + piece
+        if not text and not add_special:
+            return []
+        name = ("+" if add_special else "-") + text
+        known = self._known.get(name)
+        if known is not None:
+            self._known.move_to_end(name)
+            return known
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special).ids
+        self._remember(name, ids)
+        return ids
+
+    def _remember(self, name: str, ids: list[int]) -> None:
+        self._known[name] = ids
+        self._num_known_characters += len(name)
+        while self._num_known_characters > _MOST_KNOWN_CHARACTERS:
+            oldest, _ = self._known.popitem(last=False)
+            self._num_known_characters -= len(oldest)
+
+
+def _with_read_arguments(turn: dict[str, Any]) -> dict[str, Any]:
+    """Return a turn whose calls have their arguments as objects, as templates expect them."""
+    calls = turn.get("tool_calls")
+    if not isinstance(calls, list):
+        return turn
+    read = []
+    for call in calls:
+        function = dict(call.get("function") or {})
+        with contextlib.suppress(TypeError, ValueError):
+            function["arguments"] = json.loads(function["arguments"])
+        read.append({**call, "function": function})
+    return {**turn, "tool_calls": read}
+
+
+def _folder_of(name: str) -> Path:
+    """Return where a tokenizer's files are, fetched from the hub if need be."""
+    path = Path(name)
+    if path.is_file():
+        return path.parent
+    if path.is_dir():
+        return path
+    bundled = Path(__file__).parents[1] / "models" / name
+    if bundled.is_dir():
+        return bundled
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+    except Exception as error:
+        raise ConfigError(
+            f"tokenizer={name!r}: neither a folder, nor to be had from the hub: {error}"
+        ) from error
+
+
+def _json_of(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
+
+
+def _template_of(folder: Path, config: dict[str, Any]) -> jinja2.Template | None:
+    path = folder / _FILES[2]
+    source = path.read_text("utf-8") if path.is_file() else config.get("chat_template")
+    if isinstance(source, list):  # several, by name
+        named = {each["name"]: each["template"] for each in source}
+        source = named.get("default")
+    if source is None:
+        return None
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(raise_exception=_raise, strftime_now=_now)
+    return environment.from_string(source)
+
+
+def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _content(token: Any) -> str:
+    """Return a special token's text, which is written as a string or as an object."""
+    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")

@@ -1,0 +1,112 @@
+"""Which tokens will the workers see? Found beside the event loop.
+
+By the tokenizer that the router was given, else by a worker's ``/tokenize``, else not at all: then
+prompts are compared by characters, and events, which speak of tokens, cannot be used.
+"""
+
+import asyncio
+import logging
+from array import array
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import aiohttp
+
+from ostinato.fleet.fleet import Fleet
+from ostinato.fleet.prompts import Prompt
+from ostinato.fleet.tokenizer import LocalTokenizer
+from ostinato.router import RouteRequest
+
+logger = logging.getLogger("ostinato")
+
+
+class PromptTokens:
+    """Makes what the router compares of what clients send.
+
+    Attributes:
+        counts: Prompts by how they were read: ``ids``, ``local``, ``worker`` or ``characters``.
+    """
+
+    def __init__(self, fleet: Fleet, tokenizer: LocalTokenizer | None) -> None:
+        """Use a tokenizer, or the workers' own."""
+        self.counts: Counter[str] = Counter()
+        self._fleet = fleet
+        self._tokenizer = tokenizer
+        self._thread = ThreadPoolExecutor(1, "ostinato-tokenizer")
+        self._has_warned = False
+
+    async def request(
+        self, prompt: Prompt, salt: str, tenant: str, session: str, headers: dict[str, str]
+    ) -> RouteRequest:
+        """Return what the router is asked for a prompt.
+
+        Args:
+            prompt: As it was read.
+            salt: That keeps its cache apart at the workers.
+            tenant: Whose it is.
+            session: Of the conversation; empty if unknown.
+            headers: With which a worker may be asked for tokens.
+        """
+        how, tokens = await self._tokens(prompt, headers)
+        self.counts[how] += 1
+        return RouteRequest(
+            tokens or array("I", [0]),
+            characters=how == "characters",
+            adapter=self._adapter(prompt.model),
+            salt=salt,
+            session=session or prompt.session,
+            tenant=tenant,
+            max_tokens=prompt.max_tokens,
+        )
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _tokens(self, prompt: Prompt, headers: dict[str, str]) -> tuple[str, "array[int]"]:
+        if prompt.token_ids is not None:
+            return "ids", array("I", prompt.token_ids)
+        tokens, how = None, "local"
+        try:
+            if self._tokenizer is not None:
+                loop = asyncio.get_running_loop()
+                tokens = await loop.run_in_executor(self._thread, self._tokenizer.encode, prompt)
+            else:
+                how, tokens = "worker", await self._ask_worker(prompt, headers)
+        except Exception as error:  # a template may raise anything; the worker says what is wrong
+            self._warn(error)
+        if tokens is not None:
+            return how, tokens
+        text = prompt.characters
+        return "characters", array("I", text.encode("utf-32-le", "replace"))
+
+    async def _ask_worker(self, prompt: Prompt, headers: dict[str, str]) -> "array[int] | None":
+        """Ask a worker that can tell."""
+        able = [w for w in self._fleet.workers.values() if w.is_well and w.tokenizes]
+        able = [w for w in able if w.serves(prompt.model)]
+        worker = min(able, key=lambda each: each.num_live, default=None)
+        if worker is None:
+            return None
+        body: dict[str, Any] = {"model": prompt.model} if prompt.model else {}
+        if prompt.messages is None:
+            body["prompt"] = prompt.text or ""
+        else:
+            body |= {"messages": prompt.messages}
+            body |= {"tools": prompt.tools} if prompt.tools else {}
+            body |= {"chat_template_kwargs": prompt.template} if prompt.template else {}
+        tokens = await worker.tokenize(body, headers)
+        return None if tokens is None else array("I", tokens)
+
+    def _adapter(self, model: str) -> str:
+        """Return the adapter that a model's name stands for."""
+        found = (w.models[model] for w in self._fleet.workers.values() if model in w.models)
+        return next(found, "")
+
+    def _warn(self, error: Exception) -> None:
+        level = logging.DEBUG if self._has_warned else logging.WARNING
+        if not isinstance(error, aiohttp.ClientError):
+            self._has_warned = True
+        logger.log(
+            level, "a prompt could not be tokenized, and is compared by characters: %r", error
+        )

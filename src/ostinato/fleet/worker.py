@@ -1,0 +1,222 @@
+"""One worker: its address, whether it is well, what it serves and how many requests it has."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from ostinato.fleet.config import WorkerSpec
+from ostinato.fleet.kv_feed import Endpoints, KVFeed, Snapshot
+
+logger = logging.getLogger("ostinato")
+
+_PROBE_TIMEOUT_S = 5.0
+_SNAPSHOT_TIMEOUT_S = 30.0
+_MOST_ANSWER_BYTES = 2**20
+_MOST_SNAPSHOT_BYTES = 2**29
+_MOST_MODELS = 1000
+_MOST_LATE = 2
+"""Time-outs of looks at its health in a row, before a worker counts as not well."""
+
+
+@dataclass(eq=False)
+class Worker:
+    """A worker, as the process sees it; what it has cached is the router's knowledge.
+
+    Attributes:
+        spec: Its address and name.
+        session: For requests to it.
+        key: Sent with those of the router itself.
+        is_well: Whether it gets requests; False until it was reached.
+        is_draining: Whether it leaves when its last request has ended.
+        trouble: Why it is not well; empty if it is.
+        models: What it serves, with the adapters that its events name; empty if not known.
+        is_ours: Whether it is an Ostinato, which has snapshots.
+        tokenizes: Whether it answers ``/tokenize``.
+        num_live: Requests under way.
+        num_failed: Requests that it did not answer.
+        was_gone: Whether nothing listened there since it was well: it may have been started anew.
+        feed: Its events; None without.
+        tasks: That look after it.
+    """
+
+    spec: WorkerSpec
+    session: aiohttp.ClientSession
+    key: str | None = None
+    is_well: bool = False
+    is_draining: bool = False
+    trouble: str = "not reached yet"
+    models: dict[str, str] = field(default_factory=dict)
+    is_ours: bool = False
+    tokenizes: bool = True
+    num_live: int = 0
+    num_failed: int = 0
+    was_gone: bool = False
+    feed: KVFeed | None = None
+    tasks: list["asyncio.Task[None]"] = field(default_factory=list)
+    _num_late: int = 0
+
+    @property
+    def name(self) -> str:
+        """In headers, metrics and logs."""
+        return self.spec.name
+
+    def serves(self, model: str) -> bool:
+        """Whether it serves a model, as far as is known."""
+        return not model or not self.models or model in self.models
+
+    async def probe(self) -> bool:
+        """Look at its health; returns whether it takes requests."""
+        try:
+            status, _ = await self._get("/ready")
+            if status in (404, 405):
+                status, _ = await self._get("/health")
+            if status == 200 and not self.models:
+                await self._learn()
+            self.trouble = "" if status == 200 else f"its health is {status}"
+            self._num_late = 0
+        except TimeoutError:
+            self._num_late += 1
+            if self._num_late >= _MOST_LATE:
+                self.trouble = f"it did not answer {self._num_late} times"
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            self.was_gone |= isinstance(error, aiohttp.ClientConnectorError)
+            self.trouble = f"{type(error).__name__}: {error}"[:200]
+        was_well, self.is_well = self.is_well, not self.trouble
+        if was_well != self.is_well:
+            logger.warning("worker %s is %s", self.name, self.trouble or "well")
+            if not self.is_well:
+                self.models.clear()  # another model may come back
+        return self.is_well
+
+    def failed(self, error: Exception) -> None:
+        """Note that it did not answer; if nothing listens there, it gets no requests for now.
+
+        A time-out may be the router's own, on a busy machine: the next look at its health decides.
+        """
+        self.num_failed += 1
+        if not isinstance(error, aiohttp.ClientConnectorError):
+            return
+        self.was_gone, self.trouble = True, f"{type(error).__name__}: {error}"[:200]
+        if self.is_well:
+            logger.warning("worker %s did not answer: %s", self.name, self.trouble)
+        self.is_well = False
+
+    async def endpoints(self) -> Endpoints | None:
+        """Return where its events are; None if it has none, or does not say.
+
+        A worker only tells ports: the host is the operator's, so that no worker can make the
+        router connect elsewhere.
+        """
+        if self.spec.events is not None:
+            return Endpoints(self.spec.events, self.spec.replay, self.spec.topic)
+        try:
+            status, told = await self._get("/admin/kv/events")
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            return None
+        if status != 200 or not isinstance(told, dict):
+            return None
+        self.is_ours = True
+        events, replay = (
+            self._at_host(told.get("endpoint")),
+            self._at_host(told.get("replay_endpoint")),
+        )
+        return None if events is None else Endpoints(events, replay, str(told.get("topic", "")))
+
+    async def snapshot(self) -> Snapshot | None:
+        """Fetch what it has cached; None if it is not one of ours, or fails."""
+        if self.spec.events is not None and not self.is_ours:
+            self.is_ours = (await self._try_get("/admin/kv/events"))[0] == 200
+        if not self.is_ours:
+            return None
+        timeout = aiohttp.ClientTimeout(_SNAPSHOT_TIMEOUT_S)
+        url = f"{self.spec.url}/admin/kv/snapshot"
+        try:
+            async with self.session.get(
+                url, headers=self._headers(), timeout=timeout, allow_redirects=False
+            ) as answer:
+                if answer.status != 200:
+                    return None
+                payload = await _bounded(answer, _MOST_SNAPSHOT_BYTES)
+                return Snapshot(int(answer.headers["x-kv-events-sequence"]), payload)
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError) as error:
+            logger.warning("worker %s: no snapshot: %r", self.name, error)
+            return None
+
+    async def tokenize(self, body: dict[str, Any], headers: dict[str, str]) -> list[int] | None:
+        """Return the worker's own tokens of a prompt; None if it does not tell."""
+        timeout = aiohttp.ClientTimeout(_PROBE_TIMEOUT_S)
+        async with self.session.post(
+            f"{self.spec.url}/tokenize",
+            data=msgspec.json.encode(body),
+            headers={**headers, "Content-Type": "application/json"},
+            timeout=timeout,
+            allow_redirects=False,
+        ) as answer:
+            if answer.status in (404, 405, 501):
+                self.tokenizes = False
+            if answer.status != 200:
+                return None
+            tokens = msgspec.json.decode(await answer.read()).get("tokens")
+            return tokens if isinstance(tokens, list) else None
+
+    def cancel(self) -> None:
+        """Stop looking at it."""
+        for task in self.tasks:
+            task.cancel()
+
+    async def _learn(self) -> None:
+        """Ask what it serves."""
+        status, told = await self._get("/v1/models")
+        if status != 200 or not isinstance(told, dict):
+            return
+        for model in list(told.get("data") or ())[:_MOST_MODELS]:
+            name = str(model["id"])
+            self.models[name] = name if model.get("parent") else ""
+
+    def _at_host(self, endpoint: Any) -> str | None:
+        """Return an endpoint's port at the worker's own host."""
+        if not isinstance(endpoint, str) or not endpoint.startswith("tcp://"):
+            return None
+        port = endpoint.rpartition(":")[2]
+        host = urlsplit(self.spec.url).hostname or ""
+        shown = f"[{host}]" if ":" in host else host
+        return f"tcp://{shown}:{int(port)}" if port.isdigit() else None
+
+    async def _try_get(self, path: str) -> tuple[int, Any]:
+        try:
+            return await self._get(path)
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            return 0, None
+
+    async def _get(self, path: str) -> tuple[int, Any]:
+        """Return the status and, if it is JSON, the content of one of its routes."""
+        timeout = aiohttp.ClientTimeout(_PROBE_TIMEOUT_S)
+        async with self.session.get(
+            self.spec.url + path, headers=self._headers(), timeout=timeout, allow_redirects=False
+        ) as answer:
+            body = await _bounded(answer, _MOST_ANSWER_BYTES)
+            is_json = "json" in answer.headers.get("content-type", "")
+            return answer.status, msgspec.json.decode(body) if is_json and body else None
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
+
+async def _bounded(answer: aiohttp.ClientResponse, most: int) -> bytes:
+    """Read an answer.
+
+    Raises:
+        ValueError: It is longer than a worker has any reason for.
+    """
+    pieces, size = [], 0
+    async for piece in answer.content.iter_chunked(2**16):
+        pieces.append(piece)
+        size += len(piece)
+        if size > most:
+            raise ValueError(f"an answer of more than {most} bytes")
+    return b"".join(pieces)

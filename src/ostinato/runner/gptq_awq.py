@@ -1,0 +1,215 @@
+"""Checkpoints of GPTQ and AWQ: codes of 4 or 8 bits in words of 32, read without their libraries.
+
+::
+
+    weight = (code - zero) * scale
+
+    GPTQ   qweight  (inputs / n, outputs)  n = 32 / bits neighbouring inputs, the first lowest
+           qzeros   (groups, outputs / n)  neighbouring outputs; less one, but in gptq_v2
+           scales   (groups, outputs)
+           g_idx    (inputs,)              the group of each input, mixed where desc_act is set
+    AWQ    qweight  (inputs, outputs / 8)  outputs 0 2 4 6 1 3 5 7 of eight, the first lowest
+           qzeros   (groups, outputs / 8)  likewise
+           scales   (groups, outputs)
+
+Sources: GPTQ, arXiv 2210.17323; AWQ, arXiv 2306.00978; layouts as AutoGPTQ and AutoAWQ write
+them.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ostinato.core.errors import BrokenCheckpoint, UnsupportedModel
+from ostinato.runner.forward.codes import GROUP_STEP, CodeFormat, Codes
+from ostinato.runner.forward.plain_layers import is_plain_linear
+from ostinato.runner.forward.quantized import Quantization
+
+METHODS = ("gptq", "awq")
+_PARTS = ("qweight", "qzeros", "scales", "g_idx")
+_AWQ_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)
+_INSTEAD = "load the unquantized checkpoint with quantization='int4' or 'int8'"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WordCheckpoint:
+    """A checkpoint of GPTQ or AWQ.
+
+    Attributes:
+        method: ``gptq`` or ``awq``.
+        codes: Of each quantized layer, by its name.
+        state: All weights by their names, those of quantized layers as plain numbers.
+    """
+
+    method: str
+    codes: Mapping[str, Codes]
+    state: dict[str, Tensor]
+
+    def quantization_of(self, model: PreTrainedModel) -> Quantization:
+        """Return how to pack a model that was made of the state.
+
+        Raises:
+            UnsupportedModel: A quantized layer is no linear layer of the model.
+        """
+        modules = dict(model.named_modules())
+        stored = {}
+        for name, codes in self.codes.items():
+            module = modules.get(name)
+            if not is_plain_linear(module) or module.weight.shape != codes.codes.shape:
+                raise UnsupportedModel(
+                    f"{name} is quantized by {self.method.upper()}, but is no linear layer of "
+                    f"{type(model).__name__} (experts are joined): {_INSTEAD}"
+                )
+            stored[id(module.weight)] = codes
+        kinds = sorted({f"W{codes.format.bits}A16" for codes in self.codes.values()})
+        return Quantization(f"{self.method.upper()} {', '.join(kinds)}", stored)
+
+
+def why_unread(settings: Mapping[str, Any]) -> str | None:
+    """Say what of a config's scheme is not read here, and what is; None if all of it is."""
+    method = settings.get("quant_method")
+    if method not in METHODS:
+        return None
+    bits = settings.get("bits", settings.get("w_bit"))
+    if bits not in ((4, 8) if method == "gptq" else (4,)):
+        return f"{method.upper()} in {bits} bits: only 4 (GPTQ: also 8) are run; {_INSTEAD}"
+    size = settings.get("group_size", settings.get("q_group_size", 128))
+    if size != -1 and size % GROUP_STEP:
+        return (
+            f"{method.upper()} in groups of {size}: sizes are multiples of {GROUP_STEP}, or -1; "
+            f"{_INSTEAD}"
+        )
+    known = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}[method]
+    own = settings.get("checkpoint_format", settings.get("format", settings.get("version")))
+    if own is not None and str(own).lower() not in known:
+        return f"{method.upper()} laid out as {own!r}: read are {', '.join(known)}; {_INSTEAD}"
+    return None
+
+
+def read_words(
+    path: Path, files: Iterable[Path], settings: Mapping[str, Any], dtype: torch.dtype
+) -> WordCheckpoint:
+    """Read a checkpoint whose config ``why_unread`` has nothing against.
+
+    Args:
+        path: For errors.
+        files: Safetensors.
+        settings: Of its quantization.
+        dtype: Of plain numbers.
+
+    Raises:
+        BrokenCheckpoint: Parts of a layer are missing, or do not fit each other.
+    """
+    state: dict[str, Tensor] = {}
+    parts: dict[str, dict[str, Tensor]] = {}
+    with ExitStack() as opened:
+        for file in files:
+            tensors = opened.enter_context(safe_open(str(file), "pt"))
+            for name in tensors.keys():  # noqa: SIM118 - it is no dict
+                layer, _, part = name.rpartition(".")
+                if part in _PARTS:
+                    parts.setdefault(layer, {})[part] = tensors.get_tensor(name)
+                else:
+                    state[name] = tensors.get_tensor(name)
+        for layer, found in parts.items():
+            missing = {*_PARTS} - {"g_idx"} - found.keys()
+            if missing:
+                raise BrokenCheckpoint(f"{path}: {layer} has no {', '.join(sorted(missing))}")
+        unpack = _gptq if settings["quant_method"] == "gptq" else _awq
+        try:
+            codes = {layer: unpack(found, settings) for layer, found in parts.items()}
+        except (RuntimeError, ValueError) as error:
+            raise BrokenCheckpoint(f"{path}: parts of a layer do not fit: {error}") from error
+    codes = _without_needless_zeros(codes)
+    state |= {f"{layer}.weight": each.plain(dtype) for layer, each in codes.items()}
+    return WordCheckpoint(settings["quant_method"], codes, state)
+
+
+def _gptq(parts: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Codes:
+    words, scales, groups = parts["qweight"], parts["scales"], parts.get("g_idx")
+    # Layers may have bits of their own: a layer's shapes say them.
+    bits = settings["bits"] if groups is None else 32 * len(words) // len(groups)
+    if bits not in (4, 8):
+        raise ValueError(f"{bits} bits")
+    codes = _unpacked(words.T, bits)
+    zeros = _unpacked(parts["qzeros"], bits)[:, : scales.shape[1]]
+    own = settings.get("checkpoint_format", settings.get("format", "gptq"))
+    if own != "gptq_v2":
+        zeros = (zeros + 1) & (2**bits - 1)
+    return _codes(bits, codes, zeros, scales, None if groups is None else groups.long())
+
+
+def _awq(parts: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Codes:
+    place = torch.tensor(_AWQ_OUTPUTS).argsort()
+
+    def unpacked(words: Tensor) -> Tensor:
+        return _unpacked(words, 4).view(len(words), -1, 8)[:, :, place].flatten(1)
+
+    codes = unpacked(parts["qweight"]).T
+    return _codes(4, codes, unpacked(parts["qzeros"]), parts["scales"], None)
+
+
+def _unpacked(words: Tensor, bits: int) -> Tensor:
+    """Take words apart, shape (rows, words) to (rows, words * 32 / bits), the lowest bits first."""
+    octets = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return octets
+    return torch.stack((octets & 15, octets >> 4), -1).flatten(1)
+
+
+def _codes(
+    bits: Literal[4, 8], codes: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor | None
+) -> Codes:
+    """Put a layer together.
+
+    Args:
+        bits: Of a code.
+        codes: Without a sign, shape (outputs, inputs).
+        zeros: Likewise, shape (groups, outputs).
+        scales: Shape (groups, outputs).
+        groups: The group of each input; None if they follow each other.
+    """
+    num_inputs, num_groups = codes.shape[1], len(scales)
+    if zeros.shape != scales.shape or scales.shape[1] != len(codes):
+        raise ValueError(f"codes {codes.shape}, zeros {zeros.shape}, scales {scales.shape}")
+    size = -(-num_inputs // num_groups)
+    order = None
+    if groups is not None:
+        size = int(torch.bincount(groups, minlength=num_groups).max())
+        in_order = torch.arange(num_inputs) // size
+        if not torch.equal(groups, in_order):
+            order = groups.argsort(stable=True)
+            codes = codes[:, order]
+            if not torch.equal(groups[order], in_order):
+                raise ValueError(f"groups of g_idx are not all of {size} inputs")
+    if num_groups == 1:
+        size = -(-num_inputs // GROUP_STEP) * GROUP_STEP
+    elif size % GROUP_STEP:
+        raise ValueError(f"groups of {size} inputs")
+    if bits == 8:
+        codes, zeros = ((each.int() - 128).to(torch.int8) for each in (codes, zeros))
+    format = CodeFormat(bits, size, has_zeros=True)
+    zeros = zeros.to(torch.int8).T.contiguous()
+    return Codes(format, codes.contiguous(), scales.T.contiguous(), zeros=zeros, order=order)
+
+
+def _without_needless_zeros(codes: Mapping[str, Codes]) -> dict[str, Codes]:
+    """Leave out zero points if none differs from what codes without them have."""
+    if any(not _has_usual_zeros(each) for each in codes.values()):
+        return dict(codes)
+    return {
+        name: replace(each, format=replace(each.format, has_zeros=False), zeros=None)
+        for name, each in codes.items()
+    }
+
+
+def _has_usual_zeros(codes: Codes) -> bool:
+    assert codes.zeros is not None
+    return bool((codes.zeros == replace(codes.format, has_zeros=False).zero).all())

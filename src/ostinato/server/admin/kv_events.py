@@ -1,0 +1,74 @@
+"""Where are the KV events published, and what is cached now?
+
+For routers: one that missed more events than are kept for replays takes a snapshot instead.
+"""
+
+import asyncio
+import uuid
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from ostinato.engine.kv_events_publisher import KVEventsPublisher
+from ostinato.server.callers import Administrator
+from ostinato.server.errors import ApiError
+from ostinato.server.state import ServerState
+
+router = APIRouter(prefix="/admin/kv", tags=["administration"])
+
+SEQUENCE_HEADER = "x-kv-events-sequence"
+"""Number of the first batch that a snapshot does not contain."""
+
+INSTANCE_HEADER = "x-kv-events-instance"
+"""Changes when the process is started anew, and numbers begin at 0 again."""
+
+_INSTANCE = uuid.uuid4().hex
+
+
+@router.get("/events")
+async def events(request: Request, administrator: Administrator) -> dict[str, Any]:
+    """Return where events and replays are published, and what their numbers refer to.
+
+    Raises:
+        ApiError: The server publishes no events (409).
+    """
+    state: ServerState = request.app.state.server
+    publisher, config = _publisher(state), state.llm.engine.config
+    return {
+        "endpoint": publisher.endpoint,
+        "replay_endpoint": publisher.replay_endpoint,
+        "topic": config.kv_events_topic,
+        "block_size": config.block_size,
+        "instance": _INSTANCE,
+    }
+
+
+@router.get("/snapshot", response_class=Response)
+async def snapshot(request: Request, administrator: Administrator) -> Response:
+    """Return one event batch in msgpack that stores everything cached now.
+
+    It is copied between two steps, and encoded beside them.
+
+    Raises:
+        ApiError: The server publishes no events (409).
+    """
+    state: ServerState = request.app.state.server
+    publisher = _publisher(state)
+    batch = await state.llm.look(lambda engine: engine.cache.snapshot())
+    assert batch is not None, "what is published is kept"
+    body = await asyncio.to_thread(publisher.encode, batch)
+    headers = {SEQUENCE_HEADER: str(batch.sequence), INSTANCE_HEADER: _INSTANCE}
+    return Response(body, headers=headers, media_type="application/msgpack")
+
+
+def _publisher(state: ServerState) -> KVEventsPublisher:
+    publisher = state.llm.engine.kv_events
+    if publisher is None:
+        raise ApiError(
+            409,
+            "this server publishes no KV events: start it with --kv-events-endpoint, such as "
+            "tcp://127.0.0.1:5557",
+            code="no_kv_events",
+        )
+    return publisher

@@ -1,0 +1,150 @@
+"""Engines' servers that answer by a script, and a router before them, all in one event loop."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from ostinato.fleet.app import FleetApp
+from ostinato.fleet.config import FleetConfig, WorkerSpec
+from ostinato.fleet.lifecycle import address_of, start
+
+Answer = Callable[["StubWorker", web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+
+
+@dataclass(eq=False)
+class StubWorker:
+    """One scripted server.
+
+    Attributes:
+        name: In the router, and in its answers.
+        answer: What it does with a request; by default it echoes the prompt.
+        bodies: That it was sent, in order.
+        headers: Of these requests.
+        gone: Requests whose client left before the answer's end.
+        url: Its address.
+    """
+
+    name: str
+    answer: Answer | None = None
+    bodies: list[bytes] = field(default_factory=list)
+    headers: list[Any] = field(default_factory=list)
+    gone: int = 0
+    url: str = ""
+    health: int = 200
+    models: tuple[str, ...] = ()
+    _runner: web.AppRunner | None = None
+    _port: int = 0
+
+    async def begin(self) -> None:
+        """Listen; again on the same port if it has been killed."""
+        app = web.Application(client_max_size=2**26)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_route("*", "/v1/{rest:.*}", self._generate)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.01)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True).start()
+        self._port = self._runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    async def kill(self) -> None:
+        """Close every connection at once and listen no more."""
+        assert self._runner is not None and self._runner.server is not None
+        await asyncio.gather(*(site.stop() for site in list(self._runner.sites)))
+        await _let_others_run()  # what was just accepted becomes a connection
+        for connection in self._runner.server.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
+        await self._runner.cleanup()
+        await _let_others_run()
+        self._runner = None
+
+    async def end(self) -> None:
+        """Listen no more, if it still does."""
+        if self._runner is not None:
+            await self.kill()
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=self.health)
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": model} for model in self.models]})
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.bodies.append(body)
+        self.headers.append(request.headers.copy())
+        fields = json.loads(body) if body.startswith(b"{") else {}
+        try:
+            if self.answer is not None:
+                return await self.answer(self, request, fields)
+            return await echo(self, request, fields)
+        except asyncio.CancelledError:
+            self.gone += 1
+            raise
+
+
+async def _let_others_run() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def echo(worker: StubWorker, request: web.Request, fields: dict[str, Any]) -> web.Response:
+    """Answer with the worker's name and the prompt."""
+    return web.json_response(
+        {"id": f"cmpl-{worker.name}-{len(worker.bodies)}", "by": worker.name, **fields}
+    )
+
+
+async def stream(
+    worker: StubWorker, request: web.Request, fields: dict[str, Any]
+) -> web.StreamResponse:
+    """Stream as many pieces as asked for."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for number in range(fields.get("pieces", 3)):
+        await response.write(f"data: {fields.get('prompt')}/{number}\n\n".encode())
+        await asyncio.sleep(0)
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+@dataclass(frozen=True)
+class Routed:
+    """A router that runs, and a client of it."""
+
+    app: FleetApp
+    url: str
+    client: aiohttp.ClientSession
+
+    async def post(self, body: Any, path: str = "/v1/completions", **more: Any) -> tuple[int, Any]:
+        """Send a request; returns the status and the answer's JSON."""
+        async with self.client.post(self.url + path, json=body, **more) as answer:
+            return answer.status, await answer.json(content_type=None)
+
+
+@asynccontextmanager
+async def routed(*workers: StubWorker, **settings: Any) -> AsyncIterator[Routed]:
+    """Run workers and a router before them until the block is left."""
+    async with AsyncExitStack() as stack:
+        for worker in workers:
+            await worker.begin()
+            stack.push_async_callback(worker.end)
+        specs = tuple(WorkerSpec(worker.url, worker.name) for worker in workers)
+        settings.setdefault("health_interval_s", 0.05)
+        app = FleetApp(FleetConfig(workers=specs, port=0, **settings))
+        runner = await start(app)
+        stack.push_async_callback(runner.cleanup)
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        yield Routed(app, address_of(runner), client)
+
+
+def names(*letters: str) -> list[StubWorker]:
+    """Return workers of these names."""
+    return [StubWorker(letter) for letter in letters]

@@ -1,0 +1,72 @@
+"""Tiny checkpoints of GPTQ and AWQ, packed as their formats define it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.support.checkpoints import make_config, save_checkpoint
+
+AWQ_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def into_words(numbers: Tensor, bits: int) -> Tensor:
+    """Pack (rows, columns) into (rows, columns * bits / 32), the first in the lowest bits."""
+    wide = numbers.long().view(len(numbers), -1, 32 // bits)
+    return (wide << torch.arange(0, 32, bits)).sum(2).to(torch.uint32).view(torch.int32)
+
+
+def save_words(
+    path: Path,
+    method: str,
+    bits: int = 4,
+    group_size: int = 32,
+    is_symmetric: bool = False,
+    act_order: bool = False,
+    dtype: str = "float32",
+    changes: dict[str, Any] | None = None,
+    **settings: Any,
+) -> dict[str, Tensor]:
+    """Write a checkpoint of random codes; returns what its weights are in float64, by name."""
+    family = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, **(changes or {})}
+    save_checkpoint(path, make_config("llama", dtype=dtype, **family))
+    weights = load_file(path / "model.safetensors")
+    random = torch.Generator().manual_seed(bits)
+    plain = {}
+    orders: dict[int, Tensor] = {}
+    for name in [name for name in weights if name.endswith("proj.weight")]:
+        num_outputs, num_inputs = weights.pop(name).shape
+        size = num_inputs if group_size == -1 else group_size
+        num_groups = -(-num_inputs // size)
+        groups = torch.arange(num_inputs) // size
+        if act_order:  # layers of one input have one order
+            order = orders.setdefault(num_inputs, torch.randperm(num_inputs, generator=random))
+            groups = groups[order]
+        most = 2**bits
+        codes = torch.randint(0, most, (num_inputs, num_outputs), generator=random)
+        zeros = torch.randint(1, most, (num_groups, num_outputs), generator=random)
+        if is_symmetric:
+            zeros = torch.full_like(zeros, most // 2)
+        scales = (torch.rand(zeros.shape, generator=random) * 0.3 / most).half()
+        plain[name] = ((codes - zeros[groups]).double() * scales.double()[groups]).T
+        layer = name.removesuffix("weight")
+        weights[f"{layer}scales"] = scales
+        if method == "awq":
+            for part, numbers in (("qweight", codes), ("qzeros", zeros)):
+                turned = numbers.view(len(numbers), -1, 8)[:, :, AWQ_OUTPUTS].flatten(1)
+                weights[f"{layer}{part}"] = into_words(turned, 4)
+            continue
+        weights[f"{layer}qweight"] = into_words(codes.T, bits).T.contiguous()
+        less = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
+        weights[f"{layer}qzeros"] = into_words(zeros - less, bits)
+        weights[f"{layer}g_idx"] = groups.int()
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    own = {"quant_method": method, "bits": bits, "group_size": group_size, **settings}
+    if method == "gptq":
+        own |= {"desc_act": act_order, "sym": is_symmetric}
+    config = json.loads((path / "config.json").read_text()) | {"quantization_config": own}
+    (path / "config.json").write_text(json.dumps(config))
+    return plain
