@@ -127,7 +127,11 @@ class HttpRouter:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if self.path != "/v1/completions":  # rendering and tokenising
+                if self.path == "/tokenize":
+                    tokens = list(body.get("prompt", "").encode())
+                    self._answer({"tokens": tokens, "count": len(tokens), "max_model_len": 2**20})
+                    return
+                if self.path != "/v1/completions":  # rendering, which vLLM has behind a flag
                     self.send_error(404)
                     return
                 ended = router._ended[body["seed"]]
