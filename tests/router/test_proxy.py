@@ -64,19 +64,23 @@ def test_a_client_that_goes_away_takes_its_request_along():
         await asyncio.Event().wait()
         return response
 
+    async def leave(router: Routed, worker: StubWorker, begins: bool) -> None:
+        sent, gone = len(worker.bodies) + 1, worker.gone + 1
+        post = router.client.post(f"{router.url}/v1/completions", json={"begins": begins})
+        task = asyncio.ensure_future(post.__aenter__())
+        await until(lambda: len(worker.bodies) == sent)
+        if begins:
+            (await task).close()
+        else:
+            task.cancel()
+        await until(lambda: worker.gone == gone)
+
     async def scene() -> None:
         [worker] = names("a")
         worker.answer = hang
         async with routed(worker) as router:
-            for number, begins in enumerate((False, True), 1):
-                post = router.client.post(f"{router.url}/v1/completions", json={"begins": begins})
-                task = asyncio.ensure_future(post.__aenter__())
-                await until(lambda number=number: len(worker.bodies) == number)
-                if begins:
-                    (await task).close()
-                else:
-                    task.cancel()
-                await until(lambda number=number: worker.gone == number)
+            for begins in (False, True):
+                await leave(router, worker, begins)
             await until(lambda: router.app.fleet.num_live == 0)
 
     asyncio.run(scene())
