@@ -3,9 +3,9 @@
 Eight replicas of the real scheduler and cache serve a trace behind each router, on the same
 arrivals, in simulated time (``ostinato.lab.fleet_replay``)::
 
-    python benchmarks/routing.py mooncake_synthetic.npz
-    python benchmarks/routing.py agentic_a.npz --peers routers/bin/python   # see peers/routers.py
-    python benchmarks/routing.py mooncake_synthetic.npz --late              # late events, and more
+    python -m benchmarks.routing mooncake_synthetic.npz
+    python -m benchmarks.routing agentic_a.npz --peers routers/bin/python   # see peers/routers.py
+    python -m benchmarks.routing mooncake_synthetic.npz --late              # late events, and more
 
 One simulated token stands for ``SCALE`` of the trace, with the prices of a step to match, so that
 blocks of 512 tokens are blocks of 16. Arrivals are stretched until the fleet would be busy for 80 %
