@@ -3,9 +3,9 @@
 Eight replicas of the real scheduler and cache serve a trace behind each router, on the same
 arrivals, in simulated time (``ostinato.lab.fleet_replay``)::
 
-    python benchmarks/routing.py mooncake_synthetic.npz
-    python benchmarks/routing.py agentic_a.npz --peers routers/bin/python   # see peers/routers.py
-    python benchmarks/routing.py mooncake_synthetic.npz --late              # late events, and more
+    python -m benchmarks.routing mooncake_synthetic.npz
+    python -m benchmarks.routing agentic_a.npz --peers routers/bin/python   # see peers/routers.py
+    python -m benchmarks.routing mooncake_synthetic.npz --late              # late events, and more
 
 One simulated token stands for ``SCALE`` of the trace, with the prices of a step to match, so that
 blocks of 512 tokens are blocks of 16. Arrivals are stretched until the fleet would be busy for 80 %
@@ -15,7 +15,7 @@ of the time without a cache, times ``--load``.
 import argparse
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -83,10 +83,12 @@ class Bench:
         config = RouterConfig(policy, max_tokens=10**9)
         return LibraryDispatcher(self.trace, NUM_REPLICAS, config, routers)
 
-    def run(self, name: str, dispatcher: Dispatcher, **fleet: object) -> FleetResult:
+    def run(
+        self, name: str, dispatcher: Dispatcher, fleet: FleetConfig | None = None
+    ) -> FleetResult:
         """Replay and print a row."""
         began_s = time.process_time()
-        result = replay_fleet(self.trace, replace(self.fleet, **fleet), dispatcher)
+        result = replay_fleet(self.trace, fleet or self.fleet, dispatcher)
         print(
             f"| {name} | {result.hit_ratio:.2%} | {result.imbalance:.3f} "
             f"| {result.mean_first_token_s:.3f} | {result.percentile(50):.3f} "
@@ -106,24 +108,25 @@ def peer(python: Path, name: str, bench: Bench) -> Iterator[HttpRouter]:
         router.close()
 
 
-def compare(bench: Bench, peers: Path | None) -> None:
+def compare(bench: Bench, names: list[str], peers: Path | None) -> None:
     """Compare policies, and routers of others."""
-    for policy in POLICIES:
-        bench.run(policy, bench.library(policy))
-    for name in MODULES if peers else ():
-        with peer(peers, name, bench) as router:
-            bench.run(f"{name} `cache_aware`", router)
+    for name in names:
+        if name in POLICIES:
+            bench.run(name, bench.library(name))
+        elif peers is not None:
+            with peer(peers, name, bench) as router:
+                bench.run(f"{name} `cache_aware`", router)
 
 
 def disturb(bench: Bench) -> None:
     """Let the default policy work with late events, beside a second router, and with an outage."""
-    for late_s in (0.05, 0.5, 5.0):
-        bench.run(
-            f"events {late_s * 1000:,.0f} ms late", bench.library("cache_state"), late_s=late_s
-        )
-    bench.run("two routers side by side", bench.library("cache_state", 2))
+    ours, fleet = bench.library, bench.fleet
+    for late_s in (0.0, 0.05, 0.5, 5.0):
+        late = replace(fleet, late_s=late_s)
+        bench.run(f"events {late_s * 1000:,.0f} ms late", ours("cache_state"), late)
+    bench.run("two routers side by side", ours("cache_state", 2))
     outage = Outage(3, bench.span_s * 0.4, bench.span_s * 0.5)
-    bench.run("a worker lost and back", bench.library("cache_state"), outages=(outage,))
+    bench.run("a worker lost and back", ours("cache_state"), replace(fleet, outages=(outage,)))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -134,6 +137,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--blocks", type=int, default=1000, help="of each replica's cache")
     parser.add_argument("--load", type=float, default=1.1)
     parser.add_argument("--peers", type=Path, help="Python of the environment with other routers")
+    everything = [*POLICIES, *MODULES]
+    parser.add_argument("--routers", nargs="+", choices=everything, default=everything)
     parser.add_argument("--late", action="store_true", help="late events, two routers, an outage")
     options = parser.parse_args(arguments)
     trace = scaled(read_npz(options.trace).first(options.requests))
@@ -141,8 +146,10 @@ def main(arguments: list[str] | None = None) -> None:
     pooled = pooled_hit_ratio(trace, options.blocks * NUM_REPLICAS)
     print(f"{trace.name}: {len(trace):,} requests; one pool of all finds {pooled:.2%}\n")
     print("| router | hits | imbalance | mean TTFT, s | p50 | p99 | CPU, s |\n|---|" + "--:|" * 6)
-    work: Callable[[], None] = lambda: compare(bench, options.peers)  # noqa: E731
-    disturb(bench) if options.late else work()
+    if options.late:
+        disturb(bench)
+    else:
+        compare(bench, options.routers, options.peers)
 
 
 if __name__ == "__main__":

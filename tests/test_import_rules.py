@@ -30,6 +30,7 @@ def loaded_after(statement: str) -> set[str]:
         "import ostinato.cache",
         "import ostinato.sched",
         "import ostinato.lab",
+        "import ostinato.router",
         "import ostinato.core, ostinato.cache, ostinato.sched",
     ],
 )
@@ -50,7 +51,7 @@ def test_public_names_are_listed_before_they_are_loaded():
 
 def test_every_module_of_the_heart_loads_no_tensor_library():
     """A room's __init__ may import little; its files are asked one by one as well."""
-    rooms = [ROOT / "src/ostinato" / room for room in ("core", "cache", "sched", "lab")]
+    rooms = [ROOT / "src/ostinato" / room for room in ("core", "cache", "sched", "lab", "router")]
     names = [
         ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
         for room in rooms

@@ -48,12 +48,11 @@ class HttpRouter:
         self._stubs = [self._stub(place) for place in range(num_replicas)]
         self._port = _free_port()
         urls = [f"http://127.0.0.1:{stub.server_address[1]}" for stub in self._stubs]
-        ports = ["--port", str(self._port), "--prometheus-port", str(_free_port())]
+        command: list[str | Path] = [python, "-m", MODULES[name], "--host", "127.0.0.1"]
+        command += ["--port", str(self._port), "--prometheus-port", str(_free_port())]
+        command += ["--max-concurrent-requests", "4096", "--policy", "cache_aware"]
         self._process = subprocess.Popen(
-            [
-                *(python, "-m", MODULES[name], "--host", "127.0.0.1", *ports),
-                *("--policy", "cache_aware", "--worker-urls", *urls),
-            ],
+            [*command, "--worker-urls", *urls],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -97,7 +96,7 @@ class HttpRouter:
         """No outages here."""
 
     def _call(self, number: int) -> None:
-        body = {"model": "stub", "prompt": _text(self._trace, number), "user": str(number)}
+        body = {"model": "stub", "prompt": _text(self._trace, number), "seed": number}
         connection = http.client.HTTPConnection("127.0.0.1", self._port)
         connection.request(
             "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
@@ -128,11 +127,16 @@ class HttpRouter:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if "user" in body:
-                    number = int(body["user"])
-                    ended = router._ended[number]
-                    router._arrived.put((number, place))
-                    ended.wait()
+                if self.path == "/tokenize":
+                    tokens = list(body.get("prompt", "").encode())
+                    self._answer({"tokens": tokens, "count": len(tokens), "max_model_len": 2**20})
+                    return
+                if self.path != "/v1/completions":  # rendering, which vLLM has behind a flag
+                    self.send_error(404)
+                    return
+                ended = router._ended[body["seed"]]
+                router._arrived.put((body["seed"], place))
+                ended.wait()
                 self._answer({"id": "1", "object": "text_completion", "choices": []})
 
             def _answer(self, answer: dict[str, object]) -> None:

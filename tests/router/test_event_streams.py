@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ostinato.router import WorkerState
+from ostinato.router import Resync, WorkerState
 from ostinato.router.events import EventBatch, Stored
 from tests.router.fleets import batch, cleared, fleet, prompt, removed, stored
 
@@ -68,7 +68,7 @@ class EventStreams(RuleBasedStateMachine):
         self.clock = [0.0]
         self.worker = Worker(self.clock)
         self.on_the_way: list[EventBatch] = []
-        self.resync = None
+        self.resync: Resync | None = None
         self.has_lied = False
 
     def happen(self, sent: EventBatch) -> None:

@@ -1,5 +1,7 @@
 """Bytes of the three engines become the same events."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -9,7 +11,7 @@ from ostinato.observe import events as ours
 from ostinato.router.events import Cleared, Removed, Stored, UnusableEvents, decode
 
 
-def read(*events: object) -> tuple[object, ...]:
+def read(*events) -> tuple[Any, ...]:
     return decode(3, msgspec.msgpack.encode([1.5, events, None])).events
 
 

@@ -111,17 +111,17 @@ def test_batches_that_nothing_brings_back_leave_the_worker_degraded_until_it_is_
 def test_a_worker_whose_events_make_no_sense_is_not_believed():
     """Garbage, or a block size that does not fit: guessed from then on, and nothing breaks."""
 
-    async def scene() -> None:
-        for message in (b"\xc1garbage", None):
-            async with listening() as heard:
-                await heard.publisher.publish(of_vllm(TEXT))
-                await until(lambda heard=heard: heard.cached(TEXT) == 40)
-                if message is not None:
-                    await heard.publisher.send(heard.publisher.next, message)
-                else:
-                    lie = of_vllm(TEXT)
-                    await heard.publisher.publish([*lie[:4], 16, *lie[5:]])
-                await until(lambda heard=heard: heard.state is WorkerState.GUESSED)
-                assert heard.cached(TEXT) == 0
+    async def scene(message: bytes | None) -> None:
+        async with listening() as heard:
+            await heard.publisher.publish(of_vllm(TEXT))
+            await until(lambda: heard.cached(TEXT) == 40)
+            if message is not None:
+                await heard.publisher.send(heard.publisher.next, message)
+            else:
+                lie = of_vllm(TEXT)
+                await heard.publisher.publish([*lie[:4], 16, *lie[5:]])
+            await until(lambda: heard.state is WorkerState.GUESSED)
+            assert heard.cached(TEXT) == 0
 
-    asyncio.run(scene())
+    for message in (b"\xc1garbage", None):
+        asyncio.run(scene(message))

@@ -64,19 +64,23 @@ def test_a_client_that_goes_away_takes_its_request_along():
         await asyncio.Event().wait()
         return response
 
+    async def leave(router: Routed, worker: StubWorker, begins: bool) -> None:
+        sent, gone = len(worker.bodies) + 1, worker.gone + 1
+        post = router.client.post(f"{router.url}/v1/completions", json={"begins": begins})
+        task = asyncio.ensure_future(post.__aenter__())
+        await until(lambda: len(worker.bodies) == sent)
+        if begins:
+            (await task).close()
+        else:
+            task.cancel()
+        await until(lambda: worker.gone == gone)
+
     async def scene() -> None:
         [worker] = names("a")
         worker.answer = hang
         async with routed(worker) as router:
-            for number, begins in enumerate((False, True), 1):
-                post = router.client.post(f"{router.url}/v1/completions", json={"begins": begins})
-                task = asyncio.ensure_future(post.__aenter__())
-                await until(lambda number=number: len(worker.bodies) == number)
-                if begins:
-                    (await task).close()
-                else:
-                    task.cancel()
-                await until(lambda number=number: worker.gone == number)
+            for begins in (False, True):
+                await leave(router, worker, begins)
             await until(lambda: router.app.fleet.num_live == 0)
 
     asyncio.run(scene())
@@ -247,6 +251,21 @@ def test_a_route_can_be_asked_for_alone_with_its_reasons():
             assert not any(worker.bodies for worker in workers)
             async with router.client.get(f"{router.url}/metrics") as answer:
                 assert 'ostinato_router_worker_up{worker="a"} 1.0' in await answer.text()
+
+    asyncio.run(scene())
+
+
+def test_a_prompt_is_prewarmed_at_as_many_workers_as_asked_for():
+    async def scene() -> None:
+        workers = names("a", "b", "c")
+        async with routed(*workers) as router:
+            body = {"prompt": "All the world's a stage. " * 20}
+            _, first = await router.post(body, "/admin/prewarm?copies=2")
+            assert [row["status"] for row in first["sent"]] == ["finished"] * 2
+            assert [len(worker.bodies) for worker in workers].count(1) == 2
+            _, again = await router.post(body, "/admin/prewarm?copies=3")
+            assert len(again["sent"]) == 1 and all(worker.bodies for worker in workers)
+            assert json.loads(workers[0].bodies[0]) == {**body, "max_tokens": 1, "stream": False}
 
     asyncio.run(scene())
 

@@ -115,6 +115,7 @@ class FleetApp:
         add("GET", "/admin/workers", self._admin.list_workers)
         add("POST", "/admin/workers", self._admin.join)
         add("DELETE", "/admin/workers/{name}", self._admin.leave)
+        add("POST", "/admin/prewarm", self._admin.prewarm)
         add("POST", "/admin/keys/reload", self._reload_keys)
         add("GET", "/", _page)
         add("GET", "/ui/state", self._admin.state)

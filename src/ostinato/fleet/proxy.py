@@ -164,6 +164,28 @@ class Proxy:
         asked = await self._tokens.request(prompt, salt, caller.tenant, session, keys)
         return asked, is_apart or caller.may_administer
 
+    async def send_copy(
+        self, kept: Kept, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> None:
+        """Send a prompt to the worker of a decision, for its cache alone."""
+        worker, peek, status = self._fleet.workers[kept.decision.worker], Peek(), "failed"
+        worker.num_live += 1
+        try:
+            async with self._fleet.session.post(
+                worker.spec.url + path,
+                data=body,
+                headers={**self._keys_for_worker(headers), "Content-Type": "application/json"},
+                allow_redirects=False,
+            ) as answer:
+                peek.see(await answer.read())
+                peek.status = answer.status
+                status = "finished" if answer.status < 400 else "failed"
+        except (aiohttp.ClientError, OSError) as error:
+            worker.failed(error)
+        finally:
+            worker.num_live -= 1
+            self._ended(kept, status, peek)
+
     def identify(self, request: web.Request) -> Caller:
         """Return who is calling.
 

@@ -28,6 +28,8 @@ Files in reading order:
 * ``timed_replay``: how would the load have felt: first tokens, queues, who holds the memory?
 * ``simulation``: what would each policy have found, at each size of the cache, and what could none
   exceed?
+* ``fleet_replay``: how would the load have felt on several replicas behind a router?
+* ``routed_fleet``: our router there
 * ``replicas``: what do several replicas find, each with a cache of its own?
 * ``plan``: how many replicas serve this traffic, with how much memory for the cache in each?
 * ``plan_words``: what does a plan advise, in words?

@@ -1,6 +1,6 @@
 """What is known of a prompt: how much of it each worker has, or was sent lately."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ostinato.core.identity import Identity, PrefixKey, salt_name
@@ -33,39 +33,51 @@ def look_up(
     tree: PrefixTree, request: RouteRequest, workers: Sequence[tuple[int, int]], now: float
 ) -> list[Found]:
     """Return what workers, given as bit and block size, have of a prompt."""
-    paths: dict[int, list[Node]] = {}
+    found: dict[int, Found] = {}
     for size in {size for _, size in workers}:
         root = tree.find_root(_namespace(request, size))
-        paths[size] = [] if root is None else tree.walk(root, _names(request, size))
-    return [_found(paths[size], bit, size, now) for bit, size in workers]
+        path = [] if root is None else tree.walk(root, _names(request, size))
+        found |= _found(path, [bit for bit, its in workers if its == size], size, now)
+    return [found[bit] for bit, _ in workers]
 
 
-def _found(path: Iterable[Node], bit: int, size: int, now: float) -> Found:
-    """Follow a prompt's blocks as far as a worker has, or was sent, all of them."""
-    cached = expected = 0
-    worth, sent_by = 0.0, None
-    for node in path:
-        tier = _tier(node, bit)
-        if tier is None:
-            until, number = node.sent.get(bit, (now, 0)) if node.sent else (now, 0)
-            if until <= now:
-                break
-            sent_by = number
-        else:
-            worth += size * TIER_WORTH[tier]
-        if sent_by is None:
-            cached += size
-        else:
-            expected += size
-    return Found(cached, expected, round(worth), sent_by)
+def _found(path: Sequence[Node], bits: Sequence[int], size: int, now: float) -> dict[int, Found]:
+    """Follow a prompt's blocks as far as each worker has, or was sent, all of them.
 
-
-def _tier(node: Node, bit: int) -> int | None:
-    """Return the fastest tier in which a worker has a block; None if it is in none."""
-    for tier, workers in enumerate(node.held):
-        if workers >> bit & 1:
-            return tier
-    return None
+    Cost: one step per block, and one more for each worker that does not have it in its device.
+    """
+    end = dict.fromkeys(bits, len(path))
+    first_sent: dict[int, int] = {}
+    sent_by: dict[int, int] = {}
+    worth = dict.fromkeys(bits, 0.0)
+    following = sum(1 << bit for bit in bits)
+    for depth, node in enumerate(path):
+        away = following & ~node.held[0]
+        while away:
+            bit = away.bit_length() - 1
+            away ^= 1 << bit
+            if node.held[1] >> bit & 1:
+                worth[bit] += size * TIER_WORTH[1]
+            elif node.held[2] >> bit & 1:
+                worth[bit] += size * TIER_WORTH[2]
+            elif node.sent and node.sent.get(bit, (now, 0))[0] > now:
+                first_sent.setdefault(bit, depth)
+                sent_by[bit] = node.sent[bit][1]
+            else:
+                end[bit] = depth
+                following ^= 1 << bit
+        if not following:
+            break
+    cached = {bit: first_sent.get(bit, end[bit]) for bit in bits}
+    return {
+        bit: Found(
+            cached[bit] * size,
+            (end[bit] - cached[bit]) * size,
+            round(worth[bit]),
+            sent_by.get(bit),
+        )
+        for bit in bits
+    }
 
 
 def expect(
