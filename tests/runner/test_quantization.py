@@ -16,11 +16,8 @@ from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import pack_linears
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.model_loader import load_model
-from ostinato.runner.quantization import (
-    RowWatch,
-    change_by_neighbours,
-    check_quantization,
-)
+from ostinato.runner.quantization import check_quantization
+from ostinato.runner.row_watch import RowWatch, change_by_neighbours
 from tests.runner.bench import Bench, random_prompt
 from tests.support.checkpoints import Checkpoints, make_config
 from tests.support.quantized import BY_TENSOR, BY_TOKEN, STATIC, save_w8a8

@@ -26,7 +26,8 @@ Files in reading order:
 * ``checkpoint``: are its files whole, and which weights are these?
 * ``model_loader``: how does a checkpoint become a model?
 * ``support``: which models can be served correctly?
-* ``quantization``: does a quantized checkpoint compute each token by itself?
+* ``quantization``: may a quantized checkpoint be served, by its config?
+* ``row_watch``: does each layer of a quantized checkpoint compute each row by itself?
 * ``rounding``: how far do logits move by rounding alone?
 * ``probe``: does this one agree with its own attention?
 * ``memory``: how many blocks fit?

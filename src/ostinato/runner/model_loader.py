@@ -45,8 +45,9 @@ from ostinato.runner.gguf_file import open_gguf
 from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.probe import probe_model
-from ostinato.runner.quantization import check_quantization, quantization_settings
+from ostinato.runner.quantization import check_quantization
 from ostinato.runner.resolve import resolve_model
+from ostinato.runner.row_watch import quantization_settings
 from ostinato.runner.settings import AttentionName, ForwardName, QuantizationName
 from ostinato.runner.support import (
     LengthLimit,

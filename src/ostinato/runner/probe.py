@@ -40,8 +40,8 @@ from ostinato.runner.inputs import Ints, build_inputs
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.store import TOKEN_GROUP
-from ostinato.runner.quantization import RowWatch
 from ostinato.runner.rounding import in_roundings, rounding_noise
+from ostinato.runner.row_watch import RowWatch
 from ostinato.runner.settings import AttentionName
 
 _CHUNKS = (9, 12, 1, 1, 1)
