@@ -23,7 +23,8 @@ class RouteOptions:
     """Settings of a router process."""
 
     worker: list[str] | None = option(
-        None, "URL[,name=NAME][,events=ENDPOINT][,replay=ENDPOINT][,topic=TOPIC]; repeated."
+        None,
+        "URL of an engine, with name=, events=, replay= and topic= behind commas if needed; repeated.",
     )
     host: str = option("127.0.0.1", "Where to listen.")
     port: int = option(8080, "Where to listen; 0 takes any free port.")
