@@ -24,7 +24,7 @@ class RouteOptions:
 
     worker: list[str] | None = option(
         None,
-        "URL of an engine, with name=, events=, replay= and topic= behind commas if needed; repeated.",
+        "URL of an engine; ,name= ,events= ,replay= ,topic= may follow; repeated.",
     )
     host: str = option("127.0.0.1", "Where to listen.")
     port: int = option(8080, "Where to listen; 0 takes any free port.")
