@@ -5,8 +5,11 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-LEFT_OUT = ("runner", "engine", "server", "cli", "lab", "models", "traces")
-"""Rooms and files that need more: torch, FastAPI, msgspec, matplotlib."""
+LEFT_OUT = (
+    *("runner", "engine", "server", "cli", "lab", "models", "traces"),
+    *("router", "fleet"),
+)
+"""Rooms and files that need more: torch, FastAPI, msgspec, aiohttp, matplotlib."""
 
 
 class CoreFiles(BuildHookInterface):

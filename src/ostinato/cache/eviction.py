@@ -27,7 +27,7 @@ class RequestSummary:
     """What a policy may know of the request that releases an entry.
 
     Attributes:
-        found: The deepest entry that it found; None if none.
+        found: The deepest entry that it found, until ``on_admit``; None if none.
         num_output_tokens: Tokens that were generated for it.
         gap_s: The policy's own: seconds since what it found was last released, which is the time
             since its conversation's previous turn; None if it found nothing, or what many share.

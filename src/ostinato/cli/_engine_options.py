@@ -157,7 +157,7 @@ class ServedEngineOptions(EngineOptions):
     audit_quarantine: bool = _caching(
         True,
         "Remove a prefix from the cache if an audit finds it wrong.",
-        "--audit-quarantine/--no-audit-quarantine",
+        "--audit-quarantine/--no-quarantine",
     )
     keep_event_batches: int | None = _events(
         None, "Batches of KV events kept for consumers that missed some."

@@ -18,6 +18,7 @@ _PROBE_TIMEOUT_S = 5.0
 _SNAPSHOT_TIMEOUT_S = 30.0
 _MOST_ANSWER_BYTES = 2**20
 _MOST_SNAPSHOT_BYTES = 2**29
+_MOST_TOKENS_BYTES = 2**25
 _MOST_MODELS = 1000
 _MOST_LATE = 2
 """Time-outs of looks at its health in a row, before a worker counts as not well."""
@@ -161,7 +162,8 @@ class Worker:
                 self.tokenizes = False
             if answer.status != 200:
                 return None
-            tokens = msgspec.json.decode(await answer.read()).get("tokens")
+            told = msgspec.json.decode(await _bounded(answer, _MOST_TOKENS_BYTES))
+            tokens = told.get("tokens") if isinstance(told, dict) else None
             return tokens if isinstance(tokens, list) else None
 
     def cancel(self) -> None:

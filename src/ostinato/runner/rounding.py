@@ -20,6 +20,9 @@ _FINEST = 2.0**-19
 """Least relative error of a module's output: sums of thousands of float32 terms reach it, and
 models compute softmax and RoPE in float32 even if they are loaded in float64."""
 
+_CODE_STEP = 2.0**-7
+"""Relative to the largest number of a row, when its numbers become integers of 8 bits."""
+
 
 def rounding_noise(model: PreTrainedModel, answer: Callable[[], Tensor], logits: Tensor) -> Tensor:
     """Measure by how much the rows of some logits move by rounding.
@@ -32,12 +35,17 @@ def rounding_noise(model: PreTrainedModel, answer: Callable[[], Tensor], logits:
     Returns:
         Shape (num_rows,), float64, relative to the spread of each row.
     """
-    size = max(torch.finfo(model.dtype).eps / 2, _FINEST)
+    size = _size_of_rounding(model.dtype)
     squares = torch.zeros(logits.shape[0], dtype=torch.float64)
     for seed in range(_NUM_RUNS):
         with _rounded_otherwise(model, size, seed):
             squares += relative_difference(answer(), logits).cpu().square()
     return (squares / _NUM_RUNS).sqrt().clamp(min=size)
+
+
+def with_codes(noise: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the noise where rows become integers of 8 bits: one between two may become either."""
+    return noise * (_CODE_STEP / _size_of_rounding(dtype))
 
 
 def relative_difference(found: Tensor, expected: Tensor) -> Tensor:
@@ -54,6 +62,10 @@ def in_roundings(found: Tensor, expected: Tensor, noise: Tensor) -> float:
     """
     ratios = relative_difference(found, expected).cpu() / noise
     return float(ratios.quantile(0.75))
+
+
+def _size_of_rounding(dtype: torch.dtype) -> float:
+    return max(torch.finfo(dtype).eps / 2, _FINEST)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from ostinato.runner.forward.records import DTYPES
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.library import library
 from ostinato.runner.probe import Probed, StepCall, through_blocks
-from ostinato.runner.rounding import in_roundings
+from ostinato.runner.rounding import in_roundings, with_codes
 from ostinato.runner.settings import ForwardName
 
 _LEAST_SHARE = 0.5
@@ -110,7 +110,11 @@ def _quantized(
             fused = _fused(model, probed, quantization)
             with torch.inference_mode():
                 own = through_blocks(probed.spec, call, model, probed.attention)
-            different = _difference(model, replace(probed, logits=own.double()), fused)
+            noise = probed.noise
+            if quantization.activation_bits:
+                noise = with_codes(noise, model.dtype)
+            probed = replace(probed, logits=own.double(), noise=noise)
+            different = _difference(model, probed, fused)
             if different is None:
                 return ChosenForward("fused", fused=fused)
             reason = f"fused, {different}"
