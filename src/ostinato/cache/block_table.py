@@ -40,7 +40,8 @@ class BlockTable:
         num_published: Leading blocks that the path covers.
         copy_source: The entry that is copied from, held until the step has run.
         first_published: First block that this step published; None if it published none.
-        summary: What the eviction policy will learn of it.
+        found: The deepest entry that hit; None if none did.
+        summary: What the eviction policy will learn of it, and may keep: it has no entry.
         duplicates: Positions whose content was published before, and the canonical block.
         num_slots: Leading tokens that have slots; -1 once it is released.
     """
@@ -58,6 +59,7 @@ class BlockTable:
     num_published: int = 0
     copy_source: CacheEntry | None = None
     first_published: int | None = None
+    found: CacheEntry | None = None
     summary: RequestSummary = field(default_factory=RequestSummary)
     duplicates: list[tuple[int, BlockId]] = field(default_factory=list)
     num_slots: int = 0

@@ -27,7 +27,6 @@ class RequestSummary:
     """What a policy may know of the request that releases an entry.
 
     Attributes:
-        found: The deepest entry that it found, until ``on_admit``; None if none.
         num_output_tokens: Tokens that were generated for it.
         gap_s: The policy's own: seconds since what it found was last released, which is the time
             since its conversation's previous turn; None if it found nothing, or what many share.
@@ -35,7 +34,6 @@ class RequestSummary:
         recalled: The policy's own: what is remembered of what it asked for and did not find.
     """
 
-    found: CacheEntry | None = None
     num_output_tokens: int = 0
     gap_s: float | None = None
     num_new_blocks: int = 0

@@ -435,7 +435,7 @@ class CacheManager:
         copied = 0 if tail is None else tail.num_tokens
         table = self._make_table(key, match.blocks[:], num_blocks * self.block_size, copied)
         if match.entries:
-            table.summary.found = match.entries[-1]
+            table.found = match.entries[-1]
         table.path, table.copy_source = self.index.acquire(key, match)
         table.num_published = num_blocks
         return table

@@ -41,8 +41,7 @@ class MissObserver(CacheObserver):
 
     def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
         """Tell the policy of the request's tenant, once per request that publishes."""
-        # Policies keep the summary: it must not keep an entry, which may be erased.
-        found, table.summary.found = table.summary.found, None
+        found = table.found
         if found is not None and found.idle_tick:
             note_gap(table.summary, self._clock() - found.idle_since_s, found.uses)
         num_asked = (len(table.key.tokens) - 1) // self._block_size
