@@ -9,6 +9,8 @@ Files in reading order:
 * ``worker``, ``fleet``: which workers are there, and which of them are well?
 * ``decisions``: which requests went where, and why?
 * ``peek``: what does an answer say of itself?
+* ``admission``: which requests are let in, and how much of a body?
+* ``headers``: which headers pass on, and which are set here?
 * ``proxy``: which way does a request take, and its answer?
 * ``metrics``, ``admin``: what may operators know and change?
 * ``app``, ``lifecycle``: which routes are there, and how does the process begin and end?

@@ -7,12 +7,13 @@ import msgspec
 from aiohttp import web
 
 from ostinato.core.errors import ConfigError
+from ostinato.fleet.admission import Admission
 from ostinato.fleet.config import WorkerSpec
 from ostinato.fleet.decisions import Decisions, Kept, candidate_rows
 from ostinato.fleet.fleet import Fleet
 from ostinato.fleet.prompts import read_prompt
 from ostinato.fleet.proxy import Proxy
-from ostinato.server.callers import Caller
+from ostinato.server.callers import Caller, require_administrator
 from ostinato.server.errors import ApiError
 
 _MOST_BODY_BYTES = 2**16
@@ -24,10 +25,13 @@ _MOST_ROUTED_S = 600.0
 class FleetAdmin:
     """Routes for administrators alone."""
 
-    def __init__(self, fleet: Fleet, proxy: Proxy, decisions: Decisions) -> None:
+    def __init__(
+        self, fleet: Fleet, proxy: Proxy, admission: Admission, decisions: Decisions
+    ) -> None:
         """Administer a fleet."""
         self._fleet = fleet
         self._proxy = proxy
+        self._admission = admission
         self._decisions = decisions
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -37,16 +41,7 @@ class FleetAdmin:
         Raises:
             ApiError: They may not (403), or are not known (401).
         """
-        caller = self._proxy.identify(request)
-        if not caller.may_administer:
-            raise ApiError(
-                403,
-                "this key does not administer: use one of a tenant whose entry says "
-                '"administers": true',
-                kind="permission_error",
-                code="not_an_administrator",
-            )
-        return caller
+        return require_administrator(self._admission.identify(request))
 
     async def list_workers(self, request: web.Request) -> web.Response:
         """Return every worker's state."""

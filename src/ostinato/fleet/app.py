@@ -16,6 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ostinato.core.errors import OstinatoError
 from ostinato.fleet.admin import FleetAdmin
+from ostinato.fleet.admission import Admission
 from ostinato.fleet.config import FleetConfig
 from ostinato.fleet.decisions import Decisions
 from ostinato.fleet.fleet import Fleet
@@ -64,7 +65,8 @@ class FleetApp:
     Attributes:
         config: As given.
         fleet: The workers.
-        proxy: Hands requests on.
+        admission: Lets requests in.
+        proxy: Hands them on.
         web: Of aiohttp.
     """
 
@@ -82,8 +84,9 @@ class FleetApp:
         self._tokens = PromptTokens(self.fleet, tokenizer)
         self._metrics = FleetMetrics(self.fleet, self._tokens.counts)
         decisions = Decisions()
-        self.proxy = Proxy(self.fleet, self._callers, self._tokens, decisions, self._metrics)
-        self._admin = FleetAdmin(self.fleet, self.proxy, decisions)
+        self.admission = Admission(config, self._callers)
+        self.proxy = Proxy(self.fleet, self.admission, self._tokens, decisions, self._metrics)
+        self._admin = FleetAdmin(self.fleet, self.proxy, self.admission, decisions)
         before = [_answer_errors] if config.keys_file else [_answer_errors, _guard_host]
         self.web = web.Application(middlewares=before, client_max_size=config.max_body_bytes)
         self.web.cleanup_ctx.append(self._run)
@@ -125,7 +128,7 @@ class FleetApp:
         return web.json_response({"status": "ok"})
 
     async def _ready(self, _: web.Request) -> web.Response:
-        if self.proxy.is_draining:
+        if self.admission.is_draining:
             return web.json_response({"status": "draining"}, status=503)
         if not any(worker.is_well for worker in self.fleet.workers.values()):
             return web.json_response({"status": "no worker is well"}, status=503)
@@ -133,7 +136,7 @@ class FleetApp:
 
     async def _models(self, request: web.Request) -> web.Response:
         """List what the workers serve, each model once."""
-        self.proxy.identify(request)
+        self.admission.identify(request)
         names = {name: None for w in self.fleet.workers.values() for name in w.models}
         models = [{"id": n, "object": "model", "created": 0, "owned_by": "fleet"} for n in names]
         return web.json_response({"object": "list", "data": models})

@@ -98,7 +98,7 @@ class _Signals:
 
 async def _drain(app: FleetApp, signals: _Signals) -> None:
     """Let running requests end."""
-    app.proxy.is_draining = True
+    app.admission.is_draining = True
     timeout_s = app.config.drain_timeout_s
     logger.warning(
         "shutting down: %d requests may go on for %g s; the same signal again ends them",

@@ -12,34 +12,25 @@ breaks off has its connection closed without an end, so that no client takes it 
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import aiohttp
 from aiohttp import web
-from multidict import CIMultiDict
 from yarl import URL
 
+from ostinato.fleet.admission import Admission, Job
 from ostinato.fleet.decisions import Decisions, Kept
 from ostinato.fleet.fleet import Fleet
+from ostinato.fleet.headers import end_to_end, headers_to_worker, keys_for_worker, told_of
 from ostinato.fleet.metrics import FleetMetrics
 from ostinato.fleet.peek import Peek
 from ostinato.fleet.prompts import Prompt, read_prompt
 from ostinato.fleet.tokens import PromptTokens
 from ostinato.fleet.worker import Worker
 from ostinato.router import RouteRequest
-from ostinato.server.callers import Caller, Callers
-from ostinato.server.errors import ApiError, stopping
+from ostinato.server.callers import Caller
+from ostinato.server.errors import ApiError
 
-_OF_ONE_CONNECTION = frozenset(
-    {
-        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te"),
-        *("trailer", "transfer-encoding", "upgrade", "host", "content-length", "expect"),
-    }
-)
-_KEYS = ("authorization", "x-api-key")
-_OURS = "x-ostinato-"
 _ANOTHER_MAY_DO = frozenset({502, 503, 504})
 _MOST_ERROR_BYTES = 65_536
 _PAUSE_S = 0.05
@@ -71,82 +62,46 @@ class NoAnswer(Exception):
         return made
 
 
-@dataclass(slots=True)
-class Job:
-    """One request under way.
-
-    Attributes:
-        request: Of the client.
-        caller: Whose it is.
-        begun_s: When it came, by ``time.perf_counter``.
-        body: As it came.
-        num_bytes: Of the body, as far as it came.
-        prompt: What decides where it goes; None where nothing does.
-        asked: What the router is asked; None where nothing decides.
-        tried: Workers that did not answer.
-        was_repeated: Whether a worker was asked again that did not answer.
-        tells: Whether the caller may know what its worker is expected to have cached.
-    """
-
-    request: web.Request
-    caller: Caller
-    begun_s: float
-    body: bytes = b""
-    num_bytes: int = 0
-    prompt: Prompt | None = None
-    asked: RouteRequest | None = None
-    tried: set[str] = field(default_factory=set)
-    was_repeated: bool = False
-    tells: bool = True
-
-
 class Proxy:
-    """Hands requests on to workers, and answers back to clients.
-
-    Attributes:
-        is_draining: Whether no more requests are taken.
-    """
+    """Hands requests on to workers, and answers back to clients."""
 
     def __init__(
         self,
         fleet: Fleet,
-        callers: Callers,
+        admission: Admission,
         tokens: PromptTokens,
         decisions: Decisions,
         metrics: FleetMetrics,
     ) -> None:
         """Stand before a fleet."""
-        self.is_draining = False
         self._fleet = fleet
         self._config = fleet.config
-        self._callers = callers
+        self._admission = admission
         self._tokens = tokens
         self._decisions = decisions
         self._metrics = metrics
-        self._live: Counter[str] = Counter()
-        self._bytes: Counter[str] = Counter()
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """Serve a route whose prompt decides where it goes."""
-        job = self._enter(request)
+        job = self._admission.enter(request)
         try:
-            await self._read(job)
+            await self._admission.read(job)
             job.prompt = await self._prompt(job)
             job.asked, job.tells = await self.ask(job.prompt, job.caller, request.headers)
             return await self._serve(job)
         finally:
-            self._leave(job)
+            self._admission.leave(job)
 
     async def hand_on(self, request: web.Request) -> web.StreamResponse:
         """Serve a route that any worker can answer, or the one that gave an answer its name."""
-        job = self._enter(request)
+        job = self._admission.enter(request)
         try:
-            await self._read(job)
+            await self._admission.read(job)
             if job.body and "number" not in request.match_info:
                 job.prompt = await self._prompt(job)
             return await self._serve(job)
         finally:
-            self._leave(job)
+            self._admission.leave(job)
 
     async def ask(
         self, prompt: Prompt, caller: Caller, headers: Mapping[str, str]
@@ -160,7 +115,7 @@ class Proxy:
         )
         salt = caller.narrow(prompt.salt) if is_apart else prompt.salt
         session = headers.get("x-session-id", "")[:200]
-        keys = self._keys_for_worker(headers)
+        keys = keys_for_worker(headers, self._config)
         asked = await self._tokens.request(prompt, salt, caller.tenant, session, keys)
         return asked, is_apart or caller.may_administer
 
@@ -169,12 +124,13 @@ class Proxy:
     ) -> None:
         """Send a prompt to the worker of a decision, for its cache alone."""
         worker, peek, status = self._fleet.workers[kept.decision.worker], Peek(), "failed"
+        sent = {**keys_for_worker(headers, self._config), "Content-Type": "application/json"}
         worker.num_live += 1
         try:
             async with self._fleet.session.post(
                 worker.spec.url + path,
                 data=body,
-                headers={**self._keys_for_worker(headers), "Content-Type": "application/json"},
+                headers=sent,
                 allow_redirects=False,
             ) as answer:
                 peek.see(await answer.read())
@@ -185,69 +141,6 @@ class Proxy:
         finally:
             worker.num_live -= 1
             self._ended(kept, status, peek)
-
-    def identify(self, request: web.Request) -> Caller:
-        """Return who is calling.
-
-        Raises:
-            ApiError: Nobody that is known (401).
-        """
-        return self._callers.identify(request.headers)
-
-    # --- in ---
-
-    def _enter(self, request: web.Request) -> Job:
-        """Let a request in, if its caller may have one more."""
-        job = Job(request, self.identify(request), time.perf_counter())
-        if self.is_draining:
-            raise stopping("the router is shutting down: send the request to another one")
-        tenant, most = job.caller.tenant, job.caller.limits.max_requests
-        if most is not None and self._live[tenant] >= most:
-            raise _too_many(f"{most} requests of this key are under way")
-        if self._live.total() >= self._config.max_requests:
-            raise _too_many("the router is at capacity (--max-requests)")
-        self._live[tenant] += 1
-        return job
-
-    def _leave(self, job: Job) -> None:
-        tenant = job.caller.tenant
-        for counts, number in ((self._live, 1), (self._bytes, job.num_bytes)):
-            counts[tenant] -= number
-            if not counts[tenant]:
-                del counts[tenant]
-
-    async def _read(self, job: Job) -> None:
-        """Read a body.
-
-        Raises:
-            ApiError: It is too long (413), too slow (408), or its tenant has too many (429).
-        """
-        most, pieces = self._config.max_body_bytes, []
-        announced = job.request.content_length
-        if announced is not None and announced > most:
-            raise _too_long(announced, most)
-        try:
-            async with asyncio.timeout(self._config.body_timeout_s):
-                async for piece in job.request.content.iter_any():
-                    pieces.append(piece)
-                    self._hold(job, len(piece))
-                    if job.num_bytes > most:
-                        raise _too_long(job.num_bytes, most)
-        except TimeoutError:
-            raise ApiError(
-                408,
-                f"the body did not arrive within {self._config.body_timeout_s:g} s: send it "
-                "faster, or raise --body-timeout",
-                code="body_timeout",
-            ) from None
-        job.body = b"".join(pieces)
-
-    def _hold(self, job: Job, num_bytes: int) -> None:
-        job.num_bytes += num_bytes
-        self._bytes[job.caller.tenant] += num_bytes
-        most = self._config.max_tenant_body_bytes
-        if self._bytes[job.caller.tenant] > most:
-            raise _too_many(f"the bodies of this key's requests have more than {most} bytes")
 
     async def _prompt(self, job: Job) -> Prompt:
         path, body = job.request.path, job.body
@@ -341,7 +234,7 @@ class Proxy:
                 request.method,
                 URL(worker.spec.url + request.rel_url.raw_path_qs, encoded=True),
                 data=job.body or None,
-                headers=self._headers_to_worker(request.headers),
+                headers=headers_to_worker(request.headers, self._config),
                 allow_redirects=False,
             )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -364,8 +257,8 @@ class Proxy:
             piece = await upstream.content.readany()
         except (aiohttp.ClientError, OSError) as error:
             raise NoAnswer.by(worker, error) from error
-        headers = _end_to_end(upstream.headers)
-        headers.update(_told(worker, kept, job.tells))
+        headers = end_to_end(upstream.headers)
+        headers.update(told_of(worker, kept, job.tells))
         if upstream.status in _ANOTHER_MAY_DO:
             piece += await upstream.content.read(_MOST_ERROR_BYTES)
             answer = web.Response(status=upstream.status, headers=headers, body=piece)
@@ -406,62 +299,3 @@ class Proxy:
         else:
             router.failed(kept.decision, now)
         self._metrics.ended(kept)
-
-    # --- headers ---
-
-    def _keys_for_worker(self, headers: Mapping[str, str]) -> dict[str, str]:
-        if self._config.replace_keys:
-            return {"Authorization": f"Bearer {self._config.worker_key}"}
-        return {name: headers[name] for name in _KEYS if name in headers}
-
-    def _headers_to_worker(self, headers: Mapping[str, str]) -> CIMultiDict[str]:
-        kept = _end_to_end(headers)
-        if self._config.replace_keys:
-            for name in _KEYS:
-                kept.popall(name, None)
-            kept.update(self._keys_for_worker(headers))
-        return kept
-
-
-def _end_to_end(headers: Mapping[str, str]) -> CIMultiDict[str]:
-    """Return the headers that are not for one connection alone, nor ours to set."""
-    named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
-    return CIMultiDict(
-        (name, value)
-        for name, value in headers.items()
-        if (low := name.lower()) not in _OF_ONE_CONNECTION
-        and low not in named
-        and not low.startswith(_OURS)
-    )
-
-
-def _told(worker: Worker, kept: Kept | None, tells: bool) -> dict[str, str]:
-    """Return what the answer says of its way."""
-    told = {"x-ostinato-worker": worker.name}
-    if kept is None:
-        return told
-    decision = kept.decision
-    told["x-ostinato-decision"] = str(decision.number)
-    told["x-ostinato-worker-state"] = decision.state.value
-    if tells:
-        told["x-ostinato-expected-cached-tokens"] = str(decision.expected_cached_tokens)
-    return told
-
-
-def _too_many(reason: str) -> ApiError:
-    return ApiError(
-        429,
-        f"{reason}: wait until some of them have ended",
-        kind="rate_limit_error",
-        code="too_many_requests",
-        headers={"Retry-After": "1"},
-    )
-
-
-def _too_long(num_bytes: int, most: int) -> ApiError:
-    return ApiError(
-        413,
-        f"the body has {num_bytes} bytes or more, and at most {most} are taken: send less, or "
-        "raise --max-body",
-        code="body_too_large",
-    )

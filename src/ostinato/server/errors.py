@@ -144,6 +144,25 @@ def stopping(message: str) -> ApiError:
     )
 
 
+def body_too_long(num_bytes: int, most: int) -> ApiError:
+    """Make the error for a body of more bytes than are taken."""
+    return ApiError(
+        413,
+        f"the body has {num_bytes} bytes or more, and at most {most} are taken: send less, or "
+        "raise --max-body",
+        code="body_too_large",
+    )
+
+
+def body_too_slow(timeout_s: float) -> ApiError:
+    """Make the error for a body that took too long."""
+    return ApiError(
+        408,
+        f"the body did not arrive within {timeout_s:g} s: send it faster, or raise --body-timeout",
+        code="body_timeout",
+    )
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Answer every error of an app in its path's shape."""
 

@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ostinato.server.config import is_loopback
-from ostinato.server.errors import ApiError, response_of
+from ostinato.server.errors import ApiError, body_too_long, body_too_slow, response_of
 from ostinato.server.state import ServerState
 
 LEAST_ITEMS, ITEMS_PER_TOKEN = 262_144, 8
@@ -80,7 +80,7 @@ class BodyGuard:
         most = self._config.max_body_bytes
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         if announced.isdigit() and int(announced[:20]) > most:
-            raise _too_long(int(announced[:20]), most)
+            raise body_too_long(int(announced[:20]), most)
         pieces: list[bytes] = []
         more = True
         try:
@@ -93,15 +93,10 @@ class BodyGuard:
                     pieces.append(message.get("body", b""))
                     self._charge(body, len(pieces[-1]))
                     if body.num_bytes > most:
-                        raise _too_long(body.num_bytes, most)
+                        raise body_too_long(body.num_bytes, most)
                     more = message.get("more_body", False)
         except TimeoutError:
-            raise ApiError(
-                408,
-                f"the body did not arrive within {self._config.body_timeout_s:g} s: send it "
-                "faster, or raise --body-timeout",
-                code="body_timeout",
-            ) from None
+            raise body_too_slow(self._config.body_timeout_s) from None
         body.data = b"".join(pieces)
 
     def _charge(self, body: "_Body", num_bytes: int) -> None:
@@ -189,15 +184,6 @@ def _shape(body: bytes) -> tuple[int, int]:
     steps = _STEPS[marks]
     depth = int(np.cumsum(steps, dtype=np.int32).max(initial=0))
     return depth, int(np.count_nonzero(marks == ord(","))) + 1
-
-
-def _too_long(num_bytes: int, most: int) -> ApiError:
-    return ApiError(
-        413,
-        f"the body has {num_bytes} bytes or more, and at most {most} are taken: send less, or "
-        "raise --max-body",
-        code="body_too_large",
-    )
 
 
 class HostGuard:

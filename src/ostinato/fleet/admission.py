@@ -1,0 +1,129 @@
+"""Which requests are let in, and how much of a body?
+
+Every request has a caller. Each caller has so many at once, and so many bytes of bodies.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from ostinato.fleet.config import FleetConfig
+from ostinato.fleet.prompts import Prompt
+from ostinato.router import RouteRequest
+from ostinato.server.callers import Caller, Callers
+from ostinato.server.errors import ApiError, body_too_long, body_too_slow, stopping
+
+
+@dataclass(slots=True)
+class Job:
+    """One request under way.
+
+    Attributes:
+        request: Of the client.
+        caller: Whose it is.
+        begun_s: When it came, by ``time.perf_counter``.
+        body: As it came.
+        num_bytes: Of the body, as far as it came.
+        prompt: What decides where it goes; None where nothing does.
+        asked: What the router is asked; None where nothing decides.
+        tried: Workers that did not answer.
+        was_repeated: Whether a worker was asked again that did not answer.
+        tells: Whether the caller may know what its worker is expected to have cached.
+    """
+
+    request: web.Request
+    caller: Caller
+    begun_s: float
+    body: bytes = b""
+    num_bytes: int = 0
+    prompt: Prompt | None = None
+    asked: RouteRequest | None = None
+    tried: set[str] = field(default_factory=set)
+    was_repeated: bool = False
+    tells: bool = True
+
+
+class Admission:
+    """Lets requests in.
+
+    Attributes:
+        is_draining: Whether no more requests are taken.
+    """
+
+    def __init__(self, config: FleetConfig, callers: Callers) -> None:
+        """Know who may call, and how much."""
+        self.is_draining = False
+        self._config = config
+        self._callers = callers
+        self._live: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+
+    def identify(self, request: web.Request) -> Caller:
+        """Return who is calling.
+
+        Raises:
+            ApiError: The key is unknown, or there is none (401).
+        """
+        return self._callers.identify(request.headers)
+
+    def enter(self, request: web.Request) -> Job:
+        """Let a request in, if its caller may have one more."""
+        job = Job(request, self.identify(request), time.perf_counter())
+        if self.is_draining:
+            raise stopping("the router is shutting down: send the request to another one")
+        tenant, most = job.caller.tenant, job.caller.limits.max_requests
+        if most is not None and self._live[tenant] >= most:
+            raise _too_many(f"{most} requests of this key are under way")
+        if self._live.total() >= self._config.max_requests:
+            raise _too_many("the router is at capacity (--max-requests)")
+        self._live[tenant] += 1
+        return job
+
+    def leave(self, job: Job) -> None:
+        """Count a request no longer."""
+        tenant = job.caller.tenant
+        for counts, number in ((self._live, 1), (self._bytes, job.num_bytes)):
+            counts[tenant] -= number
+            if not counts[tenant]:
+                del counts[tenant]
+
+    async def read(self, job: Job) -> None:
+        """Read a body.
+
+        Raises:
+            ApiError: It is too long (413), too slow (408), or its tenant has too many (429).
+        """
+        most, pieces = self._config.max_body_bytes, []
+        announced = job.request.content_length
+        if announced is not None and announced > most:
+            raise body_too_long(announced, most)
+        try:
+            async with asyncio.timeout(self._config.body_timeout_s):
+                async for piece in job.request.content.iter_any():
+                    pieces.append(piece)
+                    self._hold(job, len(piece))
+                    if job.num_bytes > most:
+                        raise body_too_long(job.num_bytes, most)
+        except TimeoutError:
+            raise body_too_slow(self._config.body_timeout_s) from None
+        job.body = b"".join(pieces)
+
+    def _hold(self, job: Job, num_bytes: int) -> None:
+        job.num_bytes += num_bytes
+        self._bytes[job.caller.tenant] += num_bytes
+        most = self._config.max_tenant_body_bytes
+        if self._bytes[job.caller.tenant] > most:
+            raise _too_many(f"the bodies of this key's requests have more than {most} bytes")
+
+
+def _too_many(reason: str) -> ApiError:
+    return ApiError(
+        429,
+        f"{reason}: wait until some of them have ended",
+        kind="rate_limit_error",
+        code="too_many_requests",
+        headers={"Retry-After": "1"},
+    )

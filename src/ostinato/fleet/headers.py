@@ -1,0 +1,60 @@
+"""Which headers pass on, and which are set here?"""
+
+from collections.abc import Mapping
+
+from multidict import CIMultiDict
+
+from ostinato.fleet.config import FleetConfig
+from ostinato.fleet.decisions import Kept
+from ostinato.fleet.worker import Worker
+
+_OF_ONE_CONNECTION = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te"),
+        *("trailer", "transfer-encoding", "upgrade", "host", "content-length", "expect"),
+    }
+)
+_KEYS = ("authorization", "x-api-key")
+_OURS = "x-ostinato-"
+
+
+def keys_for_worker(headers: Mapping[str, str], config: FleetConfig) -> dict[str, str]:
+    """Return the key that a worker gets: the client's, or the router's own."""
+    if config.replace_keys:
+        return {"Authorization": f"Bearer {config.worker_key}"}
+    return {name: headers[name] for name in _KEYS if name in headers}
+
+
+def headers_to_worker(headers: Mapping[str, str], config: FleetConfig) -> CIMultiDict[str]:
+    """Return what a worker gets of a client's headers."""
+    kept = end_to_end(headers)
+    if config.replace_keys:
+        for name in _KEYS:
+            kept.popall(name, None)
+        kept.update(keys_for_worker(headers, config))
+    return kept
+
+
+def end_to_end(headers: Mapping[str, str]) -> CIMultiDict[str]:
+    """Return the headers that are not for one connection alone, nor ours to set."""
+    named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
+    return CIMultiDict(
+        (name, value)
+        for name, value in headers.items()
+        if (low := name.lower()) not in _OF_ONE_CONNECTION
+        and low not in named
+        and not low.startswith(_OURS)
+    )
+
+
+def told_of(worker: Worker, kept: Kept | None, tells: bool) -> dict[str, str]:
+    """Return what the answer says of its way."""
+    told = {"x-ostinato-worker": worker.name}
+    if kept is None:
+        return told
+    decision = kept.decision
+    told["x-ostinato-decision"] = str(decision.number)
+    told["x-ostinato-worker-state"] = decision.state.value
+    if tells:
+        told["x-ostinato-expected-cached-tokens"] = str(decision.expected_cached_tokens)
+    return told
