@@ -27,7 +27,7 @@ def keep_large_blocks() -> bool:
     """Tell glibc to keep the memory of large temporaries, once per process.
 
     Returns:
-        Whether it was told: not where there is no glibc, or somebody else has a word in it.
+        Whether it was told: not without glibc, nor where the environment settles it.
     """
     if platform.libc_ver()[0] != "glibc" or _is_settled(os.environ):
         return False

@@ -1,8 +1,8 @@
 """What may Prometheus know?
 
 Names and units follow Prometheus's conventions: ``ostinato_`` first, the unit behind it, ``_total``
-last for what only grows. Counters of cache and scheduler are read from a snapshot when somebody
-scrapes; what requests bring is counted as they go by. Each application has a registry of its own.
+last for what only grows. Counters of cache and scheduler are read from a snapshot at each
+scrape; what requests bring is counted as it happens. Each application has a registry of its own.
 
 No label holds what a stranger chose, and none a tenant's name unless the administrator wants it
 (``metrics_tenant_names``): until then tenants are ``tenant-1``, ``tenant-2`` in the order in which
@@ -302,7 +302,7 @@ def _blocks(seen: Snapshot) -> Iterable[Metric]:
         yield CounterMetricFamily(f"ostinato_{name}", text, value=value)
     yield _histogram(
         "ostinato_eviction_age_seconds",
-        "Evicted blocks by time since somebody held them.",
+        "Evicted blocks by time since they were last held.",
         cache.eviction_ages_s,
         range(-10, 21),
     )

@@ -129,7 +129,7 @@ def _raise_if_failed(output: RequestOutput) -> None:
 
     Raises:
         StepFailed: Its forward pass failed.
-        ApiError: Somebody cancelled it who was not its reader.
+        ApiError: It was cancelled, and not by its reader.
     """
     if output.error is not None:
         raise StepFailed(output.error)
