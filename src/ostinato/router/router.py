@@ -87,20 +87,24 @@ class Router:
 
     # Workers
 
-    def add_worker(self, name: str, *, block_size: int = 16, sends_events: bool = False) -> None:
-        """Let a worker join, or end its draining.
+    def add_worker(
+        self, name: str, *, block_size: int | None = None, sends_events: bool = False
+    ) -> None:
+        """Let a worker join; one that is known ends its draining, and may announce more.
 
         Args:
             name: Any, such as its URL.
-            block_size: Tokens per block, until its events tell.
+            block_size: Tokens per block, until its events tell; 16 if it is not announced.
             sends_events: It is noticed if it never does.
         """
-        if name in self._workers:
-            self._workers[name].is_draining = False
-            return
-        bit = next(bit for bit in range(len(self._by_bit) + 1) if bit not in self._by_bit)
-        feed = EventFeed(self._tree, bit, name, sends_events)
-        self._workers[name] = self._by_bit[bit] = Worker(name, bit, feed, block_size)
+        worker = self._workers.get(name)
+        if worker is None:
+            bit = next(bit for bit in range(len(self._by_bit) + 1) if bit not in self._by_bit)
+            feed = EventFeed(self._tree, bit, name)
+            worker = self._workers[name] = self._by_bit[bit] = Worker(name, bit, feed, 16)
+        worker.is_draining = False
+        worker.announced_size = block_size or worker.announced_size
+        worker.feed.sends_events |= sends_events
 
     def drain(self, name: str) -> None:
         """Send no new requests to a worker."""
