@@ -270,9 +270,8 @@ class Router:
         seen: tuple[list[Worker], list[Found], list[Candidate]],
     ) -> Decision:
         workers, found, candidates = seen
-        if choice.scores:
-            pairs = zip(candidates, choice.scores, strict=True)
-            candidates = [replace(each, score=score) for each, score in pairs]
+        for each, score in zip(candidates, choice.scores, strict=False):
+            each.score = score
         worker, chosen = workers[choice.place], candidates.pop(choice.place)
         self._number += 1
         work = Assigned(self._number, worker.bit, request.session, chosen.tokens_to_compute, now)
@@ -281,7 +280,8 @@ class Router:
         worker.load.assign(work)
         worker.take(chosen)
         self._returns.returned(request.session, now)
-        expect(self._tree, request, worker.block_size, work, self.config.guess_ttl_s)
+        ttl_s = self.config.guess_ttl_s
+        expect(self._tree, request, worker.block_size, found[choice.place], work, ttl_s)
         return Decision(
             work.number,
             worker.name,
