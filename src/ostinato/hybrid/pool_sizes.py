@@ -1,14 +1,22 @@
-"""How many blocks does each group of layers get of a given memory?
+"""How many blocks, and how many states, does each group of layers get of a given memory?
 
 An even share gives every group as many blocks. Of a prefix, full attention keeps all and a window
 only the end, so a window gets what all running sequences could hold at once, or half of the even
 share if that is more (the ends of cached prefixes), and the rest goes to full attention.
+
+A state has the same size whatever came before it. Each running sequence needs one and a spare one,
+and of what is cached every ``TOKENS_PER_CHECKPOINT`` tokens get one: so the split follows from what
+a state and a token of the model take, 61 MiB and 20 KiB in one, a few KiB of both in another.
 """
 
 from collections.abc import Sequence
 
 from ostinato.core.config import SchedulerConfig
 from ostinato.settings import window_blocks
+
+TOKENS_PER_CHECKPOINT = 1024
+"""Cached tokens per checkpoint: a prompt of some thousand tokens is kept with one where it parts
+from another, one at its end, and one or two turns that follow it."""
 
 _PREFIXES_PER_BLOCK = 4
 """Blocks of group 0 per block of a window, where group 0 has no bytes and only lists prefixes."""
@@ -40,6 +48,31 @@ def split_pools(
     pairs = zip(sizes, block_bytes[1:], strict=True)
     left = sum((even - size) * each for size, each in pairs)
     return even + left // block_bytes[0], sizes
+
+
+def split_states(
+    num_bytes: int, state_bytes: int, token_bytes: int, scheduling: SchedulerConfig
+) -> int:
+    """Share memory out between states and the blocks of all groups.
+
+    Args:
+        num_bytes: To be shared.
+        state_bytes: Of one sequence's state, over all layers.
+        token_bytes: Of one token's keys and values, over all layers.
+        scheduling: How many sequences of which length run at once.
+
+    Returns:
+        Slots for states, at least 2; the bytes left over are for blocks.
+    """
+    running = min(2 * scheduling.max_num_seqs, num_bytes // 2 // state_bytes)
+    rest = num_bytes - running * state_bytes
+    checkpoints = rest // (state_bytes + TOKENS_PER_CHECKPOINT * token_bytes)
+    return max(2, running + min(checkpoints, most_checkpoints(scheduling)))
+
+
+def most_checkpoints(scheduling: SchedulerConfig) -> int:
+    """Return how many checkpoints go with the tokens of all sequences that could run at once."""
+    return -(-scheduling.max_num_seqs * scheduling.max_model_len // TOKENS_PER_CHECKPOINT)
 
 
 def _most_held(window: int, block_size: int, scheduling: SchedulerConfig) -> int:
