@@ -183,10 +183,11 @@ class ScenarioChecks(StepChecks):
         """Others' allocations leave a tenant its guarantee, or what it had if that was less.
 
         Of a tenant whose own sequence was preempted nothing is said: that one's private blocks
-        counted until then.
+        counted until then. Nor of states, which go with the blocks that they end in.
         """
         now = self.oracle.residents(self.live())
-        for group, pool in enumerate(self.oracle.pools):
+        num_groups = 1 + len(self._settings.windows)
+        for group, pool in enumerate(self.oracle.pools[:num_groups]):
             for tenant in self._settings.tenant_shares.keys() - set(map(_tenant, self.preempted)):
                 guarantee, has = (
                     shares_of(pool).of(tenant).share.guaranteed,

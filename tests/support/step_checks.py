@@ -202,11 +202,15 @@ class StepChecks:
     def _waits_for_prefill(
         self, sequence: Sequence, shares: dict[SequenceId, ScheduledSequence]
     ) -> bool:
-        """Whether a running prefill will compute more of it than it has computed by now."""
-        unit = self._size if self._cache.config.states is None else self._cache.config.states.unit
+        """Whether a running prefill will compute more of it than it has computed by now.
+
+        A state is found by those only that are planned after the step that computes it.
+        """
+        has_states = self._cache.config.states is not None
         return any(
             leader.num_tokens > (end := self._end_of(leader, shares))
-            and self._num_shareable(leader, sequence) // unit * unit > end // unit * unit
+            and self._num_shareable(leader, sequence)
+            > (leader.num_computed if has_states else end // self._size * self._size)
             for leader in self._tables
             if leader.table is not None
         )
