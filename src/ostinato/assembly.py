@@ -26,7 +26,7 @@ from ostinato.hybrid.state_group import OrphanObserver, StateGroup
 from ostinato.hybrid.window_group import WindowGroup
 from ostinato.indexes.block_hash import BlockHasher, DigestFunction, make_digest, sha256
 from ostinato.indexes.hash_index import HashIndex
-from ostinato.observe.counters import CacheCounters, CacheStats
+from ostinato.observe.counters import CacheCounters, CacheStats, StateCounts
 from ostinato.observe.event_recorder import EventRecorder
 from ostinato.observe.events import EventBatch, EventLog
 from ostinato.observe.history import RequestHistory
@@ -91,6 +91,13 @@ class PrefixCache:
         stats = self._counters.stats
         if self.ghost is not None:
             stats.ghosts = self.ghost.estimates()
+        if (group := self.states) is not None:
+            num_used = group.pool.num_blocks - group.pool.num_free
+            kept, counts = group.num_checkpoints, group.stats
+            stats.states = StateCounts(
+                group.pool.num_blocks, num_used, kept, counts.num_kept, counts.num_evicted,
+                counts.num_hits, counts.num_again_tokens,
+            )  # fmt: skip
         return stats
 
     def snapshot(self) -> EventBatch | None:
@@ -205,7 +212,7 @@ def make_states(
         config, states.num_slots, SLOTS_TO_GO_ON, clock, observers, number + 1
     )
     placement = Placement(states.sparse_checkpoints)
-    cuts = StateCuts(states.unit, placement, number)
+    cuts = StateCuts(states, placement, number)
     return StateGroup(pool, hasher, copies, cuts, placement, orphans)
 
 
@@ -242,7 +249,8 @@ def make_group_pool(
         for tenant, share in config.tenant_shares.items()
     }
     make: PolicyFactory = partial(make_policy, "lru")
-    if group > len(config.windows):
+    states = config.states if group > len(config.windows) else None
+    if states is not None and states.placement == "where_prompts_part":
         make = lambda num_blocks, clock: LeastSavedWork()  # noqa: E731
     shares = make_shares(tenant_shares, make, num_blocks, clock)
     return BlockPool(_FREE_BLOCKS[config.free_order](num_blocks), shares, clock, observers, group)

@@ -15,6 +15,7 @@ FreeOrder = Literal["unused_first", "classic"]
 IndexName = Literal["radix", "hash"]
 DigestName = Literal["sha256", "xxh3_128"]
 PolicyName = Literal["lru", "s3fifo", "arc", "reuse_hazard"]
+CheckpointPlacement = Literal["where_prompts_part", "prompt_end", "every_unit"]
 
 GHOST_MIN_POOL_BLOCKS = 64
 """Blocks of the smallest pool for which estimates are made without being asked for."""
@@ -54,11 +55,14 @@ class StateConfig:
             of the models' own kernels, and a multiple of the block.
         sparse_checkpoints: Checkpoints of one prompt besides those at its end and where it parts
             from another; each costs a cut of the prefill.
+        placement: ``where_prompts_part``, at their ends and at sparse positions; the others are
+            for comparison: ``prompt_end`` alone, or ``every_unit`` of a prompt, both under LRU.
     """
 
     num_slots: int
     unit: int = 64
     sparse_checkpoints: int = 1
+    placement: CheckpointPlacement = "where_prompts_part"
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -69,6 +73,7 @@ class StateConfig:
         at_least("num_slots of states", self.num_slots, 2)
         at_least("unit of states", self.unit, 1)
         at_least("sparse_checkpoints", self.sparse_checkpoints, 0)
+        one_of("placement", self.placement, get_args(CheckpointPlacement))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,9 @@ from ostinato.settings import StateConfig, WindowConfig, window_blocks
 
 logger = logging.getLogger("ostinato")
 
+_MOST_CHECKPOINTS = 4096
+"""Of the slots that nobody asked for: to find a victim takes time with their number."""
+
 
 @dataclass(frozen=True, slots=True)
 class PoolSizes:
@@ -120,21 +123,22 @@ def size_pools(
     Raises:
         ConfigError: Not even one block fits, or not one sequence's window, or not two states.
     """
-    spec, state_bytes = loaded.kv_spec, loaded.state_spec.bytes_per_slot
+    spec = loaded.kv_spec
     per_block = [
         groups.bytes_per_token(spec, group, dtype) * config.block_size
         for group in range(groups.num_groups)
     ]
-    token_bytes = spec.bytes_per_token(dtype)
-    states = size_states(config, scheduling, state_bytes, token_bytes, loaded.device)
+    states = size_states(config, scheduling, loaded, sum(per_block))
+    num_slots = 0 if states is None else states.num_slots
+    listed = num_slots * TOKENS_PER_CHECKPOINT // config.block_size
     even = num_blocks_for(
         bytes_per_block=sum(per_block),
         block_size=config.block_size,
         max_num_seqs=scheduling.max_num_seqs,
         max_model_len=scheduling.max_model_len,
-        num_blocks=config.num_blocks,
-        kv_cache_memory=config.kv_cache_memory,
-        reserved_bytes=0 if states is None else states.num_slots * state_bytes,
+        num_blocks=config.num_blocks or (None if any(per_block) else listed),
+        kv_cache_memory=config.kv_cache_memory if any(per_block) else None,
+        reserved_bytes=num_slots * loaded.state_spec.bytes_per_slot,
         device=loaded.device,
     )
     if config.num_blocks is not None:
@@ -148,27 +152,27 @@ def size_pools(
 
 
 def size_states(
-    config: EngineConfig,
-    scheduling: SchedulerConfig,
-    state_bytes: int,
-    token_bytes: int,
-    device: torch.device,
+    config: EngineConfig, scheduling: SchedulerConfig, loaded: LoadedModel, block_bytes: int
 ) -> StateConfig | None:
     """Say how many states the pool shall have; None for a model without.
 
     Raises:
-        ConfigError: It is unknown how much memory is free.
+        ConfigError: Not two of them fit, or it is unknown how much memory is free.
     """
+    state_bytes = loaded.state_spec.bytes_per_slot
     if not state_bytes:
         return None
     if config.num_state_slots is not None:
         return StateConfig(config.num_state_slots)
-    memory, _ = memory_for(config.kv_cache_memory, device)
+    running = 2 * scheduling.max_num_seqs
+    memory, _ = memory_for(config.kv_cache_memory, loaded.device)
     if config.num_blocks is None:
-        return StateConfig(split_states(memory, state_bytes, token_bytes, scheduling))
-    checkpoints = config.num_blocks * config.block_size // TOKENS_PER_CHECKPOINT
-    wanted = 2 * scheduling.max_num_seqs + checkpoints
-    return StateConfig(max(2, min(wanted, memory // state_bytes)))
+        args = memory, block_bytes, state_bytes, config.block_size, scheduling
+        _, slots = split_states(*args)
+    else:
+        checkpoints = config.num_blocks * config.block_size // TOKENS_PER_CHECKPOINT
+        slots = min(running + checkpoints, memory // state_bytes)
+    return StateConfig(max(2, min(slots, running + _MOST_CHECKPOINTS)))
 
 
 def _read_tokenizer(config: EngineConfig) -> PreTrainedTokenizerBase | None:

@@ -1,25 +1,24 @@
-"""How many blocks, and how many states, does each group of layers get of a given memory?
+"""How many blocks and states does each group of layers get of a given memory?
 
 An even share gives every group as many blocks. Of a prefix, full attention keeps all and a window
 only the end, so a window gets what all running sequences could hold at once, or half of the even
 share if that is more (the ends of cached prefixes), and the rest goes to full attention.
 
-A state has the same size whatever came before it. Each running sequence needs one and a spare one,
-and of what is cached every ``TOKENS_PER_CHECKPOINT`` tokens get one: so the split follows from what
-a state and a token of the model take, 61 MiB and 20 KiB in one, a few KiB of both in another.
+States share memory with blocks as traffic fills both: a checkpoint of a fixed size per so many
+new tokens, and the blocks of those tokens.
 """
 
 from collections.abc import Sequence
 
 from ostinato.core.config import SchedulerConfig
+from ostinato.core.errors import ConfigError
 from ostinato.settings import window_blocks
-
-TOKENS_PER_CHECKPOINT = 1024
-"""Cached tokens per checkpoint: a prompt of some thousand tokens is kept with one where it parts
-from another, one at its end, and one or two turns that follow it."""
 
 _PREFIXES_PER_BLOCK = 4
 """Blocks of group 0 per block of a window, where group 0 has no bytes and only lists prefixes."""
+
+TOKENS_PER_CHECKPOINT = 1024
+"""New tokens per checkpoint that are assumed before traffic tells: a turn of a conversation."""
 
 
 def split_pools(
@@ -51,28 +50,49 @@ def split_pools(
 
 
 def split_states(
-    num_bytes: int, state_bytes: int, token_bytes: int, scheduling: SchedulerConfig
-) -> int:
-    """Share memory out between states and the blocks of all groups.
+    memory_bytes: int,
+    block_bytes: int,
+    state_bytes: int,
+    block_size: int,
+    scheduling: SchedulerConfig,
+    tokens_per_checkpoint: int = TOKENS_PER_CHECKPOINT,
+) -> tuple[int, int]:
+    """Share memory out between blocks and states.
+
+    Running sequences get their slots first, and one each for the state at the end of their
+    answers; if all of them would take more than half of the memory, fewer will run at once. Of
+    the rest, both pools get what fills them at the same time.
 
     Args:
-        num_bytes: To be shared.
-        state_bytes: Of one sequence's state, over all layers.
-        token_bytes: Of one token's keys and values, over all layers.
-        scheduling: How many sequences of which length run at once.
+        memory_bytes: For all.
+        block_bytes: Of one block, in all layers that keep tokens; 0 if none does.
+        state_bytes: Of one state, in all layers that keep one.
+        block_size: Tokens per block.
+        scheduling: How many sequences run at once.
+        tokens_per_checkpoint: New tokens per checkpoint, as counted: published blocks times
+            block size over checkpoints kept.
 
     Returns:
-        Slots for states, at least 2; the bytes left over are for blocks.
+        Blocks, and slots for states; without ``block_bytes`` as many blocks as list the prefixes
+        of all states.
+
+    Raises:
+        ConfigError: Not one block and the states of one sequence fit.
     """
-    running = min(2 * scheduling.max_num_seqs, num_bytes // 2 // state_bytes)
-    rest = num_bytes - running * state_bytes
-    checkpoints = rest // (state_bytes + TOKENS_PER_CHECKPOINT * token_bytes)
-    return max(2, running + min(checkpoints, most_checkpoints(scheduling)))
-
-
-def most_checkpoints(scheduling: SchedulerConfig) -> int:
-    """Return how many checkpoints go with the tokens of all sequences that could run at once."""
-    return -(-scheduling.max_num_seqs * scheduling.max_model_len // TOKENS_PER_CHECKPOINT)
+    least = 2 * state_bytes + block_bytes
+    if memory_bytes < least:
+        raise ConfigError(
+            f"kv_cache_memory={memory_bytes:,} bytes do not hold a block and two states of "
+            f"{state_bytes:,} bytes, which one sequence needs: give at least {least:,}"
+        )
+    running = min(2 * scheduling.max_num_seqs, max(2, memory_bytes // (2 * state_bytes)))
+    left = memory_bytes - running * state_bytes
+    if not block_bytes:
+        slots = running + left // state_bytes
+        return max(1, slots * tokens_per_checkpoint // block_size), slots
+    per_checkpoint = state_bytes + tokens_per_checkpoint * block_bytes // block_size
+    slots = running + left // per_checkpoint
+    return max(1, (memory_bytes - slots * state_bytes) // block_bytes), slots
 
 
 def _most_held(window: int, block_size: int, scheduling: SchedulerConfig) -> int:

@@ -23,6 +23,7 @@ from ostinato.cache.block_table import BlockTable
 from ostinato.core.identity import PrefixKey
 from ostinato.hybrid.checkpoint import HeldStates
 from ostinato.hybrid.placement import Placement, place
+from ostinato.settings import StateConfig
 
 MOST_WAITING_CUTS = 4
 """Positions at which one prefill is cut for prompts that wait, at most."""
@@ -33,11 +34,14 @@ class StateCuts:
 
     Attributes:
         unit: Positions are multiples of it.
+        keeps_answers: Whether a state is kept at a request's end as well.
     """
 
-    def __init__(self, unit: int, placement: Placement, place_of_states: int) -> None:
-        """Cut at multiples of ``unit``; what is held of states is at a place of ``held``."""
-        self.unit = unit
+    def __init__(self, config: StateConfig, placement: Placement, place_of_states: int) -> None:
+        """Cut as configured; what is held of states is at a place of ``held``."""
+        self.unit = config.unit
+        self.keeps_answers = config.placement == "where_prompts_part"
+        self._config = config
         self._placement = placement
         self._place = place_of_states
 
@@ -51,10 +55,12 @@ class StateCuts:
             num_hit: Tokens that hit.
         """
         ends = {self._floor(num_tokens - 1)}
-        if num_seen > num_hit:
-            ends.add(self._floor(num_seen))
         first, last = num_hit // self.unit + 1, (num_tokens - 1) // self.unit
-        ends.update(depth * self.unit for depth in self._placement.choose(first, last))
+        if self._config.placement == "every_unit":
+            ends.update(depth * self.unit for depth in range(first, last + 1))
+        elif self._config.placement == "where_prompts_part":
+            ends.add(self._floor(max(num_seen, num_hit)))
+            ends.update(depth * self.unit for depth in self._placement.choose(first, last))
         held.cuts = sorted(end for end in ends if end > num_hit)
 
     def end_of_chunk(
@@ -63,7 +69,8 @@ class StateCuts:
         """Return where a chunk from ``start`` ends, at ``end`` or before; ``start`` if nowhere."""
         held = self._held(table)
         if table.writes:
-            self._cut_for(held, table.key, start, waiting)
+            if self.keeps_answers:
+                self._cut_for(held, table.key, start, waiting)
             following = bisect_right(held.cuts, start)
             if following < len(held.cuts) and held.cuts[following] <= end:
                 return held.cuts[following]

@@ -196,7 +196,7 @@ class StateGroup(LayerGroup):
         """Save the state that the step ends with, if it ends at a cut or decodes."""
         is_cut = num_tokens in held.cuts
         decodes = not held.cuts or num_tokens > held.cuts[-1]
-        if num_tokens % self.cuts.unit or not (is_cut or decodes):
+        if num_tokens % self.cuts.unit or not (is_cut or (decodes and self.cuts.keeps_answers)):
             return ()
         if not is_cut and len(held.blocks) > 1:
             slot = held.blocks.pop()

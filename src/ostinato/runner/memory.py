@@ -31,7 +31,7 @@ def num_blocks_for(
     """Return how many blocks the KV store shall have.
 
     Args:
-        bytes_per_block: Bytes of one block over all layers; 0 if none attends.
+        bytes_per_block: Bytes of one block over all layers.
         block_size: Tokens per block.
         max_num_seqs: Most sequences that run at once.
         max_model_len: Most tokens of one sequence.
@@ -50,15 +50,14 @@ def num_blocks_for(
         )
     if num_blocks is not None:
         return _at_least_one(num_blocks, f"num_blocks={num_blocks}", bytes_per_block)
-    most = max_num_seqs * -(-max_model_len // block_size)
-    if not bytes_per_block:
-        return most
     memory, setting = memory_for(kv_cache_memory, device)
     if reserved_bytes:
         setting += f", less {reserved_bytes:,} bytes for states,"
     fitting = (memory - reserved_bytes) // bytes_per_block
     found = _at_least_one(fitting, setting, bytes_per_block)
-    return found if kv_cache_memory is not None else min(most, found)
+    if kv_cache_memory is not None:
+        return found
+    return min(found, max_num_seqs * -(-max_model_len // block_size))
 
 
 def memory_for(kv_cache_memory: int | None, device: torch.device | str) -> tuple[int, str]:
