@@ -130,14 +130,16 @@ def size_pools(
     ]
     states = size_states(config, scheduling, loaded, sum(per_block))
     num_slots = 0 if states is None else states.num_slots
-    listed = num_slots * TOKENS_PER_CHECKPOINT // config.block_size
+    if not any(per_block):  # blocks only list the prefixes of states
+        listed = num_slots * TOKENS_PER_CHECKPOINT // config.block_size
+        return PoolSizes(config.num_blocks or listed, (), states)
     even = num_blocks_for(
         bytes_per_block=sum(per_block),
         block_size=config.block_size,
         max_num_seqs=scheduling.max_num_seqs,
         max_model_len=scheduling.max_model_len,
-        num_blocks=config.num_blocks or (None if any(per_block) else listed),
-        kv_cache_memory=config.kv_cache_memory if any(per_block) else None,
+        num_blocks=config.num_blocks,
+        kv_cache_memory=config.kv_cache_memory,
         reserved_bytes=num_slots * loaded.state_spec.bytes_per_slot,
         device=loaded.device,
     )
