@@ -74,7 +74,9 @@ def place(depths: Sequence[tuple[int, float]], start: int, budget: int) -> list[
     after = [weight for _, weight in depths]  # of all that part at a depth or behind it
     for i in range(len(depths) - 2, -1, -1):
         after[i] += after[i + 1]
-    choices = [((depths[i][0] - start) * after[i], (depths[i][0],)) for i in range(len(depths))]
+    choices: list[tuple[float, tuple[int, ...]]] = [
+        ((depth - start) * after[i], (depth,)) for i, (depth, _) in enumerate(depths)
+    ]
     best = max(choices, default=(0.0, ()))
     for _ in range(budget - 1):
         choices = [

@@ -282,9 +282,7 @@ class StateGroup(LayerGroup):
             return None
         return self._contents.get(self._hasher.digests(key, num_blocks)[num_blocks - 1])
 
-    def _publish(
-        self, table: BlockTable, held: HeldStates, num_tokens: int, slot: int
-    ) -> None:
+    def _publish(self, table: BlockTable, held: HeldStates, num_tokens: int, slot: int) -> None:
         """Make a saved state findable; it is evictable at once, as the newest."""
         key, last = table.key, num_tokens // self._hasher.block_size - 1
         digest = self._hasher.digests(key, last + 1)[last]
