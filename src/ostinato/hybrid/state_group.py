@@ -156,7 +156,8 @@ class StateGroup(LayerGroup):
             held.last = held.source
         if 0 < num_seen < len(key) - self.cuts.unit:
             self._placement.learn(num_seen // self.cuts.unit)
-        self.cuts.plan(held, len(key), num_seen, num_hit)
+        has_unused = self.pool.num_unused > self.pool.num_blocks // 4
+        self.cuts.plan(held, len(key), num_seen, num_hit, has_unused)
         return held
 
     def release_tail(self, held: HeldStates) -> None:
