@@ -208,9 +208,7 @@ def make_states(
     """Make the group of layers that keep states."""
     states, number = config.states, len(config.windows)
     assert states is not None
-    pool = make_group_pool(
-        config, states.num_slots, SLOTS_TO_GO_ON, clock, observers, number + 1
-    )
+    pool = make_group_pool(config, states.num_slots, SLOTS_TO_GO_ON, clock, observers, number + 1)
     placement = Placement(states.sparse_checkpoints)
     cuts = StateCuts(states, placement, number)
     return StateGroup(pool, hasher, copies, cuts, placement, orphans)

@@ -323,7 +323,8 @@ class Scenario:
             self.tiny.cancel(request_id)
         self._compare()
         receipt = self.cache.admin.erase(tenant)
-        *blocks, states = [*self.cache.admin.live_slots(), *([] if self.settings.states else [{}])]
+        blocks = self.cache.admin.live_slots()
+        states = blocks.pop() if self.settings.states else {}
         for slot in range(len(self.tiny.runner.states)):
             if slot not in states:
                 self.tiny.runner.states[slot] = "erased"

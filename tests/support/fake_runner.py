@@ -244,9 +244,9 @@ class FakeRunner:
         """Copy states to running slots, all at once; no two copies of a step meet in a slot."""
         targets = [copy.target for copy in (*plan.state_loads, *plan.state_saves)]
         assert len(set(targets)) == len(targets), "two copies of a step into one slot"
-        assert not {copy.source for copy in plan.state_loads} & set(targets), "loads what is written"
+        assert not {copy.source for copy in plan.state_loads} & set(targets), "it is written"
         running = {scheduled.state_slot for scheduled in plan.sequences}
-        assert not running & {copy.target for copy in plan.state_saves}, "saves over a running state"
+        assert not running & {copy.target for copy in plan.state_saves}, "it runs"
         for copy in plan.state_loads:
             self.states[copy.target] = "" if copy.source == -1 else self.states[copy.source]
 

@@ -141,7 +141,10 @@ class RefcountOracle:
             num_tokens = min(self._size, len(copy.content.name) // TOKEN_BYTES)
             self._check(group, copy.block, copy.content.digest, num_tokens)
         for checkpoint in self.checkpoints():
-            found, text = self._runner.states[checkpoint.block], self._texts[checkpoint.content.digest]
+            found, text = (
+                self._runner.states[checkpoint.block],
+                self._texts[checkpoint.content.digest],
+            )
             assert found == text[-1], f"slot {checkpoint.block}: {found}, not {text[-1]}"
 
     def _check(self, group: int, block: int, digest: bytes, num_tokens: int) -> None:

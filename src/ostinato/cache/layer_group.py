@@ -102,9 +102,7 @@ class LayerGroup(Protocol):
     def take(self, table: BlockTable, held: Any, num_tokens: int) -> None:
         """Give a table what its first ``num_tokens`` need; the caller knows that there is room."""
 
-    def publish(
-        self, table: BlockTable, held: Any, num_tokens: int
-    ) -> Sequence[tuple[int, bool]]:
+    def publish(self, table: BlockTable, held: Any, num_tokens: int) -> Sequence[tuple[int, bool]]:
         """Make findable what is computed after this step, or note that ``settle`` has to.
 
         Returns:

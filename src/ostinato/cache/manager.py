@@ -457,11 +457,11 @@ class CacheManager:
         pairs = zip_longest(self.layer_groups, match.group_tails)
         return [group.hold(key, match, tail) for group, tail in pairs]
 
-    def _make_table(
-        self, key: PrefixKey, blocks: "array[int]", held: list[Any]
-    ) -> BlockTable:
+    def _make_table(self, key: PrefixKey, blocks: "array[int]", held: list[Any]) -> BlockTable:
         """Make a table; it is numbered when it becomes live."""
-        rows = [h.blocks for group, h in zip(self.layer_groups, held, strict=True) if group.has_rows]
+        rows = [
+            h.blocks for group, h in zip(self.layer_groups, held, strict=True) if group.has_rows
+        ]
         table = BlockTable(key, blocks, key.identity.owner, groups=(blocks, *rows), held=held)
         table.needs_settling = bool(held)
         return table
@@ -493,7 +493,7 @@ class CacheManager:
         """Plan the copy of a tail into the block after the whole blocks that hit."""
         tail = match.tail
         assert tail is not None
-        sources, runs = [tail.block, *(entry.block for entry in match.group_tails)], []
+        sources, runs = [tail.block, *(t.block for t in match.group_tails)], list[CopyRun]()
         for group, source in enumerate(sources):
             target = BlockId(table.groups[group][len(match.blocks)])
             runs += self.copies.of_block(group, source, target, tail.num_tokens)

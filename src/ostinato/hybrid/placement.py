@@ -13,6 +13,9 @@ from math import inf
 _MOST_DEPTHS = 24
 """Depths that are considered for one prompt."""
 
+_LEAST_SHARE = 1 / 16
+"""Of all partings, those at one depth that make it worth a checkpoint."""
+
 _HALF_LIFE = 512
 """Partings after which an earlier one counts half."""
 
@@ -37,19 +40,24 @@ class Placement:
         if self._weight_of_next > 2**40 or len(self._weights) > 1024:
             self._shrink()
 
-    def choose(self, first: int, last: int) -> list[int]:
+    def choose(self, first: int, last: int, has_unused: bool) -> list[int]:
         """Choose depths ``first .. last`` to keep the states of.
 
-        Without a parting in that range, prompts are as likely to part anywhere in it.
+        Args:
+            first: Of the depths that will be computed.
+            last: Of them.
+            has_unused: Whether there are slots without content: then, where nothing is known of
+                these depths, prompts are taken to part anywhere. Otherwise a checkpoint would
+                cost another one, and only a depth at which many part is worth that.
         """
         if self.budget < 1 or last <= first:
             return []
-        known = [(d, w) for d, w in self._weights.items() if first <= d <= last]
-        known = sorted(sorted(known, key=lambda pair: -pair[1])[:_MOST_DEPTHS])
-        if not known:
+        least = _LEAST_SHARE * sum(self._weights.values())
+        known = [(d, w) for d, w in self._weights.items() if first <= d <= last and w >= least]
+        if not known and has_unused:
             step = max(1, (last - first + 1) // _MOST_DEPTHS)
             known = [(depth, 1.0) for depth in range(first, last + 1, step)]
-        return place(known, first - 1, self.budget)
+        return place(sorted(known), first - 1, self.budget)
 
     def _shrink(self) -> None:
         """Keep the weightiest depths, in small numbers."""
@@ -74,7 +82,9 @@ def place(depths: Sequence[tuple[int, float]], start: int, budget: int) -> list[
     after = [weight for _, weight in depths]  # of all that part at a depth or behind it
     for i in range(len(depths) - 2, -1, -1):
         after[i] += after[i + 1]
-    choices = [((depths[i][0] - start) * after[i], (depths[i][0],)) for i in range(len(depths))]
+    choices: list[tuple[float, tuple[int, ...]]] = [
+        ((depth - start) * after[i], (depth,)) for i, (depth, _) in enumerate(depths)
+    ]
     best = max(choices, default=(0.0, ()))
     for _ in range(budget - 1):
         choices = [

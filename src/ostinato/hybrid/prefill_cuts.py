@@ -45,7 +45,9 @@ class StateCuts:
         self._placement = placement
         self._place = place_of_states
 
-    def plan(self, held: HeldStates, num_tokens: int, num_seen: int, num_hit: int) -> None:
+    def plan(
+        self, held: HeldStates, num_tokens: int, num_seen: int, num_hit: int, has_unused: bool
+    ) -> None:
         """Note where a prompt's prefill is to be cut.
 
         Args:
@@ -53,6 +55,7 @@ class StateCuts:
             num_tokens: Of the prompt.
             num_seen: Tokens whose blocks are cached.
             num_hit: Tokens that hit.
+            has_unused: Whether there are slots without content.
         """
         ends = {self._floor(num_tokens - 1)}
         first, last = num_hit // self.unit + 1, (num_tokens - 1) // self.unit
@@ -60,7 +63,9 @@ class StateCuts:
             ends.update(depth * self.unit for depth in range(first, last + 1))
         elif self._config.placement == "where_prompts_part":
             ends.add(self._floor(max(num_seen, num_hit)))
-            ends.update(depth * self.unit for depth in self._placement.choose(first, last))
+            ends.update(
+                depth * self.unit for depth in self._placement.choose(first, last, has_unused)
+            )
         held.cuts = sorted(end for end in ends if end > num_hit)
 
     def end_of_chunk(

@@ -156,7 +156,8 @@ class StateGroup(LayerGroup):
             held.last = held.source
         if 0 < num_seen < len(key) - self.cuts.unit:
             self._placement.learn(num_seen // self.cuts.unit)
-        self.cuts.plan(held, len(key), num_seen, num_hit)
+        has_unused = self.pool.num_unused > self.pool.num_blocks // 4
+        self.cuts.plan(held, len(key), num_seen, num_hit, has_unused)
         return held
 
     def release_tail(self, held: HeldStates) -> None:
@@ -282,9 +283,7 @@ class StateGroup(LayerGroup):
             return None
         return self._contents.get(self._hasher.digests(key, num_blocks)[num_blocks - 1])
 
-    def _publish(
-        self, table: BlockTable, held: HeldStates, num_tokens: int, slot: int
-    ) -> None:
+    def _publish(self, table: BlockTable, held: HeldStates, num_tokens: int, slot: int) -> None:
         """Make a saved state findable; it is evictable at once, as the newest."""
         key, last = table.key, num_tokens // self._hasher.block_size - 1
         digest = self._hasher.digests(key, last + 1)[last]

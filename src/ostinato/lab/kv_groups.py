@@ -29,11 +29,13 @@ class KVGroups:
         full_bytes: In layers that keep every token; 0 if all have windows.
         windows: Tokens that a window sees and bytes of one token in its layers, by size.
         num_running: Sequences that run at once, whose windows must fit.
+        state_bytes: What layers that keep a state have of one sequence, or of one checkpoint.
     """
 
     full_bytes: int
     windows: tuple[tuple[int, int], ...] = ()
     num_running: int = 1
+    state_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a model that keeps nothing of a token.
@@ -119,7 +121,8 @@ def kv_groups(kv: KVBytes, num_running: int = 1, copies: int = 1) -> KVGroups:
             full += group.token_bytes * copies
         elif group.token_bytes:
             by_window[window] = by_window.get(window, 0) + group.token_bytes * copies
-    return KVGroups(full, tuple(sorted(by_window.items())), num_running)
+    states = kv.state_bytes * copies
+    return KVGroups(full, tuple(sorted(by_window.items())), num_running, states)
 
 
 def _window(window: int, num_blocks: int, block_tokens: int) -> WindowConfig:
