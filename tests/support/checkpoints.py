@@ -260,6 +260,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
 """Models with layers that carry a state, likewise."""
 
 UNSUPPORTED: dict[str, dict[str, Any]] = {
+    "rwkv": {"attention_hidden_size": 48},
     "t5": {"d_model": 48, "d_kv": 12, "d_ff": 64, "num_layers": 2, "num_heads": 4},
     "bloom": {"n_layer": 2, "n_head": 4},
     "falcon": {"num_hidden_layers": 2, "alibi": False},
