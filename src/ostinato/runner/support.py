@@ -10,6 +10,7 @@ refused                         why
 encoder-decoder                 every token sees the encoder's output, which is no prefix
 chunked attention (Llama 4)     which tokens are seen does not follow from a window
 bidirectional attention         a token's keys change when tokens follow
+states of unknown kinds (RWKV)  see ``states.recurrences`` for those that are known
 no attention interface (ALiBi)  the attention cannot be replaced by one that reads blocks
 unknown kinds of RoPE           frequencies might depend on how long the call is
 ==============================  ==========================================================
