@@ -171,6 +171,8 @@ def _size(text: str, trace: BlockTrace, kv: KVGroups | None) -> int:
             f"capacity={text!r} is memory, and what a token takes is not known: add --model, or "
             "give blocks"
         )
+    if kv.state_bytes:  # rows share this memory between blocks and states
+        return max(1, kv.blocks(memory, trace.block_tokens)[0])
     return kv.pools(memory, trace.block_tokens).full
 
 

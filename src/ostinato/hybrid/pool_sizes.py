@@ -17,8 +17,8 @@ from ostinato.settings import window_blocks
 _PREFIXES_PER_BLOCK = 4
 """Blocks of group 0 per block of a window, where group 0 has no bytes and only lists prefixes."""
 
-TOKENS_PER_CHECKPOINT = 1024
-"""New tokens per checkpoint that are assumed before traffic tells: a turn of a conversation."""
+TOKENS_PER_CHECKPOINT = 4096
+"""New tokens per useful checkpoint before traffic tells: between long prompts and short turns."""
 
 
 def split_pools(

@@ -110,13 +110,13 @@ class StateCounts:
         num_again_tokens: Tokens whose blocks hit and that were computed again for their states.
     """
 
-    num_slots: int
-    num_running: int
-    num_checkpoints: int
-    num_kept: int
-    num_evicted: int
-    num_hits: int
-    num_again_tokens: int
+    num_slots: int = 0
+    num_running: int = 0
+    num_checkpoints: int = 0
+    num_kept: int = 0
+    num_evicted: int = 0
+    num_hits: int = 0
+    num_again_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -26,6 +26,7 @@ from prometheus_client.registry import Collector
 
 import ostinato
 from ostinato.engine.snapshot import Snapshot
+from ostinato.observe.counters import StateCounts
 from ostinato.observe.histogram import Histogram
 from ostinato.server.accounts import PromptTokens
 from ostinato.server.call import GenerateCall
@@ -323,9 +324,7 @@ def _blocks(seen: Snapshot) -> Iterable[Metric]:
 
 
 def _states(seen: Snapshot) -> Iterable[Metric]:
-    states = seen.cache.states
-    if states is None:
-        return
+    states = seen.cache.states or StateCounts()
     slots = GaugeMetricFamily(
         "ostinato_state_slots",
         "Slots of states by use: running (of one sequence, or of a checkpoint that it reads), "
