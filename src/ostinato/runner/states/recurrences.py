@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers.activations import ACT2FN
 
 from ostinato.runner.native import delta
 from ostinato.runner.native.library import library
@@ -131,6 +132,21 @@ class ShortConvolution(Recurrence):
         seen = torch.cat([state, inputs], dim=-1)
         convolved = call.changed(lambda name, value: seen if name == "hidden_states" else value)
         return convolved.run()[..., -num_tokens:], seen[..., num_tokens:]
+
+    def step(self, call: Call, states: State) -> tuple[Tensor, State]:
+        """Add up what one output sees; see ``Recurrence``.
+
+        A convolution of so few inputs takes nine times as long on a CPU, where it is one for each
+        channel and sequence.
+        """
+        inputs, weight, bias = (call[name] for name in ("hidden_states", "weight", "bias"))
+        seen = torch.cat([states, inputs], dim=-1)
+        wide = torch.promote_types(seen.dtype, torch.float32)
+        output = torch.einsum("nck,ck->nc", seen.to(wide), weight.to(wide))
+        output = (output if bias is None else output + bias).to(inputs.dtype)
+        if call["activation"] is not None:
+            output = ACT2FN[call["activation"]](output)
+        return output[..., None], seen[..., 1:]
 
 
 class GatedDeltaRule(Recurrence):
