@@ -158,13 +158,18 @@ def size_states(
     """Say how many states the pool shall have; None for a model without.
 
     Raises:
-        ConfigError: Not two of them fit, or it is unknown how much memory is free.
+        ConfigError: Not two of them fit, the model has no use for those that are configured, or
+            it is unknown how much memory is free.
     """
-    state_bytes = loaded.state_spec.bytes_per_slot
+    state_bytes, asked_for = loaded.state_spec.bytes_per_slot, config.num_state_slots
+    if not state_bytes and asked_for is not None:
+        raise ConfigError(
+            f"num_state_slots={asked_for}: no layer of {loaded.name!r} carries a state: unset it"
+        )
     if not state_bytes:
         return None
-    if config.num_state_slots is not None:
-        return StateConfig(config.num_state_slots)
+    if asked_for is not None:
+        return StateConfig(asked_for)
     running = 2 * scheduling.max_num_seqs
     memory, _ = memory_for(config.kv_cache_memory, loaded.device)
     if config.num_blocks is None:
