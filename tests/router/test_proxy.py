@@ -198,6 +198,25 @@ def test_keys_open_routes_and_no_body_is_read_without_one(tmp_path):
     asyncio.run(scene())
 
 
+def test_the_tokens_per_minute_of_a_key_are_those_of_the_fleet(tmp_path):
+    keys = tmp_path / "keys.json"
+    ann = add_key(keys, "ann", tokens_per_minute=600)
+
+    async def tell(worker: StubWorker, request: web.Request, fields: Any) -> web.Response:
+        return web.json_response({"usage": {"completion_tokens": 700}})
+
+    async def scene() -> None:
+        workers = names("a", "b")
+        for worker in workers:
+            worker.answer = tell
+        headers = {"Authorization": f"Bearer {ann}"}
+        async with routed(*workers, keys_file=str(keys)) as router:
+            assert await status_of(router, json={"prompt": "To be"}, headers=headers) == 200
+            assert await status_of(router, json={"prompt": "or not"}, headers=headers) == 429
+
+    asyncio.run(scene())
+
+
 def test_nothing_but_the_operators_workers_is_ever_connected_to():
     """Not by redirects, whole addresses in the request line, foreign pages, or headers."""
 

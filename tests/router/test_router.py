@@ -312,3 +312,21 @@ def test_memory_stays_flat_over_many_requests(num_requests):
     assert router.num_tokens <= 4_000
     assert sum(status.num_requests for status in router.workers(0)) == 0
     router.check()
+
+
+def test_a_worker_that_broke_answers_off_may_have_lost_what_it_was_guessed_to_have():
+    router = fleet("ab")
+    decision = router.route(prompt(LONG), 0)
+    router.finished(decision, 1)
+    assert router.interrupted(decision.worker) is None
+    assert all(each.expected_tokens == 0 for each in router.look_up(prompt(LONG), 2))
+    router.check()
+
+
+def test_events_of_a_worker_that_broke_answers_off_are_doubted_until_a_replay():
+    router = fleet("a")
+    router.apply("a", batch(0, stored("ABCD")), 0)
+    missing = router.interrupted("a")
+    assert picture(router, "ABCDE") == "a:degraded 4"
+    assert router.replayed("a", [batch(missing.replay_from, stored("ABCD"))], 1) is None
+    assert picture(router, "ABCDE") == "a:exact 4"

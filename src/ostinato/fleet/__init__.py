@@ -4,7 +4,7 @@ Files in reading order:
 
 * ``config``: what may be set of it?
 * ``prompts``: which part of a request's body decides where it goes?
-* ``tokenizer``, ``tokens``: which tokens will the workers see?
+* ``known_texts``, ``tokenizer``, ``tokens``: which tokens will the workers see?
 * ``kv_feed``: which events did a worker publish, and what is fetched where some are missing?
 * ``worker``, ``fleet``: which workers are there, and which of them are well?
 * ``decisions``: which requests went where, and why?

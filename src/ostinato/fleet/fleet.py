@@ -170,12 +170,21 @@ class Fleet:
             await worker.probe()
             if not worker.is_well:
                 continue
-            if worker.was_gone:
-                worker.was_gone = False
-                self.router.restarted(worker.name)
-                if worker.feed is not None:
-                    await worker.feed.begin()
+            await self._settle(worker)
             await self._listen(worker)
+
+    async def _settle(self, worker: Worker) -> None:
+        """Find out what a worker has cached that may have been started anew."""
+        was_gone, broke_off = worker.was_gone, worker.broke_off
+        worker.was_gone = worker.broke_off = False
+        if was_gone:
+            self.router.restarted(worker.name)
+            if worker.feed is not None:
+                await worker.feed.begin()
+        elif broke_off:
+            missing = self.router.interrupted(worker.name)
+            if worker.feed is not None:
+                await worker.feed.fill(missing)
 
     async def _notice_silence(self) -> None:
         """Fetch what silent workers may have published."""

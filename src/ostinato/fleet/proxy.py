@@ -88,6 +88,7 @@ class Proxy:
             await self._admission.read(job)
             job.prompt = await self._prompt(job)
             job.asked, job.tells = await self.ask(job.prompt, job.caller, request.headers)
+            self._admission.rate_limit.charge(job.caller, job.asked.num_tokens)
             return await self._serve(job)
         finally:
             self._admission.leave(job)
@@ -223,6 +224,7 @@ class Proxy:
             raise
         finally:
             worker.num_live -= 1
+            self._admission.rate_limit.charge(job.caller, peek.generated_tokens)
             self._ended(kept, status, peek)
 
     async def _exchange(

@@ -6,6 +6,9 @@ from enum import Enum
 
 from ostinato.core.identity import ImageSpan
 
+CHARACTERS_PER_TOKEN = 4
+"""Of English text, roughly: for counts, and for how finely texts without tokens are compared."""
+
 
 class WorkerState(Enum):
     """How the router knows what a worker has cached."""
@@ -43,6 +46,11 @@ class RouteRequest:
     session: str = ""
     tenant: str = ""
     max_tokens: int = 256
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the prompt; of a text without a tokenizer, what it has roughly."""
+        return len(self.tokens) // (CHARACTERS_PER_TOKEN if self.characters else 1)
 
     @classmethod
     def of_text(cls, text: str, session: str = "") -> "RouteRequest":

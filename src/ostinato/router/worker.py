@@ -2,11 +2,17 @@
 
 from dataclasses import dataclass, field
 
-from ostinato.router.decision import Candidate, Resync, WorkerState, WorkerStatus
+from ostinato.router.decision import (
+    CHARACTERS_PER_TOKEN,
+    Candidate,
+    Resync,
+    RouteRequest,
+    WorkerState,
+    WorkerStatus,
+)
 from ostinato.router.event_feed import EventFeed
 from ostinato.router.load import Load
 from ostinato.router.lookup import Found
-
 
 @dataclass(slots=True)
 class Worker:
@@ -42,6 +48,10 @@ class Worker:
     def block_size(self) -> int:
         """Tokens per block, as its events say, or as it was announced."""
         return self.feed.block_size or self.announced_size
+
+    def compared_size(self, request: RouteRequest) -> int:
+        """Return the size of the pieces that a prompt is compared by: a block's worth of text."""
+        return self.block_size * (CHARACTERS_PER_TOKEN if request.characters else 1)
 
     def candidate(self, num_tokens: int, found: Found, is_blind: bool) -> Candidate:
         """Return what it would have to do for a prompt; a blind one no event can tell of."""
