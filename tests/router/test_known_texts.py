@@ -7,7 +7,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ostinato.fleet.known_texts import KnownTexts
 
-WORDS = ["thou", "art", "Romeo,", "wherefore", "banished;", "naïve", "x=1", "\n", "  ", "🌹", "1597"]
+WORDS = [
+    "thou",
+    "art",
+    "Romeo,",
+    "wherefore",
+    "banished;",
+    "naïve",
+    "x=1",
+    "\n",
+    "  ",
+    "🌹",
+    "1597",
+]
 
 
 def tokenizer() -> Tokenizer:

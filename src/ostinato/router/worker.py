@@ -14,6 +14,7 @@ from ostinato.router.event_feed import EventFeed
 from ostinato.router.load import Load
 from ostinato.router.lookup import Found
 
+
 @dataclass(slots=True)
 class Worker:
     """What it has cached, and what runs there.

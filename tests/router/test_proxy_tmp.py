@@ -1,0 +1,374 @@
+"""What passes through the router, and what happens where something breaks, before stub workers."""
+
+import asyncio
+import gzip
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from ostinato.server.keys import add_key
+from tests.router.stub_workers import Routed, StubWorker, names, routed, stream
+from tests.support.waiting import until
+
+
+async def status_of(router: Routed, path: str = "/v1/completions", **request: Any) -> int:
+    async with router.client.post(router.url + path, **request) as answer:
+        await answer.read()
+        return answer.status
+
+
+def test_bodies_and_answers_pass_byte_for_byte():
+    """Spaces, unknown fields, packed answers and queries; headers of one connection do not."""
+    packed = gzip.compress(b"ay")
+
+    async def answer(worker: StubWorker, request: web.Request, fields: Any) -> web.Response:
+        headers = {
+            "Content-Encoding": "gzip",
+            "X-Cache": "warm",
+            "Connection": "X-Own",
+            "X-Own": "1",
+        }
+        assert request.query_string == "beta=true"
+        return web.Response(body=packed, headers=headers)
+
+    async def scene() -> None:
+        [worker] = names("a")
+        worker.answer = answer
+        body = b'{ "prompt":"\xc3\xa9" ,\n"odd": [1 , 2],"prompt_cache_key":null}'
+        async with routed(worker) as router:
+            url = f"{router.url}/v1/messages?beta=true"
+            sent = {"X-Mine": "1", "Authorization": "Bearer k", "x-ostinato-worker": "evil"}
+            async with router.client.post(url, data=body, headers=sent) as got:
+                assert await got.read() == b"ay"
+                assert got.headers["X-Cache"] == "warm" and "X-Own" not in got.headers
+                assert got.headers["x-ostinato-worker"] == "a"
+        assert worker.bodies == [body]
+        [headers] = worker.headers
+        assert (headers["X-Mine"], headers["Authorization"]) == ("1", "Bearer k")
+        assert "x-ostinato-worker" not in headers
+
+    asyncio.run(scene())
+
+
+def test_a_client_that_goes_away_takes_its_request_along():
+    """Before the first byte, and in the middle of a stream."""
+
+    async def hang(worker: StubWorker, request: web.Request, fields: Any) -> web.StreamResponse:
+        response = web.StreamResponse()
+        if fields["begins"]:
+            await response.prepare(request)
+            await response.write(b"data: 1\n\n")
+        await asyncio.Event().wait()
+        return response
+
+    async def leave(router: Routed, worker: StubWorker, begins: bool) -> None:
+        sent, gone = len(worker.bodies) + 1, worker.gone + 1
+        post = router.client.post(f"{router.url}/v1/completions", json={"begins": begins})
+        task = asyncio.ensure_future(post.__aenter__())
+        await until(lambda: len(worker.bodies) == sent)
+        if begins:
+            (await task).close()
+        else:
+            task.cancel()
+        await until(lambda: worker.gone == gone)
+
+    async def scene() -> None:
+        [worker] = names("a")
+        worker.answer = hang
+        async with routed(worker) as router:
+            for begins in (False, True):
+                await leave(router, worker, begins)
+            await until(lambda: router.app.fleet.num_live == 0)
+
+    asyncio.run(scene())
+
+
+def test_a_request_is_tried_elsewhere_only_while_no_byte_was_sent():
+    async def break_off(
+        worker: StubWorker, request: web.Request, fields: Any
+    ) -> web.StreamResponse:
+        response = web.StreamResponse()
+        if fields["begins"]:
+            await response.prepare(request)
+            await response.write(b"data: 1\n\n")
+            await asyncio.sleep(0.05)  # so that it has left before the end
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    async def scene() -> None:
+        broken, sound = workers = names("broken", "sound")
+        broken.answer = break_off
+        async with routed(*workers, policy="round_robin") as router:
+            for _ in range(4):
+                status, answer = await router.post({"begins": False})
+                assert (status, answer["by"]) == (200, "sound")
+            before = len(broken.bodies) + len(sound.bodies)
+            outcomes = []
+            for _ in range(2):
+                try:
+                    outcomes.append((await router.post({"begins": True}))[1]["by"])
+                except aiohttp.ClientPayloadError:
+                    outcomes.append("broke off")
+            assert sorted(outcomes) == ["broke off", "sound"]
+            assert len(broken.bodies) + len(sound.bodies) == before + 2
+
+    asyncio.run(scene())
+
+
+def test_a_worker_that_cannot_is_passed_over_and_if_none_can_its_answer_is_handed_on():
+    async def refuse(worker: StubWorker, request: web.Request, fields: Any) -> web.Response:
+        return web.json_response({"error": worker.name}, status=503)
+
+    async def scene() -> None:
+        full, free = workers = names("full", "free")
+        full.answer = refuse
+        async with routed(*workers) as router:
+            assert [(await router.post({}))[1]["by"] for _ in range(4)] == ["free"] * 4
+            free.answer = refuse
+            status, answer = await router.post({})
+            assert (status, answer["error"] in ("full", "free")) == (503, True)
+            await asyncio.gather(full.kill(), free.kill())
+            status, answer = await router.post({})
+            assert (status, answer["error"]["code"]) == (503, "no_worker")
+
+    asyncio.run(scene())
+
+
+def test_workers_join_and_leave_while_requests_run():
+    async def scene() -> None:
+        first, second = names("first", "second")
+        await second.begin()
+        gate = asyncio.Event()
+
+        async def wait(worker: StubWorker, request: web.Request, fields: Any) -> web.Response:
+            await gate.wait()
+            return web.json_response({"by": worker.name})
+
+        first.answer = wait
+        async with routed(first) as router:
+            running = asyncio.create_task(router.post({"prompt": "long"}))
+            await until(lambda: first.bodies)
+            status, _ = await router.post({"url": second.url, "name": "second"}, "/admin/workers")
+            assert status == 201
+            async with router.client.delete(f"{router.url}/admin/workers/first") as answer:
+                assert (answer.status, (await answer.json())["num_live"]) == (202, 1)
+            await until(lambda: router.app.fleet.workers["second"].is_well)
+            assert (await router.post({"prompt": "long"}))[1]["by"] == "second"
+            assert list(router.app.fleet.workers) == ["first", "second"]
+            gate.set()
+            assert (await running)[1]["by"] == "first"
+            await until(lambda: list(router.app.fleet.workers) == ["second"])
+            status, _ = await router.post({"url": f"{second.url}/v1?x=1"}, "/admin/workers")
+            assert status == 400
+        await second.end()
+
+    asyncio.run(scene())
+
+
+def test_keys_open_routes_and_no_body_is_read_without_one(tmp_path):
+    keys = tmp_path / "keys.json"
+    root, ann = add_key(keys, "ops", administers=True), add_key(keys, "ann", max_requests=1)
+
+    async def scene() -> None:
+        [worker] = names("a")
+        settings = {"keys_file": str(keys), "worker_key": "theirs", "replace_keys": True}
+        async with routed(worker, max_body_bytes=1000, **settings) as router:
+            as_ann, as_root = ({"Authorization": f"Bearer {key}"} for key in (ann, root))
+            assert await status_of(router, json={}) == 401
+            assert await status_of(router, json={}, headers={"x-api-key": ann}) == 200
+            assert worker.headers[0]["Authorization"] == "Bearer theirs"
+            assert "x-api-key" not in worker.headers[0]
+            for path in ("/route", "/admin/workers"):
+                assert await status_of(router, path, json={}, headers=as_ann) == 403
+            assert await status_of(router, "/route", json={}, headers=as_root) == 200
+            large = b"x" * 2000
+            assert await status_of(router, data=large, headers=as_ann) == 413
+
+            async def pieces():
+                for _ in range(20):
+                    yield b"y" * 100
+
+            assert await status_of(router, data=pieces(), headers=as_ann) == 413
+            assert len(worker.bodies) == 1
+
+    asyncio.run(scene())
+
+
+def test_the_tokens_per_minute_of_a_key_are_those_of_the_fleet(tmp_path):
+    keys = tmp_path / "keys.json"
+    ann = add_key(keys, "ann", tokens_per_minute=600)
+
+    async def tell(worker: StubWorker, request: web.Request, fields: Any) -> web.Response:
+        return web.json_response({"usage": {"completion_tokens": 700}})
+
+    async def scene() -> None:
+        workers = names("a", "b")
+        for worker in workers:
+            worker.answer = tell
+        headers = {"Authorization": f"Bearer {ann}"}
+        async with routed(*workers, keys_file=str(keys)) as router:
+            assert await status_of(router, json={"prompt": "To be"}, headers=headers) == 200
+            assert await status_of(router, json={"prompt": "or not"}, headers=headers) == 429
+
+    asyncio.run(scene())
+
+
+def test_nothing_but_the_operators_workers_is_ever_connected_to():
+    """Not by redirects, whole addresses in the request line, foreign pages, or headers."""
+
+    async def redirect(worker: StubWorker, request: web.Request, fields: Any) -> web.Response:
+        return web.Response(status=307, headers={"Location": "http://127.0.0.1:1/v1/completions"})
+
+    async def scene() -> None:
+        [worker] = names("a")
+        worker.answer = redirect
+        async with routed(worker) as router:
+            post = router.client.post(
+                f"{router.url}/v1/completions", json={}, allow_redirects=False
+            )
+            async with post as answer:
+                assert answer.status == 307
+            for header in ("Host", "Origin"):
+                foreign = {header: "http://evil.example" if header == "Origin" else "evil.example"}
+                assert await status_of(router, json={}, headers=foreign) == 403
+            port = int(router.url.rpartition(":")[2])
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            line = b"POST http://127.0.0.1:1/v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            writer.write(line + b"Content-Length: 2\r\n\r\n{}")
+            assert b" 307 " in await reader.readline()
+            writer.close()
+            assert len(worker.bodies) == 2
+
+    asyncio.run(scene())
+
+
+def test_a_route_can_be_asked_for_alone_with_its_reasons():
+    """For those who keep their gateway; a dry run leaves nothing behind."""
+
+    async def scene() -> None:
+        workers = names("a", "b")
+        async with routed(*workers) as router:
+            body = {"prompt": "to be or not to be " * 20}
+            _, told = await router.post(body, "/route?dry_run=1")
+            assert told["status"] == "explained" and told["url"] in [w.url for w in workers]
+            _, told = await router.post(body, "/route")
+            assert {row["worker"] for row in told["candidates"]} == {"a", "b"}
+            assert told["state"] == "guessed" and told["explanation"]
+            path = f"{router.url}/route/{told['decision']}"
+            async with router.client.delete(path) as answer:
+                assert (await answer.json())["status"] == "finished"
+            async with router.client.delete(path) as answer:
+                assert answer.status == 409
+            async with router.client.get(path) as answer:
+                assert (await answer.json())["worker"] == told["worker"]
+            _, again = await router.post(body, "/route")
+            assert again["worker"] == told["worker"] and again["expected_cached_tokens"] > 300
+            assert not any(worker.bodies for worker in workers)
+            async with router.client.get(f"{router.url}/metrics") as answer:
+                assert 'ostinato_router_worker_up{worker="a"} 1.0' in await answer.text()
+
+    asyncio.run(scene())
+
+
+def test_a_prompt_is_prewarmed_at_as_many_workers_as_asked_for():
+    async def scene() -> None:
+        workers = names("a", "b", "c")
+        async with routed(*workers) as router:
+            body = {"prompt": "All the world's a stage. " * 20}
+            _, first = await router.post(body, "/admin/prewarm?copies=2")
+            assert [row["status"] for row in first["sent"]] == ["finished"] * 2
+            assert [len(worker.bodies) for worker in workers].count(1) == 2
+            _, again = await router.post(body, "/admin/prewarm?copies=3")
+            assert len(again["sent"]) == 1 and all(worker.bodies for worker in workers)
+            assert json.loads(workers[0].bodies[0]) == {**body, "max_tokens": 1, "stream": False}
+
+    asyncio.run(scene())
+
+
+def test_a_request_goes_to_a_worker_that_serves_its_model():
+    async def scene() -> None:
+        large, small = workers = names("large", "small")
+        large.models, small.models = ("l",), ("s", "both")
+        async with routed(*workers) as router:
+            for model, by in (("l", "large"), ("s", "small")):
+                for _ in range(3):
+                    assert (await router.post({"model": model}))[1]["by"] == by
+            async with router.client.get(f"{router.url}/v1/models") as answer:
+                listed = [model["id"] for model in (await answer.json())["data"]]
+            assert listed == ["l", "s", "both"]
+            assert (await router.post({"model": "none"}))[0] == 200, "a worker says so, not we"
+
+    asyncio.run(scene())
+
+
+# A connection that asyncio accepts while a stub is killed may stay open in the stub.
+
+
+@pytest.mark.parametrize(
+    "num_requests", [300, pytest.param(10_000, marks=pytest.mark.nightly)], ids=str
+)
+def test_workers_that_are_killed_at_random_lose_nothing_that_had_not_begun(num_requests: int):
+    """Each whole answer is that of its request, once; only begun streams may break off."""
+    import random
+
+    chance = random.Random(num_requests)
+
+    async def slow(worker: StubWorker, request: web.Request, fields: Any) -> web.StreamResponse:
+        for _ in range(chance.randrange(4)):
+            await asyncio.sleep(0)
+        if fields["stream"]:
+            return await stream(worker, request, fields)
+        return web.json_response(fields)
+
+    async def ask(router: Routed, number: int, tally: dict[str, int]) -> None:
+        body = {"prompt": f"request {number}", "stream": number % 2 == 0, "pieces": 8}
+        begun = b""
+        try:
+            async with router.client.post(f"{router.url}/v1/completions", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+                async for piece in answer.content.iter_any():
+                    begun += piece
+        except aiohttp.ClientPayloadError:
+            assert body["stream"], "a whole answer was cut"
+            tally["broke off"] += 1
+            return
+        if body["stream"]:
+            wanted = (
+                "".join(f"data: request {number}/{i}\n\n" for i in range(8)) + "data: [DONE]\n\n"
+            )
+            assert begun.decode() == wanted
+        else:
+            assert json.loads(begun) == body
+        tally["whole"] += 1
+
+    async def kill_now_and_then(workers: list[StubWorker], done: asyncio.Event) -> None:
+        while not done.is_set():
+            worker = chance.choice(workers)
+            await worker.kill()
+            await asyncio.sleep(0.01)
+            await worker.begin()
+            await asyncio.sleep(0.01)
+
+    async def scene() -> dict[str, int]:
+        workers = names("a", "b", "c", "d")
+        for worker in workers:
+            worker.answer = slow
+        tally, done = {"whole": 0, "broke off": 0, "kills": 0}, asyncio.Event()
+        async with routed(*workers, retries=6) as router:
+            killing = asyncio.create_task(kill_now_and_then(workers, done))
+            for start in range(0, num_requests, 20):
+                batch = range(start, min(start + 20, num_requests))
+                await asyncio.gather(*(ask(router, number, tally) for number in batch))
+            done.set()
+            await killing
+            await until(lambda: router.app.fleet.num_live == 0)
+            router.app.fleet.router.check()
+        return tally
+
+    tally = asyncio.run(scene())
+    assert tally["whole"] + tally["broke off"] == num_requests
+    assert tally["whole"] > num_requests / 2
