@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.peers.routers import DYNAMO, NAMES, DynamoRouter, HttpRouter, Peer
+from benchmarks.peers.routers import DYNAMO, NAMES, DynamoRouter, HttpRouter
 from ostinato.core.config import SchedulerConfig
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import CostModel
@@ -121,10 +121,10 @@ class Bench:
 
 
 @contextmanager
-def peer(python: Path, name: str, bench: Bench) -> Iterator[Peer]:
+def peer(python: Path, name: str, bench: Bench) -> Iterator[DynamoRouter | HttpRouter]:
     """Start a router of others, and stop it."""
     trace, num_blocks = bench.trace, bench.fleet.cache.num_blocks
-    router: Peer
+    router: DynamoRouter | HttpRouter
     if name == DYNAMO:
         router = DynamoRouter(python, trace, NUM_REPLICAS, num_blocks)
     else:

@@ -184,7 +184,7 @@ def spread_quickly(router, requests, gap_s: float) -> Counter:
 
 def test_a_hot_tenant_is_spread_and_leaves_the_others_their_hits():
     """Half of the traffic is one tenant's, behind one prefix; sixteen others go on with theirs."""
-    router, turns = fleet("abcd"), [""] * 16
+    router, turns, hits, possible = fleet("abcd"), [""] * 16, 0, 0
     for number in range(320):
         other = number // 2 % 16
         if number % 2:
@@ -192,11 +192,13 @@ def test_a_hot_tenant_is_spread_and_leaves_the_others_their_hits():
         salt = str(other) if number % 2 else "hot"
         text = turns[other] if number % 2 else LONG + f"{number:>4}" * 50
         decision = router.route(prompt(text, salt=salt, session=salt), number / 4)
-        expected = len(text) - 40 if number > 40 else 0
-        assert decision.expected_cached_tokens >= expected or salt == "hot", "another lost its hit"
+        if salt != "hot":
+            hits += decision.expected_cached_tokens
+            possible += len(text) - 40
         router.first_token(decision, number / 4)
         router.finished(decision, number / 4)
     work = [status.assigned_tokens for status in router.workers(80)]
+    assert hits > 0.9 * possible
     assert max(work) < 1.3 * sum(work) / len(work)
 
 
