@@ -37,6 +37,7 @@ class StubWorker:
     gone: int = 0
     url: str = ""
     health: int = 200
+    is_ours: bool = False
     models: tuple[str, ...] = ()
     _runner: web.AppRunner | None = None
     _port: int = 0
@@ -47,6 +48,9 @@ class StubWorker:
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_route("*", "/v1/{rest:.*}", self._generate)
+        if self.is_ours:
+            app.router.add_get("/admin/kv/events", self._no_events)
+            app.router.add_route("*", "/admin/public/{rest:.*}", self._public)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.01)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True).start()
@@ -72,6 +76,12 @@ class StubWorker:
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(status=self.health)
+
+    async def _no_events(self, _: web.Request) -> web.Response:
+        return web.json_response({"endpoint": None})
+
+    async def _public(self, request: web.Request) -> web.Response:
+        return web.json_response({"num_tokens": len((await request.json()).get("prompt", ()))})
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": model} for model in self.models]})

@@ -10,6 +10,7 @@ Files in reading order:
 * ``decisions``: which requests went where, and why?
 * ``peek``: what does an answer say of itself?
 * ``admission``: which requests are let in, and how much of a body?
+* ``public_prefixes``: which prefixes do all tenants share, and where?
 * ``headers``: which headers pass on, and which are set here?
 * ``proxy``: which way does a request take, and its answer?
 * ``metrics``, ``admin``: what may operators know and change?

@@ -169,6 +169,18 @@ class Worker:
             tokens = told.get("tokens") if isinstance(told, dict) else None
             return tokens if isinstance(tokens, list) else None
 
+    async def administer(self, method: str, path: str, body: bytes) -> dict[str, Any]:
+        """Return the answer of one of its administration's routes, an error's included."""
+        async with self.session.request(
+            method,
+            self.spec.url + path,
+            data=body,
+            headers={**self._headers(), "Content-Type": "application/json"},
+            allow_redirects=False,
+        ) as answer:
+            told = msgspec.json.decode(await _bounded(answer, _MOST_ANSWER_BYTES))
+            return told if isinstance(told, dict) else {"error": f"status {answer.status}"}
+
     def cancel(self) -> None:
         """Stop looking at it."""
         for task in self.tasks:

@@ -1,7 +1,7 @@
 """What is asked of the router, and what it answers: values without behaviour."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 from ostinato.core.identity import ImageSpan
@@ -36,6 +36,7 @@ class RouteRequest:
         session: Conversation that the request belongs to; empty if unknown.
         tenant: For the caller's counts; no choice depends on it.
         max_tokens: Most tokens of the answer, likewise.
+        held: Tokens of the prompt that workers have cached for all tenants, by name.
     """
 
     tokens: Sequence[int]
@@ -46,6 +47,7 @@ class RouteRequest:
     session: str = ""
     tenant: str = ""
     max_tokens: int = 256
+    held: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:

@@ -273,10 +273,8 @@ class Router:
             worker.load.decay(now, recent_s)
         sizes = [(worker.bit, worker.compared_size(request)) for worker in workers]
         found = look_up(self._tree, request, sizes, now)
-        n = len(request.tokens)
         candidates = [
-            worker.candidate(n, each, request.characters)
-            for worker, each in zip(workers, found, strict=True)
+            worker.candidate(request, each) for worker, each in zip(workers, found, strict=True)
         ]
         return workers, found, candidates
 
