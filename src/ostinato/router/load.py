@@ -2,8 +2,7 @@
 
 All figures are in tokens to compute. A paced session does nothing between its turns, but it comes
 back: its worker's *recent* work decays over as long as sessions take to return, which is measured,
-so that a worker never looks idle just because its agents think; and over so many requests at least
-that a lasting imbalance stands out from chance.
+so that a worker never looks idle just because its agents think.
 """
 
 from collections import OrderedDict
@@ -15,9 +14,6 @@ from ostinato.router.prefix_tree import Node
 
 MAX_SESSIONS = 100_000
 """Sessions whose last turn is remembered, the latest."""
-
-RECENT_REQUESTS = 64
-"""Of each worker, that recent work is of, at least."""
 
 
 @dataclass(slots=True)
@@ -42,29 +38,12 @@ class Assigned:
 
 
 class ReturnTimes:
-    """How long sessions take from the end of one turn to the next, and requests to arrive.
-
-    Attributes:
-        mean_s: Between the turns of a session.
-        gap_s: Between two arrivals.
-    """
+    """How long sessions take from the end of one turn to the next."""
 
     def __init__(self) -> None:
         """Start with a guess, which measurements replace."""
         self._ended: OrderedDict[str, float] = OrderedDict()
-        self._arrived_at: float | None = None
         self.mean_s = 30.0
-        self.gap_s = 0.0
-
-    def recent_s(self, num_workers: int) -> float:
-        """Return how long work counts as recent."""
-        return max(self.mean_s, self.gap_s * RECENT_REQUESTS * num_workers)
-
-    def arrived(self, now: float) -> None:
-        """Note an arrival."""
-        if self._arrived_at is not None:
-            self.gap_s += (max(0.0, now - self._arrived_at) - self.gap_s) / 64
-        self._arrived_at = now
 
     def ended(self, session: str, now: float) -> None:
         """Note that a turn ended."""

@@ -268,9 +268,8 @@ class Router:
             for worker in self._workers.values()
             if not worker.is_draining and worker.name not in left_out
         ]
-        recent_s = self._returns.recent_s(len(workers))
         for worker in workers:
-            worker.load.decay(now, recent_s)
+            worker.load.decay(now, self._returns.mean_s)
         sizes = [(worker.bit, worker.compared_size(request)) for worker in workers]
         found = look_up(self._tree, request, sizes, now)
         candidates = [
@@ -296,7 +295,6 @@ class Router:
         worker.load.assign(work)
         worker.take(chosen)
         self._returns.returned(request.session, now)
-        self._returns.arrived(now)
         ttl_s = self.config.guess_ttl_s
         size = worker.compared_size(request)
         expect(self._tree, request, size, found[choice.place], work, ttl_s)
