@@ -332,8 +332,6 @@ def test_a_request_goes_to_a_worker_that_serves_its_model():
     asyncio.run(scene())
 
 
-# A connection that asyncio accepts while a stub is killed may stay open in the stub.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     "num_requests", [300, pytest.param(10_000, marks=pytest.mark.nightly)], ids=str
 )
