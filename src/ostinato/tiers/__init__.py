@@ -3,6 +3,14 @@
 Files in reading order:
 
 * ``port``: ``KVTier``, the four calls, and what they take and return
+* ``record``: how an extent is laid out, checked and sealed
+* ``sealing``: names and keys of tenants
+* ``folder``: the system calls of the disk tier
+* ``index``: which blocks of which records continue a prefix
+* ``segments``: append-only files of records, and how they are read at start
+* ``segment_log``: appends, commits and evicts segments
+* ``disk``: ``DiskTier``
+* ``simulated``: a disk that is killed, loses power, fails or is damaged, for tests
 
 Rules:
 
