@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -216,3 +217,17 @@ def engine_prompt(tokens: list[int], salt: str = "") -> Any:
     from ostinato.engine.prompts import parse_prompt
 
     return parse_prompt({"prompt_token_ids": tokens, "cache_salt": salt})
+
+
+def test_a_disk_is_read_by_the_next_process(tmp_path: Path):
+    """The real tier: what the first engine computed, the second reads, to the same answer."""
+    settings = {"num_blocks": 64, "kv_disk": tmp_path / "kv", "kv_disk_bytes": 2**26}
+    with LLM(**settings) as llm:
+        before = ask(llm)
+        with pytest.raises(ConfigError, match="kv_disk"):
+            LLM(**settings)
+    with LLM(**settings) as llm:
+        after = ask(llm)
+        assert after.cached_tokens_from == {"disk": 128}
+        assert after.outputs[0].token_ids == before.outputs[0].token_ids
+        assert llm.erase("").tiers[0].num_extents > 0

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli._quantities import write_seconds
+from ostinato.lab.quantities import write_bytes
 
 
 def draw_stats(console: Console, answer: dict[str, Any]) -> None:

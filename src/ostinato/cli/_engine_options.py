@@ -166,7 +166,13 @@ class ServedEngineOptions(EngineOptions):
     )
     kv_disk_bytes: str = _tiers("16GiB", "Most that it may occupy.")
     kv_disk_bytes_per_day: str | None = _tiers(
-        None, "Most that may be written to it in a day, such as 200GiB; else as much as is worth it."
+        None,
+        "Most that may be written to it in a day, such as 200GiB; else there is no bound.",
+    )
+    kv_disk_sealed: bool | None = _tiers(
+        None,
+        "Encrypt with a key per tenant; else where there are keys, see --keys.",
+        "--kv-disk-sealed/--no-kv-disk-sealed",
     )
     kv_remote: str | None = _tiers(
         None, "Server of prefixes that several engines share, such as redis://127.0.0.1:6379/0."

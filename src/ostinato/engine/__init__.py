@@ -25,7 +25,7 @@ Files in reading order:
 * ``audit``: computes a share of the hits again, and compares
 * ``load_note``, ``tier_reader``, ``tier_loads``: load prefixes from tiers into the pool
 * ``tier_stores``: writes prefixes to tiers
-* ``tiered_cache``: the tiers of one engine
+* ``tiered_cache``, ``open_tiers``: the tiers of one engine, and how they are opened
 * ``engine``: the loop
 * ``snapshot``, ``explain_api``: copies of its counters, explanations of its requests
 * ``interrupts``, ``batch``, ``llm``: batches, with a progress bar and Ctrl-C

@@ -106,6 +106,8 @@ class EngineConfig:
         kv_disk_bytes: Most bytes that it may occupy.
         kv_disk_bytes_per_day: Most bytes that may be written to it in a day, for the life of an
             SSD; None is no bound.
+        kv_disk_sealed: Whether records are encrypted with a key per tenant, which erasing the
+            tenant destroys; None seals where there are ``tenant_shares``, or keys of a server.
         kv_remote: Server of a remote tier that several engines share, such as
             ``redis://127.0.0.1:6379/0``; None uses none.
         audit_share: Share of the requests with a hit whose cached keys and values are computed
@@ -155,6 +157,7 @@ class EngineConfig:
     kv_disk: str | Path | None = None
     kv_disk_bytes: int = 16 * 2**30
     kv_disk_bytes_per_day: int | None = None
+    kv_disk_sealed: bool | None = None
     kv_remote: str | None = None
     audit_share: float = 0.0
     audit_quarantine: bool = True
@@ -339,6 +342,10 @@ class EngineConfig:
                     f"kv_disk_bytes_per_day={self.kv_disk_bytes_per_day} without kv_disk: nothing "
                     "is written; set kv_disk to a folder"
                 )
+        if self.kv_disk_sealed not in (None, False, True):
+            raise ConfigError(
+                f"kv_disk_sealed={self.kv_disk_sealed!r}: must be True, False or None"
+            )
         if self.kv_remote is not None and (
             not isinstance(self.kv_remote, str) or "://" not in self.kv_remote
         ):

@@ -29,6 +29,7 @@ from ostinato.engine.caller import Owner
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.grammar import GrammarCompiler
 from ostinato.engine.kv_events_publisher import publish_kv_events
+from ostinato.engine.open_tiers import LEAST_DISK_BLOCKS, open_tier
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.public_prefixes import PublicPrefixes, salt_of_public
@@ -47,7 +48,7 @@ from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.setup import set_up
 from ostinato.engine.text_tokenizer import PartlyTokenized, TextTokenizer
 from ostinato.engine.tier_stores import TierStores
-from ostinato.engine.tiered_cache import TieredCache, open_tier
+from ostinato.engine.tiered_cache import TieredCache
 from ostinato.engine.token_table import TokenTable
 from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.observe.counters import CacheStats
@@ -121,10 +122,10 @@ class Engine:
             weakref.finalize(self, self.owner.only_here(self.kv_events.close))
         self.tiers: TieredCache | None = None
         if config.has_tiers:
-            self.tiers = TieredCache(
-                open_tier(config, self.runner), stores, held, self.cache, self.scheduler,
-                self.runner, self.compute_path,
-            )  # fmt: skip
+            tier, most = open_tier(config, self.runner), config.kv_disk_bytes // LEAST_DISK_BLOCKS
+            parts = self.cache, self.scheduler, self.runner, self.compute_path
+            self.tiers = TieredCache(tier, stores, held, *parts, most)
+            weakref.finalize(self, self.owner.only_here(self.tiers.stop))
         self._blocked: list[bytes] = []  # tenants that are being erased
         weakref.finalize(self, self.owner.only_here(self.recorder.stop))
 

@@ -37,7 +37,7 @@ from ostinato.core.request import RequestContext
 from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.engine.tier_loads import prefix_of
 from ostinato.runner.kv_store import KVStore
-from ostinato.tiers.port import Extent, KVTier, Namespace, StoreResult
+from ostinato.tiers.port import Extent, KVTier, Namespace, StoreResult, TierStats
 
 logger = logging.getLogger("ostinato")
 
@@ -93,12 +93,14 @@ class TierStores(CacheObserver):
     Attributes:
         results: Extents that were written or refused, by result.
         num_left_out: Prefixes that were not written because too many waited.
+        tier_stats: State and counts of the tiers, as last seen by the writer.
     """
 
     def __init__(self, block_size: int) -> None:
         """Observe a cache; ``open`` comes before its first request."""
         self.results: dict[StoreResult, int] = {}
         self.num_left_out = 0
+        self.tier_stats: tuple[TierStats, ...] = ()
         self._size = block_size
         self._waiting: deque[_Wanted] = deque()
         self._marked: set[int] = set()  # blocks that are stored, or on their way
@@ -106,7 +108,7 @@ class TierStores(CacheObserver):
         self._credit_s = MOST_CREDIT_S
         self._paused_until_s = 0.0
         self._changed = threading.Condition()
-        self._is_open = False
+        self._is_open = self._is_looking = False
 
     def open(
         self,
@@ -114,16 +116,18 @@ class TierStores(CacheObserver):
         manager: CacheManager,
         store: KVStore,
         namespace_of: Callable[[Identity], Namespace],
+        most_extent_bytes: int = EXTENT_BYTES,
     ) -> None:
         """Begin to write the content of a store's blocks to a tier."""
         self._tier, self._manager, self._store = tier, manager, store
         self._namespace_of = namespace_of
-        self._extent_blocks = max(1, EXTENT_BYTES // store.block_bytes)
+        self._extent_blocks = max(1, min(EXTENT_BYTES, most_extent_bytes) // store.block_bytes)
         room = max(STAGING_BYTES, self._extent_blocks * store.block_bytes)
         self._group_blocks = room // store.block_bytes
         self._staging = np.empty(self._group_blocks * store.block_bytes, np.uint8)
         self._writer = ThreadPoolExecutor(1, "ostinato-tier-write")
         self._is_open = True
+        self.look_at_tier()
 
     # --- what the cache does ---
 
@@ -184,6 +188,12 @@ class TierStores(CacheObserver):
         if keep_until:
             self._waiting.appendleft(_Wanted(key, num_tokens, keep_until))
 
+    def look_at_tier(self) -> None:
+        """Have the writer look at the tiers: a medium may take its time to answer."""
+        if not self._is_looking:
+            self._is_looking = True
+            self._writer.submit(_logged, self._look)
+
     def earn(self, busy_s: float, num_threads: int) -> None:
         """Note that a step took so long on so many threads."""
         self._credit_s = min(MOST_CREDIT_S, self._credit_s + busy_s * num_threads * SHARE)
@@ -224,8 +234,7 @@ class TierStores(CacheObserver):
 
     def settle(self) -> None:
         """Wait until nothing is on its way."""
-        if self._running is not None:
-            self._running.result()
+        self._writer.submit(bool).result()
 
     def forget(self, tenant: bytes) -> None:
         """Write nothing more of a tenant; when this returns, nothing of it is on its way."""
@@ -259,6 +268,10 @@ class TierStores(CacheObserver):
         self._writer.shutdown()
 
     # --- small print ---
+
+    def _look(self) -> None:
+        self._is_looking = False
+        self.tier_stats = tuple(self._tier.stats())
 
     def _copy_out(self, wanted: _Wanted) -> None:
         """Copy as much of a prefix as fits the staging memory, and have it written."""

@@ -18,10 +18,8 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from ostinato.assembly import PrefixCache
-from ostinato.core.errors import ConfigError
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import RequestId
-from ostinato.engine.config import EngineConfig
 from ostinato.engine.load_note import LoadNote
 from ostinato.engine.tier_loads import TierLoads
 from ostinato.engine.tier_stores import TierStores
@@ -53,7 +51,8 @@ class TierCounts:
     """What tiers did for an engine since the start.
 
     Attributes:
-        tiers: State and counts of each tier.
+        tiers: State and counts of each tier, as they were when this was asked for last, or
+            something was written since.
         loaded_tokens: Tokens loaded into the pool, by tier.
         load_seconds: Time that loads took, all together.
         load_faults: Loads that ended early, by reason.
@@ -95,6 +94,7 @@ class TieredCache:
         scheduler: Scheduler,
         runner: ModelRunner,
         compute_path: ComputePath,
+        most_extent_bytes: int,
     ) -> None:
         """Put a tier behind a cache.
 
@@ -106,6 +106,7 @@ class TieredCache:
             scheduler: Over the cache.
             runner: Has the pool's memory.
             compute_path: How keys and values are computed.
+            most_extent_bytes: The longest record that the tier takes.
         """
         self._tier, self._cache, self._scheduler, self._runner = tier, cache, scheduler, runner
         self._compute_path = compute_path
@@ -113,7 +114,7 @@ class TieredCache:
         store = runner.kv_stores[0]
         self.loads = TierLoads(tier, cache.manager, store, held, self.namespace_of)
         self.stores = stores
-        stores.open(tier, cache.manager, store, self.namespace_of)
+        stores.open(tier, cache.manager, store, self.namespace_of, most_extent_bytes)
         self._notes: OrderedDict[RequestId, LoadNote] = OrderedDict()
         self._begun_s, self._begun_tokens = 0.0, 0
         self._is_closed = False
@@ -122,8 +123,9 @@ class TieredCache:
     def counts(self) -> TierCounts:
         """What tiers did so far."""
         loads, stores = self.loads, self.stores
+        stores.look_at_tier()
         return TierCounts(
-            tuple(self._tier.stats()),
+            stores.tier_stats,
             dict(loads.loaded_tokens),
             loads.load_seconds,
             dict(loads.num_faults),
@@ -232,12 +234,18 @@ class TieredCache:
         """Write what is cached, as far as time allows, and close the tiers."""
         if self._is_closed:
             return
-        self._is_closed = True
-        self.loads.close()
+        self.loads.drain()
         self.stores.want_everything()
         self.stores.flush(FLUSH_S)
-        self.stores.close()
-        self._tier.close()
+        self.stop()
+
+    def stop(self) -> None:
+        """End the threads and close the tiers, as they are; a second call does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.loads.close()
+            self.stores.close()
+            self._tier.close()
 
     def _take_over(self, key: PrefixKey, note: LoadNote) -> None:
         """Note that what was loaded is written already, and lease again what was leased."""
@@ -248,36 +256,6 @@ class TieredCache:
         if ttl_s > 0:
             leased = PrefixKey(key.identity, key.tokens[: note.leased])
             self._cache.admin.lease(leased, LeaseTerms(ttl_s))
-
-
-def open_tier(config: EngineConfig, runner: ModelRunner) -> KVTier:
-    """Open the tiers that are set.
-
-    Raises:
-        ConfigError: The model cannot be kept in tiers, or a tier cannot be opened.
-    """
-    check_tierable(runner)
-    raise ConfigError("tiers are not here yet")
-
-
-def check_tierable(runner: ModelRunner) -> None:
-    """Refuse a model whose blocks are not all that a prefix needs.
-
-    Raises:
-        ConfigError: It has sliding windows, or does not compute on a CPU.
-    """
-    if len(runner.kv_stores) > 1:
-        windows = ", ".join(map(str, runner.groups.windows))
-        raise ConfigError(
-            f"kv_disk and kv_remote keep no prefixes of {runner.loaded.name}: it has sliding "
-            f"windows ({windows} tokens), whose blocks are not kept; leave both out, or set "
-            f"max_model_len to {min(runner.groups.windows)}, so that no window hides anything"
-        )
-    if runner.loaded.device.type != "cpu":
-        raise ConfigError(
-            f"kv_disk and kv_remote with device={runner.loaded.device.type!r}: tiers copy blocks "
-            "of a pool in the CPU's memory; leave both out, or set device='cpu'"
-        )
 
 
 def _config_digest(config: dict[str, object]) -> bytes:
