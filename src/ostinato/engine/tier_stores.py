@@ -93,6 +93,9 @@ class TierStores(CacheObserver):
     Attributes:
         results: Extents that were written or refused, by result.
         num_left_out: Prefixes that were not written because too many waited.
+        copied_bytes: Bytes copied out of the pool.
+        copy_s: Time that copying took, in the engine's thread.
+        write_s: Processor time that checking and writing took.
         tier_stats: State and counts of the tiers, as last seen by the writer.
     """
 
@@ -100,6 +103,7 @@ class TierStores(CacheObserver):
         """Observe a cache; ``open`` comes before its first request."""
         self.results: dict[StoreResult, int] = {}
         self.num_left_out = 0
+        self.copied_bytes, self.copy_s, self.write_s = 0, 0.0, 0.0
         self.tier_stats: tuple[TierStats, ...] = ()
         self._size = block_size
         self._waiting: deque[_Wanted] = deque()
@@ -295,7 +299,9 @@ class TierStores(CacheObserver):
         payload = self._staging.data[: len(chosen) * self._store.block_bytes]
         self._store.export_blocks(chosen, payload)
         self._marked.update(chosen)
-        self._credit_s -= time.perf_counter() - begun_s
+        took_s = time.perf_counter() - begun_s
+        self.copied_bytes, self.copy_s = self.copied_bytes + len(payload), self.copy_s + took_s
+        self._credit_s -= took_s
         self._running = self._writer.submit(self._write, extents, payload, chosen)
 
     def _write(self, extents: list[Extent], payload: memoryview, blocks: list[int]) -> None:
@@ -315,7 +321,9 @@ class TierStores(CacheObserver):
                 if (pause_s := PAUSES_S.get(result)) is not None:
                     self._paused_until_s = time.monotonic() + pause_s
                     self._marked.difference_update(blocks)
-            self._credit_s -= time.thread_time() - begun_s
+            took_s = time.thread_time() - begun_s
+            self.write_s += took_s
+            self._credit_s -= took_s
             self._changed.notify_all()
 
 
