@@ -1,8 +1,8 @@
 """``DiskTier``: extents in append-only segments of one folder.
 
-Writers take turns, readers do not wait for them: an evicted segment is removed while a reader still
-has its file open. A medium that fails never raises: reads miss, and after a failed write the tier is
-read-only for a minute, then tries again.
+Writers take turns, readers do not wait for them: an evicted segment is removed while a reader
+still has its file open. A medium that fails never raises: reads miss, and after a failed write the
+tier is read-only for a minute, then tries again.
 """
 
 import logging

@@ -27,13 +27,11 @@ import hmac
 import os
 import struct
 from dataclasses import dataclass
-from functools import cached_property
 
 import xxhash
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.tiers.port import Buffer, Extent
 
 ALIGNMENT = 512
@@ -248,11 +246,11 @@ def _assemble(
 
 
 def _header_checksum(checked: bytes, rest: bytes, seed: int) -> bytes:
-    return xxhash.xxh3_128_digest(checked + rest, seed)  # type: ignore[no-any-return]
+    return xxhash.xxh3_128_digest(checked + rest, seed)
 
 
 def _checksum(stored: Buffer) -> bytes:
-    return xxhash.xxh3_128_digest(stored)  # type: ignore[no-any-return]
+    return xxhash.xxh3_128_digest(stored)
 
 
 def _salt_of(subject: bytes) -> bytes:

@@ -1,9 +1,9 @@
 """The log of segments: appends, commits in groups, and evicts the least valuable segment.
 
-The limit holds by construction: a segment never grows beyond its size, and one that would not leave
-room for another is not begun before an older one is evicted. What is worth keeping of that is copied
-first: what is leased, and, up to half a segment, what was loaded since it was written. So every
-eviction frees at least half a segment, and a run of hits costs no write (CLOCK, by segments).
+The limit holds by construction: a segment never grows beyond its size, and with each that is begun
+an older one is evicted, where else there were no room for a next. What is worth keeping of that is
+copied first: what is leased, and, up to half a segment, what was loaded since it was written. So an
+eviction frees half a segment where nothing is leased, and hits cost no write (CLOCK, by segments).
 """
 
 import errno
@@ -196,9 +196,9 @@ class SegmentLog:
         if active is not None and active.end + size <= whole:
             return active
         victim, room = None, whole - ALIGNMENT - size
-        if self.occupied() + 2 * whole > self.limits.limit_bytes:
-            if (victim := self._victim(room)) is None:
-                raise LogFull
+        is_last = self.occupied() + 2 * whole > self.limits.limit_bytes
+        if is_last and (victim := self._victim(room)) is None:
+            raise LogFull
         self.commit()
         if active is not None and active.end + ALIGNMENT <= whole:
             active.mark()

@@ -7,9 +7,9 @@
     └─────────────────────────────┴────────┴────────┴─────┴──────┘
     0                            512
 
-Headers are read, one after the other; where one is damaged, the next that is intact ends the damage.
-Blocks are read only of records that the segment does not say to be durable: the last group. What is
-torn is cut off at the end of a file, and overwritten in its middle.
+Headers are read, one after the other; where one is damaged, the next that is intact ends the
+damage. Blocks are read only of records that the segment does not say to be durable: the last group.
+What is torn is cut off at the end of a file, and overwritten in its middle.
 """
 
 import os
