@@ -192,6 +192,14 @@ def header_length(start: Buffer) -> int:
     return max(FIXED_BYTES, int.from_bytes(start[12:16], "little"))
 
 
+def names_and_size(start: bytes) -> tuple[Names, int]:
+    """Return whose a record says it is, and its size, from its unchecked first bytes."""
+    if not header_length(start):
+        return (b"", b"", b""), 0
+    fields = _SUBJECT.unpack_from(start)
+    return fields[10:13], fields[4]
+
+
 def parse(header: bytes, seed: int) -> Header | None:
     """Parse a header and check it; returns None if it is torn, damaged or of another segment.
 

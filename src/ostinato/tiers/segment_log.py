@@ -78,7 +78,7 @@ class SegmentLog:
         self._folder, self._clock = folder, clock
         self._staged = list[Record]()
         self.segments = self._open_all()
-        self._next = self.segments[-1].sequence + 1 if self.segments else 1
+        self._next = self.segments[-1].sequence if self.segments else 0
         self._active = self.segments[-1] if self.segments else None
 
     def occupied(self) -> int:
@@ -202,8 +202,8 @@ class SegmentLog:
         self.commit()
         if active is not None and active.end + ALIGNMENT <= whole:
             active.mark()
-        created = Segment.create(self._folder, self._next, self._clock())
-        self._next, self._active = self._next + 1, created
+        self._next += 1
+        created = self._active = Segment.create(self._folder, self._next, self._clock())
         self.segments.append(created)
         if victim is not None:
             self._evict(victim, room)
