@@ -33,7 +33,7 @@ def live(
         for number in range(first, first + 60):
             if put(tier, talk(number), blocks_each=3) == [StoreResult.STORED] * 2:
                 durable.append(number)
-            if rng.random() < 0.3:  # loaded: worth keeping when its segment is evicted
+            if rng.random() < 0.3:  # used: worth keeping when its segment is evicted
                 get(tier, talk(rng.randint(first, number)))
             if rng.random() < 0.1:
                 tier.lease(talk(number), NOW + 1)

@@ -2,8 +2,10 @@
 
 The limit holds by construction: a segment never grows beyond its size, and with each that is begun
 an older one is evicted, where else there were no room for a next. What is worth keeping of that is
-copied first: what is leased, and, up to half a segment, what was loaded since it was written. So an
-eviction frees half a segment where nothing is leased, and hits cost no write (CLOCK, by segments).
+copied first: what is leased, and, up to half a segment, what was used since it was written: found,
+or continued by a store, roots before tails. So an eviction frees half a segment where nothing is
+leased, and hits cost no write (CLOCK, by segments). What was used is not known after a restart:
+everything counts as used once.
 """
 
 import errno
@@ -220,7 +222,7 @@ class SegmentLog:
         return None
 
     def _split(self, segment: Segment) -> tuple[int, int]:
-        """Return bytes of a segment under a lease, and other bytes that were loaded."""
+        """Return bytes of a segment under a lease, and other bytes that were used."""
         leased = used = 0
         for record in filter(self.index.is_live, segment.records):
             if record.lease[1] > self._clock():
@@ -252,7 +254,7 @@ class SegmentLog:
     def _worth_keeping(self, segment: Segment, room: int) -> list[Record]:
         now, kept = self._clock(), list[Record]()
         live = [x for x in segment.records if self.index.is_live(x)]
-        live.sort(key=lambda x: (x.lease[1] <= now, -x.last_use))
+        live.sort(key=lambda x: (x.lease[1] <= now, -x.last_use, x.header.first_block))
         half = min(room, self.limits.segment // 2)
         for record in live:
             is_leased, size = record.lease[1] > now, record.header.total_bytes
