@@ -169,13 +169,16 @@ class ServedEngineOptions(EngineOptions):
         None,
         "Most that may be written to it in a day, such as 200GiB; else there is no bound.",
     )
-    kv_disk_sealed: bool | None = _tiers(
-        None,
-        "Encrypt with a key per tenant; else where there are keys, see --keys.",
-        "--kv-disk-sealed/--no-kv-disk-sealed",
-    )
     kv_remote: str | None = _tiers(
         None, "Server of prefixes that several engines share, such as redis://127.0.0.1:6379/0."
+    )
+    kv_sealed: bool | None = _tiers(
+        None,
+        "Encrypt with a key per tenant; else where there are keys, see --keys.",
+        "--kv-sealed/--no-kv-sealed",
+    )
+    kv_secret_file: str | None = _tiers(
+        None, "File of 16 random bytes or more, the same for all engines of a --kv-remote."
     )
     keep_event_batches: int | None = _events(
         None, "Batches of KV events kept for consumers that missed some."

@@ -106,10 +106,13 @@ class EngineConfig:
         kv_disk_bytes: Most bytes that it may occupy.
         kv_disk_bytes_per_day: Most bytes that may be written to it in a day, for the life of an
             SSD; None is no bound.
-        kv_disk_sealed: Whether records are encrypted with a key per tenant, which erasing the
-            tenant destroys; None seals where there are ``tenant_shares``, or keys of a server.
         kv_remote: Server of a remote tier that several engines share, such as
             ``redis://127.0.0.1:6379/0``; None uses none.
+        kv_sealed: Whether what is on disk and server is encrypted with a key per tenant, which
+            erasing the tenant destroys; None seals where there are ``tenant_shares``, or keys of a
+            server.
+        kv_secret_file: File of 16 random bytes or more that is mixed into the keys, the same for
+            all engines of a ``kv_remote``; None keeps one in the folder of ``kv_disk``.
         audit_share: Share of the requests with a hit whose cached keys and values are computed
             again in idle moments and compared bit by bit; 0 audits none.
         audit_quarantine: Whether a prefix that an audit finds wrong is removed from the cache.
@@ -157,8 +160,9 @@ class EngineConfig:
     kv_disk: str | Path | None = None
     kv_disk_bytes: int = 16 * 2**30
     kv_disk_bytes_per_day: int | None = None
-    kv_disk_sealed: bool | None = None
     kv_remote: str | None = None
+    kv_sealed: bool | None = None
+    kv_secret_file: str | Path | None = None
     audit_share: float = 0.0
     audit_quarantine: bool = True
     record_trace: str | Path | None = None
@@ -342,9 +346,15 @@ class EngineConfig:
                     f"kv_disk_bytes_per_day={self.kv_disk_bytes_per_day} without kv_disk: nothing "
                     "is written; set kv_disk to a folder"
                 )
-        if self.kv_disk_sealed not in (None, False, True):
+        if self.kv_sealed not in (None, False, True):
+            raise ConfigError(f"kv_sealed={self.kv_sealed!r}: must be True, False or None")
+        if self.kv_secret_file is not None and not isinstance(self.kv_secret_file, (str, Path)):
+            raise ConfigError(f"kv_secret_file={self.kv_secret_file!r}: must be a path")
+        if self.kv_remote is not None and self.is_sealed and self.kv_secret_file is None:
             raise ConfigError(
-                f"kv_disk_sealed={self.kv_disk_sealed!r}: must be True, False or None"
+                f"kv_remote={self.kv_remote!r} with sealed records needs a secret that all engines "
+                "share: set kv_secret_file to a file of 16 random bytes or more, or "
+                "kv_sealed=False"
             )
         if self.kv_remote is not None and (
             not isinstance(self.kv_remote, str) or "://" not in self.kv_remote
@@ -358,6 +368,11 @@ class EngineConfig:
                 "enable_prefix_caching=False: nothing is cached, so there is nothing to keep; "
                 "change one of them"
             )
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether what is kept outside the pool is encrypted."""
+        return bool(self.tenant_shares) if self.kv_sealed is None else self.kv_sealed
 
     @property
     def has_tiers(self) -> bool:

@@ -41,8 +41,11 @@ from ostinato.tiers.port import Extent, KVTier, Namespace, StoreResult, TierStat
 
 logger = logging.getLogger("ostinato")
 
-EXTENT_BYTES = 8 << 20
+EXTENT_BYTES = 15 << 19
 """A record on the medium: long enough for full speed, short enough to stay in a core's cache."""
+
+EXTENT_BLOCKS = 64
+"""Blocks of a record at most, if they are small."""
 
 STAGING_BYTES = 32 << 20
 """Memory for copies on their way."""
@@ -125,7 +128,9 @@ class TierStores(CacheObserver):
         """Begin to write the content of a store's blocks to a tier."""
         self._tier, self._manager, self._store = tier, manager, store
         self._namespace_of = namespace_of
-        self._extent_blocks = max(1, min(EXTENT_BYTES, most_extent_bytes) // store.block_bytes)
+        self._extent_blocks = max(
+            1, min(EXTENT_BLOCKS, min(EXTENT_BYTES, most_extent_bytes) // store.block_bytes)
+        )
         room = max(STAGING_BYTES, self._extent_blocks * store.block_bytes)
         self._group_blocks = room // store.block_bytes
         self._staging = np.empty(self._group_blocks * store.block_bytes, np.uint8)

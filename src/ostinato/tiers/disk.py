@@ -1,8 +1,8 @@
 """``DiskTier``: extents in append-only segments of one folder.
 
-Writers take turns, readers do not wait for them: an evicted segment is removed while a reader still
-has its file open. A medium that fails never raises: reads miss, and after a failed write the tier is
-read-only for a minute, then tries again.
+Writers take turns, readers do not wait for them: an evicted segment is removed while a reader
+still has its file open. A medium that fails never raises: reads miss, and after a failed write the
+tier is read-only for a minute, then tries again.
 """
 
 import logging
@@ -113,7 +113,7 @@ class DiskTier:
         self._writing, self._counting = threading.RLock(), threading.Lock()
         self._state, self._reason, self._retry_at = "on", "", 0.0
         self._stores, self._loads = Counter[str](), Counter[str]()
-        self._loaded_bytes = self._uses = self._read_errors = 0
+        self._loaded_bytes = self._read_errors = 0
         try:
             self._sealing = self._open_sealing()
             limits = LogLimits(options.limit_bytes, options.segment_bytes)
@@ -147,6 +147,8 @@ class DiskTier:
             where, until = _Locator(record, first, key), record.lease[1]
             refs.append(ExtentRef(self.name, start, count, size, where, until))
             start += count * prefix.namespace.block_size
+        if refs:
+            self._index.use(prefix, start // prefix.namespace.block_size)
         return refs
 
     def load(
@@ -170,6 +172,9 @@ class DiskTier:
     def store(self, extents: Sequence[tuple[Extent, Buffer]]) -> list[StoreResult]:
         """Store extents as one group; see ``KVTier``."""
         with self._writing:
+            ends = {id(x.prefix): (x.prefix, x.end_block) for x, _ in extents}
+            for prefix, end in ends.values():
+                self._index.use(prefix, end)  # what it continues is worth keeping
             if not self._may_write():
                 results = [StoreResult(self._state)] * len(extents)
             else:
@@ -263,9 +268,6 @@ class DiskTier:
         with self._counting:
             self._loads[fault or "ok"] += 1
             self._loaded_bytes += size
-            self._uses += 1
-            if done:
-                where.record.last_use = self._uses
 
     def _store_group(self, extents: Sequence[tuple[Extent, Buffer]]) -> list[StoreResult]:
         results = list[StoreResult]()

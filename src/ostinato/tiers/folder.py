@@ -173,7 +173,7 @@ class LocalFolder:
 
     def remove(self, name: str) -> None:
         """Remove a file, durably."""
-        (self._path / name).unlink()
+        (self._path / name).unlink(missing_ok=True)
         self._sync()
 
     def close(self) -> None:

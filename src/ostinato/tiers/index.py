@@ -31,7 +31,7 @@ class Record:
         tokens: Packed; empty while it is sealed and its key was not seen yet.
         digests: One per block; empty like ``tokens``.
         num_indexed: Blocks that look-ups find here, and not in a newer record.
-        last_use: Counts up with each load of any record; 0 before the first.
+        last_use: Counts up with each use of any record; 0 before the first.
         erased: Its bytes are overwritten, or about to be.
     """
 
@@ -77,6 +77,7 @@ class ExtentIndex:
         self._places = dict[bytes, tuple[Record, int]]()
         self._locked = dict[bytes, list[Record]]()
         self._lock = threading.RLock()
+        self._uses = 0
 
     def __len__(self) -> int:
         """Blocks that look-ups can find."""
@@ -127,6 +128,14 @@ class ExtentIndex:
             if record.digests:
                 return record.num_indexed > 0
             return record in self._locked.get(record.header.names[0], ())
+
+    def use(self, prefix: Prefix, end: int) -> None:
+        """Note that blocks before ``end`` are in use: those of a prefix keep its tail reachable."""
+        with self._lock:
+            self._uses += 1
+            for digest in prefix.digests[:end]:
+                if (place := self._places.get(digest)) is not None:
+                    place[0].last_use = self._uses
 
     def matches(self, prefix: Prefix, block: int, end: int | None = None) -> list[Match]:
         """Return what continues a prefix from a block on, run by run, at least up to ``end``."""

@@ -27,13 +27,11 @@ import hmac
 import os
 import struct
 from dataclasses import dataclass
-from functools import cached_property
 
 import xxhash
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.tiers.port import Buffer, Extent
 
 ALIGNMENT = 512
@@ -194,6 +192,14 @@ def header_length(start: Buffer) -> int:
     return max(FIXED_BYTES, int.from_bytes(start[12:16], "little"))
 
 
+def names_and_size(start: bytes) -> tuple[Names, int]:
+    """Return whose a record says it is, and its size, from its unchecked first bytes."""
+    if not header_length(start):
+        return (b"", b"", b""), 0
+    fields = _SUBJECT.unpack_from(start)
+    return fields[10:13], fields[4]
+
+
 def parse(header: bytes, seed: int) -> Header | None:
     """Parse a header and check it; returns None if it is torn, damaged or of another segment.
 
@@ -248,11 +254,11 @@ def _assemble(
 
 
 def _header_checksum(checked: bytes, rest: bytes, seed: int) -> bytes:
-    return xxhash.xxh3_128_digest(checked + rest, seed)  # type: ignore[no-any-return]
+    return xxhash.xxh3_128_digest(checked + rest, seed)
 
 
 def _checksum(stored: Buffer) -> bytes:
-    return xxhash.xxh3_128_digest(stored)  # type: ignore[no-any-return]
+    return xxhash.xxh3_128_digest(stored)
 
 
 def _salt_of(subject: bytes) -> bytes:

@@ -1,8 +1,8 @@
 """Names and keys of tenants.
 
 On a medium a tenant is a *name* of 16 bytes: a digest of its salt. With sealing each salt has a
-random key besides, kept by a ``KeyStore`` wrapped in a key that is derived from two things: a secret,
-and the salt, which no tier stores. Without the wrapped key the tenant's records cannot be read.
+random key besides. A ``KeyStore`` keeps it, wrapped in a key that is derived from two things: a
+secret, and the salt, which no tier stores. Without the wrapped key the records cannot be read.
 
 What a name tells: with a secret, nothing without it; without one, whether a guessed salt was here.
 """

@@ -1,9 +1,11 @@
 """The log of segments: appends, commits in groups, and evicts the least valuable segment.
 
-The limit holds by construction: a segment never grows beyond its size, and one that would not leave
-room for another is not begun before an older one is evicted. What is worth keeping of that is copied
-first: what is leased, and, up to half a segment, what was loaded since it was written. So every
-eviction frees at least half a segment, and a run of hits costs no write (CLOCK, by segments).
+The limit holds by construction: a segment never grows beyond its size, and with each that is begun
+an older one is evicted, where else there were no room for a next. What is worth keeping of that is
+copied first: what is leased, and, up to half a segment, what was used since it was written: found,
+or continued by a store, roots before tails. So an eviction frees half a segment where nothing is
+leased, and hits cost no write (CLOCK, by segments). What was used is not known after a restart:
+everything counts as used once.
 """
 
 import errno
@@ -78,7 +80,7 @@ class SegmentLog:
         self._folder, self._clock = folder, clock
         self._staged = list[Record]()
         self.segments = self._open_all()
-        self._next = self.segments[-1].sequence + 1 if self.segments else 1
+        self._next = self.segments[-1].sequence if self.segments else 0
         self._active = self.segments[-1] if self.segments else None
 
     def occupied(self) -> int:
@@ -196,14 +198,14 @@ class SegmentLog:
         if active is not None and active.end + size <= whole:
             return active
         victim, room = None, whole - ALIGNMENT - size
-        if self.occupied() + 2 * whole > self.limits.limit_bytes:
-            if (victim := self._victim(room)) is None:
-                raise LogFull
+        is_last = self.occupied() + 2 * whole > self.limits.limit_bytes
+        if is_last and (victim := self._victim(room)) is None:
+            raise LogFull
         self.commit()
         if active is not None and active.end + ALIGNMENT <= whole:
             active.mark()
-        created = Segment.create(self._folder, self._next, self._clock())
-        self._next, self._active = self._next + 1, created
+        self._next += 1
+        created = self._active = Segment.create(self._folder, self._next, self._clock())
         self.segments.append(created)
         if victim is not None:
             self._evict(victim, room)
@@ -220,7 +222,7 @@ class SegmentLog:
         return None
 
     def _split(self, segment: Segment) -> tuple[int, int]:
-        """Return bytes of a segment under a lease, and other bytes that were loaded."""
+        """Return bytes of a segment under a lease, and other bytes that were used."""
         leased = used = 0
         for record in filter(self.index.is_live, segment.records):
             if record.lease[1] > self._clock():
@@ -252,7 +254,7 @@ class SegmentLog:
     def _worth_keeping(self, segment: Segment, room: int) -> list[Record]:
         now, kept = self._clock(), list[Record]()
         live = [x for x in segment.records if self.index.is_live(x)]
-        live.sort(key=lambda x: (x.lease[1] <= now, -x.last_use))
+        live.sort(key=lambda x: (x.lease[1] <= now, -x.last_use, x.header.first_block))
         half = min(room, self.limits.segment // 2)
         for record in live:
             is_leased, size = record.lease[1] > now, record.header.total_bytes

@@ -7,9 +7,9 @@
     └─────────────────────────────┴────────┴────────┴─────┴──────┘
     0                            512
 
-Headers are read, one after the other; where one is damaged, the next that is intact ends the damage.
-Blocks are read only of records that the segment does not say to be durable: the last group. What is
-torn is cut off at the end of a file, and overwritten in its middle.
+Headers are read, one after the other; where one is damaged, the next that is intact ends the
+damage. Blocks are read only of records that the segment does not say to be durable: the last group.
+What is torn is cut off at the end of a file, and overwritten in its middle.
 """
 
 import os
@@ -45,7 +45,7 @@ _SEARCH_BYTES = 1 << 20
 
 
 class UnreadableSegment(Exception):
-    """A file of a segment's name whose header is torn or damaged."""
+    """A file of a segment's name whose header is torn, damaged or another segment's."""
 
 
 @dataclass(eq=False)
@@ -75,11 +75,15 @@ class Segment:
     @classmethod
     def create(cls, folder: Folder, sequence: int, created: float) -> "Segment":
         """Make an empty segment; it is durable after the first sync."""
-        name, seed = f"{sequence:012d}{SUFFIX}", int.from_bytes(os.urandom(8), "little")
+        name, seed = _name(sequence), int.from_bytes(os.urandom(8), "little")
         segment = cls(folder.create(name), name, sequence, seed, created)
         fields = _HEADER.pack(_MAGIC, sequence, seed, created, bytes(16))[:-16]
         header = fields + xxhash.xxh3_128_digest(fields)
-        segment.file.write([header + bytes(ALIGNMENT - len(header))], 0)
+        try:
+            segment.file.write([header + bytes(ALIGNMENT - len(header))], 0)
+        except OSError:
+            folder.remove(name)
+            raise
         return segment
 
     @classmethod
@@ -87,7 +91,7 @@ class Segment:
         """Open a segment without reading its records.
 
         Raises:
-            UnreadableSegment: Its header is torn or damaged.
+            UnreadableSegment: Its header is torn, damaged or another segment's.
             ConfigError: A newer version wrote it.
         """
         file = folder.open(name)
@@ -100,6 +104,8 @@ class Segment:
         if len(header) < _HEADER.size or xxhash.xxh3_128_digest(header[:-16]) != header[-16:]:
             raise UnreadableSegment(name)
         _, sequence, seed, created, _ = _HEADER.unpack(header)
+        if name != _name(sequence):
+            raise UnreadableSegment(name)
         return cls(file, name, sequence, seed, created)
 
     def append(self, buffers: list[Buffer], size: int) -> int:
@@ -145,7 +151,7 @@ class Segment:
         self.durable = max([ALIGNMENT, *(header.durable for _, header in found)])
         intact = [x for x in found if self._is_durable(*x)]
         self.records = [
-            Record(header, self, offset, header.lease)
+            Record(header, self, offset, header.lease, last_use=1)
             for offset, header in intact
             if header.kind == EXTENT
         ]
@@ -200,6 +206,10 @@ class Segment:
         self.end = self.durable = end
         if self.file.size() > end:
             self.cut()
+
+
+def _name(sequence: int) -> str:
+    return f"{sequence:012d}{SUFFIX}"
 
 
 def _read(file: File, offset: int, size: int) -> bytes:

@@ -85,7 +85,8 @@ class SimulatedFile:
         data = b"".join(buffers)
         allowed = self.faults.spend(len(data))
         _put(self.content, offset, data[:allowed])
-        self.pending.append((offset, data[:allowed]))
+        if allowed:
+            self.pending.append((offset, data[:allowed]))
         if allowed < len(data):
             self.faults.stop()
 
@@ -154,7 +155,7 @@ class SimulatedFolder:
     def remove(self, name: str) -> None:
         """Remove a file."""
         self.faults.change()
-        del self.files[name]
+        self.files.pop(name, None)
 
     def close(self) -> None:
         """Do nothing: no other process is simulated."""
