@@ -6,10 +6,11 @@
     python -m benchmarks.tiers --model CHECKPOINT     # of benchmarks/peers/checkpoint.py
     python -m benchmarks.tiers --small                # runs in a minute, says nothing
 
-Three processes, one after another, on one folder: the first computes prompts and writes them when it
-closes; the second is the restart, and loads them; the third holds conversations with and without a
-disk by turns. A prompt of random tokens each time, so nothing hits by accident. The page cache is
-warm, as after a restart of the process; ``--cold`` drops the files from it before each load.
+Processes, one after another, on one folder: the first computes prefixes of random tokens and writes
+them when it closes; the next two are restarts, which load them, the short ones and the long one;
+the last holds conversations with and without a disk by turns. Every request is a prefix and 32
+tokens of its own. The page cache is warm, as after a restart of the process; ``--cold`` drops the
+files from it before each load.
 """
 
 import argparse
@@ -31,9 +32,16 @@ NUM_PROMPTS = 5
 """Prompts of the usual length; the median is told."""
 
 
-def prompt(sizes: dict[str, Any], number: int, length: int) -> list[int]:
-    """Draw a prompt that every process draws alike."""
-    return Draw(sizes["vocab"], "tiers", number, length)(length)
+PARTS = ("compute", "load", "load-long")
+
+NUM_OWN = 32
+"""Tokens behind the prefix, new in each request."""
+
+
+def prompt(sizes: dict[str, Any], number: int, length: int, own: str) -> list[int]:
+    """Draw a prefix that every process draws alike, and tokens of its own behind it."""
+    prefix = Draw(sizes["vocab"], "tiers", number, length)(length)
+    return prefix + Draw(sizes["vocab"], own, number, length)(NUM_OWN)
 
 
 def settings(sizes: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -54,48 +62,44 @@ def first_token_s(llm: Any, tokens: list[int]) -> tuple[float, dict[str, int]]:
 
 
 def compute_and_write(sizes: dict[str, Any], model: Path, folder: Path) -> dict[str, Any]:
-    """Compute prompts, hit them in the pool, and close, which writes them."""
+    """Compute prefixes, hit them in the pool, and close, which writes them."""
     from ostinato import LLM
 
     llm = LLM(model, **settings(sizes, folder))
-    first_token_s(llm, prompt(sizes, 99, 64))  # kernels chosen, memory touched
+    first_token_s(llm, prompt(sizes, 99, 64, "warm-up"))  # kernels chosen, memory touched
     found: dict[str, Any] = {"computed": [], "pool": []}
     for number in range(NUM_PROMPTS):
-        tokens = prompt(sizes, number, sizes["usual"])
-        found["computed"].append(first_token_s(llm, tokens)[0])
-        found["pool"].append(first_token_s(llm, tokens)[0])
-    tokens = prompt(sizes, 0, sizes["long"])
-    found["computed_long"] = first_token_s(llm, tokens)[0]
-    found["pool_long"] = first_token_s(llm, tokens)[0]
+        for kind in ("computed", "pool"):
+            tokens = prompt(sizes, number, sizes["usual"], kind)
+            found[kind].append(first_token_s(llm, tokens)[0])
+    for kind in ("computed", "pool"):
+        tokens = prompt(sizes, 0, sizes["long"], kind)
+        found[f"{kind}_long"] = first_token_s(llm, tokens)[0]
     begun_s = time.perf_counter()
     llm.close()
     found["close_s"] = time.perf_counter() - begun_s
-    found["written_bytes"] = sum(path.stat().st_size for path in (folder / "prompts").rglob("*"))
+    found["written_bytes"] = sum(p.stat().st_size for p in (folder / "prompts").rglob("*"))
     return found
 
 
-def load(sizes: dict[str, Any], model: Path, folder: Path, cold: bool) -> dict[str, Any]:
-    """Be the restart: every prompt comes from the disk, and then from the pool."""
+def load(
+    sizes: dict[str, Any], model: Path, folder: Path, is_cold: bool, length: int
+) -> dict[str, Any]:
+    """Be the restart: prefixes of one length come from the disk, and then from the pool."""
     from ostinato import LLM
 
     begun_s = time.perf_counter()
     llm = LLM(model, **settings(sizes, folder))
     found: dict[str, Any] = {"disk": [], "pool": [], "open_s": time.perf_counter() - begun_s}
-    first_token_s(llm, prompt(sizes, 98, 64))
-    for number in range(NUM_PROMPTS):
-        tokens = prompt(sizes, number, sizes["usual"])
-        if cold:
+    first_token_s(llm, prompt(sizes, 98, 64, "warm-up"))
+    for number in range(NUM_PROMPTS if length == sizes["usual"] else 1):
+        if is_cold:
             drop_from_page_cache(folder)
-        took_s, origin = first_token_s(llm, tokens)
-        assert origin.get("disk", 0) >= sizes["usual"] - 32, origin
+        took_s, origin = first_token_s(llm, prompt(sizes, number, length, "disk"))
+        assert origin.get("disk", 0) == length, origin
         found["disk"].append(took_s)
-        found["pool"].append(first_token_s(llm, tokens)[0])
-    tokens = prompt(sizes, 0, sizes["long"])
-    if cold:
-        drop_from_page_cache(folder)
-    found["disk_long"], origin = first_token_s(llm, tokens)
-    assert origin.get("disk", 0) >= sizes["long"] - 32, origin
-    found["counts"] = llm.engine.tiers.counts.load_bytes_per_s
+        found["pool"].append(first_token_s(llm, prompt(sizes, number, length, "again"))[0])
+    found["bytes_per_s"] = llm.engine.tiers.counts.load_bytes_per_s
     llm.engine.tiers.stop()  # nothing is new
     return found
 
@@ -136,32 +140,34 @@ def converse(sizes: dict[str, Any], model: Path, folder: Path) -> dict[str, Any]
     return found
 
 
-def report(computed: dict[str, Any], loaded: dict[str, Any], chats: dict[str, Any],
-           sizes: dict[str, Any]) -> None:  # fmt: skip
-    """Print the figures beside the goals."""
+def report(
+    computed: dict[str, Any],
+    loaded: dict[str, Any],
+    loaded_long: dict[str, Any],
+    chats: dict[str, Any],
+    sizes: dict[str, Any],
+) -> None:
+    """Print the figures."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table("first token of", "computed", "pool", "disk", "disk : pool", "computed : disk")
-    usual, long = sizes["usual"], sizes["long"]
-    pool, disk = median(loaded["pool"]), median(loaded["disk"])
-    cold = median(computed["computed"])
-    rows = (
-        (f"{usual:,} tokens", cold, pool, disk),
-        (f"{long:,} tokens", computed["computed_long"], computed["pool_long"],
-         loaded["disk_long"]),
-    )  # fmt: skip
-    for name, by_model, by_pool, by_disk in rows:
+    for length, by_model, restart in (
+        (sizes["usual"], median(computed["computed"]), loaded),
+        (sizes["long"], computed["computed_long"], loaded_long),
+    ):
+        by_pool, by_disk = median(restart["pool"]), median(restart["disk"])
         times = [f"{1e3 * seconds:,.1f} ms" for seconds in (by_model, by_pool, by_disk)]
-        table.add_row(name, *times, f"{by_disk / by_pool:.2f}", f"{by_model / by_disk:.1f}")
+        ratios = f"{by_disk / by_pool:.2f}", f"{by_model / by_disk:.1f}"
+        table.add_row(f"{length:,} + {NUM_OWN} tokens", *times, *ratios)
     console = Console(width=110)
     console.print(table)
-    console.print(f"Each of the {NUM_PROMPTS} first loads, in ms: "
+    console.print("Each of the loads, in ms: "
                   + ", ".join(f"{1e3 * s:.1f}" for s in loaded["disk"]))  # fmt: skip
     gib = computed["written_bytes"] / 2**30
     console.print(
         f"Closing wrote {gib:.2f} GiB in {computed['close_s']:.1f} s; the restart took "
-        f"{loaded['open_s']:.1f} s, its loads {loaded['counts'] / 2**30:.2f} GiB/s"
+        f"{loaded['open_s']:.1f} s, its loads {loaded['bytes_per_s'] / 2**30:.2f} GiB/s"
     )
     if not chats:
         return
@@ -169,11 +175,11 @@ def report(computed: dict[str, Any], loaded: dict[str, Any], chats: dict[str, An
     pairs = [100 * (b / a - 1) for a, b in zip(without, with_disk, strict=True)]
     cpu_s = chats["copy_s"] + chats["write_s"]
     console.print(
-        f"Conversations: {median(without):.2f} s without a disk, {median(with_disk):.2f} s with one "
-        f"({median(pairs):+.1f} % by pairs: {', '.join(f'{p:+.1f}' for p in pairs)}); "
+        f"Conversations: {median(without):.2f} s without a disk, {median(with_disk):.2f} s with "
+        f"one ({median(pairs):+.1f} % by pairs: {', '.join(f'{p:+.1f}' for p in pairs)}); "
         f"{chats['copied_bytes'] / 2**20:,.0f} MiB written, for which copying took "
-        f"{chats['copy_s']:.2f} s and checking and writing {chats['write_s']:.2f} s of a processor: "
-        f"{100 * cpu_s / (2 * sum(with_disk)):.2f} % of two"
+        f"{chats['copy_s']:.2f} s and checking and writing {chats['write_s']:.2f} s of a "
+        f"processor: {100 * cpu_s / (2 * sum(with_disk)):.2f} % of two"
     )
 
 
@@ -196,7 +202,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--cold", action="store_true", help="Read from the device.")
-    parser.add_argument("--part", choices=("compute", "load", "chat"))
+    parser.add_argument("--part", choices=("compute", "load", "load-long", "chat"))
     options = parser.parse_args()
     sizes: dict[str, Any] = {
         "vocab": 32_000, "usual": 2048, "long": 16_384, "chat_blocks": 1536, "chat_turns": 3,
@@ -211,8 +217,9 @@ def main() -> None:
         args = sizes, options.model, options.folder
         if options.part == "compute":
             answer = compute_and_write(*args)
-        elif options.part == "load":
-            answer = load(*args, options.cold)
+        elif options.part != "chat":
+            length = sizes["usual" if options.part == "load" else "long"]
+            answer = load(*args, options.cold, length)
         else:
             answer = converse(*args)
         print(json.dumps(answer))
@@ -221,7 +228,7 @@ def main() -> None:
         model = options.model or make_checkpoint(
             Path(name) / "model", SMALL if options.small else FULL
         )
-        parts = [run_part(part, options, model, Path(name)) for part in ("compute", "load")]
+        parts = [run_part(part, options, model, Path(name)) for part in PARTS]
         chats = {} if options.small else run_part("chat", options, model, Path(name))
         report(*parts, chats, sizes)
 
