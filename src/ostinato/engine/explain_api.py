@@ -15,6 +15,8 @@ from ostinato.observe.explain import Viewer, explain
 from ostinato.observe.explanation import Explanation, MissReason, PromptSpan, SpanOutcome
 from ostinato.tiers.port import LoadFault
 
+_PLACES = {"remote": "remote server"}
+
 _REASONS = {
     LoadFault.CHECKSUM: MissReason.CHECKSUM,
     LoadFault.DEADLINE: MissReason.TOO_SLOW,
@@ -68,10 +70,11 @@ def with_load(explanation: Explanation, note: LoadNote) -> Explanation:
 
 
 def _loaded(tier: str) -> PromptSpan:
-    return PromptSpan(0, 0, SpanOutcome.LOADED, setting=tier)
+    return PromptSpan(0, 0, SpanOutcome.LOADED, setting=_PLACES.get(tier, tier))
 
 
 def _not_loaded(tier: str, note: LoadNote) -> PromptSpan:
+    tier = _PLACES.get(tier, tier)
     if note.is_cheaper_to_compute:
         return PromptSpan(0, 0, SpanOutcome.COMPUTED, MissReason.CHEAPER, setting=tier)
     fault = LoadFault.MISSING if note.fault is None else note.fault

@@ -275,7 +275,8 @@ class TierLoads:
         match = replace(self._manager.match_first(key, len(key)), tail=None)
         if len(match.blocks) >= end or len(match.blocks) < first:
             return True  # it is there meanwhile, or what it continues is not
-        context = RequestContext(load.name, is_sibling=True)
+        assert load.look_up.refs
+        context = RequestContext(f"a load from {load.look_up.refs[0].tier}", is_sibling=True)
         admitted = self._manager.admit(key, match, preempted=True, context=context)
         if admitted is None:
             return False
