@@ -1,6 +1,7 @@
 """``ostinato simulate``: what caches of other sizes and policies would have hit."""
 
 import json
+from math import lcm
 from pathlib import Path
 from typing import cast
 
@@ -27,17 +28,19 @@ from ostinato.lab.simulation import (
     Simulation,
     add_bounds,
     add_disk,
+    num_replays,
     simulate,
     usual_capacities,
 )
 from ostinato.lab.tier_model import DiskModel
 from ostinato.lab.timed_replay import replay_timed, slowed_to_fit
-from ostinato.settings import PolicyName, PrefixCacheConfig, WindowConfig
+from ostinato.settings import PolicyName, PrefixCacheConfig, StateConfig, WindowConfig
 
 _CACHE = "Caches"
 _TIMED = "Times"
 
 _STEP_TOKENS = 8192
+_STATE_TOKENS = 64
 _MOST_SLOWDOWN = 1_000_000.0
 
 
@@ -126,7 +129,7 @@ def run(
     policies = _policies(policy)
     disk = _disk(tiers, tier_speed, kv)
     open_folder(out)
-    total = len(traffic) * (len(sizes) * len(policies) + 1)
+    total = len(traffic) * num_replays(len(sizes), len(policies), kv)
     with source.progress_bar("Hits", total) as advance:
         found = simulate(traffic, sizes, policies, advance, kv)
     if disk is not None:
@@ -155,9 +158,9 @@ def _disk(tiers: str | None, tier_speed: str, kv: KVGroups | None) -> DiskModel 
     """
     if tiers is None:
         return None
-    if kv is not None and kv.windows:
+    if kv is not None and (kv.windows or kv.state_bytes):
         raise ConfigError(
-            f"tiers={tiers!r} with a model of sliding windows: no engine keeps their prefixes in "
+            f"tiers={tiers!r} with a model of sliding windows or states: no engine keeps their prefixes in "
             "tiers; leave out --tiers, or --model"
         )
     return DiskModel(read_count("tiers", tiers), float(read_count("tier_speed", tier_speed)))
@@ -196,6 +199,8 @@ def _size(text: str, trace: BlockTrace, kv: KVGroups | None) -> int:
             f"capacity={text!r} is memory, and what a token takes is not known: add --model, or "
             "give blocks"
         )
+    if kv.state_bytes:  # rows share this memory between blocks and states
+        return max(1, kv.blocks(memory, trace.block_tokens)[0])
     return kv.pools(memory, trace.block_tokens).full
 
 
@@ -229,6 +234,7 @@ def _add_times(
         memory = found.kv.memory_for(blocks, trace.block_tokens)
         _, windows = found.kv.blocks(memory, trace.block_tokens)
     scheduling = SchedulerConfig(max_num_batched_tokens=_STEP_TOKENS)
+    states = _states(found.kv, blocks, trace.block_tokens, scheduling)
     runs: list[tuple[str, bool, PolicyName, DiskModel | None]] = [
         ("no cache", False, ENGINE_POLICIES[0], None)
     ]
@@ -236,6 +242,8 @@ def _add_times(
     if found.disk is not None and len(runs) > 1:
         usual = USUAL_POLICY if USUAL_POLICY in found.results else runs[1][2]
         runs.append((f"{usual} + disk", True, usual, found.disk))
+    if states is not None:
+        runs.append(("cache", True, USUAL_POLICY, None))
     with source.progress_bar("Times", len(trace) * len(runs)) as advance:
         for name, enabled, policy, disk in runs:
             cache = PrefixCacheConfig(
@@ -243,6 +251,7 @@ def _add_times(
                 block_size=trace.block_tokens,
                 policy=policy,
                 windows=windows,
+                states=states,
                 enable_prefix_caching=enabled,
                 seal_tails=False,
                 keep_explanations=0,
@@ -250,3 +259,14 @@ def _add_times(
             found.timed[name] = replay_timed(
                 trace, cache, scheduling, cost, slowdown=found.slowdown, progress=advance, disk=disk
             )
+
+
+def _states(
+    kv: KVGroups | None, num_blocks: int, block_tokens: int, scheduling: SchedulerConfig
+) -> StateConfig | None:
+    """Give states as much memory as the blocks have, and running sequences theirs besides."""
+    if kv is None or not kv.state_bytes:
+        return None
+    slots = 2 * scheduling.max_num_seqs
+    slots += num_blocks * block_tokens * kv.token_bytes // kv.state_bytes
+    return StateConfig(slots, lcm(_STATE_TOKENS, block_tokens))

@@ -97,10 +97,12 @@ class Engine:
         scheduling, sizes = setup.scheduling, setup.sizes
         longest = -(-scheduling.max_model_len // config.block_size)
         self.recorder = Recorder(clock)
-        caching = config.cache(sizes.num_blocks, sizes.windows, min(longest, sizes.num_blocks))
         stores = TierStores(config.block_size)
         held: HeldRequests = set()
         more = (stores,) if config.has_tiers else ()
+        caching = config.cache(
+            sizes.num_blocks, sizes.windows, min(longest, sizes.num_blocks), sizes.states
+        )
         self.cache = build_cache(caching, self.recorder.clock, more_observers=more)
         self.public_prefixes = PublicPrefixes(self.cache.admin, config.block_size)
         self.scheduler = build_scheduler(

@@ -79,6 +79,11 @@ def _check_model(runner: ModelRunner) -> None:
             f"windows ({windows} tokens), whose blocks are not kept; leave both out, or set "
             f"max_model_len to {min(runner.groups.windows)}, so that no window hides anything"
         )
+    if runner.loaded.state_spec.layers:
+        raise ConfigError(
+            f"kv_disk and kv_remote keep no prefixes of {runner.loaded.name}: some of its layers "
+            "carry a state, which is not kept; leave both out"
+        )
     if runner.loaded.device.type != "cpu":
         raise ConfigError(
             f"kv_disk and kv_remote with device={runner.loaded.device.type!r}: tiers copy blocks "
