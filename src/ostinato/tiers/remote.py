@@ -281,15 +281,24 @@ class RemoteTier:
             raise StoreError("the tenant's key was not made with this secret")
         place = self._place(extent.prefix, extent.first_block, key)
         ttl = max(self._options.ttl_s, extent.keep_until - time.time())
-        there = parse(self._store.starts([place], _START_BYTES)[0], 0)
-        if there is not None and there.num_blocks >= extent.num_blocks:
+        if shared := self._num_stored(extent, key):
             self._store.expire([place], ttl)
-            return StoreResult.PRESENT
+            if shared == extent.num_blocks:
+                return StoreResult.PRESENT
+            size, first = extent.prefix.namespace.block_bytes, extent.first_block + shared
+            rest = extent.prefix.extent(first, extent.end_block - first, extent.keep_until)
+            return self._put(rest, memoryview(payload)[shared * size :])
         value = b"".join(encode(extent, payload, self._sealing.names(extent.prefix), key, 0))
         self._store.put(place, value, ttl)
         with self._counting:
             self._written_bytes += len(value)
         return StoreResult.STORED
+
+    def _num_stored(self, extent: Extent, key: bytes | None) -> int:
+        """Return how many leading blocks of an extent one that begins like it has."""
+        prefix, block = extent.prefix, extent.first_block
+        search = _Search(self._store, prefix, key, lambda i: self._place(prefix, i, key))
+        return min(extent.num_blocks, search.num_from(block))
 
     def _delete(self, name: bytes) -> tuple[int, int]:
         places, num_extents, num_bytes = list(self._store.keys(RECORDS)), 0, 0
@@ -329,6 +338,11 @@ class _Search:
             runs.append((_Locator(place, header, block - first, self._key), count))
             block += count
         return runs
+
+    def num_from(self, block: int) -> int:
+        """Return how many blocks agree in the extent that begins with one."""
+        self._ask(range(block, block + 1))
+        return self._agreeing(block, block)
 
     def _ask(self, blocks: range) -> None:
         """Fetch the headers of extents that begin with one of these blocks."""
