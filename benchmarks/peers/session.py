@@ -284,6 +284,8 @@ class Session:
             "title": engine.title, "load_s": load_s, "first_outputs": outputs, **answer
         }  # fmt: skip
         self.say(f"  {engine.name:16} {answer['version']}, loaded in {load_s:.0f} s")
+        if "path" in answer:
+            self.say(f"  {'':16} computes in {answer['path']}")
         return process
 
     def _warm_up(self, process: WorkerProcess) -> list[list[int]]:

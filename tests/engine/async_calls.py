@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ostinato import LLM, RequestOutput, SamplingParams
-from tests.engine.stepping import last
+from ostinato import LLM, AsyncLLM, RequestOutput, SamplingParams
+from tests.engine.stepping import StepByStep, last
 from tests.support.checkpoints import Checkpoints
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -37,3 +37,12 @@ def tokens_of(output: RequestOutput) -> list[int]:
 async def ends(*streams: AsyncGenerator[RequestOutput, None]) -> list[RequestOutput]:
     """Read streams to their ends, all at once."""
     return list(await asyncio.gather(*map(last, streams)))
+
+
+async def all_begun(
+    llm: AsyncLLM,
+) -> tuple[StepByStep, list[AsyncGenerator[RequestOutput, None]]]:
+    """Return a stream per prompt, each in the middle, and what lets them go on."""
+    steps, streams = StepByStep(llm), [llm.generate(prompt, GREEDY) for prompt in PROMPTS]
+    await steps.until(asyncio.gather(*map(anext, streams)))
+    return steps, streams

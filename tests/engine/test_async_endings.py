@@ -2,19 +2,16 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from ostinato import AsyncLLM, RequestOutput, SamplingParams
-from ostinato.core.errors import (
-    CacheInUse,
-    EngineStopped,
-)
+from ostinato.core.errors import CacheInUse, EngineStopped
 from ostinato.engine.request_validation import PreparedRequest
-from tests.engine.async_calls import GREEDY, PROMPTS, STEM, ends, run, tokens_of
+from tests.engine.async_calls import GREEDY, PROMPTS, STEM, all_begun, ends, run, tokens_of
 from tests.engine.faults import Sabotage
 from tests.engine.stepping import StepByStep, async_llm, last
 from tests.support.checkpoints import Checkpoints
@@ -215,6 +212,18 @@ def breakable(checkpoints: Checkpoints) -> Iterator[AsyncLLM]:
     llm.shutdown()
 
 
+async def begun(llm: AsyncLLM) -> tuple[StepByStep, AsyncGenerator[RequestOutput, None]]:
+    """Return a request that runs, and what lets it go on."""
+    steps, running = StepByStep(llm), llm.generate(STEM, GREEDY)
+    await steps.until(asyncio.ensure_future(anext(running)))
+    return steps, running
+
+
+def break_down(*_: Any) -> None:
+    """Fail where the engine does not expect it."""
+    raise Sabotage("a bug of ours")
+
+
 def test_when_the_loop_breaks_everybody_is_told(
     breakable: AsyncLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,14 +231,7 @@ def test_when_the_loop_breaks_everybody_is_told(
     llm = breakable
 
     async def story() -> None:
-        steps = StepByStep(llm)
-        running = llm.generate(STEM, GREEDY)
-        first = asyncio.ensure_future(anext(running))
-        await steps.until(first)
-
-        def break_down(*_: Any) -> None:
-            raise Sabotage("a bug of ours")
-
+        steps, running = await begun(llm)
         monkeypatch.setattr(llm.engine.scheduler, "plan", break_down)
         waiting = asyncio.create_task(last(llm.generate(PROMPTS[1], GREEDY)))
         question = asyncio.ensure_future(llm.reset_prefix_cache())
@@ -256,14 +258,7 @@ def test_a_question_that_breaks_the_loop_is_answered_with_what_broke_it(
     llm = breakable
 
     async def story() -> None:
-        steps = StepByStep(llm)
-        running = llm.generate(STEM, GREEDY)
-        first = asyncio.ensure_future(anext(running))
-        await steps.until(first)
-
-        def break_down(*_: Any) -> None:
-            raise Sabotage("a bug of ours")
-
+        steps, running = await begun(llm)
         monkeypatch.setattr(llm.engine, "reset_cache", break_down)
         question = asyncio.ensure_future(llm.reset_prefix_cache())
         await other_tasks_have_started()
@@ -286,10 +281,7 @@ def test_a_shutdown_ends_requests_that_are_under_way(
     """Readers get what there is; those who come later are refused; a second call does nothing."""
 
     async def story(llm: AsyncLLM) -> list[RequestOutput]:
-        steps = StepByStep(llm)
-        streams = [llm.generate(prompt, GREEDY) for prompt in PROMPTS]
-        firsts = asyncio.gather(*map(anext, streams))
-        await steps.until(firsts)
+        steps, streams = await all_begun(llm)
         steps.go_on(2)
         await asyncio.to_thread(llm.shutdown)
         outputs = await ends(*streams)

@@ -28,7 +28,7 @@ from ostinato.engine.config import EngineConfig
 from ostinato.engine.request_validation import PreparedRequest
 from ostinato.engine.setup import Setup, set_up
 from ostinato.engine.thread_bridge import CommandQueue
-from tests.engine.async_calls import GREEDY, PROMPTS, STEM, ends, run, tokens_of
+from tests.engine.async_calls import GREEDY, PROMPTS, STEM, all_begun, ends, run, tokens_of
 from tests.engine.stepping import StepByStep, async_llm, last
 from tests.support.checkpoints import Checkpoints
 from tests.support.waiting import other_tasks_have_started
@@ -328,10 +328,7 @@ def test_a_reset_is_refused_while_requests_run_unless_they_are_preempted(
     checkpoints: Checkpoints, expected: list[list[int]]
 ) -> None:
     async def story(llm: AsyncLLM) -> list[RequestOutput]:
-        steps = StepByStep(llm)
-        streams = [llm.generate(prompt, GREEDY) for prompt in PROMPTS]
-        firsts = asyncio.gather(*map(anext, streams))
-        await steps.until(firsts)
+        steps, streams = await all_begun(llm)
         refused = asyncio.ensure_future(llm.reset_prefix_cache())
         await steps.until(asyncio.gather(refused, return_exceptions=True))
         assert isinstance(refused.exception(), CacheInUse)

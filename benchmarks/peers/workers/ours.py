@@ -27,7 +27,8 @@ class Ours(Worker):
         settings.setdefault("num_blocks", -(-tokens // block_size))
         self.model, self.settings = model, {"dtype": "bfloat16", **settings}
         (self._open_async_llm if self.streamed else self._open_llm)()
-        return {"version": ostinato.__version__, "settings": self.settings}
+        path = (self.async_llm or self.llm).engine.compute_path
+        return {"version": ostinato.__version__, "settings": self.settings, "path": str(path)}
 
     def serve(self, talks: list[Talk]) -> Served:
         """Serve by the face that fits; changing the face loads the model anew, before the clock.

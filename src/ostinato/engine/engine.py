@@ -92,7 +92,9 @@ class Engine:
         scheduling, sizes = setup.scheduling, setup.sizes
         longest = -(-scheduling.max_model_len // config.block_size)
         self.recorder = Recorder(clock)
-        caching = config.cache(sizes.num_blocks, sizes.windows, min(longest, sizes.num_blocks))
+        caching = config.cache(
+            sizes.num_blocks, sizes.windows, min(longest, sizes.num_blocks), sizes.states
+        )
         self.cache = build_cache(caching, self.recorder.clock)
         self.public_prefixes = PublicPrefixes(self.cache.admin, config.block_size)
         self.scheduler = build_scheduler(scheduling, self.cache, clock)

@@ -102,11 +102,6 @@ class Reuse:
         return self.workload.total_tokens - self.computed_tokens
 
     @property
-    def all_copied_tokens(self) -> int:
-        """Tokens whose KV is copied from one block to another, over all requests."""
-        return (self.workload.num_requests - 1) * self.copied_tokens
-
-    @property
     def needs_a_sealed_tail(self) -> bool:
         """Whether the block that is copied from is not even full in the first prompt.
 
