@@ -35,9 +35,9 @@ class StateServer:
     """
 
     def __init__(
-        self, index: str, num_states: int = 400, budget: int = 2048, **states: int
+        self, index: str, num_states: int = 400, num_blocks: int = 4096, **states: int
     ) -> None:
-        """Start with an empty cache of 64k tokens."""
+        """Start with an empty cache and steps of 2,048 tokens."""
         config = StateConfig(num_states, UNIT, **states)
         caching = PrefixCacheConfig(num_blocks, 16, index=index, states=config)
         self.cache = build_cache(caching, lambda: 0.0)
