@@ -223,5 +223,5 @@ RECURRENCES: Mapping[str, Recurrence] = {
 
 
 def _as_scanned(output: Tensor) -> Tensor:
-    """Return an output in the precision of a scan, lest it depend on its neighbours in a row."""
+    """Return an output in the precision of a scan, whatever it is computed beside."""
     return output.to(torch.promote_types(output.dtype, torch.float32))
