@@ -12,6 +12,7 @@ from ostinato.core.errors import ConfigError
 from ostinato.engine import engine as engine_module
 from ostinato.tiers.port import LoadFault, StoreResult
 from tests.support.memory_tier import MemoryTier
+from tests.support.redis_server import redis_server
 
 TEXT = [1 + (i * 37) % 61 for i in range(130)]
 """Eight blocks of sixteen, and two tokens."""
@@ -231,3 +232,21 @@ def test_a_disk_is_read_by_the_next_process(tmp_path: Path):
         assert after.cached_tokens_from == {"disk": 128}
         assert after.outputs[0].token_ids == before.outputs[0].token_ids
         assert llm.erase("").tiers[0].num_extents > 0
+
+
+def test_two_engines_share_a_prefix_through_a_server(tmp_path: Path):
+    """The second computes none of it, and erasing the tenant leaves nothing on the server."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(range(16)))
+    with redis_server(tmp_path) as url:
+        settings = {"num_blocks": 64, "kv_remote": url, "kv_sealed": True, "kv_secret_file": secret}
+        with LLM(**settings) as one, LLM(**settings) as two:
+            before = [ask(one, salt="acme") for _ in range(2)][-1]
+            one.engine.tiers.stores.flush(20)
+            after = ask(two, salt="acme")
+            assert after.cached_tokens_from == {"remote": 128}
+            assert after.outputs[0].token_ids == before.outputs[0].token_ids
+            assert two.erase("acme").tiers[0].num_extents > 0
+            two.engine.tiers.stores.on_clear(everything=True)
+            one.erase("acme")
+            assert ask(two, salt="acme").num_cached_tokens == 0

@@ -1,29 +1,76 @@
-"""A process of Valkey or Redis, for tests."""
+"""Real servers for tests: as ``ostinato serve`` runs them, in a thread, on a free port.
 
-import shutil
-import subprocess
+::
+
+    with serving(state) as url:
+        httpx.get(f"{url}/health")
+"""
+
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+
+import httpx
+
+from ostinato import AsyncLLM
+from ostinato.server.config import ServerConfig
+from ostinato.server.lifecycle import DrainingServer, listen
+from ostinato.server.state import ServerState
+from tests.support.engines import assert_idle
+from tests.support.waiting import wait_until
+
+_PATIENCE_S = 30
+
+
+class ServerThread:
+    """A server in a thread.
+
+    Attributes:
+        url: Its address.
+        server: For tests that send it signals: ``server.handle_exit(signal.SIGTERM, None)``.
+    """
+
+    def __init__(self, state: ServerState) -> None:
+        """Start, and wait until it takes requests."""
+        self.url = ""
+        self.server = DrainingServer(state, self._note)
+        listener = listen(ServerConfig(port=0))
+        self._thread = threading.Thread(target=self.server.run, args=([listener],))
+        self._thread.start()
+        wait_until(lambda: self.url != "")
+
+    def _note(self, address: str) -> None:
+        self.url = address
+
+    def stop(self) -> None:
+        """End it without a signal, so that its engine goes on."""
+        self.server.should_exit = True
+        self.join()
+
+    def join(self) -> None:
+        """Wait for its end."""
+        self._thread.join(_PATIENCE_S)
+        assert not self._thread.is_alive(), "the server did not end"
 
 
 @contextmanager
-def redis_server(folder: Path) -> Iterator[str]:
-    """Run a server on a socket in a folder; yields its URL."""
-    program = shutil.which("valkey-server") or shutil.which("redis-server")
-    assert program, "there is no valkey-server or redis-server: run scripts/install-server"
-    socket = folder / "socket"
-    command = [program, "--port", "0", "--unixsocket", str(socket), "--dir", str(folder)]
-    process = subprocess.Popen(
-        [*command, "--save", "", "--maxmemory-policy", "noeviction"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def serving(state: ServerState) -> Iterator[str]:
+    """Run a server until the block is left; returns its address. Its engine goes on."""
+    thread = ServerThread(state)
     try:
-        for line in process.stdout:
-            if "ccept connections" in line:
-                break
-        yield f"unix://{socket}"
+        yield thread.url
     finally:
-        process.terminate()
-        process.communicate()
+        thread.stop()
+
+
+def await_idle(llm: AsyncLLM) -> None:
+    """Wait until an engine has nothing to do, and assert law 9 with its indexes checked."""
+    wait_until(lambda: not llm.engine.has_work)
+    assert_idle(llm.engine)
+
+
+def events_of(response: httpx.Response) -> Iterator[str]:
+    """Yield what each server-sent event of a response holds."""
+    for line in response.iter_lines():
+        if line.startswith("data: "):
+            yield line.removeprefix("data: ")

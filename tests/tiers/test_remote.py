@@ -17,7 +17,7 @@ from ostinato.tiers.conformance import NAMESPACE, assert_nowhere, conversation, 
 from ostinato.tiers.port import LoadFault, StoreResult
 from ostinato.tiers.remote import RemoteOptions, RemoteTier
 from ostinato.tiers.valkey_store import ValkeyStore
-from tests.support.servers import redis_server
+from tests.support.redis_server import redis_server
 from tests.tiers.media import SECRET, RealServer, Server, ServerInMemory
 
 

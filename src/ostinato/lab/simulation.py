@@ -118,8 +118,8 @@ def add_disk(
     simulation: Simulation, disk: DiskModel, progress: Callable[[int], None] | None = None
 ) -> None:
     """Add what a disk behind each cache would have found, under the usual policy or the first."""
-    names = list(simulation.results)
-    policy = USUAL_POLICY if USUAL_POLICY in names else names[0]
+    known = [name for name in SIMULATED_POLICIES if name in simulation.results]
+    policy = USUAL_POLICY if USUAL_POLICY in known else known[0]
     trace, kv, simulation.disk = simulation.trace, simulation.kv, disk
     simulation.tiered = [
         replay_serially(trace, _pools(trace, n, kv), policy, progress, disk.num_blocks)
