@@ -230,7 +230,7 @@ def main() -> None:
         )
         parts = [run_part(part, options, model, Path(name)) for part in PARTS]
         chats = {} if options.small else run_part("chat", options, model, Path(name))
-        report(*parts, chats, sizes)
+        report(*parts, chats=chats, sizes=sizes)
 
 
 if __name__ == "__main__":

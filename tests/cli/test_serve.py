@@ -66,7 +66,7 @@ def test_a_wrong_setting_of_the_engine_is_refused_by_name(terminal: Terminal) ->
 def test_a_conversation_hits_after_a_restart(tmp_path: Path) -> None:
     """Serve with a disk, SIGTERM, serve again: the first request finds its prefix on the disk."""
     options = ("--num-blocks", "64", "--kv-disk", str(tmp_path / "kv"), "--kv-disk-bytes", "64MiB")
-    call = {"model": MODEL, "prompt": "To be, or not to be, " * 5, "max_tokens": 4, "temperature": 0}
+    call = {"model": MODEL, "prompt": "To be, or not " * 8, "max_tokens": 4, "temperature": 0}
     texts, details = [], []
     for _ in range(2):
         with served(MODEL, *options) as server:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ostinato.tiers.byte_store import ByteStore, StoreError
 from ostinato.tiers.disk import DiskOptions, DiskTier
@@ -84,7 +85,8 @@ class LocalDisk:
     """A folder of the operating system."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.folder = path, None
+        self.path = path
+        self.folder: FaultyFolder
 
     def open(self) -> KVTier:
         self.folder = FaultyFolder(self.path)
@@ -156,10 +158,9 @@ class ServerInMemory:
 class Server:
     """A remote tier on a ``ByteStore``, whose values are read and written directly."""
 
-    options = RemoteOptions()
-
     def __init__(self, store: ByteStore | None = None, options: RemoteOptions | None = None):
-        self.store, self.options = store or ServerInMemory(), options or RemoteOptions()
+        self.store: Any = store or ServerInMemory()
+        self.options = options or RemoteOptions()
         self.tiers = []
 
     def open(self) -> KVTier:

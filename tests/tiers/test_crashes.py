@@ -1,6 +1,9 @@
 """A disk tier that is killed, or whose machine loses power, at any byte of what it writes."""
 
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -86,3 +89,26 @@ def test_a_crash_at_any_byte_leaves_no_wrong_and_no_lost_byte(options):
 @pytest.mark.parametrize("options", [OPTIONS, SEALED], ids=["clear", "sealed"])
 def test_a_thousand_crashes_leave_no_wrong_and_no_lost_byte(options):
     assert sum(crash(seed, options) for seed in range(50, 1050)) > 2000
+
+
+ENGINE = """
+import sys
+from pathlib import Path
+from tests.tiers.test_crashes import OPTIONS, DiskTier, conversation, put
+tier = DiskTier(sys.argv[1], OPTIONS)
+for number in range(10**6):
+    put(tier, conversation(number))
+    print(number, flush=True)
+"""
+
+
+def test_what_a_process_stored_before_sigkill_is_there(tmp_path):
+    command = [sys.executable, "-c", ENGINE, str(tmp_path / "kv")]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as process:
+        for _ in range(30):
+            last = int(process.stdout.readline())
+        process.kill()
+    tier = DiskTier(tmp_path / "kv", OPTIONS)
+    assert [get(tier, conversation(number)) for number in (last - 1, last)] == [8, 8]
+    tier.close()

@@ -3,8 +3,11 @@
 import logging
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
+import valkey
 
 from ostinato.core.errors import ConfigError
 from ostinato.tiers import conformance
@@ -15,7 +18,7 @@ from ostinato.tiers.port import LoadFault, StoreResult
 from ostinato.tiers.remote import RemoteOptions, RemoteTier
 from ostinato.tiers.valkey_store import ValkeyStore
 from tests.support.redis_server import redis_server
-from tests.tiers.media import SECRET, RealServer, ServerInMemory
+from tests.tiers.media import SECRET, RealServer, Server, ServerInMemory
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def test_a_storm_on_a_real_server_brings_no_wrong_byte(server):
     assert conformance.storm(RealServer(server), num_faults=30).num_blocks > 100
 
 
-def test_two_engines_share_a_prefix_and_only_until_its_tenant_is_erased(server, tmp_path):
+def test_two_engines_share_a_prefix_and_only_until_its_tenant_is_erased(server):
     """Both derive the tenant's key from one secret. The server's dump shows nothing."""
     options = RemoteOptions(sealed=True, secret=SECRET, timeout_s=20)
     one, two = (RemoteTier(ValkeyStore(server, 20), options) for _ in range(2))
@@ -41,16 +44,13 @@ def test_two_engines_share_a_prefix_and_only_until_its_tenant_is_erased(server, 
     prefix = conversation(1, tenant=b"acme")
     put(one, prefix)
     assert (get(two, prefix), get(other, prefix)) == (8, 0)
-    client = RealServer.__new__(RealServer)
-    client.store = two._store
-    assert_nowhere(prefix, client.values().values())
+    assert_nowhere(prefix, Server(ValkeyStore(server, 20)).values().values())
 
     assert two.erase(b"acme")[0].num_keys == 1
     assert get(one, prefix) == 0
-    dump = two._store._client.config_get("dir")["dir"]
-    two._store._client.save()
-    with open(f"{dump}/dump.rdb", "rb") as file:
-        assert_nowhere(prefix, [file.read()])
+    client: Any = valkey.Valkey.from_url(server)
+    client.save()
+    assert_nowhere(prefix, [Path(client.config_get("dir")["dir"], "dump.rdb").read_bytes()])
     put(one, prefix)
     assert get(two, prefix) == 8
     for tier in (one, two, other):
@@ -70,10 +70,10 @@ def test_values_end_by_themselves_and_leases_keep_them(server):
 def test_a_server_that_hangs_costs_a_deadline_and_is_then_left_alone(caplog):
     """Nothing waits for an answer: the test would hang if a call did."""
     store, answered = ServerInMemory(), threading.Event()
+    store.abort = answered.set
     tier = RemoteTier(store, RemoteOptions(timeout_s=0.01))
     put(tier, conversation(1))
     ref = tier.look_up(conversation(1), 0)[0]
-    store.abort = answered.set
 
     def hang(*args):
         answered.wait()
@@ -116,7 +116,9 @@ def test_a_server_that_answers_with_another_record_is_not_believed():
     for number in range(4):
         put(tier, conversation(number))
     places = sorted(store.values)
-    store.values = dict(zip(places, [store.values[x] for x in places[1:] + places[:1]], strict=True))
+    store.values = dict(
+        zip(places, [store.values[x] for x in places[1:] + places[:1]], strict=True)
+    )
     assert sum(get(tier, conversation(number)) for number in range(4)) == 0
 
 

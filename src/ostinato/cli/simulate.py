@@ -160,8 +160,8 @@ def _disk(tiers: str | None, tier_speed: str, kv: KVGroups | None) -> DiskModel 
         return None
     if kv is not None and (kv.windows or kv.state_bytes):
         raise ConfigError(
-            f"tiers={tiers!r} with a model of sliding windows or states: no engine keeps their prefixes in "
-            "tiers; leave out --tiers, or --model"
+            f"tiers={tiers!r} with a model of sliding windows or states: no engine keeps their "
+            "prefixes in tiers; leave out --tiers, or --model"
         )
     return DiskModel(read_count("tiers", tiers), float(read_count("tier_speed", tier_speed)))
 

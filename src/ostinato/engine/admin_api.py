@@ -138,11 +138,11 @@ class AdminApi:
         Raises:
             CacheInUse: Requests of it are live: wait for their end, or cancel them.
 
-        Effects: everything of it is removed from all tiers. Every slot of the KV stores without
-        live content is overwritten with zeros, since evicted and free blocks still hold what was
-        computed. The tenant's requests still count in the totals; salts of ``tenant_shares`` stay
-        in the settings. Cost: every layer's unused slots are read once, and written where they are
-        not zero.
+        Effects: everything of it is removed from all tiers. Every slot of the KV stores and of
+        states without live content is overwritten with zeros, since evicted and free blocks still
+        hold what was computed. The tenant's requests still count in the totals; salts of
+        ``tenant_shares`` stay in the settings. Cost: every layer's unused slots are read once, and
+        written where they are not zero.
         """
         live = self._engine.requests_of(cache_salt)
         if live:
@@ -241,10 +241,12 @@ class AdminApi:
         }
 
     def _zero_unused_slots(self) -> int:
-        """Overwrite all slots without live content; returns how many."""
-        count = 0
+        """Overwrite all slots without live content; returns how many, states aside."""
+        count, runner = 0, self._engine.runner
         live_slots = self._engine.cache.admin.live_slots()
-        for store, live in zip(self._engine.runner.kv_stores, live_slots, strict=True):
+        if runner.states.num_slots:
+            runner.states.zero(set(range(runner.states.num_slots)) - live_slots.pop().keys())
+        for store, live in zip(runner.kv_stores, live_slots, strict=True):
             offsets = torch.arange(store.block_size)  # (block_size,)
             used = torch.zeros(store.num_blocks, dtype=torch.int64)  # (num_blocks,)
             for block, num_tokens in live.items():

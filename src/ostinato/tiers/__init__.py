@@ -10,6 +10,13 @@ Files in reading order:
 * ``segments``: append-only files of records, and how they are read at start
 * ``segment_log``: appends, commits and evicts segments
 * ``disk``: ``DiskTier``
+* ``byte_store``: what the remote tier needs of a server
+* ``breaker``: calls that end in time, and a server that fails is left alone
+* ``valkey_store``: a server of the Redis protocol
+* ``object_store``: S3, Google, Azure, a folder
+* ``remote``: ``RemoteTier``
+* ``chain``: several tiers as one
+* ``conformance``: the suite that every tier passes, and a storm of faults
 * ``simulated``: a disk that is killed, loses power, fails or is damaged, for tests
 
 Rules:

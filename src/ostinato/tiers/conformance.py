@@ -407,6 +407,8 @@ def storm(medium: Medium, num_faults: int, seed: int = 0) -> StormReport:
             medium.kill()
             tier = medium.open()
         num_blocks += sum(get(tier, prefix, rng.choice((0, 0, 3))) for prefix in recent)
+        if number % 50 == 49:
+            tier.erase(b"%d" % rng.randrange(3))
         get(tier, _stormy(number + num_faults))
     medium.kill()
     return StormReport(num_faults, num_blocks, dict(kinds))

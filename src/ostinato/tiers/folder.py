@@ -1,5 +1,6 @@
 """The system calls that the disk tier makes, and no others; tests put a simulated disk in place."""
 
+import errno
 import fcntl
 import os
 import re
@@ -72,7 +73,7 @@ class LocalFile:
 
     def __init__(self, path: Path, flags: int) -> None:
         self._fd = -1
-        self._fd = os.open(path, flags | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def __del__(self) -> None:
         if self._fd >= 0:
@@ -120,6 +121,8 @@ class LocalFolder:
             made.
     """
 
+    _is_read_only = False
+
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path).absolute()
         try:
@@ -130,14 +133,23 @@ class LocalFolder:
                     f"kv_disk={str(path)!r}: holds {sorted(strangers)[0]!r}, which is no file of "
                     "the disk tier: give it a folder of its own"
                 )
-            self._path.chmod(0o700)
-            self._lock = os.open(self._path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = self._open_lock()
         except OSError as error:
             raise ConfigError(
                 f"kv_disk={str(path)!r}: {error.strerror}: give it a folder that this user may "
                 "write, or leave kv_disk out"
             ) from error
         self._take_lock()
+
+    def _open_lock(self) -> int:
+        try:
+            self._path.chmod(0o700)
+            return os.open(self._path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            self._is_read_only = True  # what is there may be read
+            return os.open(self._path / "lock", os.O_RDONLY | os.O_CLOEXEC)
 
     def _take_lock(self) -> None:
         try:
@@ -149,6 +161,8 @@ class LocalFolder:
                 f"kv_disk={str(self._path)!r}: in use by process {owner}: give each engine a "
                 "folder of its own, and share through kv_remote"
             ) from error
+        if self._is_read_only:
+            return
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
@@ -163,13 +177,13 @@ class LocalFolder:
 
     def create(self, name: str) -> LocalFile:
         """Create a file, durably."""
-        file = LocalFile(self._path / name, os.O_CREAT | os.O_EXCL)
+        file = LocalFile(self._path / name, os.O_CREAT | os.O_EXCL | os.O_RDWR)
         self._sync()
         return file
 
     def open(self, name: str) -> LocalFile:
         """Open a file."""
-        return LocalFile(self._path / name, 0)
+        return LocalFile(self._path / name, os.O_RDONLY if self._is_read_only else os.O_RDWR)
 
     def remove(self, name: str) -> None:
         """Remove a file, durably."""

@@ -16,10 +16,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 from ostinato.tiers.breaker import CallThreads, CircuitBreaker
 from ostinato.tiers.byte_store import ByteStore, StoredKeys, StoreError
+from ostinato.tiers.object_store import BucketStore
 from ostinato.tiers.port import (
     Buffer,
     Extent,
@@ -41,6 +43,7 @@ from ostinato.tiers.record import (
     record_bytes,
 )
 from ostinato.tiers.sealing import Sealing
+from ostinato.tiers.valkey_store import ValkeyStore
 
 logger = logging.getLogger(__name__)
 
@@ -375,6 +378,21 @@ class _Search:
         width = size * TOKEN_BYTES
         wanted = memoryview(self._prefix.packed)[block * width : self._prefix.num_blocks * width]
         return num_common_tokens(tokens[(block - first) * width :], wanted) // size
+
+
+def open_store(url: str, timeout_s: float = 1.0) -> ByteStore:
+    """Return the store of an address: an object store, or else a server of the Redis protocol.
+
+    Args:
+        url: Such as ``redis://host:6379/0``, ``s3://bucket/folder``, ``file:///folder``.
+        timeout_s: For connecting, and for each part of an answer.
+
+    Raises:
+        ConfigError: Its client is not installed, or it is no such address.
+    """
+    if urlsplit(url).scheme in ("s3", "gs", "az", "file", "memory"):
+        return BucketStore(url, timeout_s)
+    return ValkeyStore(url, timeout_s)
 
 
 def look_back(prefix: Prefix) -> int:
