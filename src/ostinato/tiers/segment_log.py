@@ -90,7 +90,7 @@ class SegmentLog:
 
     def num_bytes(self) -> int:
         """Bytes that the files take."""
-        return sum(segment.end for segment in self.segments)
+        return sum(segment.end for segment in list(self.segments))
 
     def fit(self) -> None:
         """Evict until the limit holds: after a crash in an eviction, or with a lower limit."""
@@ -171,7 +171,7 @@ class SegmentLog:
 
     def leased_bytes(self) -> int:
         """Bytes of records under a lease."""
-        return sum(self._split(segment)[0] for segment in self.segments)
+        return sum(self._split(segment)[0] for segment in list(self.segments))
 
     def _open_all(self) -> list[Segment]:
         segments = list[Segment]()
