@@ -259,7 +259,8 @@ class HashIndex:
         start, stop = index * self.block_size, (index + 1) * self.block_size
         text = key.packed_range(start, start + key.num_text_tokens(start, stop))
         name, digest = key.block_name(index, self.block_size), self._hasher.digests(key, index + 1)
-        content = CachedContent(parent, digest[index], name, text, key.identity)
+        identity, _ = key.identity_of(index, self.block_size)
+        content = CachedContent(parent, digest[index], name, text, identity)
         self._contents.setdefault(digest[index], []).append(content)
         parent.children.add(name, text, content)
         return content
