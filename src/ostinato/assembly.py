@@ -1,7 +1,7 @@
 """Puts caches and schedulers together from settings: the one place that knows all their rooms."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -103,6 +103,7 @@ def build_cache(
     digest: DigestFunction | None = None,
     epoch: int = 0,
     policy: PolicyFactory | None = None,
+    more_observers: Iterable[CacheObserver] = (),
 ) -> PrefixCache:
     """Make an empty cache.
 
@@ -112,11 +113,12 @@ def build_cache(
         digest: Replaces the configured digest function of the hash index.
         epoch: Of the weights, to begin with.
         policy: Makes another eviction policy than the configured one.
+        more_observers: Told of what it does, before its own.
     """
     policy = policy or partial(make_policy, config.policy)
     counters, history, hits = CacheCounters(clock), RequestHistory(config, clock), HitCounts()
     leases, public = LeaseBook(clock), PublicPrefixes()
-    observers: list[CacheObserver] = [leases, counters, hits]
+    observers: list[CacheObserver] = [*more_observers, leases, counters, hits]
     if config.keep_explanations:
         observers.append(history)
     events = recorder = None
