@@ -175,10 +175,10 @@ class Adapters(CacheObserver):
         """Whether new requests may use an adapter."""
         return any(named.adapter.digest == digest for named in list(self.by_name.values()))
 
-    def name_of(self, digest: bytes) -> str:
-        """Return an adapter's name, the first of several; its digest if it is not loaded."""
-        names = (name for name, it in self.by_name.items() if it.adapter.digest == digest)
-        return next(names, digest.hex()[:12])
+    @property
+    def names(self) -> dict[bytes, str]:
+        """Names by digest, the last of several."""
+        return {named.adapter.digest: name for name, named in list(self.by_name.items())}
 
     def identity_of(self, own: Identity, name: str, tokens: "array[int]") -> Identity:
         """Return the identity of a prompt that an adapter continues.

@@ -40,4 +40,6 @@ def explain_request(
     if not isinstance(request, str):
         prompt = pack_tokens(request.prompt_token_ids).tobytes()
     tenant = None if cache_salt is None else cache_salt.encode()
-    return explain(engine.cache.history, name, Viewer(administrator, decode, prompt, tenant))
+    names = engine.adapters.names
+    viewer = Viewer(administrator, decode, prompt, tenant, names)
+    return explain(engine.cache.history, name, viewer)

@@ -131,8 +131,7 @@ def _check_config(folder: Path, config: dict[str, Any]) -> None:
         )
     for name in ("r", "lora_alpha"):
         value = config.get(name)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 < value < math.inf:
+        if type(value) not in (int, float) or not 0 < float(value) < math.inf:  # type: ignore[arg-type]
             raise RequestError(f"{folder / CONFIG_FILE}: {name}={value!r:.80}: must be above 0")
     patterns = config.get("alpha_pattern") or {}
     is_map = isinstance(patterns, dict)
@@ -195,7 +194,7 @@ def _layer(
     alpha = _of_pattern(config.get("alpha_pattern"), name, config["lora_alpha"])
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     to = {"dtype": model.dtype, "device": model.device}
-    return LoraLayer(down.to(**to).contiguous(), up.T.to(**to).contiguous(), scale)  # type: ignore[call-overload]
+    return LoraLayer(down.to(**to).contiguous(), up.T.to(**to).contiguous(), scale)
 
 
 def _linear_size(
@@ -238,7 +237,7 @@ def _invocation(folder: Path, config: dict[str, Any], model: PreTrainedModel) ->
     ids = config.get("alora_invocation_tokens")
     if ids is None:
         return ()
-    vocab_size = model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr, index]
+    vocab_size = model.get_input_embeddings().weight.shape[0]
     is_row = isinstance(ids, list) and all(type(i) is int and 0 <= i < vocab_size for i in ids)
     if not is_row or not ids:
         raise RequestError(
