@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +94,10 @@ def test_ten_specialists_compute_their_context_once(llm: LLM, adapters: Path, tm
 
 def test_an_activated_adapter_starts_at_the_last_invocation(llm: LLM, adapters: Path):
     llm.add_lora(LoRARequest("judge", 1, adapters / "judge"))
-    prompt = parse_prompt({"prompt_token_ids": [1, 2], "adapter": "judge"})
-    tokens = llm.engine.tokenized(parse_prompt([*INVOCATION, 20, 21, *INVOCATION, 7, 8])).token_ids
-    from ostinato.core.tokens import pack_tokens
-
-    identity = llm.engine.identity_of(prompt, pack_tokens(tokens or []))
-    assert identity.adapter_start == 5
-    assert llm.engine.identity_of(prompt, pack_tokens([7, 8])).adapter == b""
+    prompt = parse_prompt({"prompt_token_ids": [1], "adapter": "judge"})
+    tokens = array("I", [*INVOCATION, 20, 21, *INVOCATION, 7, 8])
+    assert llm.engine.identity_of(prompt, tokens).adapter_start == 5
+    assert llm.engine.identity_of(prompt, tokens[-2:]).adapter == b""
 
 
 def test_requests_of_an_unloaded_adapter_finish_and_publish_nothing_more(llm: LLM, adapters: Path):
@@ -131,13 +130,14 @@ def test_requests_of_an_unloaded_adapter_finish_and_publish_nothing_more(llm: LL
 def test_explanations_name_the_adapters(llm: LLM, adapters: Path):
     """The context of an activated adapter counts as the base model's."""
     sql = LoRARequest("sql", 1, adapters / "sql")
-    hit(llm, PROMPT)
-    (output,) = llm.generate(PROMPT, ONE, lora_request=sql, use_tqdm=False)
+    prompt = [number + 100 for number in PROMPT]
+    hit(llm, prompt)
+    (output,) = llm.generate(prompt, ONE, lora_request=sql, use_tqdm=False)
     span = llm.explain(output).spans[0]
     assert span.reason is MissReason.OTHER_ADAPTER
     assert "computed by the base model, and this request asks for adapter 'sql'" in span.sentence
 
-    long = [*PROMPT, *INVOCATION, 11, 12]
+    long = [*prompt, *INVOCATION, 11, 12]
     hit(llm, long)
     judge = LoRARequest("judge", 2, adapters / "judge")
     (output,) = llm.generate(long, ONE, lora_request=judge, use_tqdm=False)
@@ -157,7 +157,7 @@ def test_events_name_the_adapter_from_its_first_block_on(llm: LLM, adapters: Pat
     hit(llm, [*PROMPT, *INVOCATION, 11, 12, 13, 14], judge)
     stored = [
         event
-        for batch in log.since(before)
+        for batch in log.replay(before) or ()
         for event in decode(BatchEncoder("CPU").encode(batch)).events
         if isinstance(event, BlockStored)
     ]
@@ -234,6 +234,4 @@ def test_limits_are_named(llm: LLM, adapters: Path, monkeypatch: pytest.MonkeyPa
 
 
 def _changed(llm: LLM, setting: str, value: object) -> Any:
-    from dataclasses import replace
-
     return replace(llm.engine.config, **{setting: value})

@@ -227,7 +227,7 @@ class HashIndex:
         for content in contents:
             parent = content.parent
             assert content.copies and parent is not None, "a content without a copy"
-            parted = parent.copies and parent.identity != content.identity
+            parted = parent.copies and parent.identity.tenant != content.identity.tenant
             is_held = any(copy.ref_count for copy in parent.copies)
             assert not parted or is_held, "content after a public prefix that may go"
             assert content.digest is not None or not content.children, "a partial block goes on"
