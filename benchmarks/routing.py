@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.peers.routers import MODULES, HttpRouter
+from benchmarks.peers.routers import DYNAMO, NAMES, DynamoRouter, HttpRouter, Peer
 from ostinato.core.config import SchedulerConfig
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import CostModel
@@ -99,9 +99,14 @@ class Bench:
 
 
 @contextmanager
-def peer(python: Path, name: str, bench: Bench) -> Iterator[HttpRouter]:
+def peer(python: Path, name: str, bench: Bench) -> Iterator[Peer]:
     """Start a router of others, and stop it."""
-    router = HttpRouter(python, name, bench.trace, NUM_REPLICAS)
+    trace, num_blocks = bench.trace, bench.fleet.cache.num_blocks
+    router: Peer
+    if name == DYNAMO:
+        router = DynamoRouter(python, trace, NUM_REPLICAS, num_blocks)
+    else:
+        router = HttpRouter(python, name, trace, NUM_REPLICAS)
     try:
         yield router
     finally:
@@ -115,7 +120,7 @@ def compare(bench: Bench, names: list[str], peers: Path | None) -> None:
             bench.run(name, bench.library(name))
         elif peers is not None:
             with peer(peers, name, bench) as router:
-                bench.run(f"{name} `cache_aware`", router)
+                bench.run(name, router)
 
 
 def disturb(bench: Bench) -> None:
@@ -137,7 +142,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--blocks", type=int, default=1000, help="of each replica's cache")
     parser.add_argument("--load", type=float, default=1.1)
     parser.add_argument("--peers", type=Path, help="Python of the environment with other routers")
-    everything = [*POLICIES, *MODULES]
+    everything = [*POLICIES, *NAMES]
     parser.add_argument("--routers", nargs="+", choices=everything, default=everything)
     parser.add_argument("--late", action="store_true", help="late events, two routers, an outage")
     options = parser.parse_args(arguments)

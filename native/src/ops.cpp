@@ -39,6 +39,8 @@ void run(const Op &op, int64_t row_width, int64_t per_thread = kNumbersPerThread
                                                      : op.num_threads);
 }
 
+int64_t state_size(const ost_delta &op) { return int64_t{op.key_dim} * op.value_dim; }
+
 int64_t width_of(const ost_heads &op) {
   return (op.num_heads + 2 * int64_t{op.num_kv_heads}) * op.head_dim;
 }
@@ -69,6 +71,10 @@ Work work_of(const ost_lora &op) {
   return {&op, compute, op.num_rows, op.num_rows < 4 * op.num_threads ? 1 : 4};
 }
 
+Work work_of(const ost_delta &op) {
+  return over_rows<ost_delta, &OpsKernels::delta>(op, state_size(op));
+}
+
 }  // namespace ost
 
 extern "C" {
@@ -82,4 +88,6 @@ void ost_ops_gated(const ost_gated *op) { ost::run(*op, 2 * int64_t{op->width});
 void ost_ops_lora(const ost_lora *op) { ost::run_work(ost::work_of(*op), op->num_threads); }
 
 void ost_ops_best(const ost_best *op) { ost::run(*op, op->width, ost::kComparedPerThread); }
+
+void ost_ops_delta(const ost_delta *op) { ost::run(*op, ost::state_size(*op)); }
 }

@@ -8,6 +8,7 @@
 
 #include "ops_best.h"
 #include "ops_lora.h"
+#include "ops_delta.h"
 #include "ops_vector.h"
 
 namespace {
@@ -161,6 +162,7 @@ const OpsKernels &OST_OPS() {
       each_row<ost_gated, gated_row<BFloat16>, gated_row<Float32>>,
       best_rows,
       lora_rows,
+      delta_rows,
   };
   return kernels;
 }

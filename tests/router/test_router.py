@@ -197,7 +197,7 @@ def test_a_decision_is_explained_in_words_and_numbers():
     router.apply("b", batch(0, stored(LONG)), 0)
     decision = router.route(prompt(LONG + "EFGH"), 0)
     assert router.explain(decision).splitlines() == [
-        "b by cache_state: 0 tokens queued + 2.0 * 4 to compute + 0 above its share lately",
+        "b by cache_state: 0 tokens queued + 2.0 * (4 to compute + 0 above its share lately)",
         "404 prompt tokens, 400 expected to be cached (exact), 4 to compute",
         "worker     cached      sent   compute    queued       score",
         "b             400         0         4         0           8  exact",

@@ -18,8 +18,9 @@ Rules:
 
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from threading import get_ident
 from typing import Any
 
@@ -27,9 +28,10 @@ from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_shares import BlockShares
 from ostinato.cache.block_table import BlockTable, StepCopies
 from ostinato.cache.eviction import LeastRecentlyUsed
+from ostinato.cache.layer_group import LayerGroup, shorten
 from ostinato.cache.observer import CacheObserver, Observers
 from ostinato.cache.pool import BlockPool, Contents, FreeBlocks
-from ostinato.cache.prefix_index import PrefixIndex, PrefixMatch
+from ostinato.cache.prefix_index import PrefixIndex, PrefixMatch, PublishResult
 from ostinato.cache.radix_index import RadixIndex
 from ostinato.core.config import CacheConfig
 from ostinato.core.errors import (
@@ -50,6 +52,11 @@ _UNKNOWN = RequestContext()
 MakeIndex = Callable[[BlockPool, int], PrefixIndex[Any]]
 """Makes an empty index over a pool, for blocks of so many tokens."""
 
+MakeLayerGroups = Callable[[Observers, StepCopies], Sequence[LayerGroup]]
+"""Makes the groups of layers beside full attention; states are copied with the step's copies."""
+
+_NEW, _KNOWN = PublishResult(), PublishResult(1)
+
 
 class CacheManager:
     """Which request holds which blocks, and what is found where.
@@ -62,6 +69,9 @@ class CacheManager:
         block_size: Tokens per block.
         pool: The blocks.
         index: What is findable in them.
+        layer_groups: Layers beside full attention, each group with a pool of its own.
+        cuts: Where prefills are cut; None if anywhere.
+        copies: What is copied in the step that is planned.
         observers: As given.
         epoch: Raised with each update of the weights; part of every new identity.
     """
@@ -76,6 +86,7 @@ class CacheManager:
         may_publish: Callable[[PrefixKey, int], bool] = lambda key, num_hit: True,
         epoch: int = 0,
         make_unused: Callable[[int], FreeBlocks] = FreeBlocks,
+        make_groups: MakeLayerGroups = lambda observers, copies: (),
     ) -> None:
         """Make an empty cache.
 
@@ -89,6 +100,7 @@ class CacheManager:
                 tokens may publish what it computes.
             epoch: Of the weights.
             make_unused: Makes so many blocks without content.
+            make_groups: Makes the groups of layers beside full attention, if there are any.
         """
         self.config = config
         self.block_size = config.block_size
@@ -97,7 +109,9 @@ class CacheManager:
         shares = BlockShares(LeastRecentlyUsed()) if shares is None else shares
         self.pool = BlockPool(make_unused(config.num_blocks), shares, clock, self.observers)
         self.index = make_index(self.pool, config.block_size)
-        self._copies = StepCopies(config.block_size)
+        self.copies = StepCopies(config.block_size)
+        self.layer_groups = make_groups(self.observers, self.copies)
+        self.cuts = next((g.cuts for g in self.layer_groups if g.cuts is not None), None)
         self._may_publish = may_publish
         self._weights: bytes | None = None
         self._tables: dict[int, BlockTable] = {}
@@ -124,7 +138,7 @@ class CacheManager:
     @property
     def groups(self) -> list[tuple[BlockPool, Contents]]:
         """For each group of layers its pool, and what knows the content of its blocks."""
-        return [(self.pool, self.index)]
+        return [(self.pool, self.index), *((group.pool, group) for group in self.layer_groups)]
 
     @property
     def pools(self) -> list[BlockPool]:
@@ -141,7 +155,8 @@ class CacheManager:
 
     def match_first(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
         """Find the longest cached prefix among a sequence's first tokens; no effects."""
-        return self.index.match(key, num_tokens)
+        match = self.index.match(key, num_tokens)
+        return shorten(match, key, self.layer_groups) if self.layer_groups else match
 
     def no_match(self) -> PrefixMatch:
         """Return the match of a request that does not read the cache."""
@@ -182,7 +197,7 @@ class CacheManager:
         wanted = num_tokens if most_new is None else min(num_tokens, hit + most_new)
         room = self._room_to_admit(key, match, wanted)
         if room <= hit and match.tail is not None:
-            match = replace(match, tail=None)
+            match = replace(match, tail=None, group_tails=())
             hit = match.num_tokens
             room = self._room_to_admit(key, match, wanted)
         if room <= hit:
@@ -194,7 +209,8 @@ class CacheManager:
                 key.identity.public_prefix is None or self._may_publish(key, hit)
             )
         else:
-            table = self._make_table(key, array("i"))
+            match = self.no_match()
+            table = self._make_table(key, array("i"), self._hold_groups(key, match))
             table.writes = False
         self._enter(table, hit)
         for notify in self.observers.on_admit:
@@ -228,12 +244,12 @@ class CacheManager:
         if num_tokens > table.num_slots or (last > table.num_published and table.writes):
             self._check_table(table)
             self._check_range(table, num_tokens, "publish")
-            self._publish(table, last)
+            self._publish(table, num_tokens)
         table.num_planned = num_tokens
 
     def commit(self, tables: Iterable[BlockTable]) -> None:
         """Note that the step that these tables took part in has run."""
-        self._copies.clear()
+        self.copies.clear()
         for table in tables:
             # Most decodes have nothing to settle, and there is one per sequence and step.
             if table.needs_settling:
@@ -252,7 +268,7 @@ class CacheManager:
         """
         failed = list(tables)
         self._check_failed(failed)
-        self._copies.clear()
+        self.copies.clear()
         for table in failed:
             self._release_tail(table)
         for table in reversed(failed):  # what found a block is planned after its publisher
@@ -299,16 +315,20 @@ class CacheManager:
         """
         self._check_table(table)
         self._check_range(table, num_tokens, "fork")
-        shared, needed = self._num_shared(table, num_tokens), self.blocks_for(num_tokens)
-        pairs = zip(self.pools, shared, strict=True)
-        if any(needed - count > pool.num_free_for(table.tenant) for pool, count in pairs):
+        needed = self.blocks_for(num_tokens)
+        shared = min(table.num_published, num_tokens // self.block_size)
+        missing = [needed - shared]
+        missing += [group.num_to_fork(held, needed) for group, held in self._pairs(table)]
+        pairs = zip(self.pools, missing, strict=True)
+        if any(count > pool.num_free_for(table.tenant) for pool, count in pairs):
             return None
-        child = self._fork(table, shared[0])
+        child = self._fork(table, shared)
         self._enter(child, num_tokens)
         for notify in self.observers.on_fork:
             notify(table, child)
         self._take(child, num_tokens, num_tokens)
-        return child, self._copies.of_fork(table, child, shared, num_tokens)
+        firsts = [needed - count for count in missing]
+        return child, self.copies.of_fork(table, child, firsts, num_tokens)
 
     # --- between steps ---
 
@@ -398,7 +418,7 @@ class CacheManager:
         tables = [f"table {table}" for table in self._tables.values()]
         return "\n".join([f"free order: {list(self.pool.free_order())}", *blocks, *tables])
 
-    # --- what a manager of several groups of layers extends ---
+    # --- one sequence, group by group of layers ---
 
     def blocks_for(self, num_tokens: int) -> int:
         """Number of blocks that so many tokens fill or begin."""
@@ -416,24 +436,44 @@ class CacheManager:
                 free -= 1
             if missing > free:
                 return 0
+        for group, tail in zip_longest(self.layer_groups, match.group_tails):
+            num_tokens = min(num_tokens, group.room(key, len(match.blocks), tail))
         return num_tokens
 
     def _room_to_grow(self, table: BlockTable, num_tokens: int) -> int:
         """Return how many tokens could have slots, at most ``num_tokens``."""
         free = self.pool.num_free_for(table.tenant)
-        return min(num_tokens, (len(table.blocks) + free) * self.block_size)
+        num_tokens = min(num_tokens, (len(table.blocks) + free) * self.block_size)
+        for group, held in self._pairs(table):
+            num_tokens = min(num_tokens, group.room_to_grow(held, num_tokens))
+        return num_tokens
 
-    def _make_table(
-        self, key: PrefixKey, blocks: "array[int]", shared: int = 0, copied: int = 0
-    ) -> BlockTable:
+    def _pairs(self, table: BlockTable) -> "zip[tuple[LayerGroup, Any]]":
+        """Return each other group of layers with what a table holds in it."""
+        return zip(self.layer_groups, table.held, strict=True)
+
+    def _hold_groups(self, key: PrefixKey, match: PrefixMatch) -> list[Any]:
+        """Hold a match in each other group of layers."""
+        pairs = zip_longest(self.layer_groups, match.group_tails)
+        return [group.hold(key, match, tail) for group, tail in pairs]
+
+    def _make_table(self, key: PrefixKey, blocks: "array[int]", held: list[Any]) -> BlockTable:
         """Make a table; it is numbered when it becomes live."""
-        return BlockTable(key, blocks, key.identity.owner, shared, copied, copied > 0)
+        rows = [
+            h.blocks for group, h in zip(self.layer_groups, held, strict=True) if group.has_rows
+        ]
+        table = BlockTable(key, blocks, key.identity.owner, groups=(blocks, *rows), held=held)
+        table.needs_settling = bool(held)
+        return table
 
     def _hold(self, key: PrefixKey, match: PrefixMatch) -> BlockTable:
         """Hold a match, and the source of what will be copied."""
         num_blocks, tail = len(match.blocks), match.tail
         copied = 0 if tail is None else tail.num_tokens
-        table = self._make_table(key, match.blocks[:], num_blocks * self.block_size, copied)
+        table = self._make_table(key, match.blocks[:], self._hold_groups(key, match))
+        table.num_shared_tokens, table.num_copied_tokens = num_blocks * self.block_size, copied
+        table.needs_settling |= copied > 0
+        table.num_seen_tokens = match.num_seen_tokens
         if match.entries:
             table.found = match.entries[-1]
         table.path, table.copy_source = self.index.acquire(key, match)
@@ -445,17 +485,23 @@ class CacheManager:
         missing = -(-num_tokens // self.block_size) - len(table.blocks)
         if missing > 0:
             table.blocks.extend(self.pool.take(table, missing, self.index))
-        table.num_slots = len(table.blocks) * self.block_size
+        for group, held in self._pairs(table):
+            group.take(table, held, num_window_tokens)
+        table.num_slots = min(map(len, table.groups)) * self.block_size
 
     def _copies_of_tail(self, table: BlockTable, match: PrefixMatch) -> tuple[CopyRun, ...]:
         """Plan the copy of a tail into the block after the whole blocks that hit."""
         tail = match.tail
         assert tail is not None
-        target = BlockId(table.blocks[len(match.blocks)])
-        return self._copies.of_block(0, tail.block, target, tail.num_tokens)
+        sources, runs = [tail.block, *(t.block for t in match.group_tails)], list[CopyRun]()
+        for group, source in enumerate(sources):
+            target = BlockId(table.groups[group][len(match.blocks)])
+            runs += self.copies.of_block(group, source, target, tail.num_tokens)
+        return tuple(runs)
 
-    def _publish(self, table: BlockTable, last: int) -> None:
+    def _publish(self, table: BlockTable, num_tokens: int) -> None:
         """Make a table's first full blocks findable."""
+        last = num_tokens // self.block_size
         first = fresh = table.num_published
         if last <= first or not table.writes:
             return
@@ -472,16 +518,22 @@ class CacheManager:
             self._publishing[table.table_id] = table
         for notify in self.observers.on_publish:
             notify(table, first, last, result)
+        for number, (group, held) in enumerate(self._pairs(table), 1):
+            for place, is_new in group.publish(table, held, num_tokens):
+                for notify in self.observers.on_publish:
+                    notify(table, place, place + 1, _NEW if is_new else _KNOWN, number)
 
     def _settle(self, table: BlockTable) -> None:
         """Release the sources of copies, and exchange duplicates for canonical blocks."""
         self._release_tail(table)
-        table.first_published, table.needs_settling = None, False
+        table.first_published, table.needs_settling = None, bool(table.held)
         for position, canonical in table.duplicates:
             own = array("i", [table.blocks[position]])
             table.blocks[position] = canonical
             self.pool.free(own, table.tenant)
         table.duplicates.clear()
+        for group, held in self._pairs(table):
+            group.settle(table, held)
 
     def _retract(self, table: BlockTable) -> None:
         """Take back what a table published in this step."""
@@ -495,6 +547,10 @@ class CacheManager:
             table.num_published = first
             for notify in self.observers.on_retract:
                 notify(table, removal)
+        for number, (group, held) in enumerate(self._pairs(table), 1):
+            removed = group.retract(held)
+            for notify in self.observers.on_retract if removed is not None else ():
+                notify(table, removed, number)
 
     def _publish_partial(self, table: BlockTable, num_tokens: int) -> bool:
         """Make the partial last block of an ended sequence findable, if there is one."""
@@ -504,29 +560,35 @@ class CacheManager:
             return False
         blocks = table.blocks[full : full + 1]
         table.path, result = self.index.publish(table.path, table.key, blocks, num_tokens)
-        table.num_published += not result.num_known
-        return not result.num_known
+        if result.num_known:
+            return False
+        table.num_published += 1
+        text = table.key.packed_range(full * self.block_size, num_tokens)
+        for group, held in self._pairs(table):
+            group.publish_partial(table, held, full, text)
+        return True
 
     def _release_tail(self, table: BlockTable) -> None:
         """Release the source of a copy."""
         if table.copy_source is not None:
             self.pool.release((table.copy_source,))
             table.copy_source = None
+        for group, held in self._pairs(table):
+            group.release_tail(held)
 
     def _release_path(self, table: BlockTable) -> None:
         """Release what a table shares, and evict what its tenant has above its quota."""
+        for group, held in self._pairs(table):
+            group.release(table, held)
         if table.path is not None:
             self.index.release(table.path, table.summary)
-        if self.pool.shares.are_limited:
-            self.pool.enforce_quota(table, self.index)
-
-    def _num_shared(self, table: BlockTable, num_tokens: int) -> list[int]:
-        """Return how many leading blocks a fork of a table shares with it, group by group."""
-        return [min(table.num_published, num_tokens // self.block_size)]
+        for pool, contents in self.groups if self.pool.shares.are_limited else ():
+            pool.enforce_quota(table, contents)
 
     def _fork(self, table: BlockTable, num_shared: int) -> BlockTable:
         """Share a table's first blocks, which are published, with a new one."""
-        child = self._make_table(table.key.copy(), table.blocks[:num_shared])
+        held = [group.fork(theirs) for group, theirs in self._pairs(table)]
+        child = self._make_table(table.key.copy(), table.blocks[:num_shared], held)
         for position, canonical in table.duplicates:
             child.blocks[position] = canonical
         child.writes, child.num_published = table.writes, num_shared
@@ -542,7 +604,10 @@ class CacheManager:
         self.pool.check([*cached, *(block for table in tables for block in table.private_blocks)])
         for table in tables:
             assert len(set(table.blocks)) == len(table.blocks), "a block twice in a table"
-        assert tables or self.pool.num_free == self.pool.num_blocks, "blocks leaked (law 9)"
+        for number, group in enumerate(self.layer_groups):
+            group.check([table.held[number] for table in tables])
+        for pool in self.pools if not tables else ():
+            assert pool.num_free == pool.num_blocks, "blocks leaked (law 9)"
 
     # --- small print ---
 

@@ -20,6 +20,14 @@ def draw_stats(console: Console, answer: dict[str, Any]) -> None:
         f"{answer['num_waiting']:,} wait; {answer['evicted_blocks']:,} blocks evicted so far",
         highlight=False,
     )
+    if (states := answer["states"]) is not None:
+        console.print(
+            f"{states['num_slots']:,} states: {states['num_running']:,} running, "
+            f"{states['num_checkpoints']:,} checkpoints; {states['num_hits']:,} hits, "
+            f"{states['num_evicted']:,} evicted, {states['num_again_tokens']:,} tokens computed "
+            "again",
+            highlight=False,
+        )
     table = _table("Tenant", ("Requests", "Looked up", "Shared", "Copied", "Hit"))
     rows = {"all": answer["lookups"], **answer["tenants"]}
     for name, counts in rows.items():

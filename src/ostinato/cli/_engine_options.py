@@ -98,6 +98,9 @@ class EngineOptions:
     index: Index = "radix"
     block_size: BlockSize = 16
     num_blocks: NumBlocks = None
+    num_state_slots: int | None = _cache(
+        None, "States in the pool, for models with layers that carry one; else by memory."
+    )
     kv_cache_memory: str | None = _cache(None, "Memory for the pool, such as 512MiB or 4GB.")
     max_model_len: int | None = _cache(
         None, "Most tokens of prompt and answer together; else the model's own limit."

@@ -72,7 +72,18 @@ def _sentence(found: Simulation) -> str:
     return (
         f"Share of prompt tokens that hit, by blocks of the cache. A cache that never evicts, from "
         f"{count(found.trace.num_distinct, 'block')} on, finds {found.unbounded.hit_ratio:.1%}; "
-        f"the rest is seen for the first time.{_cut(found)}\n"
+        f"the rest is seen for the first time.{_cut(found)}{_about_states(found)}\n"
+    )
+
+
+def _about_states(found: Simulation) -> str:
+    """Say what the rows of a model with states are."""
+    if found.kv is None or not found.kv.state_bytes:
+        return ""
+    return (
+        f" The model keeps states, of {write_bytes(found.kv.state_bytes)} each: rows say where "
+        "checkpoints are kept, with the best share of the memory for them; bounds take states to "
+        "be free."
     )
 
 

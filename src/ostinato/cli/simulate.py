@@ -1,6 +1,7 @@
 """``ostinato simulate``: what caches of other sizes and policies would have hit."""
 
 import json
+from math import lcm
 from pathlib import Path
 from typing import cast
 
@@ -22,14 +23,22 @@ from ostinato.lab.kv_groups import KVGroups, kv_groups
 from ostinato.lab.policies import ENGINE_POLICIES, SIMULATED_POLICIES, SimulatedPolicyName
 from ostinato.lab.quantities import read_bytes, read_count
 from ostinato.lab.replay import Replay
-from ostinato.lab.simulation import Simulation, add_bounds, simulate, usual_capacities
+from ostinato.lab.serial_replay import USUAL_POLICY
+from ostinato.lab.simulation import (
+    Simulation,
+    add_bounds,
+    num_replays,
+    simulate,
+    usual_capacities,
+)
 from ostinato.lab.timed_replay import replay_timed, slowed_to_fit
-from ostinato.settings import PolicyName, PrefixCacheConfig, WindowConfig
+from ostinato.settings import PolicyName, PrefixCacheConfig, StateConfig, WindowConfig
 
 _CACHE = "Caches"
 _TIMED = "Times"
 
 _STEP_TOKENS = 8192
+_STATE_TOKENS = 64
 _MOST_SLOWDOWN = 1_000_000.0
 
 
@@ -111,7 +120,7 @@ def run(
     sizes = _sizes(traffic, capacity, kv)
     policies = _policies(policy)
     open_folder(out)
-    total = len(traffic) * (len(sizes) * len(policies) + 1)
+    total = len(traffic) * num_replays(len(sizes), len(policies), kv)
     with source.progress_bar("Hits", total) as advance:
         found = simulate(traffic, sizes, policies, advance, kv)
     if bounds:
@@ -162,6 +171,8 @@ def _size(text: str, trace: BlockTrace, kv: KVGroups | None) -> int:
             f"capacity={text!r} is memory, and what a token takes is not known: add --model, or "
             "give blocks"
         )
+    if kv.state_bytes:  # rows share this memory between blocks and states
+        return max(1, kv.blocks(memory, trace.block_tokens)[0])
     return kv.pools(memory, trace.block_tokens).full
 
 
@@ -195,8 +206,11 @@ def _add_times(
         memory = found.kv.memory_for(blocks, trace.block_tokens)
         _, windows = found.kv.blocks(memory, trace.block_tokens)
     scheduling = SchedulerConfig(max_num_batched_tokens=_STEP_TOKENS)
+    states = _states(found.kv, blocks, trace.block_tokens, scheduling)
     runs: list[tuple[str, bool, PolicyName]] = [("no cache", False, ENGINE_POLICIES[0])]
     runs += [(policy, True, policy) for policy in ENGINE_POLICIES if policy in found.results]
+    if states is not None:
+        runs.append(("cache", True, USUAL_POLICY))
     with source.progress_bar("Times", len(trace) * len(runs)) as advance:
         for name, enabled, policy in runs:
             cache = PrefixCacheConfig(
@@ -204,6 +218,7 @@ def _add_times(
                 block_size=trace.block_tokens,
                 policy=policy,
                 windows=windows,
+                states=states,
                 enable_prefix_caching=enabled,
                 seal_tails=False,
                 keep_explanations=0,
@@ -211,3 +226,14 @@ def _add_times(
             found.timed[name] = replay_timed(
                 trace, cache, scheduling, cost, slowdown=found.slowdown, progress=advance
             )
+
+
+def _states(
+    kv: KVGroups | None, num_blocks: int, block_tokens: int, scheduling: SchedulerConfig
+) -> StateConfig | None:
+    """Give states as much memory as the blocks have, and running sequences theirs besides."""
+    if kv is None or not kv.state_bytes:
+        return None
+    slots = 2 * scheduling.max_num_seqs
+    slots += num_blocks * block_tokens * kv.token_bytes // kv.state_bytes
+    return StateConfig(slots, lcm(_STATE_TOKENS, block_tokens))

@@ -73,6 +73,19 @@ class CopyRun:
 
 
 @dataclass(frozen=True, slots=True)
+class StateCopy:
+    """A copy between two slots of the pool of states, in every layer that keeps a state.
+
+    Attributes:
+        source: Slot read; -1 is the zero state, at the beginning of a prompt.
+        target: Slot written; no other copy of the step writes there.
+    """
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
 class SampleTask:
     """How to choose the token after a sequence's last new token.
 
@@ -109,6 +122,7 @@ class ScheduledSequence:
             (<= num_new_tokens,); empty if none are requested.
         num_prompt_logprobs: Alternatives per prompt target.
         identity: Names the adapter that computes it, and from which token on.
+        state_slot: Slot of the state that the step reads and writes; -1 if no layer keeps one.
     """
 
     sequence_id: SequenceId
@@ -119,6 +133,7 @@ class ScheduledSequence:
     prompt_targets: "array[int]" = field(default_factory=lambda: array("I"))
     num_prompt_logprobs: int = 0
     identity: Identity = field(default_factory=Identity)
+    state_slot: int = -1
 
     @property
     def end(self) -> int:
@@ -133,10 +148,14 @@ class StepPlan:
     Attributes:
         sequences: Decoding sequences first, then prefill; each at most once.
         copies: Slots to copy in every layer after its writes.
+        state_loads: States to copy before anything is computed.
+        state_saves: States to copy after all is computed, in this order.
     """
 
     sequences: tuple[ScheduledSequence, ...]
     copies: tuple[CopyRun, ...] = ()
+    state_loads: tuple[StateCopy, ...] = ()
+    state_saves: tuple[StateCopy, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -25,6 +25,7 @@ from ostinato.settings import (
     IndexName,
     PolicyName,
     PrefixCacheConfig,
+    StateConfig,
     TenantShare,
     WindowConfig,
 )
@@ -66,7 +67,10 @@ class EngineConfig:
         index: ``radix`` or ``hash``.
         block_size: Tokens per block.
         num_blocks: Blocks in the pool; None takes them from ``kv_cache_memory``.
-        kv_cache_memory: Bytes for keys and values; None takes a share of the free memory.
+        num_state_slots: States in the pool, of running sequences and of checkpoints, for models
+            with layers that carry one; None takes them from ``kv_cache_memory``.
+        kv_cache_memory: Bytes for keys and values, and for states; None takes a share of the free
+            memory.
         max_num_batched_tokens: Token budget of one step.
         max_chunk_tokens: Most tokens of one prompt in a step; None lets it take all that is
             left, and no request is admitted while a long prompt is computed.
@@ -126,6 +130,7 @@ class EngineConfig:
     index: IndexName = "radix"
     block_size: int = 16
     num_blocks: int | None = None
+    num_state_slots: int | None = None
     kv_cache_memory: int | None = None
     max_num_batched_tokens: int = 2048
     max_chunk_tokens: int | None = None
@@ -196,7 +201,7 @@ class EngineConfig:
         ):  # fmt: skip
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be True or False")
-        for name in ("num_blocks", "kv_cache_memory", "max_model_len"):
+        for name in ("num_blocks", "num_state_slots", "kv_cache_memory", "max_model_len"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
         if self.num_blocks is not None and self.kv_cache_memory is not None:
@@ -232,7 +237,11 @@ class EngineConfig:
         return 0 if self.kv_events_endpoint is None else KEPT_EVENT_BATCHES
 
     def cache(
-        self, num_blocks: int, windows: tuple[WindowConfig, ...] = (), reserved_blocks: int = 0
+        self,
+        num_blocks: int,
+        windows: tuple[WindowConfig, ...] = (),
+        reserved_blocks: int = 0,
+        states: StateConfig | None = None,
     ) -> PrefixCacheConfig:
         """Return the cache's settings for pools of that size."""
         return PrefixCacheConfig(
@@ -245,6 +254,7 @@ class EngineConfig:
             enable_prefix_caching=self.enable_prefix_caching,
             seal_tails=self.seal_tails,
             windows=windows,
+            states=states,
             tenant_shares={salt.encode(): share for salt, share in self.tenant_shares.items()},
             reserved_blocks=reserved_blocks,
             keep_event_batches=self.num_kept_event_batches,

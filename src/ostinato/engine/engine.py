@@ -95,7 +95,9 @@ class Engine:
         scheduling, sizes = setup.scheduling, setup.sizes
         longest = -(-scheduling.max_model_len // config.block_size)
         self.recorder = Recorder(clock)
-        caching = config.cache(sizes.num_blocks, sizes.windows, min(longest, sizes.num_blocks))
+        caching = config.cache(
+            sizes.num_blocks, sizes.windows, min(longest, sizes.num_blocks), sizes.states
+        )
         self.adapters = Adapters(config, self.runner.adapters)
         observers = [self.adapters] if config.enable_lora else []
         self.cache = build_cache(caching, self.recorder.clock, more_observers=observers)

@@ -22,7 +22,7 @@ from ostinato.assembly import build_cache
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.lab.block_trace import BlockTrace, Numbers
 from ostinato.lab.policies import SimulatedPolicyName, policy_factory
-from ostinato.settings import PolicyName, PrefixCacheConfig, WindowConfig
+from ostinato.settings import PolicyName, PrefixCacheConfig, StateConfig, WindowConfig
 
 REQUESTS_PER_REPORT = 256
 """Requests between two reports of progress."""
@@ -75,10 +75,12 @@ class Pools:
     Attributes:
         full: Blocks for full attention.
         windows: What layers with a sliding window have, in blocks of the trace too.
+        states: What layers that keep states have; their unit is a block of the trace.
     """
 
     full: int
     windows: tuple[WindowConfig, ...] = ()
+    states: StateConfig | None = None
 
 
 class SerialCache:
@@ -108,6 +110,7 @@ class SerialCache:
             windows=tuple(
                 replace(w, num_blocks=min(w.num_blocks, most + w.window)) for w in pools.windows
             ),
+            states=pools.states,
             seal_tails=False,
             keep_explanations=0,
             ghost_blocks=0,
@@ -134,6 +137,12 @@ class SerialCache:
         table, _ = admitted
         hits = table.num_shared_tokens
         done = table.num_slots
+        if manager.cuts is not None:  # a step per cut
+            done = hits
+            while (end := manager.cuts.end_of_chunk(table, done, length, ())) < length:
+                manager.publish(table, end)
+                manager.commit([table])
+                done = end
         while self._step_blocks is not None and done <= length:
             manager.publish(table, done)
             manager.commit([table])

@@ -19,8 +19,25 @@ from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.kv_groups import KVGroups
 from ostinato.lab.policies import SIMULATED_POLICIES, SimulatedPolicyName
 from ostinato.lab.replay import ReplayedRequest
-from ostinato.lab.serial_replay import Pools, SerialResult, each_path, replay_serially
+from ostinato.lab.serial_replay import (
+    USUAL_POLICY,
+    Pools,
+    SerialResult,
+    each_path,
+    replay_serially,
+)
 from ostinato.lab.timed_replay import TimedResult
+from ostinato.settings import CheckpointPlacement, StateConfig
+
+PLACEMENTS: Mapping[str, CheckpointPlacement] = {
+    "where prompts part": "where_prompts_part",
+    "one per request": "prompt_end",
+    "every block": "every_unit",
+}
+"""Where checkpoints of a model with states are kept: as here, and as is usual elsewhere."""
+
+SHARES = (0.05, 0.1, 0.2, 0.4, 0.7)
+"""Of the memory, those that states may take."""
 
 _LEADING = (1, 2, 5)
 _NEVER = 2**62
@@ -34,7 +51,7 @@ class Simulation:
         trace: The traffic.
         capacities: Sizes of the cache in blocks of the trace, rising.
         kv: What a token takes; None where no model is known.
-        results: One per size, by policy.
+        results: One per size, by policy; of a model with states, by where checkpoints are kept.
         bounds: Hit ratios that no policy can exceed, one per size, by name.
         unbounded: Of a cache that never evicts.
         timed: Runs with the scheduler, by what was different.
@@ -46,7 +63,7 @@ class Simulation:
 
     trace: BlockTrace
     capacities: tuple[int, ...]
-    results: dict[SimulatedPolicyName, list[SerialResult]]
+    results: dict[str, list[SerialResult]]
     unbounded: SerialResult
     kv: KVGroups | None = None
     bounds: dict[str, list[float]] = field(default_factory=dict)
@@ -58,7 +75,7 @@ class Simulation:
 
     def ratios(self) -> Mapping[str, list[float]]:
         """Return hit ratios, one per size: policies first, then bounds."""
-        found = {str(p): [r.hit_ratio for r in rs] for p, rs in self.results.items()}
+        found = {p: [r.hit_ratio for r in rs] for p, rs in self.results.items()}
         return found | self.bounds
 
     def memory(self) -> list[int] | None:
@@ -115,16 +132,24 @@ def simulate(
         capacities: Sizes in blocks of the trace.
         policies: Which to try.
         progress: Is told of requests that were served; of each cache as many as the trace has.
-        kv: Sizes the windows of a model that has some.
+        kv: Sizes the windows of a model that has some. Where it keeps states, placements of
+            checkpoints are compared in place of policies, each with the best of ``SHARES``.
 
-    Cost: one serial replay per size and policy, and one more.
+    Cost: one serial replay per size and policy, or placement and share, and one more.
     """
     sizes = tuple(sorted(set(capacities)))
     unbounded = replay_serially(trace, trace.num_distinct + 1, "lru", progress)
-    results = {
-        policy: [replay_serially(trace, _pools(trace, n, kv), policy, progress) for n in sizes]
-        for policy in policies
-    }
+    results: dict[str, list[SerialResult]]
+    if kv is not None and kv.state_bytes:
+        results = {
+            name: [_replay_states(trace, n, kv, placement, progress) for n in sizes]
+            for name, placement in PLACEMENTS.items()
+        }
+    else:
+        results = {
+            policy: [replay_serially(trace, _pools(trace, n, kv), policy, progress) for n in sizes]
+            for policy in policies
+        }
     return Simulation(trace, sizes, results, unbounded, kv)
 
 
@@ -135,6 +160,35 @@ def _pools(trace: BlockTrace, num_blocks: int, kv: KVGroups | None) -> Pools:
     size = trace.block_tokens
     windows = kv.pools(kv.memory_for(num_blocks, size), size).windows
     return Pools(num_blocks, windows)
+
+
+def num_replays(num_sizes: int, num_policies: int, kv: KVGroups | None) -> int:
+    """Return how many serial replays a simulation takes."""
+    has_states = kv is not None and kv.state_bytes > 0
+    return num_sizes * (len(PLACEMENTS) * len(SHARES) if has_states else num_policies) + 1
+
+
+def _replay_states(
+    trace: BlockTrace,
+    num_blocks: int,
+    kv: KVGroups,
+    placement: CheckpointPlacement,
+    progress: Callable[[int], None] | None,
+) -> SerialResult:
+    """Serve a trace with the memory of so many blocks shared between blocks and states.
+
+    A share that has no room for a block or for two states finds nothing.
+    """
+    memory, block = kv.memory_for(num_blocks, trace.block_tokens), kv.token_bytes
+    found: list[SerialResult] = []
+    for share in SHARES:
+        slots = int(memory * share) // kv.state_bytes
+        full = (memory - slots * kv.state_bytes) // (block * trace.block_tokens)
+        # The slot of the one running sequence comes on top, as does its partial block.
+        states = StateConfig(max(2, slots + 1), 1, placement=placement)
+        pools = Pools(max(1, full), states=states)
+        found.append(replay_serially(trace, pools, USUAL_POLICY, progress))
+    return max(found, key=lambda result: result.hit_ratio)
 
 
 def belady_hits(paths: Sequence[Sequence[int]], num_blocks: int, bypass: bool = False) -> int:

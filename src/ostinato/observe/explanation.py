@@ -50,6 +50,7 @@ class MissReason(StrEnum):
     NEVER_COMPUTED = "never computed"
     IN_FLIGHT = "in flight"
     BLOCK_BOUNDARY = "block boundary"
+    NO_STATE = "no state"
     SWITCHED_OFF = "switched off"
     LAST_TOKEN = "last token"
     NOT_KEPT = "not kept"
@@ -98,6 +99,9 @@ class PromptSpan:
         return self._template.format(
             other=self.request or "another request",
             start=self.start,
+            position=f"{self.start:,}",
+            again=f"{self.num_tokens:,} token{'s' * (self.num_tokens != 1)} computed again",
+            end=f"{self.stop:,}",
             setting=self.setting,
             when=when,
             eviction=f"{by}{quota}{when}{idle}",
@@ -111,6 +115,8 @@ class PromptSpan:
             return "never seen: the nearest prompt, that of {other}, ends before"
         if self.reason is MissReason.NEVER_SEEN and not self.start:
             return "never seen: no remembered prompt begins like this"
+        if self.reason is MissReason.NO_STATE and self.request:
+            return "state kept at {position}, the prompts part at {end}: {again}"
         if self.reason is MissReason.DIFFERS and self.in_answer:
             return "differs at token {start} from the answer to {other}"
         return _COMPUTED[self.reason]
@@ -141,6 +147,7 @@ _COMPUTED = {
         "{other} holds them, but was not done: only full blocks are shared early"
     ),
     MissReason.BLOCK_BOUNDARY: "computed for {other}, in a partly filled block that was not kept",
+    MissReason.NO_STATE: "state kept at {position}: {again}",
     MissReason.SWITCHED_OFF: "reading the cache was switched off: {setting}",
     MissReason.LAST_TOKEN: "the last token is always computed: the next one needs its query",
     MissReason.NOT_KEPT: "not known: its tokens were not kept ({setting})",

@@ -50,7 +50,7 @@ class RouteRequest:
         return cls([ord(letter) for letter in text], True, session=session)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
     """What a worker would have had to do for a request.
 

@@ -87,20 +87,24 @@ class Router:
 
     # Workers
 
-    def add_worker(self, name: str, *, block_size: int = 16, sends_events: bool = False) -> None:
-        """Let a worker join, or end its draining.
+    def add_worker(
+        self, name: str, *, block_size: int | None = None, sends_events: bool = False
+    ) -> None:
+        """Let a worker join; one that is known ends its draining, and may announce more.
 
         Args:
             name: Any, such as its URL.
-            block_size: Tokens per block, until its events tell.
+            block_size: Tokens per block, until its events tell; 16 if it is not announced.
             sends_events: It is noticed if it never does.
         """
-        if name in self._workers:
-            self._workers[name].is_draining = False
-            return
-        bit = next(bit for bit in range(len(self._by_bit) + 1) if bit not in self._by_bit)
-        feed = EventFeed(self._tree, bit, name, sends_events)
-        self._workers[name] = self._by_bit[bit] = Worker(name, bit, feed, block_size)
+        worker = self._workers.get(name)
+        if worker is None:
+            bit = next(bit for bit in range(len(self._by_bit) + 1) if bit not in self._by_bit)
+            feed = EventFeed(self._tree, bit, name)
+            worker = self._workers[name] = self._by_bit[bit] = Worker(name, bit, feed, 16)
+        worker.is_draining = False
+        worker.announced_size = block_size or worker.announced_size
+        worker.feed.sends_events |= sends_events
 
     def drain(self, name: str) -> None:
         """Send no new requests to a worker."""
@@ -266,9 +270,8 @@ class Router:
         seen: tuple[list[Worker], list[Found], list[Candidate]],
     ) -> Decision:
         workers, found, candidates = seen
-        if choice.scores:
-            pairs = zip(candidates, choice.scores, strict=True)
-            candidates = [replace(each, score=score) for each, score in pairs]
+        for each, score in zip(candidates, choice.scores, strict=False):
+            each.score = score
         worker, chosen = workers[choice.place], candidates.pop(choice.place)
         self._number += 1
         work = Assigned(self._number, worker.bit, request.session, chosen.tokens_to_compute, now)
@@ -277,7 +280,8 @@ class Router:
         worker.load.assign(work)
         worker.take(chosen)
         self._returns.returned(request.session, now)
-        expect(self._tree, request, worker.block_size, work, self.config.guess_ttl_s)
+        ttl_s = self.config.guess_ttl_s
+        expect(self._tree, request, worker.block_size, found[choice.place], work, ttl_s)
         return Decision(
             work.number,
             worker.name,

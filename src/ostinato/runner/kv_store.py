@@ -20,7 +20,7 @@ from ostinato.runner.memory import available_bytes
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """What one layer keeps of one token.
+    """What one layer keeps of one token; no heads and no dims if it does not attend.
 
     Attributes:
         num_kv_heads: Heads of keys and values.
@@ -46,6 +46,11 @@ class KVSpec:
     """What a model keeps of one token, layer by layer."""
 
     layers: tuple[LayerKV, ...]
+
+    @property
+    def attending(self) -> tuple[int, ...]:
+        """The layers that keep keys and values."""
+        return tuple(layer for layer, kept in enumerate(self.layers) if kept.num_kv_heads)
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of one slot over all layers."""
@@ -81,7 +86,7 @@ class KVStore(ABC):
             block_size: Slots per block.
             dtype: Format of keys and values.
             device: Where they live.
-            layers: Which layers are kept here; None is all of them.
+            layers: Which layers are kept here; None is all that attend.
 
         Raises:
             ConfigError: The device has less memory free than the blocks need.
@@ -94,7 +99,7 @@ class KVStore(ABC):
         self.block_size = block_size
         self.dtype = dtype
         self.device = torch.device(device)
-        self.layers = tuple(range(len(spec.layers)) if layers is None else layers)
+        self.layers = spec.attending if layers is None else tuple(layers)
         self._refuse_too_much()
         try:
             for layer in self.layers:

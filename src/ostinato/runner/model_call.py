@@ -12,6 +12,7 @@ from ostinato.runner.attention.registration import STEP_KEYWORD, LayerAttention
 from ostinato.runner.inputs import Ints
 from ostinato.runner.lora import LoraAdapter, StepAdapters
 from ostinato.runner.lora_records import add_updates
+from ostinato.runner.states.mixers import bind_mixers
 
 
 class ModelCall:
@@ -23,13 +24,17 @@ class ModelCall:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Find out whether the model can leave out logits that are not needed."""
+        """Find out whether the model can leave out logits that are not needed.
+
+        Effects: the model's layers with a state ask the steps of these calls for it.
+        """
         self.model = model
         self.vocab_size = cast(Tensor, model.get_input_embeddings().weight).shape[0]
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._step: LayerAttention | None = None
         self._adapters: StepAdapters | None = None
         self._adapted: set[str] = set()
+        bind_mixers(model, lambda: None if self._step is None else self._step.states)
 
     def __call__(
         self,

@@ -208,6 +208,7 @@ class ScheduledChunk:
             sequence.prompt_targets(start, self.end),
             sequence.request.params.prompt_logprobs or 0,
             sequence.key.identity,
+            sequence.table.state_slot,
         )
 
 

@@ -111,6 +111,7 @@ def _totals(seen: Snapshot) -> dict[str, Any]:
         "duplicate_blocks": cache.duplicate_blocks,
         "sealed_tails": cache.sealed_tails,
         "evicted_blocks": cache.evicted_blocks,
+        "states": None if cache.states is None else asdict(cache.states),
         "ghosts": ghost_rows(cache.ghosts),
     }
 

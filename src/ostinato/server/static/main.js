@@ -50,7 +50,8 @@ function draw(state) {
   $("gap-detail").textContent = spread(generated.percentiles, "median");
   $("requests").textContent = compact(totals.requests);
   $("load").textContent = load
-    ? `${count(load.running)} running, ${count(load.waiting)} waiting · ${compact(load.evicted_blocks)} blocks evicted`
+    ? `${count(load.running)} running, ${count(load.waiting)} waiting · ${compact(load.evicted_blocks)} blocks evicted${load.states
+      ? ` · ${count(load.states.num_checkpoints)} of ${count(load.states.num_slots)} states kept` : ""}`
     : "that got a first token";
   const audited = load?.audited_hits
     ? ` · ${count(load.audited_hits)} hits audited, ${count(load.different_hits)} wrong` : "";
