@@ -18,6 +18,7 @@ from ostinato.runner.attention.choice import AttentionCase, check_asked_for, cho
 from ostinato.runner.compute_path import ComputePath
 from ostinato.runner.forward.places import weight_bytes
 from ostinato.runner.heap import keep_large_blocks
+from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.layer_groups import LayerGroups, group_layers
 from ostinato.runner.memory import memory_for, num_blocks_for
 from ostinato.runner.model_loader import LoadedModel, load_model, load_tokenizer

@@ -143,10 +143,7 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
 
 
 def _states(
-    sequences: Sequence[ScheduledSequence],
-    starts: Ints,
-    first_positions: Ints,
-    device: torch.device,
+    sequences: Sequence[ScheduledSequence], starts: Ints, first_positions: Ints, device: torch.device
 ) -> StateInputs | None:
     """Return where states are kept; None where sequences have none."""
     if sequences[0].state_slot < 0:

@@ -61,7 +61,9 @@ class StateStore:
         num_slots: Slots that may be used.
     """
 
-    def __init__(self, spec: StateSpec, num_slots: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, spec: StateSpec, num_slots: int, device: torch.device | str = "cpu"
+    ) -> None:
         """Allocate all slots, zeroed.
 
         Raises:
