@@ -66,9 +66,7 @@ class Peer:
 class DynamoRouter(Peer):
     """Asks Dynamo's ``SelectionService``."""
 
-    def __init__(
-        self, python: Path, trace: BlockTrace, num_replicas: int, num_blocks: int
-    ) -> None:
+    def __init__(self, python: Path, trace: BlockTrace, num_replicas: int, num_blocks: int) -> None:
         """Start it, and wait until it serves."""
         self._trace = trace
         worker = Path(__file__).parent / "workers" / "dynamo_selection.py"

@@ -35,6 +35,7 @@ from ostinato.sched.scheduler import Scheduler
 from ostinato.sched.waiting_queue import FirstComeFirstServed, NumCachedTokens, WaitingOrder
 from ostinato.scheduling.depth_first import DepthFirst
 from ostinato.scheduling.fair_share import FairShare
+from ostinato.scheduling.held_requests import HeldRequests, SkipHeld
 from ostinato.scheduling.longest_prefix import LongestPrefixFirst
 from ostinato.settings import FreeOrder, PrefixCacheConfig, TenantShare, window_blocks
 from ostinato.tenants.cache_admin import CacheAdmin, Erasable
@@ -133,12 +134,12 @@ def build_cache(
         digest: Replaces the configured digest function of the hash index.
         epoch: Of the weights, to begin with.
         policy: Makes another eviction policy than the configured one.
-        more_observers: Told of what it does, before its own.
+        more_observers: Are told of what happens, after those that are made here.
     """
     policy = policy or partial(make_policy, config.policy)
     counters, history, hits = CacheCounters(clock), RequestHistory(config, clock), HitCounts()
     leases, public = LeaseBook(clock), PublicPrefixes()
-    observers: list[CacheObserver] = [*more_observers, leases, counters, hits]
+    observers: list[CacheObserver] = [leases, counters, hits]
     if config.keep_explanations:
         observers.append(history)
     events = recorder = None
@@ -153,6 +154,7 @@ def build_cache(
         observers.append(ghost)
     if all(isinstance(policy, LearnsFromMisses) for policy in shares.policies()):
         observers.append(MissObserver(shares, config.block_size, clock))
+    observers += more_observers
     manager = make_manager(config, clock, digest, shares, observers, public, epoch)
     erasables: list[Erasable] = [counters, history]
     if recorder is not None:
@@ -257,9 +259,12 @@ def make_group_pool(
 
 
 def build_scheduler(
-    config: SchedulerConfig, cache: PrefixCache, clock: Clock = time.monotonic
+    config: SchedulerConfig,
+    cache: PrefixCache,
+    clock: Clock = time.monotonic,
+    held: HeldRequests | None = None,
 ) -> Scheduler:
-    """Make a scheduler without requests over a cache.
+    """Make a scheduler without requests over a cache; it passes over requests that are held.
 
     Raises:
         ConfigError: A step has no room for a chunk of a model with states.
@@ -278,7 +283,11 @@ def build_scheduler(
             case "fcfs":
                 return FirstComeFirstServed()
 
-    return Scheduler(config, cache.manager, clock, make_order)
+    def make_skipping(num_cached_tokens: NumCachedTokens) -> WaitingOrder:
+        order = make_order(num_cached_tokens)
+        return order if held is None else SkipHeld(order, held)
+
+    return Scheduler(config, cache.manager, clock, make_skipping)
 
 
 def _check_chunks(config: SchedulerConfig, unit: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ostinato import LLM, LoRARequest, MissReason, SamplingParams
+from ostinato import LLM, LoRARequest, MissReason, RequestOutput, SamplingParams
 from ostinato.core.errors import ConfigError, RequestError
 from ostinato.engine.kv_events_wire import BatchEncoder, BlockStored, decode
 from ostinato.engine.prompts import parse_prompt
@@ -117,7 +117,7 @@ def test_requests_of_an_unloaded_adapter_finish_and_publish_nothing_more(llm: LL
         engine.add(late)
     with pytest.raises(RequestError, match="'sql' is not loaded"):
         engine.make_request(prompt, params)
-    outputs = {}
+    outputs: dict[str, RequestOutput] = {}
     while engine.has_work:
         outputs.update({s.request.request_id: s.output() for s in engine.step() if s.finished})
     assert [len(outputs[name].outputs[0].token_ids) for name in "ab"] == [9, 9]

@@ -91,9 +91,7 @@ def test_chunked_and_all_at_once(
 @pytest.mark.nightly
 @each_family
 @each_index
-def test_preempted(
-    family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf
-) -> None:
+def test_preempted(family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf) -> None:
     """A pool of 50 blocks: the longest sequence needs 40, so two of them are too many."""
     llm = make(make_llm, family, index=index, num_blocks=50)
 
@@ -106,9 +104,7 @@ def test_preempted(
 @pytest.mark.nightly
 @each_family
 @each_index
-def test_few_states(
-    family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf
-) -> None:
+def test_few_states(family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf) -> None:
     """Four slots for ten prompts: hardly a checkpoint survives, and sequences wait for a slot."""
     llm = make(make_llm, family, index=index, num_state_slots=4)
 

@@ -52,7 +52,7 @@ def served() -> Iterator[Served]:
 
     from ostinato.ray import app
 
-    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": "src"}
+    os.environ |= {"OMP_NUM_THREADS": "1", "RAY_health_check_failure_threshold": "30"}
     node: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     cluster.add_node(**node)

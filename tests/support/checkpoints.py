@@ -259,6 +259,12 @@ HYBRIDS: dict[str, dict[str, Any]] = {
 }
 """Models with layers that carry a state, likewise."""
 
+COMPOSITE_HYBRIDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "qwen3_5": (HYBRIDS["qwen3_5_text"], _QWEN_VISION),
+    "qwen3_5_moe": (HYBRIDS["qwen3_5_moe_text"], _QWEN_VISION),
+}
+"""Both at once."""
+
 UNSUPPORTED: dict[str, dict[str, Any]] = {
     "rwkv": {"attention_hidden_size": 48},
     "t5": {"d_model": 48, "d_kv": 12, "d_ff": 64, "num_layers": 2, "num_heads": 4},
@@ -304,8 +310,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 def make_config(family: str, **changes: Any) -> PreTrainedConfig:
     """Build the config of a family."""
-    if family in COMPOSITES:
-        text, vision = COMPOSITES[family]
+    composites = {**COMPOSITES, **COMPOSITE_HYBRIDS}
+    if family in composites:
+        text, vision = composites[family]
         return CONFIG_MAPPING[family](
             text_config={**_BASE, **text}, vision_config=vision, tie_word_embeddings=False
         )

@@ -12,6 +12,7 @@ Files in reading order:
 * ``pool``: a fixed number of blocks: which are given away next, and what is evicted for them
 * ``child_index``: the children of one prefix
 * ``radix_node``, ``radix_index``: prefixes found by walking a tree
+* ``table_blocks``: the blocks of one table, in pool, index and every group of layers
 * ``manager``: admission, growth, publication and release of block tables
 
 Five ports (``EvictionPolicy``, ``BlockShares``, ``PrefixIndex``, ``CacheObserver``,

@@ -9,10 +9,10 @@ its own, and knows the content of it; full attention, group 0, says which prefix
 
 The manager asks every group in turn, in the order in which a sequence meets it: ``longest_hit``,
 ``room``, ``hold``, ``take``, ``publish``, ``settle`` or ``retract``, ``release``. What a sequence
-holds in a group is that group's own record; the manager keeps it in ``BlockTable.held``.
+holds in a group is that group's own record, kept in ``BlockTable.held``; its ``blocks`` are the
+group's row, or the slots of its states.
 """
 
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -21,16 +21,6 @@ from ostinato.cache.block_table import BlockTable
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import CachedRun, PrefixMatch, Removal
 from ostinato.core.identity import PrefixKey
-
-
-class HeldByGroup(Protocol):
-    """What a sequence holds in a group, as far as others may know.
-
-    Attributes:
-        blocks: Its blocks by place in the sequence; of states, its own slots.
-    """
-
-    blocks: "array[int]"
 
 
 class PrefillCuts(Protocol):

@@ -23,6 +23,7 @@ _lora = partial(option, panel="LoRA adapters")
 _scheduling = partial(option, panel="Scheduling")
 _caching = partial(option, panel="What stays cached")
 _events = partial(option, panel="KV events")
+_tiers = partial(option, panel="What outlives the pool")
 _sampling = partial(option, panel="Sampling")
 
 Model = Annotated[
@@ -127,10 +128,11 @@ class EngineOptions:
             ConfigError: A setting is out of range, or two contradict each other.
         """
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name in ("kv_cache_memory", "kv_disk_bytes", "kv_disk_bytes_per_day"):
+            if isinstance(text := settings.get(name), str):
+                settings[name] = read_bytes(name, text)
         if self.kv_cache_memory is None:
             del settings["kv_cache_memory"]
-        else:
-            settings["kv_cache_memory"] = read_bytes("kv_cache_memory", self.kv_cache_memory)
         EngineConfig.of(model, settings)
         return settings
 
@@ -180,6 +182,25 @@ class ServedEngineOptions(EngineOptions):
         True,
         "Remove a prefix from the cache if an audit finds it wrong.",
         "--audit-quarantine/--no-quarantine",
+    )
+    kv_disk: str | None = _tiers(
+        None, "Folder for prefixes that outlive the pool and the process; else none is kept."
+    )
+    kv_disk_bytes: str = _tiers("16GiB", "Most that it may occupy.")
+    kv_disk_bytes_per_day: str | None = _tiers(
+        None,
+        "Most that may be written to it in a day, such as 200GiB; else there is no bound.",
+    )
+    kv_remote: str | None = _tiers(
+        None, "Server of prefixes that several engines share, such as redis://127.0.0.1:6379/0."
+    )
+    kv_sealed: bool | None = _tiers(
+        None,
+        "Encrypt with a key per tenant; else where there are keys, see --keys.",
+        "--kv-sealed/--no-kv-sealed",
+    )
+    kv_secret_file: str | None = _tiers(
+        None, "File of 16 random bytes or more, the same for all engines of a --kv-remote."
     )
     keep_event_batches: int | None = _events(
         None, "Batches of KV events kept for consumers that missed some."

@@ -128,6 +128,8 @@ def run(
     adapters = options.named_paths("--lora-modules", server.lora_modules or [])
     settings = engine.settings(model)
     settings["enable_lora"] |= bool(adapters)
+    if server.keys is not None and settings["kv_sealed"] is None:
+        settings["kv_sealed"] = True
     from ostinato.server.admin.prewarming import read_prewarm_file
     from ostinato.server.lifecycle import (
         listen,

@@ -27,10 +27,12 @@ from ostinato.lab.serial_replay import USUAL_POLICY
 from ostinato.lab.simulation import (
     Simulation,
     add_bounds,
+    add_disk,
     num_replays,
     simulate,
     usual_capacities,
 )
+from ostinato.lab.tier_model import DiskModel
 from ostinato.lab.timed_replay import replay_timed, slowed_to_fit
 from ostinato.settings import PolicyName, PrefixCacheConfig, StateConfig, WindowConfig
 
@@ -65,6 +67,12 @@ def run(
         "Add what could have been found with knowledge of the future.",
         "--bounds/--no-bounds",
         panel=_CACHE,
+    ),
+    tiers: str | None = option(
+        None, "Put a disk of so many blocks behind each cache, such as 20k.", panel=_CACHE
+    ),
+    tier_speed: str = option(
+        "20k", "Tokens whose keys and values it delivers in a second, for times.", panel=_TIMED
     ),
     model: str | None = option(
         None,
@@ -119,10 +127,14 @@ def run(
     kv = _groups(traffic, config)
     sizes = _sizes(traffic, capacity, kv)
     policies = _policies(policy)
+    disk = _disk(tiers, tier_speed, kv)
     open_folder(out)
     total = len(traffic) * num_replays(len(sizes), len(policies), kv)
     with source.progress_bar("Hits", total) as advance:
         found = simulate(traffic, sizes, policies, advance, kv)
+    if disk is not None:
+        with source.progress_bar("Disk", len(traffic) * len(sizes)) as advance:
+            add_disk(found, disk, advance)
     if bounds:
         with source.progress_bar("Bounds", 2 * len(traffic) * len(sizes)) as advance:
             add_bounds(found, advance)
@@ -136,6 +148,22 @@ def run(
         output.show(found)
     if out is not None:
         output.write(found, out)
+
+
+def _disk(tiers: str | None, tier_speed: str, kv: KVGroups | None) -> DiskModel | None:
+    """Return the disk behind the caches, if one is asked for.
+
+    Raises:
+        ConfigError: A figure is none, or the model has windows, which no tier keeps.
+    """
+    if tiers is None:
+        return None
+    if kv is not None and (kv.windows or kv.state_bytes):
+        raise ConfigError(
+            f"tiers={tiers!r} with a model of sliding windows or states: no engine keeps their "
+            "prefixes in tiers; leave out --tiers, or --model"
+        )
+    return DiskModel(read_count("tiers", tiers), float(read_count("tier_speed", tier_speed)))
 
 
 def _groups(trace: BlockTrace, config: Config | None) -> KVGroups | None:
@@ -207,12 +235,17 @@ def _add_times(
         _, windows = found.kv.blocks(memory, trace.block_tokens)
     scheduling = SchedulerConfig(max_num_batched_tokens=_STEP_TOKENS)
     states = _states(found.kv, blocks, trace.block_tokens, scheduling)
-    runs: list[tuple[str, bool, PolicyName]] = [("no cache", False, ENGINE_POLICIES[0])]
-    runs += [(policy, True, policy) for policy in ENGINE_POLICIES if policy in found.results]
+    runs: list[tuple[str, bool, PolicyName, DiskModel | None]] = [
+        ("no cache", False, ENGINE_POLICIES[0], None)
+    ]
+    runs += [(each, True, each, None) for each in ENGINE_POLICIES if each in found.results]
+    if found.disk is not None and len(runs) > 1:
+        usual = USUAL_POLICY if USUAL_POLICY in found.results else runs[1][2]
+        runs.append((f"{usual} + disk", True, usual, found.disk))
     if states is not None:
-        runs.append(("cache", True, USUAL_POLICY))
+        runs.append(("cache", True, USUAL_POLICY, None))
     with source.progress_bar("Times", len(trace) * len(runs)) as advance:
-        for name, enabled, policy in runs:
+        for name, enabled, policy, disk in runs:
             cache = PrefixCacheConfig(
                 num_blocks=blocks,
                 block_size=trace.block_tokens,
@@ -224,7 +257,7 @@ def _add_times(
                 keep_explanations=0,
             )
             found.timed[name] = replay_timed(
-                trace, cache, scheduling, cost, slowdown=found.slowdown, progress=advance
+                trace, cache, scheduling, cost, slowdown=found.slowdown, progress=advance, disk=disk
             )
 
 

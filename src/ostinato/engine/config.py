@@ -106,6 +106,18 @@ class EngineConfig:
         kv_events_replay_endpoint: Where consumers request batches that they missed; None
             answers none.
         kv_events_topic: First frame of every message with KV events.
+        kv_disk: Folder of a disk tier: prefixes that outlive the pool and the process; None keeps
+            none.
+        kv_disk_bytes: Most bytes that it may occupy.
+        kv_disk_bytes_per_day: Most bytes that may be written to it in a day, for the life of an
+            SSD; None is no bound.
+        kv_remote: Server of a remote tier that several engines share, such as
+            ``redis://127.0.0.1:6379/0``; None uses none.
+        kv_sealed: Whether what is on disk and server is encrypted with a key per tenant, which
+            erasing the tenant destroys; None seals where there are ``tenant_shares``, or keys of a
+            server.
+        kv_secret_file: File of 16 random bytes or more that is mixed into the keys, the same for
+            all engines of a ``kv_remote``; None keeps one in the folder of ``kv_disk``.
         audit_share: Share of the requests with a hit whose cached keys and values are computed
             again in idle moments and compared bit by bit; 0 audits none.
         audit_quarantine: Whether a prefix that an audit finds wrong is removed from the cache.
@@ -155,6 +167,12 @@ class EngineConfig:
     kv_events_endpoint: str | None = None
     kv_events_replay_endpoint: str | None = None
     kv_events_topic: str = ""
+    kv_disk: str | Path | None = None
+    kv_disk_bytes: int = 16 * 2**30
+    kv_disk_bytes_per_day: int | None = None
+    kv_remote: str | None = None
+    kv_sealed: bool | None = None
+    kv_secret_file: str | Path | None = None
     audit_share: float = 0.0
     audit_quarantine: bool = True
     record_trace: str | Path | None = None
@@ -212,6 +230,7 @@ class EngineConfig:
         if self.record_trace is not None and not isinstance(self.record_trace, (str, Path)):
             raise ConfigError(f"record_trace={self.record_trace!r}: must be the path of a file")
         self._check_kv_events()
+        self._check_tiers()
         self._check_tenant_shares()
         self.cache(self.num_blocks or 2**31)
         self.scheduler(self.max_model_len or 1)
@@ -339,6 +358,51 @@ class EngineConfig:
                     f"tenant_shares[{salt!r}]={share!r}: must map a cache_salt, a str, to a "
                     "TenantShare(guaranteed=..., quota=...)"
                 )
+
+    def _check_tiers(self) -> None:
+        """Check the settings of tiers, each and together."""
+        at_least("kv_disk_bytes", self.kv_disk_bytes, 1)
+        if self.kv_disk is not None and not isinstance(self.kv_disk, (str, Path)):
+            raise ConfigError(f"kv_disk={self.kv_disk!r}: must be the path of a folder")
+        if self.kv_disk_bytes_per_day is not None:
+            at_least("kv_disk_bytes_per_day", self.kv_disk_bytes_per_day, 1)
+            if self.kv_disk is None:
+                raise ConfigError(
+                    f"kv_disk_bytes_per_day={self.kv_disk_bytes_per_day} without kv_disk: nothing "
+                    "is written; set kv_disk to a folder"
+                )
+        if self.kv_sealed not in (None, False, True):
+            raise ConfigError(f"kv_sealed={self.kv_sealed!r}: must be True, False or None")
+        if self.kv_secret_file is not None and not isinstance(self.kv_secret_file, (str, Path)):
+            raise ConfigError(f"kv_secret_file={self.kv_secret_file!r}: must be a path")
+        if self.kv_remote is not None and self.is_sealed and self.kv_secret_file is None:
+            raise ConfigError(
+                f"kv_remote={self.kv_remote!r} with sealed records needs a secret that all engines "
+                "share: set kv_secret_file to a file of 16 random bytes or more, or "
+                "kv_sealed=False"
+            )
+        if self.kv_remote is not None and (
+            not isinstance(self.kv_remote, str) or "://" not in self.kv_remote
+        ):
+            raise ConfigError(
+                f"kv_remote={self.kv_remote!r}: must be like 'redis://127.0.0.1:6379/0'"
+            )
+        if self.has_tiers and not self.enable_prefix_caching:
+            raise ConfigError(
+                f"kv_disk={self.kv_disk!r}, kv_remote={self.kv_remote!r} and "
+                "enable_prefix_caching=False: nothing is cached, so there is nothing to keep; "
+                "change one of them"
+            )
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether what is kept outside the pool is encrypted."""
+        return bool(self.tenant_shares) if self.kv_sealed is None else self.kv_sealed
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether prefixes are kept outside the pool."""
+        return self.kv_disk is not None or self.kv_remote is not None
 
     def _check_kv_events(self) -> None:
         """Check the settings of KV events, each and together."""

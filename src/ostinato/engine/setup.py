@@ -18,7 +18,6 @@ from ostinato.runner.attention.choice import AttentionCase, check_asked_for, cho
 from ostinato.runner.compute_path import ComputePath
 from ostinato.runner.forward.places import weight_bytes
 from ostinato.runner.heap import keep_large_blocks
-from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.layer_groups import LayerGroups, group_layers
 from ostinato.runner.memory import memory_for, num_blocks_for
 from ostinato.runner.model_loader import LoadedModel, load_model, load_tokenizer
@@ -159,13 +158,18 @@ def size_states(
     """Say how many states the pool shall have; None for a model without.
 
     Raises:
-        ConfigError: Not two of them fit, or it is unknown how much memory is free.
+        ConfigError: Not two of them fit, the model has no use for those that are configured, or
+            it is unknown how much memory is free.
     """
-    state_bytes = loaded.state_spec.bytes_per_slot
+    state_bytes, asked_for = loaded.state_spec.bytes_per_slot, config.num_state_slots
+    if not state_bytes and asked_for is not None:
+        raise ConfigError(
+            f"num_state_slots={asked_for}: no layer of {loaded.name!r} carries a state: unset it"
+        )
     if not state_bytes:
         return None
-    if config.num_state_slots is not None:
-        return StateConfig(config.num_state_slots)
+    if asked_for is not None:
+        return StateConfig(asked_for)
     running = 2 * scheduling.max_num_seqs
     memory, _ = memory_for(config.kv_cache_memory, loaded.device)
     if config.num_blocks is None:

@@ -26,6 +26,7 @@ from ostinato.lab.serial_replay import (
     each_path,
     replay_serially,
 )
+from ostinato.lab.tier_model import DiskModel
 from ostinato.lab.timed_replay import TimedResult
 from ostinato.settings import CheckpointPlacement, StateConfig
 
@@ -58,6 +59,8 @@ class Simulation:
         slowdown: By which the arrivals of ``timed`` were stretched.
         is_slowed_to_fit: Whether that was chosen so that one engine can serve them.
         cost_origin: Where the prices of ``timed`` come from.
+        tiered: With a disk behind the cache, one per size, under the usual policy.
+        disk: That disk; None without one.
         replayed: For a recording, its requests, done again with the recorded settings.
     """
 
@@ -71,11 +74,15 @@ class Simulation:
     slowdown: float = 1.0
     is_slowed_to_fit: bool = False
     cost_origin: str = ""
+    tiered: list[SerialResult] = field(default_factory=list)
+    disk: DiskModel | None = None
     replayed: list[ReplayedRequest] = field(default_factory=list)
 
     def ratios(self) -> Mapping[str, list[float]]:
         """Return hit ratios, one per size: policies first, then bounds."""
         found = {p: [r.hit_ratio for r in rs] for p, rs in self.results.items()}
+        if self.disk is not None:
+            found[f"{self.tiered[0].policy} + disk"] = [r.hit_ratio for r in self.tiered]
         return found | self.bounds
 
     def memory(self) -> list[int] | None:
@@ -105,6 +112,19 @@ def add_bounds(simulation: Simulation, progress: Callable[[int], None] | None = 
             if progress is not None:
                 progress(len(trace))
         simulation.bounds[name] = ratios
+
+
+def add_disk(
+    simulation: Simulation, disk: DiskModel, progress: Callable[[int], None] | None = None
+) -> None:
+    """Add what a disk behind each cache would have found, under the usual policy or the first."""
+    known = [name for name in SIMULATED_POLICIES if name in simulation.results]
+    policy = USUAL_POLICY if USUAL_POLICY in known else known[0]
+    trace, kv, simulation.disk = simulation.trace, simulation.kv, disk
+    simulation.tiered = [
+        replay_serially(trace, _pools(trace, n, kv), policy, progress, disk.num_blocks)
+        for n in simulation.capacities
+    ]
 
 
 def usual_capacities(trace: BlockTrace) -> tuple[int, ...]:

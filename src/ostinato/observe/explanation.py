@@ -26,6 +26,8 @@ class SpanOutcome(StrEnum):
     """Found in whole blocks."""
     WAITED = "waited"
     """Found in whole blocks that another request computed after this one arrived."""
+    LOADED = "loaded"
+    """Loaded from a tier, such as the disk, when the request came."""
     COPIED = "copied"
     """Copied out of a block whose first tokens match."""
     COMPUTED = "computed"
@@ -54,6 +56,10 @@ class MissReason(StrEnum):
     SWITCHED_OFF = "switched off"
     LAST_TOKEN = "last token"
     NOT_KEPT = "not kept"
+    CHEAPER = "cheaper to compute"
+    CHECKSUM = "checksum"
+    TOO_SLOW = "too slow"
+    UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,8 @@ class PromptSpan:
         by: The request for which they were evicted; None if unknown, or another tenant's.
         ago_s: Seconds between that and this request's admission.
         idle_s: Seconds since their last use then.
-        setting: The setting that switched the cache off, or that limits it.
+        setting: The setting that switched the cache off, or that limits it; of what a tier had,
+            the tier.
         in_answer: Whether the prompt differs from the other's answer rather than its prompt.
     """
 
@@ -125,6 +132,7 @@ class PromptSpan:
 _FOUND = {
     SpanOutcome.HIT: "found in the cache",
     SpanOutcome.WAITED: "found in the cache: {other} computed them while this one waited",
+    SpanOutcome.LOADED: "loaded from the {setting}",
     SpanOutcome.COPIED: "copied from a cached block that the prompt leaves in its middle",
 }
 _COMPUTED = {
@@ -151,6 +159,10 @@ _COMPUTED = {
     MissReason.SWITCHED_OFF: "reading the cache was switched off: {setting}",
     MissReason.LAST_TOKEN: "the last token is always computed: the next one needs its query",
     MissReason.NOT_KEPT: "not known: its tokens were not kept ({setting})",
+    MissReason.CHEAPER: "was on the {setting}, cheaper to compute",
+    MissReason.CHECKSUM: "was on the {setting}, but the read failed its checksum",
+    MissReason.TOO_SLOW: "was on the {setting}, but could not be read in time",
+    MissReason.UNREADABLE: "was on the {setting}, but could not be read",
 }
 
 

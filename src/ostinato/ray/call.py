@@ -44,7 +44,7 @@ class Progress:
             self._tell("first_token", None)
 
     def ended(self, cached_tokens: int | None = None) -> None:
-        """Note the end: finished if the answer had begun, else failed; only the first one counts."""
+        """Note the end, once: finished if the answer had begun, else failed."""
         if self._has_ended:
             return
         self._has_ended = True

@@ -79,7 +79,9 @@ class Ingress:
             call.asked = await self._asked(path, body, caller, request)
         return await self._send(call)
 
-    async def _asked(self, path: str, body: bytes, caller: Caller, request: Request) -> RouteRequest:
+    async def _asked(
+        self, path: str, body: bytes, caller: Caller, request: Request
+    ) -> RouteRequest:
         """Return what the router is asked; with tokens, if there is a tokenizer."""
         loop = asyncio.get_running_loop()
         prompt, tokens = await loop.run_in_executor(self._thread, self._tokenize, path, body)

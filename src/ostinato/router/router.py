@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 
 from ostinato.core.errors import ConfigError
 from ostinato.router.cache_state import CacheState
-from ostinato.router.decision import Candidate, Decision, Resync, RouteRequest, WorkerStatus
+from ostinato.router.decision import (
+    Candidate,
+    Decision,
+    Resync,
+    RouteRequest,
+    WorkerState,
+    WorkerStatus,
+)
 from ostinato.router.event_feed import EventFeed
 from ostinato.router.events import EventBatch
 from ostinato.router.explain import explain
@@ -122,6 +129,16 @@ class Router:
         worker = self._workers[name]
         worker.feed.start_over("restarted")
         return Resync(name, 0)
+
+    def interrupted(self, name: str) -> Resync | None:
+        """Note that a worker broke answers off, and may have begun anew.
+
+        Guesses are forgotten; events are doubted until what is returned settles it.
+        """
+        feed = self._workers[name].feed
+        if feed.state is WorkerState.GUESSED:
+            feed.start_over("")
+        return feed.doubt("answers broke off: it may have begun anew")
 
     def workers(self, now: float) -> list[WorkerStatus]:
         """Return all workers' state, in the order in which they joined."""
@@ -253,12 +270,10 @@ class Router:
         ]
         for worker in workers:
             worker.load.decay(now, self._returns.mean_s)
-        sizes = [(worker.bit, worker.block_size) for worker in workers]
+        sizes = [(worker.bit, worker.compared_size(request)) for worker in workers]
         found = look_up(self._tree, request, sizes, now)
-        n = len(request.tokens)
         candidates = [
-            worker.candidate(n, each, request.characters)
-            for worker, each in zip(workers, found, strict=True)
+            worker.candidate(request, each) for worker, each in zip(workers, found, strict=True)
         ]
         return workers, found, candidates
 
@@ -281,7 +296,8 @@ class Router:
         worker.take(chosen)
         self._returns.returned(request.session, now)
         ttl_s = self.config.guess_ttl_s
-        expect(self._tree, request, worker.block_size, found[choice.place], work, ttl_s)
+        size = worker.compared_size(request)
+        expect(self._tree, request, size, found[choice.place], work, ttl_s)
         return Decision(
             work.number,
             worker.name,
@@ -301,7 +317,7 @@ class Router:
         return number if work is not None and work.prefill_tokens else None
 
     def _full_tokens(self, request: RouteRequest, name: str) -> int:
-        size, most = self._workers[name].block_size, len(request.tokens) - 1
+        size, most = self._workers[name].compared_size(request), len(request.tokens) - 1
         return min(most, len(request.tokens) // size * size)
 
     def _end(self, decision: Decision) -> Assigned | None:

@@ -138,18 +138,16 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
         sample_rows=sampled,
         prompt_rows=prompt_rows,
         groups=tuple(group_metadata(group) for group in range(len(sequences[0].tables))),
-        states=_states(sequences, starts, first_positions, device),
+        states=_states(plan, starts, first_positions, device),
     )
 
 
-def _states(
-    sequences: Sequence[ScheduledSequence], starts: Ints, first_positions: Ints, device: torch.device
-) -> StateInputs | None:
+def _states(plan: StepPlan, starts: Ints, first: Ints, device: torch.device) -> StateInputs | None:
     """Return where states are kept; None where sequences have none."""
-    if sequences[0].state_slot < 0:
+    if plan.sequences[0].state_slot < 0:
         return None
-    slots = _ints(sequence.state_slot for sequence in sequences)
-    return StateInputs(slots, starts, first_positions, device)
+    slots = _ints(sequence.state_slot for sequence in plan.sequences)
+    return StateInputs(slots, starts, first, device)
 
 
 def _is_decode(sequence: ScheduledSequence) -> bool:
@@ -193,7 +191,7 @@ def _build_decodes(plan: StepPlan, block_size: int, device: torch.device) -> Ste
         sample_rows=rows,
         prompt_rows=(range(0),) * len(sequences),
         groups=tuple(group_metadata(group) for group in range(len(sequences[0].tables))),
-        states=_states(sequences, starts, first_positions, device),
+        states=_states(plan, starts, first_positions, device),
     )
 
 

@@ -25,8 +25,7 @@ class SingleFlight:
     Nothing about the wait is stored: the question is asked anew in every step, of the sequences
     that run in it. If a leader is cancelled, fails or is preempted, its followers go on by
     themselves; so no sequence waits for one that makes no progress. A prompt that is finished in
-    this step needs no waiting: its blocks are findable from the moment they are planned. A state
-    is only findable after its step, and its prefill is cut where those who wait part with it.
+    this step needs no waiting: its blocks are findable once they are planned; its states, after it.
     """
 
     def __init__(self, block_size: int, cuts: PrefillCuts | None) -> None:
@@ -134,7 +133,9 @@ class StepPlanner:
         Returns:
             New tokens that have slots; 0 if the sequence itself was preempted.
         """
-        wanted = self._end_of_chunk(sequence)
+        wanted = sequence.num_computed + min(sequence.num_uncomputed, self._most)
+        if self._cache.cuts is not None:
+            wanted = self._cut(sequence, wanted)
         while sequence.table is not None and wanted > sequence.num_computed:
             room = self._cache.growable(sequence.table, wanted)
             if room > sequence.num_computed:
@@ -148,14 +149,13 @@ class StepPlanner:
             self._requests.preempt(victim)
         return 0
 
-    def _end_of_chunk(self, sequence: Sequence) -> int:
-        """Return how many tokens of a running sequence could be computed after this step."""
-        start, count = sequence.num_computed, min(sequence.num_uncomputed, self._most)
-        if self._cache.cuts is None or sequence.num_uncomputed == 1:
-            return start + count
-        assert sequence.table is not None
+    def _cut(self, sequence: Sequence, end: int) -> int:
+        """End a chunk of a model with states where its state can be kept."""
+        start, cuts, table = sequence.num_computed, self._cache.cuts, sequence.table
+        if cuts is None or table is None or sequence.num_uncomputed == 1:
+            return end
         waiting = (s.key for s in self._requests.waiting if not s.reading_is_off)
-        return self._cache.cuts.end_of_chunk(sequence.table, start, start + count, waiting)
+        return cuts.end_of_chunk(table, start, end, waiting)
 
     def _publish_running(self) -> None:
         """Make findable what the running will have computed, and note who goes on."""
@@ -220,7 +220,9 @@ class StepPlanner:
             sequence.num_shared_tokens = table.num_shared_tokens
             sequence.num_copied_tokens = table.num_copied_tokens
             self._stats.waited_prompt_tokens += sequence.num_waited_tokens
-        end = min(self._end_of_chunk(sequence), table.num_slots)
+        end = min(sequence.num_computed + self._most, len(sequence.key), table.num_slots)
+        if self._cache.cuts is not None:
+            end = self._cut(sequence, end)
         chunk = self._add_chunk(sequence, end - sequence.num_computed)
         self._in_flight.add(sequence, chunk.end)
         self._publish(chunk)

@@ -36,6 +36,7 @@ from ostinato.server.ghost_metrics import ghost_metrics
 from ostinato.server.http_meter import Answer
 from ostinato.server.observer import ServedRequest
 from ostinato.server.tenant_usage import TenantUsage
+from ostinato.server.tier_metrics import tier_metrics
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 """Bounds of what people wait for."""
@@ -205,6 +206,7 @@ class _EngineCollector(Collector):
             yield from _states(seen)
             yield from ghost_metrics(seen.cache.ghosts)
             yield from _audits(seen)
+            yield from tier_metrics(seen.tiers)
             yield from _scheduling(seen)
 
 

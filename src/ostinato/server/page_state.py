@@ -162,6 +162,16 @@ def _load(state: ServerState, snapshot: Snapshot) -> dict[str, Any]:
         "compute_path": str(snapshot.compute_path),
         "audited_hits": snapshot.audit.num_same + snapshot.audit.num_different,
         "different_hits": snapshot.audit.num_different,
+        "tiers": []
+        if snapshot.tiers is None
+        else [
+            {
+                "tier": tier.tier,
+                "state": tier.state,
+                "loaded": snapshot.tiers.loaded_tokens.get(tier.tier, 0),
+            }
+            for tier in snapshot.tiers.tiers
+        ],
     }
 
 

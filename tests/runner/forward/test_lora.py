@@ -5,7 +5,8 @@ import torch
 
 from ostinato.runner.lora import AdapterSegment, LoraAdapter, LoraLayer, StepAdapters
 from ostinato.runner.lora_records import add_updates
-from tests.support.instruction_sets import Isa, isa, needs_library
+from ostinato.runner.native.library import Isa
+from tests.support.instruction_sets import isa, needs_library
 
 __all__ = ["isa"]
 

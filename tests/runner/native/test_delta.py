@@ -17,7 +17,8 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def gates(num_sequences: int, num_heads: int) -> tuple[Tensor, Tensor]:
-    return draw(num_sequences, num_heads, seed=1).sigmoid(), draw(num_sequences, num_heads).sigmoid()
+    shape = num_sequences, num_heads
+    return draw(*shape, seed=1).sigmoid(), draw(*shape).sigmoid()
 
 
 @pytest.mark.parametrize(("key_dim", "value_dim"), [(16, 8), (24, 37), (128, 128)])

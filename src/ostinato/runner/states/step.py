@@ -1,10 +1,10 @@
 """How does one row of tokens become calls per sequence?
 
-Decodes are stepped together, each chunk of a prompt is computed by itself::
+Decodes are stepped together, and so are chunks of the same length that are neighbours::
 
-    row        a b c   d d d d d d   e e e e
-    parts      ─────   ───────────   ───────
-    slots      3 0 7        4           1
+    row        a b c   d d d d d d   e e e e f f f f
+    parts      ─────   ───────────   ───────────────
+    slots      3 0 7        4               1 6
 
 A layer's states are read from their slots before a part is computed and written back after it.
 """
@@ -12,7 +12,7 @@ A layer's states are read from their slots before a part is computed and written
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count, takewhile
+from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,29 +39,34 @@ class _Part:
 
     Attributes:
         first: The first row.
-        num_rows: How many there are.
-        slots: Of their sequences, shape (num_sequences,), int64.
-        is_step: Whether each is one token of another sequence.
+        length: Rows of each sequence.
+        slots: Of the sequences, shape (num_sequences,), int64.
+        is_step: Whether each is one token behind others.
         is_fresh: Whether no token came before.
     """
 
     first: int
-    num_rows: int
+    length: int
     slots: Tensor
     is_step: bool
     is_fresh: bool
 
     def cut(self, call: Call, recurrence: Recurrence) -> Call:
-        """Return the call for these rows alone; those of a step as sequences of one token."""
+        """Return the call for these rows alone, with a sequence for each slot."""
+        shape = len(self.slots), self.length
 
         def change(name: str, value: Any) -> Any:
             axis = recurrence.axes.get(name)
             if axis is None or value is None:
                 return value
-            rows = value.narrow(axis, self.first, self.num_rows)
-            return rows.transpose(0, axis) if self.is_step else rows
+            rows = value.narrow(axis, self.first, shape[0] * shape[1])
+            return rows.unflatten(axis, shape).movedim(axis, 0).squeeze(1)
 
         return call.changed(change)
+
+    def row(self, output: Tensor, axis: int) -> Tensor:
+        """Lay the output of all sequences end to end again."""
+        return output.unsqueeze(1).movedim(0, axis).flatten(axis, axis + 1)
 
 
 class StateStep:
@@ -88,11 +93,11 @@ class StateStep:
         own = part.cut(call, recurrence)
         if part.is_step:
             output = recurrence.step_slots(own, states, part.slots)
-            return output.transpose(0, recurrence.output_axis)
-        slot = states.narrow(0, int(part.slots[0]), 1)
-        output, after = recurrence.chunk(own, None if part.is_fresh else slot)
-        slot.copy_(after)
-        return output
+        else:
+            before = None if part.is_fresh else states.index_select(0, part.slots)
+            output, after = recurrence.chunk(own, before)
+            states.index_copy_(0, part.slots, after.to(states.dtype))
+        return part.row(output, recurrence.output_axis)
 
 
 class StateRecorder:
@@ -117,18 +122,17 @@ class StateRecorder:
 
 
 def _parts(inputs: StateInputs) -> Iterator[_Part]:
-    """Divide a row: all decodes first, then chunk by chunk."""
-    lengths = np.diff(inputs.starts)
-    is_decode = (lengths == 1) & (inputs.first_positions > 0)
-    num_decodes = sum(1 for _ in takewhile(lambda i: i < len(lengths) and is_decode[i], count()))
+    """Divide a row into runs of sequences of one length, all with or all without a state."""
+    lengths, fresh = np.diff(inputs.starts).tolist(), (inputs.first_positions == 0).tolist()
     slots = torch.from_numpy(inputs.slots).to(inputs.device)
-    if num_decodes:
-        yield _Part(0, num_decodes, slots[:num_decodes], is_step=True, is_fresh=False)
-    for i in range(num_decodes, len(lengths)):
+    first = 0
+    for (length, is_fresh), run in groupby(zip(lengths, fresh, strict=True)):
+        last = first + len(list(run))
         yield _Part(
-            int(inputs.starts[i]),
-            int(lengths[i]),
-            slots[i : i + 1],
-            is_step=bool(is_decode[i]),
-            is_fresh=inputs.first_positions[i] == 0,
+            first=int(inputs.starts[first]),
+            length=length,
+            slots=slots[first:last],
+            is_step=length == 1 and not is_fresh,
+            is_fresh=is_fresh,
         )
+        first = last

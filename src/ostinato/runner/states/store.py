@@ -12,7 +12,7 @@ Whether a slot holds the state of a running sequence or a checkpoint, this file 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,9 +61,7 @@ class StateStore:
         num_slots: Slots that may be used.
     """
 
-    def __init__(
-        self, spec: StateSpec, num_slots: int, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, spec: StateSpec, num_slots: int, device: torch.device | str = "cpu") -> None:
         """Allocate all slots, zeroed.
 
         Raises:
@@ -96,6 +94,14 @@ class StateStore:
                         tensor[copy.target].zero_()
                     else:
                         tensor[copy.target].copy_(tensor[copy.source])
+
+    def zero(self, slots: Iterable[int]) -> None:
+        """Overwrite slots with zeros in all layers; those that are zero are only read."""
+        chosen = list(slots)
+        for tensor in (each for tensors in self._states.values() for each in tensors):
+            for slot in chosen:
+                if tensor[slot].any():
+                    tensor[slot].zero_()
 
     def _zeros(self, each: StateShape) -> Tensor:
         """Return zeros; on a CPU, pages are taken as they are first written."""

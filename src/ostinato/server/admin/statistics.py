@@ -43,6 +43,14 @@ async def audits(request: Request, administrator: Administrator) -> dict[str, An
     return {"share": state.llm.engine.config.audit_share, **asdict(counts)}
 
 
+@router.get("/tiers")
+async def tiers(request: Request, administrator: Administrator) -> dict[str, Any]:
+    """Return what is kept outside the pool, and what was loaded and written."""
+    state: ServerState = request.app.state.server
+    counts = (await state.llm.look(take_snapshot)).tiers
+    return {"tiers": []} if counts is None else counts.as_dict()
+
+
 @router.get("/heaviest")
 async def heaviest_prefixes(
     request: Request,

@@ -55,7 +55,10 @@ function draw(state) {
     : "that got a first token";
   const audited = load?.audited_hits
     ? ` · ${count(load.audited_hits)} hits audited, ${count(load.different_hits)} wrong` : "";
-  $("compute-path").textContent = load ? ` · computing in ${load.compute_path}${audited}` : "";
+  const tiers = (load?.tiers ?? []).map(
+    (tier) => ` · ${tier.tier} ${tier.state}, ${compact(tier.loaded)} tokens loaded`).join("");
+  $("compute-path").textContent = load
+    ? ` · computing in ${load.compute_path}${audited}${tiers}` : "";
   drawOverTime(state);
   drawRequests(state.requests, state.administrator);
   drawBlocks(state.blocks);
