@@ -140,7 +140,8 @@ class TieredCache:
 
     def namespace_of(self, identity: Identity) -> Namespace:
         """Return all that bytes of an identity depend on, besides tenant and tokens."""
-        shared = Identity(identity.weights, 0, identity.kv_dtype, identity.adapter)
+        adapter, start = identity.adapter, identity.adapter_start
+        shared = Identity(identity.weights, 0, identity.kv_dtype, adapter, start)
         known = self._namespaces.get(shared)
         if known is None:
             loaded, store, path = self._runner.loaded, self._runner.kv_stores[0], self._compute_path
@@ -153,7 +154,8 @@ class TieredCache:
                 block_size=store.block_size,
                 block_bytes=store.block_bytes,
                 layer_groups=("full",),
-                adapter=identity.adapter,
+                # An activated one gives other bits to the same tokens if it starts elsewhere.
+                adapter=adapter + (start.to_bytes(8, "little") if start else b""),
                 numerics=NUMERICS,
             )
         return known

@@ -9,6 +9,7 @@ Files in reading order:
 * ``kv_families``: what does a family assume where its config is silent?
 * ``kv_layers``: what does each layer keep of a token?
 * ``kv_bytes``: how many bytes is that, per token, per sequence, in all?
+* ``adapter_bytes``: how much memory do LoRA adapters take beside the KV?
 * ``quantities``: how are bytes and counts written for people, and read again?
 * ``lines``: how are the records of a log read: lines of JSON or one JSON array, gzipped or not?
 * ``recording``: what does a recorded trace hold, once it is read?

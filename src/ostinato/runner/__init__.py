@@ -11,6 +11,9 @@ Files in reading order:
 * ``inputs``: how does a plan become arrays?
 * ``states/``: how are layers served that carry a state from token to token?
 * ``attention/``: how does a query read scattered blocks?
+* ``lora``: which rows of a step get which low-rank update?
+* ``lora_records``: how is it added to the outputs of a linear layer?
+* ``lora_files``: can an adapter of ``peft`` be served with this model?
 * ``model_call``: how is a model called?
 * ``forward/``: how is it made fast on a CPU without computing anything else?
 * ``model_runner``: how is one step executed?

@@ -17,6 +17,7 @@ from ostinato.runner.attention.backend import AttentionBackend, GroupedStep
 from ostinato.runner.attention.torch_backend import TorchAttention
 from ostinato.runner.inputs import StepInputs, build_inputs
 from ostinato.runner.layer_groups import LayerGroups, one_group
+from ostinato.runner.lora import LoraAdapter, StepAdapters
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.runner.sampler import Sampler, prompt_logprobs
 from ostinato.runner.states.step import StateStep
@@ -31,6 +32,7 @@ class ModelRunner:
         groups: Which layers share block tables.
         attention: Who reads the blocks.
         kv_stores: Keys and values of all blocks, one store per group.
+        adapters: Loaded adapters by their digests.
         states: States of all slots.
         num_tokens_computed: Tokens that went through the model so far, law 1's witness.
     """
@@ -70,6 +72,7 @@ class ModelRunner:
             )
             for group, size in zip(range(self.groups.num_groups), sizes, strict=True)
         )
+        self.adapters: dict[bytes, LoraAdapter] = {}
         self.states = StateStore(loaded.state_spec, num_state_slots, loaded.device)
         self.num_tokens_computed = 0
         self._call = loaded.fused or loaded.call
@@ -92,12 +95,12 @@ class ModelRunner:
         assert longest <= self.loaded.max_model_len, "the scheduler knows the model's limit"
         inputs = build_inputs(plan, self.kv_stores[0].block_size, self.loaded.device)
         self.states.copy(plan.state_loads)
-        logits = self.forward(inputs)
+        logits = self.forward(inputs, StepAdapters.of(plan, self.adapters))
         self.states.copy(plan.state_saves)
         self.num_tokens_computed += plan.num_tokens
         return self._result(plan, inputs, logits)
 
-    def forward(self, inputs: StepInputs) -> Tensor:
+    def forward(self, inputs: StepInputs, adapters: StepAdapters | None = None) -> Tensor:
         """Run the model; returns logits of the wanted rows, shape (num_wanted, vocab_size)."""
         steps = tuple(
             self.attention.start(metadata, store)
@@ -105,7 +108,7 @@ class ModelRunner:
         )
         states = None if inputs.states is None else StateStep(inputs.states, self.states)
         step = GroupedStep(steps, self.groups.of_layer, states)
-        return self._call(inputs.input_ids, inputs.position_ids, step, inputs.logit_rows)
+        return self._call(inputs.input_ids, inputs.position_ids, step, inputs.logit_rows, adapters)
 
     def _result(self, plan: StepPlan, inputs: StepInputs, logits: Tensor) -> StepResult:
         """Sample where asked to, and give prompt tokens their log-probs."""

@@ -18,6 +18,7 @@ class GenerateCall:
         params: How to sample.
         text: The prompt; or
         token_ids: its ids.
+        adapter: Name of a loaded LoRA adapter; empty for the base model.
         cache_salt: Only requests of the same salt share blocks; narrows the caller's.
         cache_read: Whether cached KV may be used.
         cache_write: Whether computed KV may be found by others.
@@ -35,6 +36,7 @@ class GenerateCall:
     params: SamplingParams
     text: str | None = None
     token_ids: TokenIds | None = None
+    adapter: str = ""
     cache_salt: str = ""
     cache_read: bool = True
     cache_write: bool = True
@@ -59,6 +61,7 @@ class GenerateCall:
             cache_read=self.cache_read,
             cache_write=self.cache_write,
             public_prefixes=public_prefixes,
+            adapter=self.adapter,
             keep_tokens=self.keep_tokens,
             sections=self.sections,
         )

@@ -35,7 +35,7 @@ from ostinato.server.breakpoints import Kept, keep, measure
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.deltas import Delta, Deltas
-from ostinato.server.models import check_model
+from ostinato.server.models import adapter_of
 from ostinato.server.prompting import AnswerReader, read_with, render_prompt, sender
 from ostinato.server.protocol.answers import Counted, MessageBody
 from ostinato.server.protocol.messages import CountBody, MessagesBody
@@ -53,7 +53,7 @@ router = APIRouter(tags=["messages"])
 async def create_message(body: MessagesBody, request: Request, caller: CallerOfRequest) -> Response:
     """Continue a conversation, all at once or as a stream of server-sent events."""
     state: ServerState = request.app.state.server
-    check_model(state, body.model)
+    adapter = adapter_of(state, body.model)
     params, use = body.params(state.formats), body.tool_use()
     state.check_room(1, 1)
     conversation = body.conversation()
@@ -62,6 +62,7 @@ async def create_message(body: MessagesBody, request: Request, caller: CallerOfR
     reader = await read_with(state, tokens, use)
     call = GenerateCall(
         endpoint=ENDPOINT,
+        adapter=adapter,
         params=reader.settle(params),
         token_ids=tokens,
         cache_salt=body.cache_salt,
@@ -85,7 +86,7 @@ async def count_tokens(
 ) -> dict[str, int]:
     """Count the tokens of a prompt, without running it."""
     state: ServerState = request.app.state.server
-    check_model(state, body.model)
+    adapter_of(state, body.model)
     whose = sender(caller, body.cache_salt, body.keep_tokens)
     tokens = await render_prompt(
         state, body.conversation(), body.tool_use(), whose, **body.template()
@@ -149,6 +150,7 @@ class MessageAnswer:
         whose = PromptDict(
             cache_salt=self.caller.narrow(self.call.cache_salt),
             public_prefixes=self.caller.public_prefixes,
+            adapter=self.call.adapter,
         )
         return await keep(self.state.held_prefixes, whose, self.places, output)
 
