@@ -287,7 +287,9 @@ class TierStores(CacheObserver):
         begun_s = time.perf_counter()
         match = self._manager.match_first(wanted.key, wanted.num_tokens)
         blocks = match.blocks
-        first = max(wanted.first_block, wanted.key.public_tokens // self._size)
+        public = wanted.key.identity.public_prefix
+        num_public = 0 if public is None else public.num_tokens
+        first = max(wanted.first_block, num_public // self._size)
         while not wanted.keep_until and first < len(blocks) and blocks[first] in self._marked:
             first += 1
         last = min(len(blocks), first + self._group_blocks)
