@@ -205,7 +205,7 @@ class TieredCache:
 
     def rest(self) -> bool:
         """Write in an idle moment; returns whether there is more to do."""
-        self.loads.settle()
+        self.loads.drain()  # of requests that were cancelled
         if not self.stores.pump(is_idle=True):
             return False
         self.stores.wait(WAIT_S)
@@ -229,6 +229,7 @@ class TieredCache:
     def erase(self, salt: bytes) -> tuple[TierReceipt, ...]:
         """Remove everything of a tenant from every tier; its requests have ended."""
         self.drain()
+        self.loads.wipe()
         self.stores.forget(salt)
         return tuple(self._tier.erase(salt))
 
