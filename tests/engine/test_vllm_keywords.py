@@ -294,7 +294,7 @@ def test_settings_of_vllm_that_mean_the_same_are_taken(
         ({"gpu_memory_utilization": 0.9}, r"set kv_cache_memory \(bytes\) or num_blocks"),
         ({"trust_remote_code": True}, "code that comes with a checkpoint is never run"),
         ({"enable_chunked_prefill": False}, "set max_num_batched_tokens to max_model_len"),
-        ({"enable_lora": True}, "merge them into the weights"),
+        ({"max_cpu_loras": 4}, "max_loras counts all"),
         ({"quantization": "awq_marlin"}, "quantization='awq_marlin'"),
         ({"swap_space": 4}, "blocks of preempted requests stay cached"),
         ({"tensor_paralel_size": 1}, "there is no keyword .* did you mean 'tensor_parallel_size'"),
@@ -377,7 +377,7 @@ def test_a_method_that_no_engine_has_is_an_ordinary_mistake(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"lora_request": object()}, "merge them into the weights"),
+        ({"lora_request": object()}, "must be a LoRARequest"),
         ({"tokenization_kwargs": {"truncation": True}}, "truncate_prompt_tokens"),
         ({"tqdm": True}, "there is no keyword 'tqdm': did you mean 'use_tqdm'"),
     ],

@@ -296,8 +296,8 @@ class TierStores(CacheObserver):
         match = self._manager.match_first(wanted.key, wanted.num_tokens)
         blocks = match.blocks
         public = wanted.key.identity.public_prefix
-        num_public = 0 if public is None else public.num_tokens // self._size
-        first = max(wanted.first_block, num_public)
+        num_public = 0 if public is None else public.num_tokens
+        first = max(wanted.first_block, num_public // self._size)
         while not wanted.keep_until and first < len(blocks) and blocks[first] in self._marked:
             first += 1
         last = min(len(blocks), first + self._group_blocks)

@@ -207,9 +207,8 @@ class ScheduledChunk:
             sequence.sample_task(seeds) if self.samples else None,
             sequence.prompt_targets(start, self.end),
             sequence.request.params.prompt_logprobs or 0,
-            sequence.key.identity,
-            sequence.table.state_slot,
-        )
+            sequence.key.identity, sequence.table.state_slot,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
