@@ -19,6 +19,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ostinato.core.identity import ImageSpan
 from ostinato.core.ids import SequenceId, SlotId
 from ostinato.core.sampling_params import SamplingParams
 
@@ -107,6 +108,7 @@ class ScheduledSequence:
         prompt_targets: For prompt log-probs, the prompt ids that follow each new token, shape
             (<= num_new_tokens,); empty if none are requested.
         num_prompt_logprobs: Alternatives per prompt target.
+        images: Images anywhere in the sequence, in order.
     """
 
     sequence_id: SequenceId
@@ -116,6 +118,7 @@ class ScheduledSequence:
     sample: SampleTask | None = None
     prompt_targets: "array[int]" = field(default_factory=lambda: array("I"))
     num_prompt_logprobs: int = 0
+    images: tuple[ImageSpan, ...] = ()
 
     @property
     def end(self) -> int:
@@ -164,8 +167,7 @@ class SampledToken:
         token_id: The token.
         logprobs: If requested, its own log-probability first, then those of the alternatives
             from the most likely one on.
-        error: Why nothing could be sampled; empty if something was. It ends this sequence
-            and no other of the batch.
+        error: Why nothing could be sampled, which ends this sequence alone; else empty.
     """
 
     token_id: int

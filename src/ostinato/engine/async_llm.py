@@ -32,6 +32,7 @@ from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.engine.tokenizer_executor import TokenizerExecutor
 from ostinato.engine.vllm_keywords import refuse_arguments, refuse_call
 from ostinato.engine.weights import WeightSource, read_weights
+from ostinato.images.picture import Picture
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.explanation import Explanation
 from ostinato.tenants.terms import PINNED, EraseReceipt, LeaseId, LeaseReceipt, LeaseTerms
@@ -168,6 +169,19 @@ class AsyncLLM:
             **options,
         )
 
+    async def load_images(
+        self, messages: Sequence[Message], cache_salt: str = ""
+    ) -> tuple[Sequence[Message], tuple[Picture, ...]]:
+        """Fetch and decode the images of a conversation, off the event loop.
+
+        Returns:
+            The conversation as ``render`` takes it, with ``whose.images`` set, and its images.
+
+        Raises:
+            RequestError: The model takes none or not as many, or one cannot be had.
+        """
+        return await self._tokenizing.load_images(messages, cache_salt)
+
     def generate(
         self,
         prompt: PromptInput,
@@ -220,15 +234,10 @@ class AsyncLLM:
         self._engine.loaded.require_tokenizer()
 
         async def prompt() -> Prompt:
-            ids = await self.render(
-                messages,
-                chat_template,
-                add_generation_prompt,
-                whose=Prompt(keep_tokens=keep_tokens),
-            )
-            return Prompt(
-                token_ids=ids, known=ids, keep_tokens=keep_tokens, sections=sections_of(messages)
-            )
+            loaded, images = await self.load_images(messages)
+            whose = Prompt(keep_tokens=keep_tokens, sections=sections_of(messages), images=images)
+            ids = await self.render(loaded, chat_template, add_generation_prompt, whose=whose)
+            return replace(whose, token_ids=ids, known=ids)
 
         return self._stream(prompt, sampling_params, request_id, priority)
 

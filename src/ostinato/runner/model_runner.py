@@ -14,7 +14,10 @@ from torch import Tensor
 
 from ostinato.core.plan import SequenceResult, StepPlan, StepResult, TokenLogprob
 from ostinato.runner.attention.backend import AttentionBackend, GroupedStep
+from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.attention.torch_backend import TorchAttention
+from ostinato.runner.image_step import ImageStep, SeeingAhead, lay_out
+from ostinato.runner.image_store import ImageStore
 from ostinato.runner.inputs import StepInputs, build_inputs
 from ostinato.runner.layer_groups import LayerGroups, one_group
 from ostinato.runner.model_loader import LoadedModel
@@ -29,6 +32,7 @@ class ModelRunner:
         groups: Which layers share block tables.
         attention: Who reads the blocks.
         kv_stores: Keys and values of all blocks, one store per group.
+        images: The images of live requests; None for a model that serves text alone.
         num_tokens_computed: Tokens that went through the model so far, law 1's witness.
     """
 
@@ -65,6 +69,7 @@ class ModelRunner:
             )
             for group, size in zip(range(self.groups.num_groups), sizes, strict=True)
         )
+        self.images: ImageStore | None = None
         self.num_tokens_computed = 0
         self._call = loaded.fused or loaded.call
         self._sampler = Sampler()
@@ -85,18 +90,28 @@ class ModelRunner:
         longest = max(sequence.end for sequence in plan.sequences)
         assert longest <= self.loaded.max_model_len, "the scheduler knows the model's limit"
         inputs = build_inputs(plan, self.kv_stores[0].block_size, self.loaded.device)
-        logits = self.forward(inputs)
+        laid_out = None
+        if self.images is not None and any(sequence.images for sequence in plan.sequences):
+            laid_out = lay_out(plan, inputs, self.images)
+        logits = self.forward(inputs, laid_out)
         self.num_tokens_computed += plan.num_tokens
         return self._result(plan, inputs, logits)
 
-    def forward(self, inputs: StepInputs) -> Tensor:
+    def forward(self, inputs: StepInputs, images: ImageStep | None = None) -> Tensor:
         """Run the model; returns logits of the wanted rows, shape (num_wanted, vocab_size)."""
         steps = tuple(
             self.attention.start(metadata, store)
             for metadata, store in zip(inputs.groups, self.kv_stores, strict=True)
         )
         step = GroupedStep(steps, self.groups.of_layer)
-        return self._call(inputs.input_ids, inputs.position_ids, step, inputs.logit_rows)
+        if images is None:
+            return self._call(inputs.input_ids, inputs.position_ids, step, inputs.logit_rows)
+        attention: LayerAttention = step
+        if self.images is not None and self.images.vision.sees_ahead and images.images:
+            num_rows = len(inputs.input_ids)
+            attention = SeeingAhead(step, images.images, num_rows, self.kv_stores, self.groups)
+        rows = inputs.logit_rows
+        return self._call(inputs.input_ids, images.positions, attention, rows, images.vectors)
 
     def _result(self, plan: StepPlan, inputs: StepInputs, logits: Tensor) -> StepResult:
         """Sample where asked to, and give prompt tokens their log-probs."""

@@ -207,6 +207,7 @@ class ScheduledChunk:
             sequence.sample_task(seeds) if self.samples else None,
             sequence.prompt_targets(start, self.end),
             sequence.request.params.prompt_logprobs or 0,
+            sequence.key.images,
         )
 
 
