@@ -22,7 +22,7 @@ from tests.support.checkpoints import (
 )
 
 BEGIN, IMAGE, END = "<boi>", "<image>", "<eoi>"
-SIZE = 28
+SIZE = 56
 """Height and width that the fixed encoders want."""
 
 TEMPLATE = (
@@ -39,7 +39,7 @@ PROCESSORS: dict[str, Any] = {
     "qwen2_5_vl": lambda: Qwen2VLImageProcessorPil(
         patch_size=14, merge_size=2, size={"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 12}
     ),
-    "gemma3": lambda: Gemma3ImageProcessorPil(size={"height": 56, "width": 56}),
+    "gemma3": lambda: Gemma3ImageProcessorPil(size={"height": SIZE, "width": SIZE}),
 }
 FAMILIES = tuple(PROCESSORS)
 PLACES = {"llava": IMAGE, "qwen2_5_vl": BEGIN + IMAGE + END, "gemma3": BEGIN}
@@ -66,9 +66,10 @@ def save_image_checkpoint(path: Path, family: str) -> None:
     if family == "gemma3":
         config.boi_token_index, config.eoi_token_index = begin, end
         config.mm_tokens_per_image = 16
-        config.vision_config.image_size = 56
     if family == "llava":
         config.vision_config.projection_dim = 16
+    if family != "qwen2_5_vl":
+        config.vision_config.image_size = SIZE
     if family == "qwen2_5_vl":
         config.vision_start_token_id, config.vision_end_token_id = begin, end
         config.video_token_id = VOCAB_SIZE + 7

@@ -12,6 +12,7 @@ delays no other. The reader's side takes the new part of it, if ``output_kind`` 
 """
 
 import asyncio
+from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -128,7 +129,10 @@ class AsyncLLM:
         return await self._tokenizing.decode(parse_prompt(token_ids))
 
     async def decode_each(self, rows: Sequence[list[int]]) -> list[str]:
-        """Return the texts of several rows of the model's own ids; numbers without a tokenizer."""
+        """Return the texts of several rows of the model's own ids; numbers without a tokenizer.
+
+        An image is shown as one, with its number of tokens.
+        """
         return await self._tokenizing.decode_each(rows)
 
     async def pieces(self, token_ids: TokenIds) -> list[str]:
@@ -171,7 +175,7 @@ class AsyncLLM:
 
     async def load_images(
         self, messages: Sequence[Message], cache_salt: str = ""
-    ) -> tuple[Sequence[Message], tuple[Picture, ...]]:
+    ) -> tuple[Sequence[Any], tuple[Picture, ...]]:
         """Fetch and decode the images of a conversation, off the event loop.
 
         Returns:
@@ -181,6 +185,17 @@ class AsyncLLM:
             RequestError: The model takes none or not as many, or one cannot be had.
         """
         return await self._tokenizing.load_images(messages, cache_salt)
+
+    async def with_images(self, tokens: TokenizedText, images: Sequence[Picture]) -> list[int]:
+        """Return a rendered conversation's token ids, with all placeholders of its images."""
+        place = self._engine.image_prompts.place
+        if not images:
+            return tokens.tokens.tolist()
+        return await self._tokenizing.do(lambda: place(images, tokens.tokens, b"")[0].tolist())
+
+    def num_tokens(self, images: Sequence[Picture], tokens: "array[int]") -> int:
+        """Return how many tokens the beginning of a rendered conversation has with its images."""
+        return self._engine.image_prompts.num_tokens(images, tokens)
 
     def generate(
         self,

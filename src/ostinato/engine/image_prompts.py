@@ -12,7 +12,7 @@ import asyncio
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ class ImagePrompts:
 
     async def load(
         self, messages: Sequence[Message], apart: Apart = asyncio.to_thread
-    ) -> tuple[Sequence[Message], tuple[Picture, ...]]:
+    ) -> tuple[Sequence[Any], tuple[Picture, ...]]:
         """Fetch and decode the images of a conversation.
 
         Args:
@@ -69,9 +69,7 @@ class ImagePrompts:
             pictures.append(await apart(self._decoder(image, number)))
         return without_sources(messages), tuple(pictures)
 
-    def load_now(
-        self, messages: Sequence[Message]
-    ) -> tuple[Sequence[Message], tuple[Picture, ...]]:
+    def load_now(self, messages: Sequence[Message]) -> tuple[Sequence[Any], tuple[Picture, ...]]:
         """Do as ``load``, and wait for it."""
         if not images_in(messages):
             return messages, ()
@@ -81,6 +79,18 @@ class ImagePrompts:
     def spelled(self, text: str, images: Sequence[Any]) -> str:
         """Return a prompt's text with one placeholder token for each image."""
         return self._vision_for(len(images)).spelled(text) if images else text
+
+    def num_tokens(self, images: Sequence[Picture], tokens: "array[int]") -> int:
+        """Return how many tokens a prompt's beginning has once its images have their places.
+
+        Args:
+            images: Of the whole prompt.
+            tokens: Its beginning, with one placeholder per image.
+        """
+        if not images or (vision := self._loaded.vision) is None:
+            return len(tokens)
+        begun = images[: tokens.count(vision.placeholder_id)]
+        return len(tokens) + sum(vision.grid(p.height, p.width).num_tokens - 1 for p in begun)
 
     def place(
         self, images: Sequence[Any], tokens: "array[int]", tenant: bytes
@@ -146,6 +156,19 @@ class ImagePrompts:
             f"the prompt has {num_images} images and {num_places} places for them: write {token} "
             "once for each image where it belongs, or use a chat template that does"
         )
+
+
+def decode_prompt(
+    ids: Sequence[int], decode: Callable[[list[int]], str], vision: Vision | None
+) -> str:
+    """Return the text of ids, in which an image is one piece, however many tokens it has."""
+    if vision is None or vision.placeholder_id not in ids:
+        return decode(list(ids))
+    texts = []
+    for is_image, run in groupby(ids, lambda token: token == vision.placeholder_id):
+        tokens = list(run)
+        texts.append(f"[image: {len(tokens)} tokens]" if is_image else decode(tokens))
+    return "".join(texts)
 
 
 def _gaps(places: Any, lengths: list[int]) -> bool:

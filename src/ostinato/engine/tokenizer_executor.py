@@ -20,6 +20,7 @@ from ostinato.core.plan import TokenConstraint
 from ostinato.engine.chat import Message, render_text
 from ostinato.engine.engine import Engine
 from ostinato.engine.grammar_check import NUM_WORKERS
+from ostinato.engine.image_prompts import decode_prompt
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.request_validation import (
     PreparedRequest,
@@ -89,7 +90,7 @@ class TokenizerExecutor:
 
     async def load_images(
         self, messages: Sequence[Message], cache_salt: str
-    ) -> tuple[Sequence[Message], tuple[Picture, ...]]:
+    ) -> tuple[Sequence[Any], tuple[Picture, ...]]:
         """Fetch and decode the images of a conversation; tenants take turns at decoding.
 
         Raises:
@@ -129,8 +130,12 @@ class TokenizerExecutor:
         tokenizer = self._engine.loaded.tokenizer
         if tokenizer is None:
             return [" ".join(map(str, row)) for row in rows]
-        table = TokenTable(tokenizer)
-        return await self.do(lambda: list(map(table.decode, rows)))
+        table, vision = TokenTable(tokenizer), self._engine.loaded.vision
+
+        def text_of(row: list[int]) -> str:
+            return decode_prompt(row, table.decode, vision)
+
+        return await self.do(lambda: list(map(text_of, rows)))
 
     async def pieces(self, prompt: Prompt) -> list[str]:
         """Return the text of each token by itself."""

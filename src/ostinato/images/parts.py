@@ -24,9 +24,9 @@ def images_in(messages: object) -> list[Any]:
     return [_source(part) for _, _, part in _parts(messages)]
 
 
-def without_sources(messages: Sequence[Message]) -> list[Message]:
+def without_sources(messages: Sequence[Message]) -> list[Any]:
     """Return a conversation as chat templates read it: only the places of its images are left."""
-    written: list[Message] = list(messages)
+    written: list[Any] = list(messages)
     for place, number, _ in _parts(messages):
         content = list(written[place]["content"])
         content[number] = _IMAGE

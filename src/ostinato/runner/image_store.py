@@ -65,6 +65,10 @@ class ImageStore:
         self._images: WeakValueDictionary[bytes, ServedImage] = WeakValueDictionary()
         self._outputs: OrderedDict[bytes, tuple[Tensor, bytes]] = OrderedDict()
 
+    def __len__(self) -> int:
+        """Outputs that are kept."""
+        return len(self._outputs)
+
     @property
     def num_bytes(self) -> int:
         """Bytes of the outputs that are kept."""

@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ostinato.engine.prompts import PromptDict, TokenIds
 from ostinato.engine.sampling_params import SamplingParams
@@ -18,6 +19,7 @@ class GenerateCall:
         params: How to sample.
         text: The prompt; or
         token_ids: its ids.
+        images: In the order of their placeholders.
         cache_salt: Only requests of the same salt share blocks; narrows the caller's.
         cache_read: Whether cached KV may be used.
         cache_write: Whether computed KV may be found by others.
@@ -35,6 +37,7 @@ class GenerateCall:
     params: SamplingParams
     text: str | None = None
     token_ids: TokenIds | None = None
+    images: tuple[Any, ...] = ()
     cache_salt: str = ""
     cache_read: bool = True
     cache_write: bool = True
@@ -62,6 +65,8 @@ class GenerateCall:
             keep_tokens=self.keep_tokens,
             sections=self.sections,
         )
+        if self.images:
+            prompt["multi_modal_data"] = {"image": self.images}
         if self.token_ids is not None:
             prompt["prompt_token_ids"] = self.token_ids
         else:

@@ -40,7 +40,7 @@ class HeldPrefixes:
         """Keep a prefix that a request has just computed or found.
 
         Args:
-            whose: Salt and public prefixes of the request.
+            whose: Salt, public prefixes and images of the request.
             tokens: Its ids.
             terms: For how long.
             num_cached: Tokens of its prompt that the request found, which refreshed their lease.
@@ -48,7 +48,10 @@ class HeldPrefixes:
         Returns:
             What is held of it, by a new lease or by one from before.
         """
-        key = whose["cache_salt"], terms, hashlib.sha256(pack_tokens(tokens).tobytes()).digest()
+        content = hashlib.sha256(pack_tokens(tokens).tobytes())
+        for picture in whose.get("multi_modal_data", {}).get("image", ()):
+            content.update(picture.digest)
+        key = whose["cache_salt"], terms, content.digest()
         async with self._holding:
             prompt = PromptDict(**whose, prompt_token_ids=tokens)
             return await self._hold(key, prompt, num_cached)

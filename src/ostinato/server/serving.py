@@ -101,6 +101,8 @@ async def _keep(
 ) -> None:
     """Lease a prompt that was just computed; what it asks for again is leased once."""
     whose = PromptDict(cache_salt=record.salt, public_prefixes=record.caller.public_prefixes)
+    if record.call.images:
+        whose["multi_modal_data"] = {"image": record.call.images}
     record.lease = await state.held_prefixes.hold(
         whose, output.prompt_token_ids, terms, output.num_cached_tokens
     )
