@@ -46,7 +46,7 @@ def test_cold_and_warm_prompts_are_continued_as_by_transformers(
 
     cold = serve(llm, both, stranger)
     warm = serve(llm, asked, other, both)
-    num_encoded = llm.engine.runner.images.num_encoded  # type: ignore[union-attr]
+    num_encoded = llm.engine.runner.images.num_encoded
 
     assert [output.num_cached_tokens for output in cold] == [0, 0]
     assert warm[0].num_cached_tokens > warm[1].num_cached_tokens >= 8, "behind, and before"

@@ -35,7 +35,7 @@ def test_an_image_hits_by_its_pixels_at_the_same_place_for_one_tenant(llm: LLM):
     assert hits(llm, text, DOGS, DOGS, BIRDS) == 0, "the same placeholders, another image"
     assert hits(llm, "a" + text, CATS, DOGS, BIRDS) == 0, "moved by one token"
     assert hits(llm, text, CATS, DOGS, BIRDS, salt="other") == 0
-    with_text_alone = [{"prompt_token_ids": [llm.engine.loaded.vision.placeholder_id] * 20}]  # type: ignore[union-attr]
+    with_text_alone = [{"prompt_token_ids": [llm.engine.loaded.vision.placeholder_id] * 20}]
     assert llm.generate(with_text_alone, ONE, use_tqdm=False)[0].num_cached_tokens == 0
 
 

@@ -67,6 +67,8 @@ async def fetch(url: str, limits: MediaLimits) -> bytes:
         try:
             async with asyncio.timeout(limits.timeout_s):
                 return await _of_web(url, limits)
+        except RequestError:
+            raise
         except TimeoutError as error:
             raise RequestError(
                 f"image {url!r:.120} took more than media_timeout_s={limits.timeout_s:g} seconds"
