@@ -15,6 +15,7 @@ from ostinato.cli._config_source import load_config
 from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._quantities import count
 from ostinato.core.config import at_least
+from ostinato.lab.image_tokens import image_tokens, read_size
 from ostinato.lab.kv_bytes import DTYPE_BITS, Footprint, KVBytes, LayerGroup, kv_bytes
 from ostinato.lab.kv_layers import Kind
 from ostinato.lab.quantities import read_bytes, write_bytes
@@ -31,12 +32,16 @@ class Question:
         num_tokens: Length of a sequence.
         num_requests: Sequences at once, which share nothing.
         memory: Memory for KV, as the user wrote it.
+        image: Size of an image, such as ``1024x768``; empty for none.
+        image_tokens: How many tokens it takes.
     """
 
     model: str
     num_tokens: int
     num_requests: int
     memory: str
+    image: str = ""
+    image_tokens: int | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -54,6 +59,7 @@ def run(
     tokens: int = option(1000, "Length of a sequence."),
     requests: int = option(100, "Sequences at once, sharing nothing."),
     memory: str = option("24GiB", "Memory for KV, such as 24GiB or 80GB."),
+    image: str = option("", "Size of an image in the prompt, such as 1024x768."),
     as_json: bool = option(False, "Print exact bytes as JSON.", "--json"),
 ) -> None:
     """Size a model's KV cache from its config: no weights, no GPU.
@@ -63,8 +69,10 @@ def run(
     """
     at_least("tokens", tokens, 1)
     at_least("requests", requests, 1)
-    question = Question(model, tokens, requests, memory.strip())
-    size = kv_bytes(load_config(model), dtype)
+    config = load_config(model)
+    num_image_tokens = image_tokens(config, *read_size(image)) if image else None
+    question = Question(model, tokens, requests, memory.strip(), image, num_image_tokens)
+    size = kv_bytes(config, dtype)
     if as_json:
         typer.echo(json.dumps(_as_json(question, size), indent=2))
         return
@@ -206,6 +214,10 @@ def _notes(question: Question, size: KVBytes) -> Iterator[str]:
         prefix = count(question.num_tokens, "token")
         kept = write_bytes(size.whole.tokens_bytes(question.num_tokens))
         yield f"A cached prefix of {prefix} takes {kept}, once for all that begin with it."
+    if question.image_tokens is not None:
+        kept = write_bytes(size.whole.tokens_bytes(question.image_tokens))
+        amount = count(question.image_tokens, "token")
+        yield f"An image of {question.image} pixels is {amount} of a prompt and takes {kept}."
 
 
 def _as_json(question: Question, size: KVBytes) -> dict[str, object]:
@@ -216,6 +228,7 @@ def _as_json(question: Question, size: KVBytes) -> dict[str, object]:
         "tokens": question.num_tokens,
         "requests": question.num_requests,
         "memory_bytes": question.memory_bytes,
+        "image_tokens": question.image_tokens,
         "model_type": size.model_type,
         "dtype": size.dtype,
         "num_layers": size.num_layers,
