@@ -32,6 +32,7 @@ from transformers import (
 )
 
 from ostinato import LLM, SamplingParams
+from ostinato.engine.prompts import PromptDict
 
 ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
 PLACEHOLDER, VOCAB_SIZE, NUM_IMAGE_TOKENS = 1, 4096, 576
@@ -60,12 +61,17 @@ def make_llm(folder: Path, num_layers: int, dtype: str) -> LLM:
 
 def first_token_ms(llm: LLM, ids: list[int], *images: Image.Image) -> tuple[float, int]:
     """Return the CPU time up to the first token, and how many tokens hit."""
-    prompt: dict[str, Any] = {"prompt_token_ids": ids}
+    prompt: PromptDict = {"prompt_token_ids": ids}
     if images:
         prompt["multi_modal_data"] = {"image": list(images)}
     start = time.process_time()
-    [output] = llm.generate([prompt], ONE, use_tqdm=False)  # type: ignore[list-item]
+    [output] = llm.generate([prompt], ONE, use_tqdm=False)
     return 1e3 * (time.process_time() - start), output.num_cached_tokens
+
+
+def draw(random: np.random.Generator, length: int) -> list[int]:
+    """Return ids of a text."""
+    return [int(token) for token in random.integers(2, VOCAB_SIZE, length)]
 
 
 def measure(llm: LLM, rounds: int) -> dict[str, tuple[float, int]]:
@@ -75,13 +81,18 @@ def measure(llm: LLM, rounds: int) -> dict[str, tuple[float, int]]:
     for _ in range(rounds):
         pixels = random.integers(0, 256, (600, 800, 3), dtype=np.uint8)
         image = Image.fromarray(pixels)
-        draw = lambda length: random.integers(2, VOCAB_SIZE, length).tolist()  # noqa: E731
-        beginning, other = draw(BEGINNING), draw(BEGINNING)
+        beginning, other = draw(random, BEGINNING), draw(random, BEGINNING)
         cases: dict[str, tuple[Any, ...]] = {
-            "an image that was never seen": ([*beginning, PLACEHOLDER, *draw(QUESTION)], image),
-            "a second question on it": ([*beginning, PLACEHOLDER, *draw(QUESTION)], image),
-            "the image, behind another beginning": ([*other, PLACEHOLDER, *draw(QUESTION)], image),
-            "a text of the same length": (draw(BEGINNING + NUM_IMAGE_TOKENS + QUESTION),),
+            "an image that was never seen": (
+                [*beginning, PLACEHOLDER, *draw(random, QUESTION)],
+                image,
+            ),
+            "a second question on it": ([*beginning, PLACEHOLDER, *draw(random, QUESTION)], image),
+            "the image, behind another beginning": (
+                [*other, PLACEHOLDER, *draw(random, QUESTION)],
+                image,
+            ),
+            "a text of the same length": (draw(random, BEGINNING + NUM_IMAGE_TOKENS + QUESTION),),
         }
         for name, case in cases.items():
             times.setdefault(name, []).append(first_token_ms(llm, *case))

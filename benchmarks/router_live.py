@@ -23,9 +23,10 @@ from typing import Any
 
 import aiohttp
 
-_SYSTEMS = [
-    f"Act {act}. A public place. Enter several citizens of Verona. " * 4 for act in range(4)
-]
+_TOWNS = ("Verona", "Mantua", "Padua", "Venice")
+_SYSTEMS = [f"{town}, a public place. Enter several citizens of {town}. " * 4 for town in _TOWNS]
+"""In letters: the bundled model has one token for all digits, so numbers tell nothing apart."""
+
 _LINES = ["Speak, I pray.", "What news?", "Who comes here?", "Good morrow.", "Go to."]
 
 
@@ -97,9 +98,10 @@ async def _converse(given: argparse.Namespace, port: int, found: _Found) -> None
         chance, waiting = random.Random(0), asyncio.Semaphore(4)
 
         async def talk(number: int) -> None:
-            text = _SYSTEMS[number % len(_SYSTEMS)]
+            letters = chr(97 + number // 26) + chr(97 + number % 26)
+            text = _SYSTEMS[number % len(_SYSTEMS)] + f"The house of {letters}. "
             for _ in range(given.turns):
-                text += f"\nROMEO: {number} {chance.choice(_LINES)}\nJULIET:"
+                text += f"\nROMEO: {letters} {chance.choice(_LINES)}\nJULIET:"
                 async with waiting:
                     text += await _turn(session, text, f"talk-{number}", found)
 

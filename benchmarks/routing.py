@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.peers.routers import MODULES, HttpRouter
+from benchmarks.peers.routers import DYNAMO, NAMES, DynamoRouter, HttpRouter
 from ostinato.core.config import SchedulerConfig
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import CostModel
@@ -35,8 +35,16 @@ from ostinato.settings import PrefixCacheConfig
 
 NUM_REPLICAS = 8
 SCALE = 32
-COST = CostModel(0.02, SCALE / 25_000, SCALE * SCALE / 25_000 / 30_000, "8B on an H100, scaled")
 SCHEDULING = SchedulerConfig(max_num_batched_tokens=8192 // SCALE)
+
+
+def cost_of(num_gpus: int) -> CostModel:
+    """Return the price of a step: 8B on so many H100s, scaled."""
+    token_s = SCALE / 25_000 / num_gpus
+    return CostModel(0.02, token_s, SCALE * token_s / 30_000, f"8B on {num_gpus} H100, scaled")
+
+
+COST = cost_of(1)
 
 
 def scaled(trace: BlockTrace) -> BlockTrace:
@@ -83,6 +91,20 @@ class Bench:
         config = RouterConfig(policy, max_tokens=10**9)
         return LibraryDispatcher(self.trace, NUM_REPLICAS, config, routers)
 
+    def run_as_one(self) -> None:
+        """Replay on one engine with the memory and the speed of all, and print a row."""
+        blocks = replace(self.fleet.cache, num_blocks=self.fleet.cache.num_blocks * NUM_REPLICAS)
+        tokens = SCHEDULING.max_num_batched_tokens * NUM_REPLICAS
+        one = replace(
+            self.fleet,
+            num_replicas=1,
+            cache=blocks,
+            scheduling=replace(SCHEDULING, max_num_batched_tokens=tokens),
+            cost=cost_of(NUM_REPLICAS),
+        )
+        config = RouterConfig("round_robin", max_tokens=10**9)
+        self.run("one engine of all", LibraryDispatcher(self.trace, 1, config), one)
+
     def run(
         self, name: str, dispatcher: Dispatcher, fleet: FleetConfig | None = None
     ) -> FleetResult:
@@ -99,9 +121,14 @@ class Bench:
 
 
 @contextmanager
-def peer(python: Path, name: str, bench: Bench) -> Iterator[HttpRouter]:
+def peer(python: Path, name: str, bench: Bench) -> Iterator[DynamoRouter | HttpRouter]:
     """Start a router of others, and stop it."""
-    router = HttpRouter(python, name, bench.trace, NUM_REPLICAS)
+    trace, num_blocks = bench.trace, bench.fleet.cache.num_blocks
+    router: DynamoRouter | HttpRouter
+    if name == DYNAMO:
+        router = DynamoRouter(python, trace, NUM_REPLICAS, num_blocks)
+    else:
+        router = HttpRouter(python, name, trace, NUM_REPLICAS)
     try:
         yield router
     finally:
@@ -109,13 +136,14 @@ def peer(python: Path, name: str, bench: Bench) -> Iterator[HttpRouter]:
 
 
 def compare(bench: Bench, names: list[str], peers: Path | None) -> None:
-    """Compare policies, and routers of others."""
+    """Compare policies, and routers of others, with one engine in place of the fleet."""
+    bench.run_as_one()
     for name in names:
         if name in POLICIES:
             bench.run(name, bench.library(name))
         elif peers is not None:
             with peer(peers, name, bench) as router:
-                bench.run(f"{name} `cache_aware`", router)
+                bench.run(name, router)
 
 
 def disturb(bench: Bench) -> None:
@@ -137,7 +165,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--blocks", type=int, default=1000, help="of each replica's cache")
     parser.add_argument("--load", type=float, default=1.1)
     parser.add_argument("--peers", type=Path, help="Python of the environment with other routers")
-    everything = [*POLICIES, *MODULES]
+    everything = [*POLICIES, *NAMES]
     parser.add_argument("--routers", nargs="+", choices=everything, default=everything)
     parser.add_argument("--late", action="store_true", help="late events, two routers, an outage")
     options = parser.parse_args(arguments)

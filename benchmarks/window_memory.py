@@ -19,8 +19,9 @@ from rich.table import Table
 from tqdm import tqdm
 
 from ostinato.assembly import build_cache
+from ostinato.cache.manager import CacheManager
 from ostinato.core.identity import Identity, PrefixKey
-from ostinato.hybrid.manager import HybridCacheManager
+from ostinato.hybrid.window_group import WindowGroup
 from ostinato.lab.kv_bytes import KVBytes, kv_bytes
 from ostinato.settings import PrefixCacheConfig, WindowConfig, window_blocks
 
@@ -120,7 +121,7 @@ def print_table(name: str, rows: Sequence[Held]) -> None:
     Console().print(table)
 
 
-def _manager(windows: Sequence[int], num_tokens: int) -> HybridCacheManager:
+def _manager(windows: Sequence[int], num_tokens: int) -> CacheManager:
     """Make a heart in which windows have room for one request that computes in chunks."""
     num_blocks = num_tokens // BLOCK_SIZE + 1
     pools = [
@@ -128,12 +129,11 @@ def _manager(windows: Sequence[int], num_tokens: int) -> HybridCacheManager:
         for window in windows
     ]
     manager = build_cache(PrefixCacheConfig(num_blocks, BLOCK_SIZE, windows=tuple(pools))).manager
-    assert isinstance(manager, HybridCacheManager)
     return manager
 
 
 def _count(
-    manager: HybridCacheManager,
+    manager: CacheManager,
     num_tokens: int,
     tables: Sequence[Sequence[int]],
     per_block: Mapping[int | None, int],
@@ -141,7 +141,8 @@ def _count(
     """Count the blocks that hold something of so many tokens."""
     num_blocks = -(-num_tokens // BLOCK_SIZE)
     windowed = num_blocks * per_block.get(None, 0)
-    for window, blocks in zip(manager.windows, tables[1:], strict=True):
+    for window, blocks in zip(manager.layer_groups, tables[1:], strict=True):
+        assert isinstance(window, WindowGroup)
         held = sum(block != window.null_block for block in blocks[:num_blocks])
         windowed += held * per_block[window.window]
     return Held(num_tokens, windowed, num_blocks * sum(per_block.values()))

@@ -24,7 +24,7 @@ from benchmarks.peers.engines import (
     warnings_about,
 )
 from benchmarks.peers.machine import available_gib, stamp, touch_memory
-from benchmarks.peers.measures import Measure, named, with_goals_of, without_goals
+from benchmarks.peers.measures import Measure, named
 from benchmarks.peers.samples import FULL, QUICK
 from benchmarks.peers.session import NEEDED_GIB, Found, Plan, Session
 from ostinato.core.errors import ModelError
@@ -139,7 +139,7 @@ def make_plan(options: argparse.Namespace) -> tuple[Plan, list[Engine]]:
 
 
 def _fitting(measures: list[Measure], options: argparse.Namespace, is_short: bool) -> list[Measure]:
-    """Return the measures that the checkpoint can serve, with the goals that were meant for it.
+    """Return the measures that the checkpoint can serve.
 
     Raises:
         ValueError: None of those that were asked for can be served.
@@ -149,12 +149,7 @@ def _fitting(measures: list[Measure], options: argparse.Namespace, is_short: boo
     able = [m for m in able if not (is_short and m.name == "decode_32_16k")]
     if not able:
         raise ValueError(f"--measures {options.measures}: they need --checkpoint smollm2")
-    return [
-        with_goals_of(m, options.weight_bits)
-        if m.needs_text == is_text and not options.quick
-        else without_goals(m)
-        for m in able
-    ]
+    return able
 
 
 def _checkpoint(options: argparse.Namespace) -> tuple[Path, Shape, Sequence[int]]:

@@ -5,7 +5,8 @@ repetition.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.peers.samples import (
     Prepare,
@@ -26,21 +27,6 @@ from benchmarks.peers.samples import (
 
 
 @dataclass(frozen=True)
-class Goal:
-    """What is aimed at.
-
-    Attributes:
-        factor: How many times as fast as the peer ours is to be.
-        engine: The peer; None is the quickest there is.
-        at_most: Or a figure that is not to be exceeded, in the measure's unit.
-    """
-
-    factor: float = 1.0
-    engine: str | None = None
-    at_most: float | None = None
-
-
-@dataclass(frozen=True)
 class Measure:
     """One row of the table.
 
@@ -51,7 +37,6 @@ class Measure:
         more_is_better: Whether it is a rate; else it is a time.
         sample: Takes one.
         prepare: Makes warm what is to be warm; returns the prefix.
-        goals: What ours is to reach.
         without: Engines that are not asked, and why not, by name.
         kind: ``serve``, ``http`` or ``manage``: what an engine is asked for.
         variants: Names of variants of ours that take part without being asked for.
@@ -63,7 +48,6 @@ class Measure:
     more_is_better: bool
     sample: Sample
     prepare: Prepare | None = None
-    goals: tuple[Goal, ...] = ()
     without: Mapping[str, str] = field(default_factory=dict)
     kind: str = "serve"
     variants: tuple[str, ...] = ()
@@ -81,37 +65,34 @@ STREAMED = ("ours:streamed",)
 MEASURES = (
     Measure(
         "cold_prefill", "cold prefill, 2,048 tokens", "tokens/s", True, cold_prefill,
-        goals=(Goal(1.10, "openvino"), Goal(1.25, "vllm")),
     ),
     Measure(
         "first_token", "first token, 2,048 cached + 32 new", "s", False, first_token,
-        warm("prefix"), (Goal(1 / 0.80, "openvino"),),
+        warm("prefix"),
     ),
     Measure(
         "batch_cold", "16 × (2,048 shared + 32 own), cold, 32 out", "s", False, batch_cold,
-        goals=(Goal(1 / 0.65, "vllm"),),
     ),
     Measure(
         "batch_warm", "16 × (2,048 shared + 32 own), warm, 32 out", "s", False, batch_warm,
-        warm("prefix"), (Goal(1 / 0.55, "vllm"),),
+        warm("prefix"),
     ),
     Measure(
         "decode_1", "decode, batch 1 on 2k", "tokens/s", True,
         decode(lambda sizes: 1, lambda sizes: sizes.alone),
-        warm("prefix"), (Goal(1.0, "openvino"),), variants=STREAMED,
+        warm("prefix"), variants=STREAMED,
     ),
     Measure(
         "decode_16", "decode, 16 on a shared 2k", "tokens/s", True,
         decode(lambda sizes: sizes.batch, lambda sizes: sizes.outputs),
-        warm("prefix"), (Goal(1.9, "vllm"),), variants=STREAMED,
+        warm("prefix"), variants=STREAMED,
     ),
     Measure(
         "strangers", "16 × 512 with nothing shared, 64 out", "s", False, strangers,
-        goals=(Goal(1.0),),
     ),
     Measure(
         "conversations", "16 conversations × 10 turns, growing", "requests/s", True,
-        conversations, goals=(Goal(1.3, "vllm"),), without=NO_SCHEDULER,
+        conversations, without=NO_SCHEDULER,
     ),
     Measure(
         "agents", "4 agents × 12 turns on 1.5k of tools, growing", "requests/s", True,
@@ -120,49 +101,61 @@ MEASURES = (
     Measure(
         "decode_32_4k", "decode, 32 on a shared 4k", "tokens/s", True,
         decode(lambda sizes: sizes.wide, lambda sizes: sizes.outputs),
-        warm("long"), (Goal(2.5, "vllm"),), without=TOO_SLOW,
+        warm("long"), without=TOO_SLOW,
     ),
     Measure(
         "decode_32_16k", "decode, 32 on a shared 16k", "tokens/s", True,
         decode(lambda sizes: sizes.wide, lambda sizes: sizes.outputs // 2),
-        warm("longest"), (Goal(5.0, "ours:never"),), without=TOO_SLOW | {"llamacpp": SLOW},
+        warm("longest"), without=TOO_SLOW | {"llamacpp": SLOW},
         variants=("ours:never",),
     ),
     Measure(
         "http_1", "streaming chats over HTTP, 1 at once", "answers/s", True, http_chats(1),
-        warm_system, (Goal(1.2),), kind="http",
+        warm_system, kind="http",
     ),
     Measure(
         "http_8", "streaming chats over HTTP, 8 at once", "answers/s", True, http_chats(8),
-        warm_system, (Goal(1.6),), kind="http",
+        warm_system, kind="http",
     ),
     Measure(
         "http_24", "streaming chats over HTTP, 24 at once", "answers/s", True, http_chats(24),
-        warm_system, (Goal(1.8),), kind="http",
+        warm_system, kind="http",
     ),
     Measure(
         "manager_hit", "manager: 32,768 tokens that are cached, as a list", "ms", False,
-        managed("hit", 1e3), goals=(Goal(4.0, "sglang-manager"),), kind="manage",
+        managed("hit", 1e3), kind="manage",
     ),
     Measure(
         "manager_hit_packed", "manager: 32,768 tokens that are cached, packed", "ms", False,
-        managed("hit packed", 1e3), goals=(Goal(at_most=0.05),), kind="manage",
+        managed("hit packed", 1e3), kind="manage",
     ),
     Measure(
         "manager_miss", "manager: 32,768 new tokens, published", "ms", False,
-        managed("miss", 1e3), goals=(Goal(3.0, "sglang-manager"),), kind="manage",
+        managed("miss", 1e3), kind="manage",
     ),
     Measure(
         "manager_chats", "manager: 64 conversations × 20 turns × 500 on 4k", "s", False,
-        managed("chats", 1.0), goals=(Goal(3.0, "sglang-manager"),), kind="manage",
+        managed("chats", 1.0), kind="manage",
     ),
 )  # fmt: skip
 
-LOW_BITS_GOALS: Mapping[int, Mapping[str, float]] = {
-    8: {"decode_1": 1.35, "decode_16": 2.2},
-    4: {"decode_1": 2.0, "decode_16": 2.5},
-}
-"""By bits of weights and measure: how many times as fast ours is to be as the best peer."""
+GOALS: Mapping[str, Mapping[str, float]] = {
+    "avx512_bf16": {
+        "cold_prefill": 1.2, "first_token": 1.4, "batch_cold": 1.7, "batch_warm": 1.9,
+        "decode_1": 1.25, "decode_16": 2.1, "decode_32_4k": 3.0, "strangers": 1.2,
+        "conversations": 1.8, "manager_hit": 4.0, "manager_miss": 3.0, "manager_chats": 3.0,
+    },
+    "amx_bf16": {
+        "cold_prefill": 1.5, "first_token": 1.8, "batch_cold": 2.0, "batch_warm": 2.2,
+        "decode_1": 1.4, "decode_16": 2.1, "decode_32_4k": 3.5, "strangers": 1.4,
+        "conversations": 2.0, "manager_hit": 4.0, "manager_miss": 4.0, "manager_chats": 4.0,
+    },
+    "int8": {"decode_1": 1.35, "decode_16": 2.2},
+    "int4": {"decode_1": 2.0, "decode_16": 2.5},
+    "http": {"http_1": 1.2, "http_8": 1.6, "http_24": 1.8},
+}  # fmt: skip
+"""How many times as fast as the best peer ours is to be: by processor for weights of 16 bits, by
+weights elsewhere, by measure."""
 
 
 def speed(measure: Measure, value: float) -> float:
@@ -183,14 +176,14 @@ def named(names: list[str]) -> list[Measure]:
     return [m for m in MEASURES if not names or m.name in names or m.kind in names]
 
 
-def without_goals(measure: Measure) -> Measure:
-    """The measure in another size, for which the goals were not meant."""
-    return replace(measure, goals=())
-
-
-def with_goals_of(measure: Measure, weight_bits: int) -> Measure:
-    """The measure with the goals for weights of so many bits."""
-    if weight_bits == 16:
-        return measure
-    factor = LOW_BITS_GOALS[weight_bits].get(measure.name)
-    return replace(measure, goals=() if factor is None else (Goal(factor),))
+def goal_of(name: str, found: Mapping[str, Any]) -> float | None:
+    """Return what a measure of a run aims at; None where there is no goal for such a run."""
+    is_random, bits = found.get("checkpoint", "random") == "random", found.get("weight_bits", 16)
+    if found["quick"]:
+        return None
+    if name.startswith("http_"):
+        return GOALS["http"].get(name)
+    if not is_random and not name.startswith("manager_"):
+        return None
+    kind = next((flag for flag in reversed(found["stamp"]["flags"]) if flag in GOALS), "")
+    return GOALS.get(kind if bits == 16 else f"int{bits}", {}).get(name)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.peers.measures import Goal, Measure
+from benchmarks.peers.measures import Measure, goal_of
 from benchmarks.peers.session import Found, Plan
 
 BUSY = 0.1
@@ -63,7 +63,6 @@ def _row(measure: Measure, found: Found) -> Row:
         "samples": samples,
     }
     row["ratios"] = ratios(row)
-    row["goals"] = [_goal(goal, row) for goal in measure.goals]
     return row
 
 
@@ -110,17 +109,14 @@ def best_peer(row: Row) -> str | None:
     return max(peers, key=lambda name: _speed(row, name), default=None)
 
 
-def _goal(goal: Goal, row: Row) -> dict[str, Any]:
-    """Say a goal and whether it is met; None where one of the two is missing."""
-    ours = ours_of(row)
-    if goal.at_most is not None:
-        figure = row["figures"][ours]["median"] if ours else None
-        met = None if figure is None else figure <= goal.at_most
-        return {"text": f"≤ {goal.at_most:g} {row['unit']}", "met": met}
-    against = goal.engine or best_peer(row)
-    ratio = row["ratios"].get(against) if against else None
-    text = f"≥ {goal.factor:.2f} × {goal.engine or 'the best'}"
-    return {"text": text, "met": None if ratio is None else ratio >= goal.factor}
+def goal_line(row: Row, found: FoundJson) -> tuple[str, str] | None:
+    """Say a row's goal and whether it is met; None where it has none."""
+    factor, best = goal_of(row["name"], found), best_peer(row)
+    if factor is None:
+        return None
+    ratio = row["ratios"].get(best) if best else None
+    word = "could not be compared" if ratio is None else "met" if ratio >= factor else "missed"
+    return f"≥ {factor:.2f} × the best", word
 
 
 def agreement(found: Found) -> dict[str, float]:
@@ -160,9 +156,8 @@ def show(found: FoundJson, console: Console) -> None:
     for row in found["measures"]:
         title = Text(f"\n{row['title']}, {row['unit']}", style="bold")
         console.print(title, _row_table(row), sep="\n")
-        for goal in row["goals"]:
-            word = {True: "met", False: "missed", None: "not comparable"}[goal["met"]]
-            console.print(f"goal {goal['text']}: {word}", highlight=False)
+        if goal := goal_line(row, found):
+            console.print(f"goal {': '.join(goal)}", highlight=False)
         for name, reason in row["left_out"].items():
             console.print(f"without {name}: {reason}", highlight=False)
     shares = ", ".join(f"{name} {share:.0%}" for name, share in found["agreement"].items())

@@ -5,16 +5,21 @@ says so, and answers when the simulated request ends, so that the router sees th
 time: what runs, runs. Neither router looks at a clock when it chooses; both are started with their
 defaults for ``cache_aware``. A block of the trace is a text of 32 characters.
 
+Dynamo's ``SelectionService`` is asked for each request, in a process of its own, and gets the
+replicas' KV events over ZeroMQ, with its defaults (``workers/dynamo_selection.py``).
+
 They are installed into an environment of their own::
 
     python -m venv routers
-    routers/bin/pip install sglang-router==0.3.2 vllm-router==0.1.17
+    routers/bin/pip install sglang-router==0.3.2 vllm-router==0.1.17 ai-dynamo-runtime==1.6.1 pyzmq
 """
 
+import base64
 import contextlib
 import hashlib
 import http.client
 import json
+import os
 import queue
 import socket
 import subprocess
@@ -23,21 +28,95 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import msgspec
+
 from ostinato.lab.block_trace import BlockTrace
-from ostinato.observe.events import EventBatch
+from ostinato.lab.timed_replay import spell
+from ostinato.observe.events import BlockRemoved, BlockStored, Event, EventBatch
 
 MODULES = {
     "sglang-router": "sglang_router.launch_router",
     "vllm-router": "vllm_router.launch_router",
 }
-"""What starts each of them."""
+"""What starts each of those that route HTTP."""
+
+DYNAMO = "dynamo"
+NAMES = (*MODULES, DYNAMO)
 
 PATIENCE_S = 60.0
 """For anything that has to happen in the real world."""
 
 
-class HttpRouter:
-    """A dispatcher of the simulation that asks a router's process."""
+class Peer:
+    """A dispatcher of the simulation; there are no outages here."""
+
+    def close(self) -> None:
+        """Stop its process."""
+
+    def failed(self, number: int, now_s: float) -> None:
+        """Nothing."""
+
+    def lost(self, replica: int, now_s: float) -> None:
+        """Nothing."""
+
+    def back(self, replica: int, now_s: float) -> None:
+        """Nothing."""
+
+
+class DynamoRouter(Peer):
+    """Asks Dynamo's ``SelectionService``."""
+
+    def __init__(self, python: Path, trace: BlockTrace, num_replicas: int, num_blocks: int) -> None:
+        """Start it, and wait until it serves."""
+        self._trace = trace
+        worker = Path(__file__).parent / "workers" / "dynamo_selection.py"
+        sizes = map(str, (num_replicas, trace.block_tokens, num_blocks))
+        self._process = subprocess.Popen(
+            [python, worker, *sizes],
+            env={**os.environ, "DYN_LOG": "error"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._read() == "ready", "it starts"
+
+    def close(self) -> None:
+        """Stop its process."""
+        self._process.communicate()
+
+    def route(self, number: int, now_s: float) -> int:
+        """Ask for a replica."""
+        trace = self._trace
+        num_tokens = int(trace.input_tokens[number])
+        prompt = spell(trace.path(number), trace.block_tokens, num_tokens, number)
+        self._tell("route", number, list(prompt))
+        return int(self._read())
+
+    def first_token(self, number: int, now_s: float) -> None:
+        """Say that a prompt is computed."""
+        self._tell("first_token", number)
+
+    def finished(self, number: int, now_s: float) -> None:
+        """Say that a request ended."""
+        self._tell("finished", number)
+
+    def events(self, replica: int, batch: EventBatch, now_s: float) -> None:
+        """Publish a replica's events."""
+        payload = msgspec.msgpack.encode([now_s, list(map(_written, batch.events)), 0])
+        self._tell("events", replica, batch.sequence, base64.b64encode(payload).decode())
+
+    def _tell(self, *what: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.flush()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+class HttpRouter(Peer):
+    """Asks a router's process over HTTP."""
 
     def __init__(self, python: Path, name: str, trace: BlockTrace, num_replicas: int) -> None:
         """Start the stub workers and the router, and wait until it serves."""
@@ -83,17 +162,8 @@ class HttpRouter:
         self._ended.pop(number).set()
         self._callers.pop(number).join(PATIENCE_S)
 
-    def failed(self, number: int, now_s: float) -> None:
-        """No outages here."""
-
     def events(self, replica: int, batch: EventBatch, now_s: float) -> None:
         """Nothing: ``cache_aware`` goes by its own decisions."""
-
-    def lost(self, replica: int, now_s: float) -> None:
-        """No outages here."""
-
-    def back(self, replica: int, now_s: float) -> None:
-        """No outages here."""
 
     def _call(self, number: int) -> None:
         body = {"model": "stub", "prompt": _text(self._trace, number), "seed": number}
@@ -157,6 +227,21 @@ class HttpRouter:
         server = Server(("127.0.0.1", 0), Stub)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         return server
+
+
+def _written(event: Event) -> list[object]:
+    """Return an event as vLLM writes it, with hashes as integers: bytes are not understood."""
+    if isinstance(event, BlockStored):
+        parent = None if event.parent is None else _integer(event.parent)
+        hashes = list(map(_integer, event.digests))
+        return ["BlockStored", hashes, parent, list(event.tokens), event.block_size, None, "GPU"]
+    if isinstance(event, BlockRemoved):
+        return ["BlockRemoved", list(map(_integer, event.digests)), "GPU"]
+    return ["AllBlocksCleared"]
+
+
+def _integer(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "big")
 
 
 def _text(trace: BlockTrace, number: int) -> str:

@@ -4,9 +4,10 @@
 
     python benchmarks/peers/table.py FOUND/found.json
 
-What stands between the two marks on the page is replaced by a sentence about machine and run, one
+What stands between two marks on the page is replaced by a sentence about machine and run, one
 table for engines, one for servers and one for cache managers, a plot, the goals, and what was left
-out. A figure is a median, with the smallest and the largest sample in brackets.
+out. Each checkpoint, number of bits and kind of processor has its own marks. A figure is a median,
+with the smallest and the largest sample in brackets.
 """
 
 import argparse
@@ -41,24 +42,31 @@ def main() -> None:
 
 
 def marks(found: dict[str, Any]) -> tuple[str, str]:
-    """Return the lines between which a run's results stand; each checkpoint has a place."""
-    which = _which(found)
-    of = f"results of {which}" if which else "results"
-    return BEGIN.replace("results", of), END.replace("results", of)
+    """Return the lines between which a run's results stand."""
+    words = _which(found)
+    on = f"on {_processor(found)}"
+    label = " ".join(["results", *(["of", *words] if words else []), on])
+    return BEGIN.replace("results", label), END.replace("results", label)
 
 
 def plot_of(found: dict[str, Any]) -> str:
     """Return the plot's path beside the page."""
-    return "-".join(["images/peers", *_which(found).split()]) + ".png"
+    return "-".join(["images/peers", *_which(found), _processor(found)]) + ".png"
 
 
-def _which(found: dict[str, Any]) -> str:
+def _which(found: dict[str, Any]) -> list[str]:
     """Name what sets a run apart from one of random weights in 16 bits, such as ``int8``."""
     checkpoint, bits = found.get("checkpoint", "random"), found.get("weight_bits", 16)
     words = [checkpoint] if checkpoint != "random" else []
     words += [f"int{bits}"] if bits != 16 else []
     rows = found.get("measures", [])
-    return " ".join([*words, *(["http"] if rows and rows == _rows(found, "http_") else [])])
+    kinds = {"http": "http_", "managers": "manager_"}
+    return words + [name for name, kind in kinds.items() if rows and rows == _rows(found, kind)]
+
+
+def _processor(found: dict[str, Any]) -> str:
+    """Name the newest of its instruction sets that matter, such as ``avx512_bf16``."""
+    return str((found["stamp"]["flags"] or ["generic"])[-1])
 
 
 def rewrite(page: Path, results: str, begin_mark: str = BEGIN, end_mark: str = END) -> None:
@@ -91,7 +99,7 @@ def markdown(found: dict[str, Any]) -> str:
         lines += ["CPU seconds that each engine took for a sample, which the others on the machine"]
         lines += ["change less:", "", *_cpu_table(engines or servers, found), ""]
     lines += [f"![How many times as fast Ostinato is as the others]({plot_of(found)})", ""]
-    lines += [*_goals(found["measures"]), "", *_versions(found), ""]
+    lines += [*_goals(found), "", *_versions(found), ""]
     lines += _left_out(found)
     return "\n".join(lines)
 
@@ -153,16 +161,15 @@ def _cell(figure: dict[str, float] | None) -> str:
     return f"{number(figure['median'])}{star}{spread}"
 
 
-def _goals(rows: list[dict[str, Any]]) -> list[str]:
+def _goals(found: dict[str, Any]) -> list[str]:
     """One line per goal: how many times as fast ours was to be, and whether it is."""
-    words = {True: "met", False: "missed", None: "could not be compared"}
-    goals = [(row, goal) for row in rows for goal in row["goals"]]
-    if not goals:
-        return ["There are no goals for a run of this size."]
+    from benchmarks.peers.report import goal_line
+
     lines = ["| Goal | | |", "|---|--:|---|"]
-    for row, goal in goals:
-        lines.append(f"| {row['title']} | {goal['text']} | {words[goal['met']]} |")
-    return lines
+    for row in found["measures"]:
+        if goal := goal_line(row, found):
+            lines.append(f"| {row['title']} | {goal[0]} | {goal[1]} |")
+    return lines if len(lines) > 2 else ["There are no goals for a run of this size."]
 
 
 def _versions(found: dict[str, Any]) -> list[str]:
@@ -182,7 +189,10 @@ def _left_out(found: dict[str, Any]) -> list[str]:
     lines = [f"- {name}: not installed" for name in found["absent"]]
     lines += [f"- {word}" for word in found.get("warnings", [])]
     for row in found["measures"]:
-        lines += [f"- {row['title']}, {name}: {why}" for name, why in row["left_out"].items()]
+        by_reason: dict[str, list[str]] = {}
+        for name, why in row["left_out"].items():
+            by_reason.setdefault(why, []).append(name)
+        lines += [f"- {row['title']}, {', '.join(who)}: {why}" for why, who in by_reason.items()]
     return ["Left out:", "", *lines, ""] if lines else []
 
 

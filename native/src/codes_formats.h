@@ -18,7 +18,7 @@ constexpr int64_t kAheadBytes = 2048;
 // a side; see weight_tiles.h for the first two.
 struct Bytes {
   using Input = int16_t;
-  static constexpr int kRows = kByteRows;  // that are multiplied at once
+  static constexpr int kRows = kMostRows;  // that are multiplied at once
   static constexpr int kStepBytes = 256, kSideBytes = 32, kDotInputs = 2;
   static constexpr int32_t kZero = 0;  // the code of nothing, where a group has none of its own
   static constexpr int16_t kMore = 128;  // makes it a number without a sign
@@ -27,7 +27,7 @@ struct Bytes {
   static Pairs load(const char *step, int side) {
     return load_bytes(step + kDot * 64 + side * 32);
   }
-  static Sums add(Sums sums, Pairs weights, Pairs inputs) {
+  static Ints add(Ints sums, Pairs weights, Pairs inputs) {
     return add_products(sums, weights, inputs);
   }
 };
@@ -48,14 +48,14 @@ struct Nibbles : Bytes {
 // sign.
 struct Quads {
   using Input = int8_t;
-  static constexpr int kRows = kByteRows;
+  static constexpr int kRows = kMostRows;
   static constexpr int kStepBytes = 256, kSideBytes = 64, kDotInputs = 4;
   static constexpr bool kStreams = false;
   template <int kDot>
   static Pairs load(const char *step, int side) {
     return {_mm512_loadu_si512(step + kDot * 128 + side * 64)};
   }
-  static Sums add(Sums sums, Pairs weights, Pairs inputs) {
+  static Ints add(Ints sums, Pairs weights, Pairs inputs) {
     return add_quads(sums, weights, inputs);
   }
 };

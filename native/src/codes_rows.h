@@ -5,15 +5,17 @@
 // after it
 #include "product_numbers.h"
 #include "scratch.h"
+#include "work.h"
 
 namespace ost {
 namespace {
 
-// By span what an integer is worth, by block the sum of its integers.
+// By span what an integer is worth; by block the sum of its integers, as a float as well, and where the
+// sum of products begins, since codes are more than the weight's own.
 struct Rows {
   char *integers;  // of 16 or 8 bits
-  float *scales;
-  int32_t *sums;
+  float *scales, *float_sums;
+  int32_t *sums, *starts;
   int64_t stride, marks;  // integers, and scales or sums, of a row
 };
 
@@ -31,19 +33,23 @@ template <class Numbers, bool kDivides, class Integer>
 inline float make_span(const typename Numbers::Stored *numbers, int64_t count, Levels levels,
                        Integer *integers) {
   constexpr float kLeast = 1e-30f;  // what is less counts for nothing
-  Vec most = fill(0.f), strange = fill(0.f);
-  for (int64_t i = 0; i < count; i += 16) {
-    const Vec x = Numbers::load_numbers(numbers + i);
-    most = larger(larger(x, fill(0.f) - x), most);
-    strange = multiply_add(x, fill(0.f), strange);  // zero, if all are finite
+  Vec most[2] = {fill(0.f), fill(0.f)}, strange[2] = {fill(0.f), fill(0.f)};  // none waits for the other
+  for (int64_t i = 0; i < count; i += 32) {
+    for (int half = 0; half < 2; ++half) {
+      const Vec x = Numbers::load_numbers(numbers + i + half * 16);
+      most[half] = larger(larger(x, fill(0.f) - x), most[half]);
+      strange[half] = multiply_add(x, fill(0.f), strange[half]);  // zero, if all are finite
+    }
   }
-  const bool is_finite = total(strange) == 0.f;
-  const float size = is_finite ? largest(most) : 0.f, scale = size / levels.size;
+  const bool is_finite = total(strange[0] + strange[1]) == 0.f;
+  const float size = is_finite ? largest(larger(most[0], most[1])) : 0.f, scale = size / levels.size;
   const Vec low = fill(levels.least), high = fill(levels.most);
   const Vec step = fill(kDivides ? scale : levels.size / size);
   for (int64_t i = 0; i < count; i += 16) {
     const Vec number = Numbers::load_numbers(numbers + i), x = kDivides ? number / step : number * step;
-    store_integers(integers + i, size < kLeast ? fill(0.f) : larger(smaller(x, high), low));
+    const Vec rounded = size < kLeast ? fill(0.f) : larger(smaller(x, high), low);
+    if constexpr (sizeof(Integer) == 1) store_int8(integers + i, rounded);
+    else store_int16(integers + i, rounded);
   }
   return !is_finite ? NAN : size < kLeast ? 0.f : scale;
 }
@@ -58,15 +64,15 @@ inline const Stored *in_order(const ost_product &p, const Stored *row, Stored *m
 }
 
 template <class Numbers, bool kDivides, class Integer>
-Rows integers_of(const ost_product &p, Levels levels) {
+Rows integers_of(const ost_product &p, int32_t more, Levels levels) {
   using Stored = typename Numbers::Stored;
   const int64_t stride = p.num_inputs + 64 / sizeof(Integer), marks = p.num_inputs / 32 + 1;
-  const int64_t size = stride * sizeof(Integer) * p.num_rows;
-  char *memory =
-      static_cast<char *>(thread_scratch(size + marks * 8 * p.num_rows + p.num_inputs * 4));
-  auto *scales = reinterpret_cast<float *>(memory + size);
-  auto *sums = reinterpret_cast<int32_t *>(scales + marks * p.num_rows);
-  auto *ordered = reinterpret_cast<Stored *>(sums + marks * p.num_rows);
+  const int64_t size = stride * sizeof(Integer) * p.num_rows, count = marks * p.num_rows;
+  char *memory = static_cast<char *>(thread_scratch(size + count * 16 + p.num_inputs * 4));
+  auto *scales = reinterpret_cast<float *>(memory + size), *float_sums = scales + count;
+  auto *sums = reinterpret_cast<int32_t *>(float_sums + count), *starts = sums + count;
+  auto *ordered = reinterpret_cast<Stored *>(starts + count);
+  const bool are_summed = more != 0 || p.minima != nullptr || p.zeros != nullptr;
   for (int64_t row = 0; row < p.num_rows; ++row) {
     const auto *given = static_cast<const Stored *>(p.inputs.data) + row * p.inputs.stride;
     const Stored *numbers = in_order(p, given, ordered);
@@ -78,20 +84,38 @@ Rows integers_of(const ost_product &p, Levels levels) {
       for (int64_t i = begin, last; i < end; i = last) {
         last = end_of_block(p, i);
         int32_t sum = 0;
-        for (int64_t j = i; j < last; ++j) sum += integers[j];
+        if (are_summed)
+          for (int64_t j = i; j < last; ++j) sum += integers[j];
+        float_sums[block] = static_cast<float>(sum);
+        starts[block] = -more * sum;
         sums[block++] = sum;
       }
     }
   }
-  return {memory, scales, sums, stride, marks};
+  return {memory, scales, float_sums, sums, starts, stride, marks};
 }
 
 template <class Integer>
-Rows integers_of(const ost_product &p) {
-  if (p.activation_bits == 0) return integers_of<BFloat16Numbers, false, Integer>(p, kLevels16);
-  return p.dtype == OST_FLOAT32    ? integers_of<Float32Numbers, true, Integer>(p, kLevels8)
-         : p.dtype == OST_BFLOAT16 ? integers_of<BFloat16Numbers, true, Integer>(p, kLevels8)
-                                   : integers_of<Float16Numbers, true, Integer>(p, kLevels8);
+Rows make_integers(const ost_product &p, int32_t more) {
+  if (p.activation_bits == 0) return integers_of<BFloat16Numbers, false, Integer>(p, more, kLevels16);
+  return p.dtype == OST_FLOAT32    ? integers_of<Float32Numbers, true, Integer>(p, more, kLevels8)
+         : p.dtype == OST_BFLOAT16 ? integers_of<BFloat16Numbers, true, Integer>(p, more, kLevels8)
+                                   : integers_of<Float16Numbers, true, Integer>(p, more, kLevels8);
+}
+
+// The integers of a block of rows, made once by each thread that multiplies with them; codes are `more`
+// than the weight's own.
+template <class Integer>
+Rows integers_of(const ost_product &p, int32_t more) {
+  struct Made {
+    int64_t work = -1;
+    const void *rows = nullptr;
+    Rows integers;
+  };
+  static thread_local Made made;
+  if (made.work != works_begun() || made.rows != p.inputs.data)
+    made = {works_begun(), p.inputs.data, make_integers<Integer>(p, more)};
+  return made.integers;
 }
 
 }  // namespace

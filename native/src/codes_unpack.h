@@ -67,7 +67,7 @@ template <class Codes>
 inline Vec minimum_of(const ost_product &p, int64_t place, Vec scale) {
   if (p.minima != nullptr) return load_some(p.minima, p.scale_dtype, place);
   if (p.zeros == nullptr) return scale * fill(-Codes::kZero);
-  return scale * floats(less(all_of(0), static_cast<const int8_t *>(p.zeros) + place, 1));
+  return scale * float_of_ints(less(all_of(0), static_cast<const int8_t *>(p.zeros) + place, 1));
 }
 
 // Writes a tile as weight_tiles.h has it, in the product's format.

@@ -26,18 +26,16 @@ namespace {
 constexpr int32_t kFewRows = 16;  // up to here it does not pay to unpack a tile first
 #endif
 
-// Codes of a tile, and what they are more than the weight's own.
 struct Tile {
   const char *codes;
   int64_t index;
-  int32_t more;
 };
 
 // Integers of kRows rows, and their sums with kSides * 16 outputs over a block.
 template <class Codes, int kRows, int kSides>
 struct Block {
   const typename Codes::Input *rows[kRows];
-  Sums sums[kRows][kSides];
+  Ints sums[kRows][kSides];
 
   template <int kDot>
   void add_dot(const char *step, int64_t input) {
@@ -46,7 +44,8 @@ struct Block {
     for (int side = 0; side < kSides; ++side) weights[side] = Codes::template load<kDot>(step, side);
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) {
-      const Pairs inputs = same_inputs(rows[row] + input + kDot * Codes::kDotInputs);
+      const auto *from = rows[row] + input + kDot * Codes::kDotInputs;
+      const Pairs inputs = fill_pairs(reinterpret_cast<const int16_t *>(from));
 #pragma GCC unroll 2
       for (int side = 0; side < kSides; ++side)
         sums[row][side] = Codes::add(sums[row][side], weights[side], inputs);
@@ -59,6 +58,30 @@ struct Block {
   }
 };
 
+// What becomes of the sums of a block: numbers, which are added to those of the blocks before it in its
+// span, and at the end of the span to the totals of the rows.
+template <bool kBegins, bool kEnds, class Codes, int kRows, int kSides>
+inline void add_block(const ost_product &p, const Block<Codes, kRows, kSides> &block, int64_t place,
+                      int first, const float *row_sums, const float *row_scales, int64_t marks,
+                      float (*parts)[kSides][16], float (*totals)[kTileOutputs]) {
+#pragma GCC unroll 2
+  for (int side = 0; side < kSides; ++side) {
+    const Vec scale = load_some(p.scales, p.scale_dtype, place + side * 16);
+    const bool has_minima = p.minima != nullptr;
+    const Vec minimum =
+        has_minima ? load_some(p.minima, p.scale_dtype, place + side * 16) : fill(0.f);
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row) {
+      float *part = parts[row][side], *total = totals[row] + (first + side) * 16;
+      const Vec sum = float_of_ints(block.sums[row][side]);
+      Vec value = kBegins ? sum * scale : multiply_add(sum, scale, load(part));
+      if (has_minima) value = multiply_add(minimum, fill(row_sums[row * marks]), value);
+      if (kEnds) store(total, multiply_add(value, fill(row_scales[row * marks]), load(total)));
+      else store(part, value);
+    }
+  }
+}
+
 // A group of rows, and kSides * 16 outputs of a tile from the side `first` on.
 template <class Codes, int kRows, int kSides>
 inline void sum(const ost_product &p, const Rows &rows, int64_t first_row, const Tile &tile,
@@ -67,9 +90,10 @@ inline void sum(const ost_product &p, const Rows &rows, int64_t first_row, const
   const char *step = tile.codes + first * Codes::kSideBytes;
   const auto *zeros = static_cast<const int8_t *>(p.zeros);
   int64_t place = tile.index * num_groups(p) * kTileOutputs + first * 16;
-  const float *scales = rows.scales + first_row * rows.marks;
-  const int32_t *row_sums = rows.sums + first_row * rows.marks;
+  int64_t mark = first_row * rows.marks;  // of the first row's block
+  const float *scales = rows.scales + mark;
   Block<Codes, kRows, kSides> block;
+  alignas(64) float parts[kRows][kSides][16];  // in memory: registers are for the sums
 #pragma GCC unroll 16
   for (int row = 0; row < kRows; ++row) {
     const auto *integers = reinterpret_cast<const typename Codes::Input *>(rows.integers);
@@ -79,50 +103,36 @@ inline void sum(const ost_product &p, const Rows &rows, int64_t first_row, const
   }
   for (int64_t begin = 0, span_end; begin < p.num_inputs; begin = span_end, ++scales) {
     span_end = end_of_span(p, begin);
-    alignas(64) float parts[kRows][kSides][16];  // in memory: registers are for the sums
-    std::memset(parts, 0, sizeof parts);
-    for (int64_t i = begin, end; i < span_end; i = end, ++row_sums) {
+    for (int64_t i = begin, end; i < span_end; i = end, ++mark) {
       end = end_of_block(p, i);
 #pragma GCC unroll 16
       for (int row = 0; row < kRows; ++row) {
-        const int32_t row_sum = row_sums[row * rows.marks];
+        const Ints start = all_of(rows.starts[mark + row * rows.marks]);
 #pragma GCC unroll 2
-        for (int side = 0; side < kSides; ++side) {
-          block.sums[row][side] = all_of(-tile.more * row_sum);
-          if (zeros != nullptr)
-            block.sums[row][side] = less(block.sums[row][side], zeros + place + side * 16, row_sum);
-        }
+        for (int side = 0; side < kSides; ++side) block.sums[row][side] = start;
+      }
+      if (zeros != nullptr) {
+#pragma GCC unroll 16
+        for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 2
+          for (int side = 0; side < kSides; ++side)
+            block.sums[row][side] = less(block.sums[row][side], zeros + place + side * 16,
+                                         rows.sums[mark + row * rows.marks]);
       }
       for (int64_t input = i; input < end; input += kStepInputs, step += Codes::kStepBytes) {
         ask_ahead<Codes>(step);
         block.add_step(step, input, kDots);
       }
-#pragma GCC unroll 2
-      for (int side = 0; side < kSides; ++side) {
-        const Vec scale = load_some(p.scales, p.scale_dtype, place + side * 16);
-#pragma GCC unroll 16
-        for (int row = 0; row < kRows; ++row) {
-          float *part = parts[row][side];
-          store(part, multiply_add(floats(block.sums[row][side]), scale, load(part)));
-        }
-        if (p.minima == nullptr) continue;
-        const Vec minimum = load_some(p.minima, p.scale_dtype, place + side * 16);
-#pragma GCC unroll 16
-        for (int row = 0; row < kRows; ++row) {
-          const auto inputs = static_cast<float>(row_sums[row * rows.marks]);
-          float *part = parts[row][side];
-          store(part, multiply_add(minimum, fill(inputs), load(part)));
-        }
-      }
+      const auto add = [&](auto begins, auto ends) {
+        add_block<begins.value, ends.value>(p, block, place, first, rows.float_sums + mark, scales,
+                                            rows.marks, parts, totals);
+      };
+      using Yes = std::true_type;
+      using No = std::false_type;
+      if (i == begin) end == span_end ? add(Yes{}, Yes{}) : add(Yes{}, No{});
+      else end == span_end ? add(No{}, Yes{}) : add(No{}, No{});
       if (end % p.group_size == 0) place += kTileOutputs;
     }
-#pragma GCC unroll 16
-    for (int row = 0; row < kRows; ++row)
-#pragma GCC unroll 2
-      for (int side = 0; side < kSides; ++side) {
-        float *to = totals[row] + (first + side) * 16;
-        store(to, multiply_add(load(parts[row][side]), fill(scales[row * rows.marks]), load(to)));
-      }
   }
 }
 
@@ -169,7 +179,7 @@ void multiply_tile(const ost_product &p, const Rows &rows, const Tile &tile) {
 // Many rows of 8 bits: each tile is unpacked once, into the cache.
 template <class Codes>
 void multiply_quads(const ost_product &p, int64_t first, int64_t last, int32_t more) {
-  const Rows rows = integers_of<int8_t>(p);
+  const Rows rows = integers_of<int8_t>(p, more + Codes::kMore);
   const int64_t num_steps = p.num_inputs / kStepInputs;
   auto *memory = static_cast<char *>(tile_scratch(num_steps * Quads::kStepBytes));
   for (int64_t tile = first; tile < last; ++tile) {
@@ -178,7 +188,7 @@ void multiply_quads(const ost_product &p, int64_t first, int64_t last, int32_t m
       ask_ahead<Codes>(codes);
       unpack_quads<Codes>(codes, memory + step * Quads::kStepBytes);
     }
-    multiply_tile<Quads>(p, rows, {memory, tile, more + Codes::kMore});
+    multiply_tile<Quads>(p, rows, {memory, tile});
   }
 }
 #endif
@@ -190,9 +200,9 @@ void multiply(const ost_product &p, int64_t first, int64_t last) {
   if (p.num_rows > kFewRows && p.activation_bits == 8)
     return multiply_quads<Codes>(p, first, last, more);
 #endif
-  const Rows rows = integers_of<int16_t>(p);
+  const Rows rows = integers_of<int16_t>(p, more);
   for (int64_t tile = first; tile < last; ++tile)
-    multiply_tile<Codes>(p, rows, {codes_of_tile<Codes>(p, tile), tile, more});
+    multiply_tile<Codes>(p, rows, {codes_of_tile<Codes>(p, tile), tile});
 }
 
 }  // namespace

@@ -24,6 +24,8 @@ namespace {
 // Turns of waiting, some 100 microseconds, after which the processor is offered to others.
 constexpr int kPatience = 2000;
 
+thread_local int64_t num_begun = 0;
+
 struct alignas(64) Counter {
   std::atomic<int64_t> value{0};
 };
@@ -47,6 +49,7 @@ class Team {
   void work_along() {
     const int64_t me = num_joined_.fetch_add(1) % num_shares_;
     for (int64_t w = 0; w < num_works_; ++w) {
+      ++num_begun;
       std::atomic<int64_t> &done = counter(w, num_shares_);
       int64_t computed = 0;
       for (int64_t i = 0; i < num_shares_; ++i) computed += take(w, (me + i) % num_shares_, i == 0);
@@ -91,6 +94,8 @@ class Team {
 
 }  // namespace
 
+int64_t works_begun() { return num_begun; }
+
 void run_works(const Work *works, int64_t num_works, int32_t num_threads) {
   Team team(works, num_works, num_threads < 1 ? 1 : num_threads);
   run_on_threads(Team::join, &team, num_threads);
@@ -99,7 +104,10 @@ void run_works(const Work *works, int64_t num_works, int32_t num_threads) {
 void run_work(const Work &work, int32_t num_threads) {
   const int64_t num_pieces = (work.num_units + work.units_per_piece - 1) / work.units_per_piece;
   if (num_pieces < num_threads) num_threads = static_cast<int32_t>(num_pieces);
-  if (num_threads <= 1) return work.compute(work.record, 0, work.num_units);
+  if (num_threads <= 1) {
+    ++num_begun;
+    return work.compute(work.record, 0, work.num_units);
+  }
   run_works(&work, 1, num_threads);
 }
 

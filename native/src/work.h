@@ -22,11 +22,15 @@ void run_works(const Work *works, int64_t num_works, int32_t num_threads);
 // A single work, by as many threads as it is worth.
 void run_work(const Work &work, int32_t num_threads);
 
+// How many works this thread has begun: what it makes for one may be used until the next.
+int64_t works_begun();
+
 // How operations are cut. A program's threads are awake, so its pieces are small.
 Work work_of(const ost_add_norm &op);
 Work work_of(const ost_heads &op);
 Work work_of(const ost_gated &op);
 Work work_of(const ost_best &op);
+Work work_of(const ost_delta &op);
 Work work_of(const ost_product &product);
 
 // The product and what its gates let through, in one; only where they go together, else they are two works.

@@ -182,6 +182,53 @@ void check_best(const Case &c, Random &random) {
   }
 }
 
+// Sequences in slots of no order, heads that share keys; one slot belongs to nobody.
+void check_delta(const Case &c, Random &random) {
+  const int32_t key_dim = random.between(1, 40), value_dim = random.between(1, 150);
+  const int32_t num_keys = random.between(1, 2), num_heads = num_keys * random.between(1, 3);
+  const auto floats = [&](int64_t rows, int64_t width) {
+    return Matrix(rows, width, OST_FLOAT32, 0);
+  };
+  const auto data = [](const Matrix &matrix) { return static_cast<float *>(matrix.view.data); };
+  std::vector<int64_t> slots;
+  for (int64_t slot = 0; slot <= c.num_rows; ++slot) slots.push_back(slot);
+  random.shuffle(slots);
+  const int64_t state_rows = (c.num_rows + 1) * num_heads * key_dim, heads = c.num_rows * num_heads;
+  Matrix states = floats(state_rows, value_dim), before = floats(state_rows, value_dim);
+  Matrix queries = floats(c.num_rows * num_keys, key_dim), keys = floats(c.num_rows * num_keys, key_dim);
+  Matrix values = floats(heads, value_dim), outputs = floats(heads, value_dim);
+  Matrix decays = floats(heads, 1), betas = floats(heads, 1);
+  for (Matrix *matrix : {&states, &queries, &keys, &values, &decays, &betas}) matrix->fill(random, .5f);
+  before.each([&](int64_t row, int64_t i) { before.set(row, i, states.at(row, i)); });
+  const ost_delta op{data(states), slots.data(), data(queries), data(keys), data(values),
+                     data(decays), data(betas), data(outputs), heads, num_heads, num_keys, key_dim,
+                     value_dim, c.num_threads};
+  ost_ops_delta(&op);
+  const auto near = [&](double found, double expected, const char *what) {
+    if (!(std::abs(found - expected) <= 1e-3 + 1e-4 * std::abs(expected))) fail(c.seed, what);
+  };
+  for (int64_t row = 0; row < heads; ++row)
+    for (int32_t v = 0; v < value_dim; ++v) {
+      const int64_t sequence = row / num_heads, head = row % num_heads;
+      const int64_t key = sequence * num_keys + head / (num_heads / num_keys);
+      const int64_t state = (slots[sequence] * num_heads + head) * key_dim;
+      double said = 0, read = 0;
+      for (int32_t k = 0; k < key_dim; ++k)
+        said += keys.at(key, k) * before.at(state + k, v) * decays.at(row, 0);
+      const double change = (values.at(row, v) - said) * betas.at(row, 0);
+      for (int32_t k = 0; k < key_dim; ++k) {
+        const double now = before.at(state + k, v) * decays.at(row, 0) + keys.at(key, k) * change;
+        near(states.at(state + k, v), now, "a state differs");
+        read += queries.at(key, k) * now;
+      }
+      near(outputs.at(row, v), read, "what a query reads differs");
+    }
+  const int64_t unused = slots.back() * num_heads * key_dim;
+  for (int64_t row = unused; row < unused + int64_t{num_heads} * key_dim; ++row)
+    for (int32_t v = 0; v < value_dim; ++v)
+      if (states.at(row, v) != before.at(row, v)) fail(c.seed, "an unused slot changed");
+}
+
 }  // namespace
 
 int main(int argc, char **argv) {
@@ -195,6 +242,7 @@ int main(int argc, char **argv) {
       check_gated(c, random);
       check_heads(c, random);
       check_best(c, random);
+      check_delta(c, random);
     }
     std::printf("%s: %u cases\n", name_of_isa(isa), num_cases);
   }

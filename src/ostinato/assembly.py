@@ -1,26 +1,32 @@
 """Puts caches and schedulers together from settings: the one place that knows all their rooms."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ostinato.cache.block_shares import BlockShares
+from ostinato.cache.block_table import StepCopies
 from ostinato.cache.eviction import PolicyFactory
+from ostinato.cache.layer_group import LayerGroup
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver, Observers
 from ostinato.cache.pool import BlockPool, FreeBlocks
 from ostinato.cache.radix_index import RadixIndex
 from ostinato.core.config import SchedulerConfig
+from ostinato.core.errors import ConfigError
 from ostinato.eviction import make_policy
 from ostinato.eviction.classic_order import ClassicFreeBlocks
 from ostinato.eviction.learned_policy import LearnsFromMisses, MissObserver
 from ostinato.ghost.ghost import Ghost
-from ostinato.hybrid.manager import HybridCacheManager
+from ostinato.hybrid.checkpoint import LeastSavedWork
+from ostinato.hybrid.placement import Placement
+from ostinato.hybrid.prefill_cuts import StateCuts
+from ostinato.hybrid.state_group import OrphanObserver, StateGroup
 from ostinato.hybrid.window_group import WindowGroup
 from ostinato.indexes.block_hash import BlockHasher, DigestFunction, make_digest, sha256
 from ostinato.indexes.hash_index import HashIndex
-from ostinato.observe.counters import CacheCounters, CacheStats
+from ostinato.observe.counters import CacheCounters, CacheStats, StateCounts
 from ostinato.observe.event_recorder import EventRecorder
 from ostinato.observe.events import EventBatch, EventLog
 from ostinato.observe.history import RequestHistory
@@ -29,10 +35,12 @@ from ostinato.sched.scheduler import Scheduler
 from ostinato.sched.waiting_queue import FirstComeFirstServed, NumCachedTokens, WaitingOrder
 from ostinato.scheduling.depth_first import DepthFirst
 from ostinato.scheduling.fair_share import FairShare
+from ostinato.scheduling.held_requests import HeldRequests, SkipHeld
 from ostinato.scheduling.longest_prefix import LongestPrefixFirst
-from ostinato.settings import FreeOrder, PrefixCacheConfig, TenantShare, WindowConfig, window_blocks
+from ostinato.settings import FreeOrder, PrefixCacheConfig, TenantShare, window_blocks
 from ostinato.tenants.cache_admin import CacheAdmin, Erasable
 from ostinato.tenants.lease_book import LeaseBook
+from ostinato.tenants.lease_limits import SLOTS_TO_GO_ON
 from ostinato.tenants.public_prefixes import PublicPrefixes
 from ostinato.tenants.shares import TenantShares
 
@@ -73,11 +81,24 @@ class PrefixCache:
         return self.manager.block_size
 
     @property
+    def states(self) -> StateGroup | None:
+        """The pool of states; None for a model without."""
+        groups = self.manager.layer_groups
+        return next((group for group in groups if isinstance(group, StateGroup)), None)
+
+    @property
     def stats(self) -> CacheStats:
         """Counters since the start, and the ghost's estimates as of now."""
         stats = self._counters.stats
         if self.ghost is not None:
             stats.ghosts = self.ghost.estimates()
+        if (group := self.states) is not None:
+            num_used = group.pool.num_blocks - group.pool.num_free
+            kept, counts = group.num_checkpoints, group.stats
+            stats.states = StateCounts(
+                group.pool.num_blocks, num_used, kept, counts.num_kept, counts.num_evicted,
+                counts.num_hits, counts.num_again_tokens,
+            )  # fmt: skip
         return stats
 
     def snapshot(self) -> EventBatch | None:
@@ -103,6 +124,7 @@ def build_cache(
     digest: DigestFunction | None = None,
     epoch: int = 0,
     policy: PolicyFactory | None = None,
+    more_observers: Iterable[CacheObserver] = (),
 ) -> PrefixCache:
     """Make an empty cache.
 
@@ -112,6 +134,7 @@ def build_cache(
         digest: Replaces the configured digest function of the hash index.
         epoch: Of the weights, to begin with.
         policy: Makes another eviction policy than the configured one.
+        more_observers: Are told of what happens, after those that are made here.
     """
     policy = policy or partial(make_policy, config.policy)
     counters, history, hits = CacheCounters(clock), RequestHistory(config, clock), HitCounts()
@@ -131,6 +154,7 @@ def build_cache(
         observers.append(ghost)
     if all(isinstance(policy, LearnsFromMisses) for policy in shares.policies()):
         observers.append(MissObserver(shares, config.block_size, clock))
+    observers += more_observers
     manager = make_manager(config, clock, digest, shares, observers, public, epoch)
     erasables: list[Erasable] = [counters, history]
     if recorder is not None:
@@ -150,24 +174,48 @@ def make_manager(
     public: PublicPrefixes,
     epoch: int,
 ) -> CacheManager:
-    """Make the manager: one of several groups if the model has sliding windows."""
+    """Make the manager, with a group of layers per sliding window and one for states."""
     function = make_digest(config.digest) if digest is None else digest
+    orphans, has_states = OrphanObserver(), config.states is not None
+    if has_states:  # a state is never kept within a block, so a partial block cannot hit
+        observers, config = [orphans, *observers], replace(config, seal_tails=False)
 
     def make_hash_index(pool: BlockPool, block_size: int) -> HashIndex:
-        return HashIndex(pool, BlockHasher(block_size, function))
+        return HashIndex(pool, BlockHasher(block_size, function), keeps_copies=not has_states)
 
-    def make_windows(observers: Observers) -> list[WindowGroup]:
-        hasher, groups = BlockHasher(config.block_size, sha256), enumerate(config.windows, 1)
-        pools = [make_window_pool(config, window, clock, observers, i) for i, window in groups]
-        pairs = zip(config.windows, pools, strict=True)
-        return [WindowGroup(window.window, pool, hasher) for window, pool in pairs]
+    def make_groups(observers: Observers, copies: StepCopies) -> list[LayerGroup]:
+        hasher, groups = BlockHasher(config.block_size, sha256), list[LayerGroup]()
+        for group, window in enumerate(config.windows, 1):
+            least = window_blocks(window.window, config.block_size)
+            pool = make_group_pool(config, window.num_blocks, least, clock, observers, group)
+            groups.append(WindowGroup(window.window, pool, hasher))
+        if config.states is not None:
+            groups.append(make_states(config, clock, observers, copies, hasher, orphans))
+        return groups
 
     make_index = RadixIndex if config.index == "radix" else make_hash_index
     make_unused = _FREE_BLOCKS[config.free_order]
-    args = config, clock, shares, make_index, observers, public.may_continue, epoch, make_unused
-    if config.windows:
-        return HybridCacheManager(*args, make_windows=make_windows)
-    return CacheManager(*args)
+    return CacheManager(
+        config, clock, shares, make_index, observers, public.may_continue, epoch, make_unused,
+        make_groups,
+    )  # fmt: skip
+
+
+def make_states(
+    config: PrefixCacheConfig,
+    clock: Clock,
+    observers: Observers,
+    copies: StepCopies,
+    hasher: BlockHasher,
+    orphans: OrphanObserver,
+) -> StateGroup:
+    """Make the group of layers that keep states."""
+    states, number = config.states, len(config.windows)
+    assert states is not None
+    pool = make_group_pool(config, states.num_slots, SLOTS_TO_GO_ON, clock, observers, number + 1)
+    placement = Placement(states.sparse_checkpoints)
+    cuts = StateCuts(states, placement, number)
+    return StateGroup(pool, hasher, copies, cuts, placement, orphans)
 
 
 def make_shares(
@@ -179,18 +227,22 @@ def make_shares(
     return BlockShares(policy(num_blocks, clock))
 
 
-def make_window_pool(
-    config: PrefixCacheConfig, window: WindowConfig, clock: Clock, observers: Observers, group: int
+def make_group_pool(
+    config: PrefixCacheConfig,
+    num_blocks: int,
+    least: int,
+    clock: Clock,
+    observers: Observers,
+    group: int,
 ) -> BlockPool:
-    """Make a window's pool; tenants have the same share of it as of group 0's.
+    """Make the pool of a window or of states; tenants have the same share of it as of group 0's.
 
-    Its policy is LRU whatever the other one is: a block that left a window is of use to a hit
-    that ends there and to no other, so there is nothing to learn. Guarantees leave what one
-    sequence needs to go on, as they do in group 0.
+    Its policy is its own whatever group 0's is: LRU for windows, since a block that left a window
+    is of use to a hit that ends there and to no other, so there is nothing to learn. Guarantees
+    leave the ``least`` that one sequence needs to go on, as they do in group 0.
     """
-    ratio = window.num_blocks / config.num_blocks
-    spare = window.num_blocks - window_blocks(window.window, config.block_size)
-    guaranteed_ratio = min(ratio, spare / config.num_blocks)
+    ratio = num_blocks / config.num_blocks
+    guaranteed_ratio = min(ratio, (num_blocks - least) / config.num_blocks)
     tenant_shares = {
         tenant: TenantShare(
             int(share.guaranteed * guaranteed_ratio),
@@ -198,15 +250,27 @@ def make_window_pool(
         )
         for tenant, share in config.tenant_shares.items()
     }
-    shares = make_shares(tenant_shares, partial(make_policy, "lru"), window.num_blocks, clock)
-    unused = _FREE_BLOCKS[config.free_order](window.num_blocks)
-    return BlockPool(unused, shares, clock, observers, group)
+    make: PolicyFactory = partial(make_policy, "lru")
+    states = config.states if group > len(config.windows) else None
+    if states is not None and states.placement == "where_prompts_part":
+        make = lambda num_blocks, clock: LeastSavedWork()  # noqa: E731
+    shares = make_shares(tenant_shares, make, num_blocks, clock)
+    return BlockPool(_FREE_BLOCKS[config.free_order](num_blocks), shares, clock, observers, group)
 
 
 def build_scheduler(
-    config: SchedulerConfig, cache: PrefixCache, clock: Clock = time.monotonic
+    config: SchedulerConfig,
+    cache: PrefixCache,
+    clock: Clock = time.monotonic,
+    held: HeldRequests | None = None,
 ) -> Scheduler:
-    """Make a scheduler without requests over a cache."""
+    """Make a scheduler without requests over a cache; it passes over requests that are held.
+
+    Raises:
+        ConfigError: A step has no room for a chunk of a model with states.
+    """
+    if cache.config.states is not None:
+        _check_chunks(config, cache.config.states.unit)
 
     def make_order(num_cached_tokens: NumCachedTokens) -> WaitingOrder:
         match config.order:
@@ -219,4 +283,28 @@ def build_scheduler(
             case "fcfs":
                 return FirstComeFirstServed()
 
-    return Scheduler(config, cache.manager, clock, make_order)
+    def make_skipping(num_cached_tokens: NumCachedTokens) -> WaitingOrder:
+        order = make_order(num_cached_tokens)
+        return order if held is None else SkipHeld(order, held)
+
+    return Scheduler(config, cache.manager, clock, make_skipping)
+
+
+def _check_chunks(config: SchedulerConfig, unit: int) -> None:
+    """Refuse steps in which a prefill could get less than a chunk.
+
+    Raises:
+        ConfigError: Naming the setting.
+    """
+    room = config.max_num_batched_tokens - config.max_num_seqs + 1
+    if room < unit:
+        raise ConfigError(
+            f"max_num_batched_tokens={config.max_num_batched_tokens} leaves {room} tokens for a "
+            f"prefill beside max_num_seqs={config.max_num_seqs}, but the model keeps states, which "
+            f"are computed {unit} tokens at a time: raise the one or lower the other"
+        )
+    if config.max_chunk_tokens is not None and config.max_chunk_tokens < unit:
+        raise ConfigError(
+            f"max_chunk_tokens={config.max_chunk_tokens}: the model keeps states, which are "
+            f"computed {unit} tokens at a time: give at least {unit}"
+        )

@@ -15,6 +15,7 @@ FreeOrder = Literal["unused_first", "classic"]
 IndexName = Literal["radix", "hash"]
 DigestName = Literal["sha256", "xxh3_128"]
 PolicyName = Literal["lru", "s3fifo", "arc", "reuse_hazard"]
+CheckpointPlacement = Literal["where_prompts_part", "prompt_end", "every_unit"]
 
 GHOST_MIN_POOL_BLOCKS = 64
 """Blocks of the smallest pool for which estimates are made without being asked for."""
@@ -42,6 +43,37 @@ class WindowConfig:
         """
         at_least("window", self.window, 1)
         at_least("num_blocks of a window", self.num_blocks, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class StateConfig:
+    """The layers that keep a state of fixed size per sequence.
+
+    Attributes:
+        num_slots: States of the pool: of running sequences and of checkpoints together.
+        unit: Checkpoints are at multiples of so many tokens, and prefills are cut there: the chunk
+            of the models' own kernels, and a multiple of the block.
+        sparse_checkpoints: Checkpoints of one prompt besides those at its end and where it parts
+            from another; each costs a cut of the prefill.
+        placement: ``where_prompts_part``, at their ends and at sparse positions; the others are
+            for comparison: ``prompt_end`` alone, or ``every_unit`` of a prompt, both under LRU.
+    """
+
+    num_slots: int
+    unit: int = 64
+    sparse_checkpoints: int = 1
+    placement: CheckpointPlacement = "where_prompts_part"
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ConfigError: A value is out of range.
+        """
+        at_least("num_slots of states", self.num_slots, 2)
+        at_least("unit of states", self.unit, 1)
+        at_least("sparse_checkpoints", self.sparse_checkpoints, 0)
+        one_of("placement", self.placement, get_args(CheckpointPlacement))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +121,7 @@ class PrefixCacheConfig(CacheConfig):
         policy: Which cached block is worth least.
         digest: Content hash of the hash index.
         windows: Groups of layers with a sliding window, each with a pool of its own.
+        states: The layers that keep a state; None if there are none.
         tenant_shares: Guarantees and quotas, in blocks of the full-attention pool, by tenant.
         reserved_blocks: Blocks that neither guarantees nor leases may bind: as many as the longest
             sequence needs, so that it can always run.
@@ -108,6 +141,7 @@ class PrefixCacheConfig(CacheConfig):
     policy: PolicyName = "lru"
     digest: DigestName = "sha256"
     windows: tuple[WindowConfig, ...] = ()
+    states: StateConfig | None = None
     tenant_shares: Mapping[bytes, TenantShare] = field(default_factory=dict)
     reserved_blocks: int = 0
     keep_event_batches: int = 0
@@ -132,6 +166,11 @@ class PrefixCacheConfig(CacheConfig):
         at_least("keep_event_batches", self.keep_event_batches, 0)
         at_least("keep_explanations", self.keep_explanations, 0)
         self._check_windows()
+        if self.states is not None and self.states.unit % self.block_size:
+            raise ConfigError(
+                f"block_size={self.block_size}: the model keeps states, at multiples of "
+                f"{self.states.unit} tokens; choose a block size that divides {self.states.unit}"
+            )
         self._check_guarantees()
         one_of("free_order", self.free_order, get_args(FreeOrder))
         one_of("index", self.index, get_args(IndexName))

@@ -1,5 +1,6 @@
 """Engines are measured by turns, on equal terms, and what could not be measured is said."""
 
+import functools
 import io
 import json
 import sys
@@ -110,17 +111,15 @@ def test_a_page_without_a_place_for_results_is_refused(tmp_path):
     assert page.read_text() == "# Title\n"
 
 
-def test_the_page_of_the_docs_has_a_place_for_results():
+def test_each_checkpoint_number_of_bits_and_processor_has_a_place_of_its_own_for_results():
     text = table.PAGE.read_text()
-    assert text.index(table.BEGIN) < text.index(table.END)
-
-
-def test_each_checkpoint_and_each_number_of_bits_has_a_place_of_its_own_for_results():
-    text = table.PAGE.read_text()
-    runs = [{}, {"checkpoint": "smollm2"}, {"weight_bits": 8}, {"weight_bits": 4}]
-    runs += [{"checkpoint": "smollm2", "measures": [{"name": "http_8"}]}]
-    assert [text.count(mark) for run in runs for mark in table.marks(run)] == [1] * 10
-    assert len({table.plot_of(run) for run in runs}) == 5
+    zen = {"stamp": {"flags": ["avx2", "avx512_bf16"]}}
+    runs = [{"stamp": {"flags": ["avx2", "amx_bf16"]}}, zen]
+    runs += [{**zen, "weight_bits": 8}, {**zen, "weight_bits": 4}, {**zen, "checkpoint": "smollm2"}]
+    runs += [{**runs[-1], "measures": [{"name": "http_8"}]}]
+    runs += [{**zen, "measures": [{"name": "manager_hit"}]}]
+    assert [text.count(mark) for run in runs for mark in table.marks(run)] == [1] * 14
+    assert len({table.plot_of(run) for run in runs}) == 7
 
 
 def test_every_measure_is_described_in_the_docs():
@@ -279,9 +278,18 @@ def test_with_fewer_bits_each_engine_takes_its_own_format():
     assert chosen["llamacpp@Q4_K_M"].settings == {"weights": "Q4_K_M", "kv": "Q8_0"}
     assert chosen["llamacpp"].title == "llama.cpp, Q4_0, 8-bit KV"
     assert set(chosen) == {"ours", "openvino", "llamacpp", "llamacpp@Q4_K_M"}
-    [decode] = measures.named(["decode_16"])
-    assert measures.with_goals_of(decode, 8).goals == (measures.Goal(2.2),)
-    assert measures.with_goals_of(decode, 16) is decode
+
+
+def test_goals_are_those_of_the_processor_or_of_the_bits_of_weights():
+    amx, zen = ({"flags": ["avx2", flag]} for flag in ("amx_bf16", "avx512_bf16"))
+    goal = functools.partial(measures.goal_of, "cold_prefill")
+    assert goal({"quick": False, "stamp": amx}) == 1.5
+    assert goal({"quick": False, "stamp": zen}) == 1.2
+    assert goal({"quick": True, "stamp": zen}) is None
+    assert goal({"quick": False, "stamp": zen, "weight_bits": 8}) is None
+    assert measures.goal_of("decode_16", {"quick": False, "stamp": amx, "weight_bits": 8}) == 2.2
+    smollm2 = {"quick": False, "stamp": zen, "checkpoint": "smollm2"}
+    assert goal(smollm2) is None and measures.goal_of("http_1", smollm2) == 1.2
 
 
 def test_what_a_peer_wants_preloaded_and_is_not_there_is_said(tmp_path):
@@ -382,16 +390,19 @@ def test_figures_fit_a_terminal_of_eighty_columns():
     """They are read there while it runs; a cell that is cut says nothing."""
     figure = {"median": 123_456.0, "lowest": 98_765.0, "highest": 234_567.0, "samples": 10}
     figure |= {"cpu_s": 1234.5, "cached": 123_456, "others": 12.34}
-    row = {"title": "cold prefill", "unit": "tokens/s", "left_out": {"vllm": "too slow"}}
+    row = {"name": "cold_prefill", "title": "cold prefill", "unit": "tokens/s"}
+    row |= {"left_out": {"vllm": "too slow"}, "more_is_better": True}
     row |= {"figures": {"sglang-manager": figure, "ours:never": {**figure, "cached": None}}}
-    row |= {"ratios": {"sglang-manager": 123.4}, "goals": [{"text": "≥ 2 × vllm", "met": None}]}
+    row |= {"ratios": {"sglang-manager": 1.1}}
     stamp = dict.fromkeys(
         ("processor", "cores", "memory_gib", "system", "threads", "bandwidth_gb_s", "commit",
          "date", "command"), "x",
-    ) | {"flags": []}  # fmt: skip
-    found = {"stamp": stamp, "measures": [row], "agreement": {"vllm": 1.0}}
+    ) | {"flags": ["avx512_bf16"]}  # fmt: skip
+    found = {"quick": False, "stamp": stamp, "measures": [row], "agreement": {"vllm": 1.0}}
     out = io.StringIO()
     report.show(found, Console(file=out, width=300))
     lines = out.getvalue().splitlines()
     assert all(len(line.rstrip()) <= 80 for line in lines[1:])
-    assert "98,765 .. 234,567" in out.getvalue() and "not comparable" in out.getvalue()
+    assert (
+        "98,765 .. 234,567" in out.getvalue() and "goal ≥ 1.20 × the best: missed" in out.getvalue()
+    )

@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+from pathlib import Path
 
 import httpx
 import openai
@@ -60,3 +61,23 @@ def test_an_address_in_use_is_refused_before_a_model_is_loaded(terminal: Termina
 
 def test_a_wrong_setting_of_the_engine_is_refused_by_name(terminal: Terminal) -> None:
     assert "order='best'" in terminal.refuse("serve", "--order", "best", "--port", "0")
+
+
+def test_a_conversation_hits_after_a_restart(tmp_path: Path) -> None:
+    """Serve with a disk, SIGTERM, serve again: the first request finds its prefix on the disk."""
+    options = ("--num-blocks", "64", "--kv-disk", str(tmp_path / "kv"), "--kv-disk-bytes", "64MiB")
+    call = {"model": MODEL, "prompt": "To be, or not " * 8, "max_tokens": 4, "temperature": 0}
+    texts, details = [], []
+    for _ in range(2):
+        with served(MODEL, *options) as server:
+            answer = httpx.post(f"{server.url}/v1/completions", json=call).json()
+            texts.append(answer["choices"][0]["text"])
+            details.append(answer["usage"]["prompt_tokens_details"])
+            tiers = httpx.get(f"{server.url}/admin/tiers").json()
+            metrics = httpx.get(f"{server.url}/metrics").text
+            server.signal(signal.SIGTERM)
+            assert server.wait() == 0
+    assert details == [{"cached_tokens": 0}, {"cached_tokens": 96, "disk_tokens": 96}]
+    assert texts[0] == texts[1]
+    assert tiers["loaded_tokens"] == {"disk": 96} and tiers["tiers"][0]["state"] == "on"
+    assert 'ostinato_tier_loaded_tokens_total{tier="disk"} 96.0' in metrics

@@ -259,6 +259,23 @@ def test_the_receipt_of_an_erasure_counts_every_place(make_llm: MakeLLM):
     assert llm.erase(SALT) == EraseReceipt(num_zeroed_slots=124)
 
 
+def test_an_erased_tenant_s_states_are_nowhere(make_llm: MakeLLM):
+    """Neither its checkpoints nor what its running sequence has left in its slot."""
+    llm = make_llm("lfm2", num_state_slots=8, max_num_batched_tokens=256, max_num_seqs=2)
+    ids = [5 + i % 50 for i in range(150)]
+    for salt in (SALT, "another"):
+        llm.generate([{"prompt_token_ids": ids, "cache_salt": salt}], use_tqdm=False)
+    tensors = [t for layer in llm.engine.runner.states.spec.layers
+               for t in llm.engine.runner.states.states(layer)]  # fmt: skip
+    written = {slot for t in tensors for slot in range(8) if t[slot].any()}
+    assert len(written) > 2
+    llm.erase(SALT)
+    kept = {slot for t in tensors for slot in range(8) if t[slot].any()}
+    assert kept == llm.engine.cache.admin.live_slots()[-1].keys() != set()
+    llm.erase("another")
+    assert not any(t.any() for t in tensors)
+
+
 def test_engine_scheduler_and_cache_know_an_erased_tenant_no_more(make_llm: MakeLLM):
     llm = make_llm("llama", keep_event_batches=8, **SMALL)
     llm.generate(salted_prompt(PROMPT, SALT), ONE, use_tqdm=False)

@@ -1,12 +1,14 @@
 """Memory is shared out among groups of layers as the engine shares it out."""
 
+from typing import get_args
+
 import pytest
 
 from ostinato.core.errors import ConfigError
 from ostinato.lab.kv_bytes import kv_bytes
 from ostinato.lab.kv_groups import KVGroups, kv_groups
 from ostinato.lab.serial_replay import Pools, replay_serially
-from ostinato.settings import window_blocks
+from ostinato.settings import CheckpointPlacement, StateConfig, window_blocks
 from tests.lab import known_configs as known
 from tests.lab.small_traces import drawn_trace, trace_of
 
@@ -75,3 +77,29 @@ def test_windows_with_room_change_nothing(policy):
         plain = replay_serially(trace, size, policy)
         windowed = replay_serially(trace, Pools(size, window), policy)
         assert windowed.hit_tokens.tolist() == plain.hit_tokens.tolist()
+
+
+def test_memory_of_a_model_with_states_is_shared_between_blocks_and_checkpoints():
+    """A checkpoint weighs as much as 3,168 tokens: one is kept per 4,096 new tokens."""
+    groups = kv_groups(kv_bytes(known.HYBRID_35B_A3B))
+    pools = groups.pools(64 * GIB, 512)
+    assert pools.states is not None
+    taken = pools.full * 512 * groups.token_bytes + pools.states.num_slots * groups.state_bytes
+    assert 0.99 < taken / (64 * GIB) <= 1
+    assert pools.full * 512 / (pools.states.num_slots - 2) == pytest.approx(4096, rel=0.02)
+    with pytest.raises(ConfigError, match="two states"):
+        groups.pools(100 * 2**20, 512)
+
+
+def test_a_serial_replay_keeps_states_where_prompts_part():
+    """The first two share three blocks; the third one finds the state that the second left."""
+    trace, hits = trace_of("ABCDEF", "ABCGHI", "ABCJKL"), {}
+    for placement in get_args(CheckpointPlacement):
+        states = StateConfig(20, 1, 0, placement)
+        found = replay_serially(trace, Pools(100, states=states), "lru")
+        hits[placement] = (found.hit_tokens // trace.block_tokens).tolist()
+    assert hits == {
+        "where_prompts_part": [0, 0, 3],
+        "prompt_end": [0, 0, 0],
+        "every_unit": [0, 3, 3],
+    }

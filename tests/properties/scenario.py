@@ -323,7 +323,12 @@ class Scenario:
             self.tiny.cancel(request_id)
         self._compare()
         receipt = self.cache.admin.erase(tenant)
-        for store, live in zip(self.tiny.runner.stores, self.cache.admin.live_slots(), strict=True):
+        blocks = self.cache.admin.live_slots()
+        states = blocks.pop() if self.settings.states else {}
+        for slot in range(len(self.tiny.runner.states)):
+            if slot not in states:
+                self.tiny.runner.states[slot] = "erased"
+        for store, live in zip(self.tiny.runner.stores, blocks, strict=True):
             for slot in range(len(store)):
                 block, offset = divmod(slot, self.settings.block_size)
                 if offset >= live.get(block, 0):

@@ -121,7 +121,7 @@ class ScenarioChecks(StepChecks):
             del self.leases[number]
         for residents in self.oracle.residents(self.live()):
             assert not residents[tenant], "blocks of an erased tenant"
-        for store in self._runner.stores:
+        for store in [*self._runner.stores, self._runner.states]:
             parts = [part for text in store if ":" in text for part in text.split("|")]
             owners = {part.partition(":")[0].partition("/")[0] for part in parts}
             assert tenant.decode() not in owners, "KV of an erased tenant"
@@ -169,6 +169,9 @@ class ScenarioChecks(StepChecks):
             first = window.first_needed(table.num_shared_tokens)
             assert held.first == first, "a hit holds its window, and no more"
             self.counts["hit through a window"] += bool(first)
+        if self._settings.states is not None:
+            self.counts["hit a state"] += bool(table.num_shared_tokens)
+            self.counts["computed again"] += table.num_seen_tokens > table.num_shared_tokens
 
     def _check_public_prefix(self) -> None:
         """Content continues a public prefix only while that is public."""
@@ -180,10 +183,11 @@ class ScenarioChecks(StepChecks):
         """Others' allocations leave a tenant its guarantee, or what it had if that was less.
 
         Of a tenant whose own sequence was preempted nothing is said: that one's private blocks
-        counted until then.
+        counted until then. Nor of states, which go with the blocks that they end in.
         """
         now = self.oracle.residents(self.live())
-        for group, pool in enumerate(self.oracle.pools):
+        num_groups = 1 + len(self._settings.windows)
+        for group, pool in enumerate(self.oracle.pools[:num_groups]):
             for tenant in self._settings.tenant_shares.keys() - set(map(_tenant, self.preempted)):
                 guarantee, has = (
                     shares_of(pool).of(tenant).share.guaranteed,
@@ -222,6 +226,7 @@ class ScenarioChecks(StepChecks):
         """Leases and guarantees leave the longest sequence its blocks, in every group."""
         windows = [window.window for window in self._settings.windows]
         needed = [self._settings.reserved_blocks, *(window_blocks(w, self._size) for w in windows)]
+        needed += [2] if self._settings.states is not None else []
         for group, pool in enumerate(self.oracle.pools):
             guarantees = sum(account.share.guaranteed for account in shares_of(pool))
             bound = len(self.oracle.leased(group)) + guarantees

@@ -10,6 +10,7 @@ from ostinato.settings import (
     IndexName,
     PolicyName,
     PrefixCacheConfig,
+    StateConfig,
     TenantShare,
     WindowConfig,
     window_blocks,
@@ -27,6 +28,7 @@ class Settings:
         reserved: Of them, blocks that neither guarantees nor leases may bind.
         administered: Whether leases, erasures, new epochs and public prefixes are drawn.
         windows: Size of each window, and its pool's blocks beyond the fewest possible.
+        states: Of a model that keeps states, slots, blocks per unit and sparse checkpoints.
         tenant_shares: Guarantee and quota by tenant.
         spare_budget: Tokens of a step beyond one per sequence.
         max_model_len: None for the longest sequence that fits the reserved blocks.
@@ -37,6 +39,7 @@ class Settings:
     reserved: int
     administered: bool = False
     windows: tuple[tuple[int, int], ...] = ()
+    states: tuple[int, int, int] | None = None
     tenant_shares: Mapping[str, TenantShare] = field(default_factory=dict)
     index: IndexName = "radix"
     free_order: FreeOrder = "unused_first"
@@ -65,18 +68,28 @@ class Settings:
             windows=tuple(
                 WindowConfig(w, window_blocks(w, size) + more) for w, more in self.windows
             ),
+            states=None
+            if self.states is None
+            else StateConfig(self.states[0], self.unit, self.states[2]),
             tenant_shares={tenant.encode(): a for tenant, a in self.tenant_shares.items()},
             reserved_blocks=self.reserved,
             keep_event_batches=4,
         )
 
     @property
+    def unit(self) -> int:
+        """Tokens between two positions at which states may be kept; 1 without states."""
+        return 1 if self.states is None else self.states[1] * self.block_size
+
+    @property
     def scheduler(self) -> SchedulerConfig:
         """Settings of the scheduler; its budget has room for every running sequence."""
         return SchedulerConfig(
-            max_num_batched_tokens=self.max_num_seqs + self.spare_budget,
+            max_num_batched_tokens=self.max_num_seqs + max(self.spare_budget, self.unit - 1),
             max_num_seqs=self.max_num_seqs,
-            max_chunk_tokens=self.max_chunk_tokens,
+            max_chunk_tokens=None
+            if self.max_chunk_tokens is None
+            else max(self.unit, self.max_chunk_tokens),
             max_model_len=self.max_model_len or self.reserved * self.block_size + 1,
             order=self.order,
             max_overtakes=self.max_overtakes,
@@ -100,6 +113,7 @@ def draw_settings(draw: Draw) -> Settings:
         windows=tuple(
             (draw(range(1, 10)), draw((0, 0, 1, 3, 8, 12))) for _ in range(draw((0, 0, 1, 1, 2)))
         ),
+        states=draw((None, None, (2, 1, 1), (3, 2, 0), (5, 1, 2), (9, 1, 1), (16, 2, 1))),
         tenant_shares=_draw_tenant_shares(draw, num_blocks - reserved) if administered else {},
         index=draw(get_args(IndexName)),
         free_order=draw(get_args(FreeOrder)),

@@ -37,9 +37,11 @@ class StubWorker:
     gone: int = 0
     url: str = ""
     health: int = 200
+    is_ours: bool = False
     models: tuple[str, ...] = ()
     _runner: web.AppRunner | None = None
     _port: int = 0
+    _listening: Any = None
 
     async def begin(self) -> None:
         """Listen; again on the same port if it has been killed."""
@@ -47,20 +49,27 @@ class StubWorker:
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_route("*", "/v1/{rest:.*}", self._generate)
+        if self.is_ours:
+            app.router.add_get("/admin/kv/events", self._no_events)
+            app.router.add_route("*", "/admin/public/{rest:.*}", self._public)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.01)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True).start()
-        self._port = self._runner.addresses[0][1]
+        self._listening = await asyncio.get_running_loop().create_server(
+            self._runner.server, "127.0.0.1", self._port, reuse_address=True
+        )
+        self._port = self._listening.sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
 
     async def kill(self) -> None:
         """Close every connection at once and listen no more."""
         assert self._runner is not None and self._runner.server is not None
-        await asyncio.gather(*(site.stop() for site in list(self._runner.sites)))
+        for listener in self._listening.sockets:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
         await _let_others_run()  # what was just accepted becomes a connection
         for connection in self._runner.server.connections:
             if connection.transport is not None:
                 connection.transport.abort()
+        self._listening.close()  # asyncio forgets what it accepts from here on, and leaves it open
         await self._runner.cleanup()
         await _let_others_run()
         self._runner = None
@@ -72,6 +81,12 @@ class StubWorker:
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(status=self.health)
+
+    async def _no_events(self, _: web.Request) -> web.Response:
+        return web.json_response({"endpoint": None})
+
+    async def _public(self, request: web.Request) -> web.Response:
+        return web.json_response({"num_tokens": len((await request.json()).get("prompt", ()))})
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": model} for model in self.models]})

@@ -198,6 +198,25 @@ def test_keys_open_routes_and_no_body_is_read_without_one(tmp_path):
     asyncio.run(scene())
 
 
+def test_the_tokens_per_minute_of_a_key_are_those_of_the_fleet(tmp_path):
+    keys = tmp_path / "keys.json"
+    ann = add_key(keys, "ann", tokens_per_minute=600)
+
+    async def tell(worker: StubWorker, request: web.Request, fields: Any) -> web.Response:
+        return web.json_response({"usage": {"completion_tokens": 700}})
+
+    async def scene() -> None:
+        workers = names("a", "b")
+        for worker in workers:
+            worker.answer = tell
+        headers = {"Authorization": f"Bearer {ann}"}
+        async with routed(*workers, keys_file=str(keys)) as router:
+            assert await status_of(router, json={"prompt": "To be"}, headers=headers) == 200
+            assert await status_of(router, json={"prompt": "or not"}, headers=headers) == 429
+
+    asyncio.run(scene())
+
+
 def test_nothing_but_the_operators_workers_is_ever_connected_to():
     """Not by redirects, whole addresses in the request line, foreign pages, or headers."""
 
@@ -270,6 +289,33 @@ def test_a_prompt_is_prewarmed_at_as_many_workers_as_asked_for():
     asyncio.run(scene())
 
 
+def test_a_public_prefix_is_published_at_as_many_workers_as_asked_for_and_tenants_follow():
+    """The prompts are token ids, and the workers say that they are Ostinatos."""
+
+    async def scene() -> None:
+        workers = names("a", "b", "c")
+        for worker in workers:
+            worker.is_ours = True
+        async with routed(*workers) as router:
+            await until(lambda: all(w.is_ours for w in router.app.fleet.workers.values()))
+            url, body = f"{router.url}/admin/public/play", {"prompt": list(range(64))}
+            async with router.client.put(f"{url}?copies=2", json=body) as answer:
+                told = (await answer.json())["workers"]
+            assert len(told) == 2 and all(each == {"num_tokens": 64} for each in told.values())
+            for number in range(4):
+                ask = {"prompt": [*range(64), *[number] * 8]}
+                _, made = await router.post(ask, "/route?dry_run=1&path=/v1/completions")
+                assert made["worker"] in told and made["expected_cached_tokens"] == 64
+            async with router.client.put(f"{url}?copies=4", json=body) as answer:
+                assert answer.status == 409
+            async with router.client.post(f"{url}/unpublish", json={}) as answer:
+                assert len((await answer.json())["workers"]) == 3
+            _, made = await router.post(ask, "/route?dry_run=1&path=/v1/completions")
+            assert made["expected_cached_tokens"] == 0
+
+    asyncio.run(scene())
+
+
 def test_a_request_goes_to_a_worker_that_serves_its_model():
     async def scene() -> None:
         large, small = workers = names("large", "small")
@@ -286,8 +332,6 @@ def test_a_request_goes_to_a_worker_that_serves_its_model():
     asyncio.run(scene())
 
 
-# A connection that asyncio accepts while a stub is killed may stay open in the stub.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     "num_requests", [300, pytest.param(10_000, marks=pytest.mark.nightly)], ids=str
 )

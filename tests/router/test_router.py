@@ -182,6 +182,26 @@ def spread_quickly(router, requests, gap_s: float) -> Counter:
     return counts
 
 
+def test_a_hot_tenant_is_spread_and_leaves_the_others_their_hits():
+    """Half of the traffic is one tenant's, behind one prefix; sixteen others go on with theirs."""
+    router, turns, hits, possible = fleet("abcd"), [""] * 16, 0, 0
+    for number in range(320):
+        other = number // 2 % 16
+        if number % 2:
+            turns[other] += f"{number:>4}" * 10
+        salt = str(other) if number % 2 else "hot"
+        text = turns[other] if number % 2 else LONG + f"{number:>4}" * 50
+        decision = router.route(prompt(text, salt=salt, session=salt), number / 4)
+        if salt != "hot":
+            hits += decision.expected_cached_tokens
+            possible += len(text) - 40
+        router.first_token(decision, number / 4)
+        router.finished(decision, number / 4)
+    work = [status.assigned_tokens for status in router.workers(80)]
+    assert hits > 0.9 * possible
+    assert max(work) < sum(work) / 2
+
+
 def test_a_public_prefix_reaches_as_many_workers_as_asked_for():
     router = fleet("abcd")
     router.apply("c", batch(0, stored(LONG)), 0)
@@ -197,7 +217,7 @@ def test_a_decision_is_explained_in_words_and_numbers():
     router.apply("b", batch(0, stored(LONG)), 0)
     decision = router.route(prompt(LONG + "EFGH"), 0)
     assert router.explain(decision).splitlines() == [
-        "b by cache_state: 0 tokens queued + 2.0 * 4 to compute + 0 above its share lately",
+        "b by cache_state: 0 tokens queued + 2.0 * (4 to compute + 0 above its share lately)",
         "404 prompt tokens, 400 expected to be cached (exact), 4 to compute",
         "worker     cached      sent   compute    queued       score",
         "b             400         0         4         0           8  exact",
@@ -312,3 +332,21 @@ def test_memory_stays_flat_over_many_requests(num_requests):
     assert router.num_tokens <= 4_000
     assert sum(status.num_requests for status in router.workers(0)) == 0
     router.check()
+
+
+def test_a_worker_that_broke_answers_off_may_have_lost_what_it_was_guessed_to_have():
+    router = fleet("ab")
+    decision = router.route(prompt(LONG), 0)
+    router.finished(decision, 1)
+    assert router.interrupted(decision.worker) is None
+    assert all(each.expected_tokens == 0 for each in router.look_up(prompt(LONG), 2))
+    router.check()
+
+
+def test_events_of_a_worker_that_broke_answers_off_are_doubted_until_a_replay():
+    router = fleet("a")
+    router.apply("a", batch(0, stored("ABCD")), 0)
+    missing = router.interrupted("a")
+    assert picture(router, "ABCDE") == "a:degraded 4"
+    assert router.replayed("a", [batch(missing.replay_from, stored("ABCD"))], 1) is None
+    assert picture(router, "ABCDE") == "a:exact 4"

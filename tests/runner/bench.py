@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core.ids import SequenceId, SlotId
-from ostinato.core.plan import CopyRun, SampleTask, ScheduledSequence, StepPlan
+from ostinato.core.plan import CopyRun, SampleTask, ScheduledSequence, StateCopy, StepPlan
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.runner.attention.backend import AttentionBackend
 from ostinato.runner.inputs import build_inputs
@@ -48,6 +48,7 @@ class HandSequence:
     tokens: list[int]
     blocks: list[int]
     computed: int = 0
+    state_slot: int = -1
 
     def next(self, num_tokens: int, sample: bool = False) -> ScheduledSequence:
         """Schedule the next tokens that are not computed yet."""
@@ -58,6 +59,7 @@ class HandSequence:
             start,
             (array("I", self.blocks),),
             greedy() if sample else None,
+            state_slot=self.state_slot,
         )
 
     def rest(self) -> ScheduledSequence:
@@ -73,24 +75,35 @@ class Bench:
     num_blocks: int = 96
     block_size: int = 4
     attention: AttentionBackend | None = None
+    num_state_slots: int = 0
     runner: ModelRunner = field(init=False)
 
     def __post_init__(self) -> None:
         """Build the runner and shuffle its blocks."""
         self.runner = ModelRunner(
-            self.loaded, self.num_blocks, self.block_size, attention=self.attention
+            self.loaded,
+            self.num_blocks,
+            self.block_size,
+            attention=self.attention,
+            num_state_slots=self.num_state_slots,
         )
         self._free = np.random.default_rng(7).permutation(self.num_blocks).tolist()
         self._num_sequences = 0
 
     def sequence(
-        self, tokens: Sequence[int], room: int = 16, shared: Sequence[int] = (), computed: int = 0
+        self,
+        tokens: Sequence[int],
+        room: int = 16,
+        shared: Sequence[int] = (),
+        computed: int = 0,
+        state_slot: int = -1,
     ) -> HandSequence:
         """Make a sequence with blocks for its tokens and ``room`` more, some of them shared."""
         needed = -(-(len(tokens) + room) // self.block_size) - len(shared)
         own = [self._free.pop() for _ in range(needed)]
         self._num_sequences += 1
-        return HandSequence(self._num_sequences, list(tokens), [*shared, *own], computed)
+        blocks = [*shared, *own]
+        return HandSequence(self._num_sequences, list(tokens), blocks, computed, state_slot)
 
     def slot(self, sequence: HandSequence, position: int) -> SlotId:
         """Where a sequence keeps a position."""
@@ -98,10 +111,15 @@ class Bench:
         return SlotId(block * self.block_size + position % self.block_size)
 
     def step(
-        self, *scheduled: ScheduledSequence, copies: Sequence[CopyRun] = ()
+        self,
+        *scheduled: ScheduledSequence,
+        copies: Sequence[CopyRun] = (),
+        loads: Sequence[StateCopy] = (),
+        saves: Sequence[StateCopy] = (),
     ) -> list[int | None]:
         """Execute one step; returns each sequence's token, None if it did not sample."""
-        result = self.runner.execute(StepPlan(scheduled, tuple(copies)))
+        plan = StepPlan(scheduled, tuple(copies), tuple(loads), tuple(saves))
+        result = self.runner.execute(plan)
         return [r.samples[0].token_id if r.samples else None for r in result.sequences]
 
     def logits(self, *scheduled: ScheduledSequence) -> Tensor:

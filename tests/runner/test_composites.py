@@ -11,7 +11,7 @@ from ostinato.runner.model_loader import load_model
 from ostinato.runner.support import auto_class
 from tests.runner.bench import random_prompt
 from tests.runner.conftest import Served
-from tests.support.checkpoints import COMPOSITES, Checkpoints, make_tokenizer
+from tests.support.checkpoints import COMPOSITE_HYBRIDS, COMPOSITES, Checkpoints, make_tokenizer
 
 NUM_NEW = 8
 
@@ -20,7 +20,9 @@ def generated(checkpoints: Checkpoints, family: str, prompt: list[int]) -> list[
     """What transformers generates with the whole model, images' encoder included."""
     path = checkpoints.path(family)
     config = load_model(path, "float64").config
-    model = auto_class(config).from_pretrained(path, dtype=torch.float64)
+    model = auto_class(config).from_pretrained(
+        path, dtype=torch.float64, experts_implementation="eager"
+    )
     tokens = model.generate(
         torch.tensor([prompt]), max_new_tokens=NUM_NEW, do_sample=False, eos_token_id=10**6
     )
@@ -45,6 +47,20 @@ def test_text_is_generated_as_by_the_whole_model(family: str, checkpoints: Check
     warm, _ = llm.generate([prompt, stranger], params, use_tqdm=False)
 
     assert cold.num_cached_tokens == 0 and warm.num_cached_tokens >= 32
+    expected = generated(checkpoints, family, prompt)
+    assert list(cold.outputs[0].token_ids) == list(warm.outputs[0].token_ids) == expected
+
+
+@pytest.mark.parametrize("family", COMPOSITE_HYBRIDS)
+def test_text_of_hybrids_is_generated_as_by_the_whole_model(family: str, checkpoints: Checkpoints):
+    """Cold in two chunks, then behind a checkpoint."""
+    prompt = random_prompt(1, 100)
+    llm = LLM(checkpoints.path(family), dtype="float64", max_num_batched_tokens=80, max_num_seqs=4)
+    params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+
+    cold, warm = (llm.generate([prompt], params, use_tqdm=False)[0] for _ in range(2))
+
+    assert (cold.num_cached_tokens, warm.num_cached_tokens) == (0, 64)
     expected = generated(checkpoints, family, prompt)
     assert list(cold.outputs[0].token_ids) == list(warm.outputs[0].token_ids) == expected
 

@@ -28,7 +28,7 @@ LONGROPE = {
     ("family", "said"),
     [
         ("t5", "encoder-decoder"),
-        ("mamba", "layers of type linear_attention"),
+        ("rwkv", "or carry a state that Ostinato knows"),
         ("bloom", "attend through the attention interface"),
         ("falcon", "does not call its attention through the interface"),
         ("mpt", "does not call its attention through the interface"),

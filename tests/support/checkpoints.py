@@ -164,8 +164,109 @@ COMPOSITES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 """Models for images and text: what the config of each part says. Their text can be served."""
 
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+_DELTA: dict[str, Any] = {
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+}
+_MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 16,
+}
+
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "qwen3_next": {**_DELTA, **_EXPERTS},
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": {**_DELTA, **_EXPERTS},
+    "olmo_hybrid": {**_DELTA, "linear_num_value_heads": 2},
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 32,
+        **_MAMBA2,
+    },
+    "bamba": {"attn_layer_indices": [1], **_MAMBA2},
+    "falcon_h1": {"mamba_d_ssm": 96, "mamba_rms_norm": False, **_MAMBA2},
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "moe", "attention", "mlp"],
+        "head_dim": 12,
+        "mamba_num_heads": 6,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 8,
+        "n_groups": 2,
+        "chunk_size": 16,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 32,
+        "moe_latent_size": None,
+    },
+    "jamba": {
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 4,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3},
+    "lfm2_moe": {
+        "layer_types": ["conv", "full_attention"],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "num_dense_layers": 1,
+    },
+    "minimax": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "head_dim": 12,
+        "block_size": 16,
+        "num_local_experts": 4,
+    },
+    "kimi_linear": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        "linear_head_dim": 8,
+        "linear_num_heads": 4,
+        "mlp_layer_types": ["dense", "dense"],
+    },
+    "mamba2": {
+        "num_heads": 6,
+        "head_dim": 16,
+        "state_size": 8,
+        "n_groups": 2,
+        "chunk_size": 16,
+    },
+    "mamba": {"state_size": 8},
+    "falcon_mamba": {"state_size": 8},
+}
+"""Models with layers that carry a state, likewise."""
+
+COMPOSITE_HYBRIDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "qwen3_5": (HYBRIDS["qwen3_5_text"], _QWEN_VISION),
+    "qwen3_5_moe": (HYBRIDS["qwen3_5_moe_text"], _QWEN_VISION),
+}
+"""Both at once."""
+
 UNSUPPORTED: dict[str, dict[str, Any]] = {
-    "mamba": {"state_size": 4, "num_hidden_layers": 2},
+    "rwkv": {"attention_hidden_size": 48},
     "t5": {"d_model": 48, "d_kv": 12, "d_ff": 64, "num_layers": 2, "num_heads": 4},
     "bloom": {"n_layer": 2, "n_head": 4},
     "falcon": {"num_hidden_layers": 2, "alibi": False},
@@ -209,12 +310,13 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 def make_config(family: str, **changes: Any) -> PreTrainedConfig:
     """Build the config of a family."""
-    if family in COMPOSITES:
-        text, vision = COMPOSITES[family]
+    composites = {**COMPOSITES, **COMPOSITE_HYBRIDS}
+    if family in composites:
+        text, vision = composites[family]
         return CONFIG_MAPPING[family](
             text_config={**_BASE, **text}, vision_config=vision, tie_word_embeddings=False
         )
-    special = FAMILIES.get(family) or UNSUPPORTED.get(family, {})
+    special = FAMILIES.get(family) or HYBRIDS.get(family) or UNSUPPORTED.get(family, {})
     base = {} if family in ("gpt2", "t5") else _BASE
     common = {name: _BASE[name] for name in _BASE if name.endswith(("_id", "vocab_size"))}
     return CONFIG_MAPPING[family](**{**base, **common, **special, **changes})

@@ -12,6 +12,9 @@ the scheduler.
 
 Every group of layers has slots of its own. What a window does not reach is not read, and may be
 anything; what it reaches has to be there.
+
+A state is the text of all tokens that went into it. States are loaded before the step, each
+sequence finds in its slot that of its own prefix or fails, and states are saved after the step.
 """
 
 import hashlib
@@ -127,6 +130,7 @@ class FakeRunner:
 
     Attributes:
         stores: What each slot holds, group by group.
+        states: What each slot of a state holds; of no tokens, nothing.
     """
 
     def __init__(self, config: PrefixCacheConfig, sample: Sampler = count_letters) -> None:
@@ -135,6 +139,8 @@ class FakeRunner:
         self.windows = (None, *(window.window for window in config.windows))
         pools = (config.num_blocks, *(window.num_blocks for window in config.windows))
         self.stores: list[list[str]] = [["never written"] * (n * config.block_size) for n in pools]
+        num_states = 0 if config.states is None else config.states.num_slots
+        self.states = ["never written"] * num_states
         self._sample = sample
         self._truths: dict[SequenceId, Truth] = {}
         self._fails = False
@@ -195,8 +201,15 @@ class FakeRunner:
                 kv[slot] = TORN if fails else text
             for target, source in copied.items():
                 kv[target] = TORN if fails else kv[source]
+        self._load_states(plan)
+        for scheduled in plan.sequences if self.states else ():
+            self._advance_state(scheduled, fails)
         if fails:
+            for copy in plan.state_saves:
+                self.states[copy.target] = TORN
             raise ForwardPassFailed
+        for copy in plan.state_saves:
+            self.states[copy.target] = self.states[copy.source]
         for scheduled in plan.sequences:
             self._read(scheduled)
         return StepResult(tuple(self._result(scheduled) for scheduled in plan.sequences))
@@ -226,6 +239,26 @@ class FakeRunner:
                 assert run.target + offset not in copied, "two copies into one slot"
                 copied[run.target + offset] = run.source + offset
         return copied
+
+    def _load_states(self, plan: StepPlan) -> None:
+        """Copy states to running slots, all at once; no two copies of a step meet in a slot."""
+        targets = [copy.target for copy in (*plan.state_loads, *plan.state_saves)]
+        assert len(set(targets)) == len(targets), "two copies of a step into one slot"
+        assert not {copy.source for copy in plan.state_loads} & set(targets), "it is written"
+        running = {scheduled.state_slot for scheduled in plan.sequences}
+        assert not running & {copy.target for copy in plan.state_saves}, "it runs"
+        for copy in plan.state_loads:
+            self.states[copy.target] = "" if copy.source == -1 else self.states[copy.source]
+
+    def _advance_state(self, scheduled: ScheduledSequence, fails: bool) -> None:
+        """Law 3 for states: what a sequence continues is the state of its own prefix."""
+        texts, slot = self._truths[scheduled.sequence_id].texts, scheduled.state_slot
+        before = texts[scheduled.start - 1] if scheduled.start else ""
+        assert self.states[slot] == before, (
+            f"sequence {scheduled.sequence_id} continues {self.states[slot]!r} at token "
+            f"{scheduled.start}, not {before!r}"
+        )
+        self.states[slot] = TORN if fails else texts[scheduled.end - 1]
 
     def _read(self, scheduled: ScheduledSequence) -> None:
         """Law 3: what a sequence attends to is its own prefix, all of it, and in place."""

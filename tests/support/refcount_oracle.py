@@ -12,6 +12,7 @@ from ostinato.assembly import PrefixCache
 from ostinato.cache.pool import BlockPool
 from ostinato.core.identity import Identity
 from ostinato.core.tokens import TOKEN_BYTES
+from ostinato.hybrid.checkpoint import Checkpoint, HeldStates
 from ostinato.hybrid.window_content import WindowCopy
 from ostinato.observe.introspection import CachedBlock, cached_blocks
 from ostinato.sched.sequence import Sequence
@@ -49,10 +50,7 @@ class RefcountOracle:
     @property
     def pools(self) -> list[BlockPool]:
         """One per group."""
-        return [
-            self._cache.manager.pool,
-            *(window.pool for window in windows_of(self._cache.manager)),
-        ]
+        return self._cache.manager.pools
 
     def contents(self) -> list[tuple[Identity, CachedBlock]]:
         """Return the full-attention group's contents with their identities, parents first."""
@@ -67,12 +65,22 @@ class RefcountOracle:
             for copy in window.copies():
                 yield group, copy
 
+    def checkpoints(self) -> Iterator[Checkpoint]:
+        """Walk the states that are kept for prefixes."""
+        states = self._cache.states
+        for entry in () if states is None else (e for run in states.runs() for e in run.entries):
+            assert isinstance(entry, Checkpoint)
+            yield entry
+
     def private(self, sequence: Sequence) -> list[int]:
-        """Count the private blocks of a running sequence, group by group."""
+        """Count the private blocks of a running sequence, group by group, and its own states."""
         table = sequence.table
         assert table is not None
-        windows = [len(window.private_blocks) for window in held_windows(table)]
-        return [len(table.private_blocks), *windows]
+        counts = [len(table.private_blocks)]
+        counts += [len(window.private_blocks) for window in held_windows(table)]
+        if isinstance(held := [*table.held, None][len(counts) - 1], HeldStates):
+            counts.append(len(held.blocks) + (held.saving is not None))
+        return counts
 
     def residents(self, live: Iterable[Sequence]) -> list[Counter[bytes]]:
         """Count each tenant's blocks, group by group: published ones, and private ones."""
@@ -81,6 +89,8 @@ class RefcountOracle:
             counts[0][identity.tenant] += 1
         for group, copy in self.copies():
             counts[group][copy.identity.tenant] += 1
+        for checkpoint in self.checkpoints():
+            counts[-1][checkpoint.identity.tenant] += 1
         for sequence in live:
             if sequence.table is not None:
                 for group, count in enumerate(self.private(sequence)):
@@ -89,8 +99,10 @@ class RefcountOracle:
 
     def leased(self, group: int) -> set[int]:
         """Return the blocks that leases hold in a group."""
-        null = None if not group else windows_of(self._cache.manager)[group - 1].null_block
-        tables = self._cache.manager.pinned_tables
+        windows, tables = windows_of(self._cache.manager), self._cache.manager.pinned_tables
+        if group > len(windows):
+            return {table.held[-1].source.block for table in tables if table.held[-1].source}
+        null = None if not group else windows[group - 1].null_block
         return {block for table in tables for block in table.groups[group]} - {null}
 
     def stale(self) -> set[tuple[int, bytes]]:
@@ -99,7 +111,7 @@ class RefcountOracle:
         found = {(0, digest) for identity, digest, _ in self.named() if identity.epoch < epoch}
         return found | {
             (group, copy.content.digest)
-            for group, copy in self.copies()
+            for group, copy in [*self.copies(), *((-1, kept) for kept in self.checkpoints())]
             if copy.identity.epoch < epoch
         }
 
@@ -128,6 +140,12 @@ class RefcountOracle:
         for group, copy in self.copies():
             num_tokens = min(self._size, len(copy.content.name) // TOKEN_BYTES)
             self._check(group, copy.block, copy.content.digest, num_tokens)
+        for checkpoint in self.checkpoints():
+            found, text = (
+                self._runner.states[checkpoint.block],
+                self._texts[checkpoint.content.digest],
+            )
+            assert found == text[-1], f"slot {checkpoint.block}: {found}, not {text[-1]}"
 
     def _check(self, group: int, block: int, digest: bytes, num_tokens: int) -> None:
         start, texts = block * self._size, self._texts[digest]

@@ -202,10 +202,15 @@ class StepChecks:
     def _waits_for_prefill(
         self, sequence: Sequence, shares: dict[SequenceId, ScheduledSequence]
     ) -> bool:
-        """Whether a running prefill will compute more of it than it has computed by now."""
+        """Whether a running prefill will compute more of it than it has computed by now.
+
+        A state is found by those only that are planned after the step that computes it.
+        """
+        has_states = self._cache.config.states is not None
         return any(
             leader.num_tokens > (end := self._end_of(leader, shares))
-            and self._num_shareable(leader, sequence) > end // self._size * self._size
+            and self._num_shareable(leader, sequence)
+            > (leader.num_computed if has_states else end // self._size * self._size)
             for leader in self._tables
             if leader.table is not None
         )
@@ -214,9 +219,11 @@ class StepChecks:
         """Law 1: what a running sequence has computed or will compute is not computed again.
 
         With windows it may be: what left the window of the one can be evicted before the other
-        needs it.
+        needs it. So it may with states, which are kept at few positions.
         """
-        most = 0 if self._cache.config.windows else self._num_shareable(leader, sequence)
+        config = self._cache.config
+        is_partial = config.windows or config.states is not None
+        most = 0 if is_partial else self._num_shareable(leader, sequence)
         # The copy of a partial block is given up where its tenant can take no other block.
         if not self._cache.manager.pool.num_free or self._cache.config.tenant_shares:
             most = most // self._size * self._size

@@ -28,7 +28,6 @@ from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.core.errors import PromptTooLong
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.core.plan import CopyRun
-from ostinato.hybrid.manager import HybridBlockTable, HybridCacheManager
 from ostinato.hybrid.window_content import WindowTable
 from ostinato.hybrid.window_group import WindowGroup
 from ostinato.indexes.block_hash import DigestFunction
@@ -63,12 +62,12 @@ def prefix_key(prompt: str, images: Iterable[ImageSpan] = (), **identity: Any) -
 
 def windows_of(manager: CacheManager) -> list[WindowGroup]:
     """Return a manager's sliding windows; none of a plain one."""
-    return manager.windows if isinstance(manager, HybridCacheManager) else []
+    return [group for group in manager.layer_groups if isinstance(group, WindowGroup)]
 
 
 def held_windows(table: BlockTable) -> list[WindowTable]:
     """Return what a table holds in windows."""
-    return table.windows if isinstance(table, HybridBlockTable) else []
+    return [held for held in table.held if isinstance(held, WindowTable)]
 
 
 def shares_of(pool: BlockPool) -> TenantShares:

@@ -22,6 +22,7 @@ class Ours(Worker):
         settings = {name: value for name, value in settings.items() if name != "kv_gib"}
         torch.set_num_threads(settings.pop("threads"))
         self.streamed = settings.pop("streamed", False)
+        self.detokenize = settings.pop("detokenize", False)
         tokens = settings.pop("kv_tokens")
         block_size = settings.setdefault("block_size", 16)
         settings.setdefault("num_blocks", -(-tokens // block_size))
@@ -81,7 +82,10 @@ class Ours(Worker):
         from ostinato import SamplingParams
 
         return SamplingParams(
-            max_tokens=num_outputs, temperature=0, ignore_eos=True, detokenize=False
+            max_tokens=num_outputs,
+            temperature=0,
+            ignore_eos=True,
+            detokenize=self.detokenize,
         )
 
     def _open_llm(self) -> None:

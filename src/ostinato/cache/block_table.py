@@ -6,8 +6,8 @@
              shared  own   private
              ─── published ──►     (the index's path covers them)
 
-The manager alone changes a table. ``first_published`` and ``duplicates`` live from plan to commit:
-they are what a failed step has to take back.
+The manager and its groups of layers alone change a table. ``first_published`` and ``duplicates``
+live from plan to commit: they are what a failed step has to take back.
 """
 
 from array import array
@@ -19,7 +19,7 @@ from ostinato.cache.block import CacheEntry
 from ostinato.cache.eviction import RequestSummary
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockId, SlotId
-from ostinato.core.plan import CopyRun
+from ostinato.core.plan import CopyRun, StateCopy
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +28,7 @@ class BlockTable:
 
     Attributes:
         key: The sequence: identity, tokens so far, images.
-        blocks: Block ids, shape (num_blocks,).
+        blocks: Block ids of full attention, shape (num_blocks,).
         tenant: Whose they are.
         num_shared_tokens: Tokens that hit in whole blocks at admission.
         num_copied_tokens: Tokens that were copied at admission.
@@ -44,6 +44,10 @@ class BlockTable:
         summary: What the eviction policy will learn of it, and may keep: it has no entry.
         duplicates: Positions whose content was published before, and the canonical block.
         num_slots: Leading tokens that have slots; -1 once it is released.
+        groups: One row of block ids per group of layers that has rows.
+        held: What is held in each group of layers beside full attention.
+        num_seen_tokens: Tokens whose blocks were cached at admission, if those are more than hit.
+        state_slot: Where its running state is kept; -1 without states.
     """
 
     key: PrefixKey
@@ -63,16 +67,15 @@ class BlockTable:
     summary: RequestSummary = field(default_factory=RequestSummary)
     duplicates: list[tuple[int, BlockId]] = field(default_factory=list)
     num_slots: int = 0
+    groups: "tuple[array[int], ...]" = ()
+    held: Sequence[Any] = ()
+    num_seen_tokens: int = 0
+    state_slot: int = -1
 
     @property
     def num_cached_tokens(self) -> int:
         """Tokens that need not be computed, as of admission."""
         return self.num_shared_tokens + self.num_copied_tokens
-
-    @property
-    def groups(self) -> "tuple[array[int], ...]":
-        """One row of block ids per group of layers."""
-        return (self.blocks,)
 
     @property
     def private_blocks(self) -> "array[int]":
@@ -85,7 +88,7 @@ class BlockTable:
 
 
 class StepCopies:
-    """Copy-on-write: the slots that are copied in the running step, by group and target block.
+    """What is copied in the running step: slots on write, by group and target block, and states.
 
     A prompt that shares the beginning of a cached block copies its first slots, and a fork those
     of its parent's last block. A copy of what is itself a copy of this step reads the first source:
@@ -93,20 +96,30 @@ class StepCopies:
         slots of block 7    a b c d          cached
         copied to block 9   a b c .          in this step
         copied to block 12  a b . .          from 7, not from 9
+
+    Attributes:
+        state_loads: Copies of states before the step.
+        state_saves: Copies of states after it.
     """
 
     def __init__(self, block_size: int) -> None:
         """Start without a copy."""
         self._block_size = block_size
         self._runs: dict[tuple[int, int], tuple[CopyRun, ...]] = {}
-        self.clear = self._runs.clear
+        self.state_loads: list[StateCopy] = []
+        self.state_saves: list[StateCopy] = []
+
+    def clear(self) -> None:
+        """Note that the step has ended."""
+        for copies in (self._runs, self.state_loads, self.state_saves):
+            copies.clear()
 
     def of_fork(
         self, parent: BlockTable, child: BlockTable, firsts: Sequence[int], num_tokens: int
     ) -> tuple[CopyRun, ...]:
         """Plan the copies of what a fork does not share: from ``firsts`` on, group by group."""
         runs: tuple[CopyRun, ...] = ()
-        pairs = zip(child.groups, parent.groups, firsts, strict=True)
+        pairs = zip(child.groups, parent.groups, firsts, strict=False)  # states have no rows
         for group, (mine, theirs, first) in enumerate(pairs):
             for place in range(first, len(mine)):
                 used = min(self._block_size, num_tokens - place * self._block_size)

@@ -21,16 +21,17 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from threading import get_ident
-from typing import Any
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_shares import BlockShares
-from ostinato.cache.block_table import BlockTable, StepCopies
+from ostinato.cache.block_table import BlockTable
 from ostinato.cache.eviction import LeastRecentlyUsed
+from ostinato.cache.layer_group import shorten
 from ostinato.cache.observer import CacheObserver, Observers
-from ostinato.cache.pool import BlockPool, Contents, FreeBlocks
-from ostinato.cache.prefix_index import PrefixIndex, PrefixMatch
+from ostinato.cache.pool import BlockPool, FreeBlocks
+from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.cache.radix_index import RadixIndex
+from ostinato.cache.table_blocks import MakeIndex, MakeLayerGroups, TableBlocks
 from ostinato.core.config import CacheConfig
 from ostinato.core.errors import (
     PromptTooLong,
@@ -41,28 +42,19 @@ from ostinato.core.errors import (
     WrongThread,
 )
 from ostinato.core.identity import PrefixKey
-from ostinato.core.ids import BlockId
 from ostinato.core.plan import CopyRun
 from ostinato.core.request import RequestContext
 
 _UNKNOWN = RequestContext()
 
-MakeIndex = Callable[[BlockPool, int], PrefixIndex[Any]]
-"""Makes an empty index over a pool, for blocks of so many tokens."""
 
-
-class CacheManager:
+class CacheManager(TableBlocks):
     """Which request holds which blocks, and what is found where.
 
     All that is given a table raises ``ReleasedTable`` if that is not a live table of this cache,
     and ``TableOverrun`` if it has fewer slots, or its sequence fewer tokens, than are asked for.
 
     Attributes:
-        config: As given.
-        block_size: Tokens per block.
-        pool: The blocks.
-        index: What is findable in them.
-        observers: As given.
         epoch: Raised with each update of the weights; part of every new identity.
     """
 
@@ -76,6 +68,7 @@ class CacheManager:
         may_publish: Callable[[PrefixKey, int], bool] = lambda key, num_hit: True,
         epoch: int = 0,
         make_unused: Callable[[int], FreeBlocks] = FreeBlocks,
+        make_groups: MakeLayerGroups = lambda observers, copies: (),
     ) -> None:
         """Make an empty cache.
 
@@ -89,20 +82,17 @@ class CacheManager:
                 tokens may publish what it computes.
             epoch: Of the weights.
             make_unused: Makes so many blocks without content.
+            make_groups: Makes the groups of layers beside full attention, if there are any.
         """
-        self.config = config
-        self.block_size = config.block_size
-        self.epoch = epoch
-        self.observers = Observers(observers)
+        told = Observers(observers)
         shares = BlockShares(LeastRecentlyUsed()) if shares is None else shares
-        self.pool = BlockPool(make_unused(config.num_blocks), shares, clock, self.observers)
-        self.index = make_index(self.pool, config.block_size)
-        self._copies = StepCopies(config.block_size)
+        pool = BlockPool(make_unused(config.num_blocks), shares, clock, told)
+        super().__init__(config, pool, make_index, make_groups, told)
+        self.epoch = epoch
         self._may_publish = may_publish
         self._weights: bytes | None = None
         self._tables: dict[int, BlockTable] = {}
         self._pinned: dict[int, BlockTable] = {}
-        self._publishing: dict[int, BlockTable] = {}  # in the running step
         self._num_tables = 0
         self._thread = get_ident()
 
@@ -121,16 +111,6 @@ class CacheManager:
         """What is held for no sequence."""
         return list(self._pinned.values())
 
-    @property
-    def groups(self) -> list[tuple[BlockPool, Contents]]:
-        """For each group of layers its pool, and what knows the content of its blocks."""
-        return [(self.pool, self.index)]
-
-    @property
-    def pools(self) -> list[BlockPool]:
-        """One pool per group of layers."""
-        return [pool for pool, _ in self.groups]
-
     # --- one sequence ---
 
     def match(self, key: PrefixKey) -> PrefixMatch:
@@ -141,7 +121,8 @@ class CacheManager:
 
     def match_first(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
         """Find the longest cached prefix among a sequence's first tokens; no effects."""
-        return self.index.match(key, num_tokens)
+        match = self.index.match(key, num_tokens)
+        return shorten(match, key, self.layer_groups) if self.layer_groups else match
 
     def no_match(self) -> PrefixMatch:
         """Return the match of a request that does not read the cache."""
@@ -182,7 +163,7 @@ class CacheManager:
         wanted = num_tokens if most_new is None else min(num_tokens, hit + most_new)
         room = self._room_to_admit(key, match, wanted)
         if room <= hit and match.tail is not None:
-            match = replace(match, tail=None)
+            match = replace(match, tail=None, group_tails=())
             hit = match.num_tokens
             room = self._room_to_admit(key, match, wanted)
         if room <= hit:
@@ -194,7 +175,8 @@ class CacheManager:
                 key.identity.public_prefix is None or self._may_publish(key, hit)
             )
         else:
-            table = self._make_table(key, array("i"))
+            match = self.no_match()
+            table = self._make_table(key, array("i"), self._hold_groups(key, match))
             table.writes = False
         self._enter(table, hit)
         for notify in self.observers.on_admit:
@@ -228,12 +210,12 @@ class CacheManager:
         if num_tokens > table.num_slots or (last > table.num_published and table.writes):
             self._check_table(table)
             self._check_range(table, num_tokens, "publish")
-            self._publish(table, last)
+            self._publish(table, num_tokens)
         table.num_planned = num_tokens
 
     def commit(self, tables: Iterable[BlockTable]) -> None:
         """Note that the step that these tables took part in has run."""
-        self._copies.clear()
+        self.copies.clear()
         for table in tables:
             # Most decodes have nothing to settle, and there is one per sequence and step.
             if table.needs_settling:
@@ -252,7 +234,7 @@ class CacheManager:
         """
         failed = list(tables)
         self._check_failed(failed)
-        self._copies.clear()
+        self.copies.clear()
         for table in failed:
             self._release_tail(table)
         for table in reversed(failed):  # what found a block is planned after its publisher
@@ -299,16 +281,20 @@ class CacheManager:
         """
         self._check_table(table)
         self._check_range(table, num_tokens, "fork")
-        shared, needed = self._num_shared(table, num_tokens), self.blocks_for(num_tokens)
-        pairs = zip(self.pools, shared, strict=True)
-        if any(needed - count > pool.num_free_for(table.tenant) for pool, count in pairs):
+        needed = self.blocks_for(num_tokens)
+        shared = min(table.num_published, num_tokens // self.block_size)
+        missing = [needed - shared]
+        missing += [group.num_to_fork(held, needed) for group, held in self._pairs(table)]
+        pairs = zip(self.pools, missing, strict=True)
+        if any(count > pool.num_free_for(table.tenant) for pool, count in pairs):
             return None
-        child = self._fork(table, shared[0])
+        child = self._fork(table, shared)
         self._enter(child, num_tokens)
         for notify in self.observers.on_fork:
             notify(table, child)
         self._take(child, num_tokens, num_tokens)
-        return child, self._copies.of_fork(table, child, shared, num_tokens)
+        firsts = [needed - count for count in missing]
+        return child, self.copies.of_fork(table, child, firsts, num_tokens)
 
     # --- between steps ---
 
@@ -397,152 +383,6 @@ class CacheManager:
         blocks = [f"block {block}: {line}" for block, line in lines.items()]
         tables = [f"table {table}" for table in self._tables.values()]
         return "\n".join([f"free order: {list(self.pool.free_order())}", *blocks, *tables])
-
-    # --- what a manager of several groups of layers extends ---
-
-    def blocks_for(self, num_tokens: int) -> int:
-        """Number of blocks that so many tokens fill or begin."""
-        return -(-num_tokens // self.block_size)
-
-    def _room_to_admit(self, key: PrefixKey, match: PrefixMatch, num_tokens: int) -> int:
-        """Return how many tokens could have slots if a match were held; 0 if not all blocks fit.
-
-        Blocks that would be held, and an idle source of a copy, are free until they are.
-        """
-        missing = -(-len(key.tokens) // self.block_size) - len(match.blocks)
-        if missing > self.pool.num_unused or self.pool.shares.are_limited:
-            free = self.pool.num_free_for(key.identity.owner) - match.num_idle_blocks
-            if match.tail is not None and not match.tail.entry.ref_count:
-                free -= 1
-            if missing > free:
-                return 0
-        return num_tokens
-
-    def _room_to_grow(self, table: BlockTable, num_tokens: int) -> int:
-        """Return how many tokens could have slots, at most ``num_tokens``."""
-        free = self.pool.num_free_for(table.tenant)
-        return min(num_tokens, (len(table.blocks) + free) * self.block_size)
-
-    def _make_table(
-        self, key: PrefixKey, blocks: "array[int]", shared: int = 0, copied: int = 0
-    ) -> BlockTable:
-        """Make a table; it is numbered when it becomes live."""
-        return BlockTable(key, blocks, key.identity.owner, shared, copied, copied > 0)
-
-    def _hold(self, key: PrefixKey, match: PrefixMatch) -> BlockTable:
-        """Hold a match, and the source of what will be copied."""
-        num_blocks, tail = len(match.blocks), match.tail
-        copied = 0 if tail is None else tail.num_tokens
-        table = self._make_table(key, match.blocks[:], num_blocks * self.block_size, copied)
-        if match.entries:
-            table.found = match.entries[-1]
-        table.path, table.copy_source = self.index.acquire(key, match)
-        table.num_published = num_blocks
-        return table
-
-    def _take(self, table: BlockTable, num_tokens: int, num_window_tokens: int) -> None:
-        """Give a table slots; the caller knows that there is room."""
-        missing = -(-num_tokens // self.block_size) - len(table.blocks)
-        if missing > 0:
-            table.blocks.extend(self.pool.take(table, missing, self.index))
-        table.num_slots = len(table.blocks) * self.block_size
-
-    def _copies_of_tail(self, table: BlockTable, match: PrefixMatch) -> tuple[CopyRun, ...]:
-        """Plan the copy of a tail into the block after the whole blocks that hit."""
-        tail = match.tail
-        assert tail is not None
-        target = BlockId(table.blocks[len(match.blocks)])
-        return self._copies.of_block(0, tail.block, target, tail.num_tokens)
-
-    def _publish(self, table: BlockTable, last: int) -> None:
-        """Make a table's first full blocks findable."""
-        first = fresh = table.num_published
-        if last <= first or not table.writes:
-            return
-        blocks, num_tokens = table.blocks[first:last], last * self.block_size
-        published = self.index.publish(table.path, table.key, blocks, num_tokens, table.summary)
-        table.path, result = published
-        table.num_published = last
-        if result.duplicates:  # they come before new content
-            table.duplicates.extend(result.duplicates)
-            fresh += len(result.duplicates)
-        table.needs_settling = True
-        if fresh < last and table.first_published is None:
-            table.first_published = fresh
-            self._publishing[table.table_id] = table
-        for notify in self.observers.on_publish:
-            notify(table, first, last, result)
-
-    def _settle(self, table: BlockTable) -> None:
-        """Release the sources of copies, and exchange duplicates for canonical blocks."""
-        self._release_tail(table)
-        table.first_published, table.needs_settling = None, False
-        for position, canonical in table.duplicates:
-            own = array("i", [table.blocks[position]])
-            table.blocks[position] = canonical
-            self.pool.free(own, table.tenant)
-        table.duplicates.clear()
-
-    def _retract(self, table: BlockTable) -> None:
-        """Take back what a table published in this step."""
-
-        def evict(entry: CacheEntry) -> None:
-            self.pool.evict(entry, "space", table, self.index)
-
-        if table.first_published is not None:
-            first, table.first_published = table.first_published, None
-            table.path, removal = self.index.retract(table.path, first, evict)
-            table.num_published = first
-            for notify in self.observers.on_retract:
-                notify(table, removal)
-
-    def _publish_partial(self, table: BlockTable, num_tokens: int) -> bool:
-        """Make the partial last block of an ended sequence findable, if there is one."""
-        full, rest = divmod(num_tokens, self.block_size)
-        is_next = table.num_published == full and not table.duplicates
-        if not (rest and is_next and table.writes and self.config.seal_tails):
-            return False
-        blocks = table.blocks[full : full + 1]
-        table.path, result = self.index.publish(table.path, table.key, blocks, num_tokens)
-        table.num_published += not result.num_known
-        return not result.num_known
-
-    def _release_tail(self, table: BlockTable) -> None:
-        """Release the source of a copy."""
-        if table.copy_source is not None:
-            self.pool.release((table.copy_source,))
-            table.copy_source = None
-
-    def _release_path(self, table: BlockTable) -> None:
-        """Release what a table shares, and evict what its tenant has above its quota."""
-        if table.path is not None:
-            self.index.release(table.path, table.summary)
-        if self.pool.shares.are_limited:
-            self.pool.enforce_quota(table, self.index)
-
-    def _num_shared(self, table: BlockTable, num_tokens: int) -> list[int]:
-        """Return how many leading blocks a fork of a table shares with it, group by group."""
-        return [min(table.num_published, num_tokens // self.block_size)]
-
-    def _fork(self, table: BlockTable, num_shared: int) -> BlockTable:
-        """Share a table's first blocks, which are published, with a new one."""
-        child = self._make_table(table.key.copy(), table.blocks[:num_shared])
-        for position, canonical in table.duplicates:
-            child.blocks[position] = canonical
-        child.writes, child.num_published = table.writes, num_shared
-        if table.path is not None:
-            child.path = self.index.fork(table.path)
-        return child
-
-    def _check_state(self, tables: list[BlockTable]) -> None:
-        """Assert that pool, index and tables agree."""
-        paths = [table.path for table in tables if table.path is not None]
-        self.index.check(paths, [t.copy_source for t in tables if t.copy_source is not None])
-        cached = [b for run in self.index.runs() for entry in run.entries for b in entry.blocks]
-        self.pool.check([*cached, *(block for table in tables for block in table.private_blocks)])
-        for table in tables:
-            assert len(set(table.blocks)) == len(table.blocks), "a block twice in a table"
-        assert tables or self.pool.num_free == self.pool.num_blocks, "blocks leaked (law 9)"
 
     # --- small print ---
 

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli._quantities import write_seconds
+from ostinato.lab.quantities import write_bytes
 
 
 def draw_stats(console: Console, answer: dict[str, Any]) -> None:
@@ -20,6 +21,14 @@ def draw_stats(console: Console, answer: dict[str, Any]) -> None:
         f"{answer['num_waiting']:,} wait; {answer['evicted_blocks']:,} blocks evicted so far",
         highlight=False,
     )
+    if (states := answer["states"]) is not None:
+        console.print(
+            f"{states['num_slots']:,} states: {states['num_running']:,} running, "
+            f"{states['num_checkpoints']:,} checkpoints; {states['num_hits']:,} hits, "
+            f"{states['num_evicted']:,} evicted, {states['num_again_tokens']:,} tokens computed "
+            "again",
+            highlight=False,
+        )
     table = _table("Tenant", ("Requests", "Looked up", "Shared", "Copied", "Hit"))
     rows = {"all": answer["lookups"], **answer["tenants"]}
     for name, counts in rows.items():
@@ -75,6 +84,36 @@ def draw_audit(console: Console, answer: dict[str, Any]) -> None:
             f"{finding['num_removed']:,}",
         )
     return console.print(table)
+
+
+def draw_tiers(console: Console, answer: dict[str, Any]) -> None:
+    """Draw each tier, then what was loaded and written."""
+    if not answer["tiers"]:
+        return console.print("There are no tiers: start the server with --kv-disk FOLDER.")
+    table = _table("Tier", ("Where", "State", "Extents", "Used", "Limit", "Leased", "Written"))
+    for tier in answer["tiers"]:
+        state = f"{tier['state']}: {tier['reason']}" if tier["reason"] else tier["state"]
+        sizes = [write_bytes(tier[f"{name}_bytes"]) for name in ("num", "limit", "leased")]
+        table.add_row(
+            Text(tier["tier"]),
+            Text(tier["where"]),
+            Text(state),
+            f"{tier['num_extents']:,}",
+            *sizes,
+            write_bytes(tier["written_bytes"]),
+        )
+    console.print(table)
+    loaded = ", ".join(f"{n:,} tokens from {k}" for k, n in answer["loaded_tokens"].items())
+    console.print(
+        f"Loaded: {loaded or 'nothing'}, in {write_seconds(answer['load_seconds'])}; "
+        f"{answer['num_cheaper']:,} times it was cheaper to compute",
+        highlight=False,
+    )
+    for title, name in (("Ended early", "load_faults"), ("Stores", "stores")):
+        if answer[name]:
+            counts = ", ".join(f"{count:,} {what}" for what, count in answer[name].items())
+            console.print(f"{title}: {counts}", highlight=False)
+    return None
 
 
 def draw_heaviest(console: Console, answer: dict[str, Any]) -> None:
@@ -145,6 +184,12 @@ def draw_receipt(console: Console, answer: dict[str, Any]) -> None:
     """Draw what was erased, by place."""
     table = _table("Erased", ("Count",))
     for place, count in answer.items():
+        if place == "tiers":
+            for tier in count:
+                left = "" if tier["complete"] else ", not all: erase it again"
+                shown = f"{tier['num_extents']:,} extents, {write_bytes(tier['num_bytes'])}{left}"
+                table.add_row(Text(f"{tier['tier']} {tier['where']}"), shown)
+            continue
         shown = ", ".join(count) or "-" if isinstance(count, list) else f"{count:,}"
         table.add_row(place.removeprefix("num_").replace("_", " "), shown)
     console.print(table)

@@ -24,6 +24,7 @@ _scheduling = partial(option, panel="Scheduling")
 _caching = partial(option, panel="What stays cached")
 _events = partial(option, panel="KV events")
 _images = partial(option, panel="Images")
+_tiers = partial(option, panel="What outlives the pool")
 _sampling = partial(option, panel="Sampling")
 
 Model = Annotated[
@@ -86,6 +87,9 @@ class EngineOptions:
     index: Index = "radix"
     block_size: BlockSize = 16
     num_blocks: NumBlocks = None
+    num_state_slots: int | None = _cache(
+        None, "States in the pool, for models with layers that carry one; else by memory."
+    )
     kv_cache_memory: str | None = _cache(None, "Memory for the pool, such as 512MiB or 4GB.")
     max_model_len: int | None = _cache(
         None, "Most tokens of prompt and answer together; else the model's own limit."
@@ -111,10 +115,11 @@ class EngineOptions:
         if (limits := settings.get("limit_mm_per_prompt")) is not None:
             settings["limit_mm_per_prompt"] = _read_json("limit_mm_per_prompt", limits)
             settings["allowed_media_domains"] = settings["allowed_media_domains"] or ()
+        for name in ("kv_cache_memory", "kv_disk_bytes", "kv_disk_bytes_per_day"):
+            if isinstance(text := settings.get(name), str):
+                settings[name] = read_bytes(name, text)
         if self.kv_cache_memory is None:
             del settings["kv_cache_memory"]
-        else:
-            settings["kv_cache_memory"] = read_bytes("kv_cache_memory", self.kv_cache_memory)
         EngineConfig.of(model, settings)
         return settings
 
@@ -164,6 +169,25 @@ class ServedEngineOptions(EngineOptions):
         True,
         "Remove a prefix from the cache if an audit finds it wrong.",
         "--audit-quarantine/--no-quarantine",
+    )
+    kv_disk: str | None = _tiers(
+        None, "Folder for prefixes that outlive the pool and the process; else none is kept."
+    )
+    kv_disk_bytes: str = _tiers("16GiB", "Most that it may occupy.")
+    kv_disk_bytes_per_day: str | None = _tiers(
+        None,
+        "Most that may be written to it in a day, such as 200GiB; else there is no bound.",
+    )
+    kv_remote: str | None = _tiers(
+        None, "Server of prefixes that several engines share, such as redis://127.0.0.1:6379/0."
+    )
+    kv_sealed: bool | None = _tiers(
+        None,
+        "Encrypt with a key per tenant; else where there are keys, see --keys.",
+        "--kv-sealed/--no-kv-sealed",
+    )
+    kv_secret_file: str | None = _tiers(
+        None, "File of 16 random bytes or more, the same for all engines of a --kv-remote."
     )
     keep_event_batches: int | None = _events(
         None, "Batches of KV events kept for consumers that missed some."

@@ -72,7 +72,30 @@ def _sentence(found: Simulation) -> str:
     return (
         f"Share of prompt tokens that hit, by blocks of the cache. A cache that never evicts, from "
         f"{count(found.trace.num_distinct, 'block')} on, finds {found.unbounded.hit_ratio:.1%}; "
-        f"the rest is seen for the first time.{_cut(found)}\n"
+        f"the rest is seen for the first time.{_cut(found)}{_about_states(found)}{_disk(found)}\n"
+    )
+
+
+def _disk(found: Simulation) -> str:
+    """Say of a disk behind the caches what it had, and what was written to it."""
+    if found.disk is None:
+        return ""
+    first = found.tiered[0]
+    share = first.loaded_tokens / max(1, first.total_input_tokens)
+    return (
+        f" Behind {count(found.capacities[0], 'block')}, a disk of {found.disk.num_blocks:,} has "
+        f"{share:.1%} that the pool has not; {first.written_blocks:,} blocks are written to it."
+    )
+
+
+def _about_states(found: Simulation) -> str:
+    """Say what the rows of a model with states are."""
+    if found.kv is None or not found.kv.state_bytes:
+        return ""
+    return (
+        f" The model keeps states, of {write_bytes(found.kv.state_bytes)} each: rows say where "
+        "checkpoints are kept, with the best share of the memory for them; bounds take states to "
+        "be free."
     )
 
 
@@ -210,6 +233,15 @@ def as_json(found: Simulation) -> dict[str, object]:
         "lines_left_out": [line.number for line in trace.broken],
         "capacities": list(found.capacities),
         "hit_ratio": {str(p): [r.hit_ratio for r in rs] for p, rs in found.results.items()},
+        "disk": None
+        if found.disk is None
+        else {
+            "num_blocks": found.disk.num_blocks,
+            "tokens_per_s": found.disk.tokens_per_s,
+            "hit_ratio": [result.hit_ratio for result in found.tiered],
+            "loaded_tokens": [result.loaded_tokens for result in found.tiered],
+            "written_blocks": [result.written_blocks for result in found.tiered],
+        },
         "bounds": found.bounds,
         "unbounded": found.unbounded.hit_ratio,
         "replayed": {

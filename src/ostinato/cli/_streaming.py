@@ -113,6 +113,11 @@ def account(output: "RequestOutput") -> str:
     words = [
         f"{count(len(output.prompt_token_ids), 'prompt token')}, "
         f"{output.num_cached_tokens:,} cached"
+        + "".join(
+            f" ({tokens:,} from {tier})"
+            for tier, tokens in output.cached_tokens_from.items()
+            if tier != "pool"
+        )
         + (f", {output.num_kept_tokens:,} kept as generated" if output.num_kept_tokens else ""),
         f"{made:,} generated",
     ]

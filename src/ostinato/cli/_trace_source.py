@@ -63,6 +63,8 @@ class TraceOptions:
         "Of a trace with hash_ids: s, ms, us or ns; auto derives it from the rate of requests.",
     )
 
+    first: int | None = option(None, "Only the first so many requests of the trace.")
+
     def open(self, path: Path, model: str | None) -> BlockTrace:
         """Read a trace, and name the lines that were left out on stderr.
 
@@ -76,6 +78,8 @@ class TraceOptions:
         """
         if self.block_size is not None:
             at_least("block_size", self.block_size, 1)
+        if self.first is not None:
+            at_least("first", self.first, 1)
         one_of("timestamp_unit", self.timestamp_unit, get_args(TimeUnit))
         name = self.tokenizer or model
         read = None if name is None else _tokenizer(name)
@@ -85,7 +89,7 @@ class TraceOptions:
         with Console(stderr=True).status(f"Reading {path.name} ..."):
             trace = read_trace(path, options)
         name_broken(trace.broken)
-        return trace
+        return trace if self.first is None else trace.first(self.first)
 
     def recording(self, path: Path) -> Recording | None:
         """Read what an engine recorded, with its steps; None if a trace is of another kind.

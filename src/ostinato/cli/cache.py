@@ -63,6 +63,13 @@ def audit(server: Server, as_json: AsJson = False) -> None:
     _show(server.client.call("GET", "audit"), as_json, tables.draw_audit)
 
 
+@app.command("tiers")
+@grouped
+def tiers(server: Server, as_json: AsJson = False) -> None:
+    """Show what is kept on disk and on servers, and what was loaded and written."""
+    _show(server.client.call("GET", "tiers"), as_json, tables.draw_tiers)
+
+
 @app.command("heaviest")
 @grouped
 def heaviest(

@@ -159,6 +159,7 @@ def _as_json(model: str, output: "RequestOutput") -> dict[str, object]:
         "prompt": output.prompt,
         "prompt_token_ids": output.prompt_token_ids,
         "num_cached_tokens": output.num_cached_tokens,
+        "cached_tokens_from": output.cached_tokens_from,
         "num_copied_tokens": output.num_copied_tokens,
         "outputs": [_completion(completion) for completion in output.outputs],
         "prompt_logprobs": _logprobs(output.prompt_logprobs),

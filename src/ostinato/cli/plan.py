@@ -21,6 +21,7 @@ from ostinato.cli._quantities import count
 from ostinato.cli._report_folder import open_folder, say_written, unwritable
 from ostinato.core.config import one_of
 from ostinato.core.errors import ConfigError
+from ostinato.hybrid.pool_sizes import TOKENS_PER_CHECKPOINT
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import StepCost
 from ostinato.lab.kv_bytes import kv_bytes
@@ -200,7 +201,8 @@ def _remark(plan: Plan, option: Option) -> str:
 
 
 def _evicts_nothing(plan: Plan) -> str:
-    return "full attention evicts nothing" if plan.setup.kv.windows else "evicts nothing"
+    is_partial = plan.setup.kv.windows or plan.setup.kv.state_bytes
+    return "full attention evicts nothing" if is_partial else "evicts nothing"
 
 
 def _notes(setup: Setup, currency: str) -> Iterator[str]:
@@ -219,6 +221,12 @@ def _notes(setup: Setup, currency: str) -> Iterator[str]:
         )
     else:
         yield f"A token takes {setup.kv.token_bytes:,} bytes."
+    if setup.kv.state_bytes:
+        yield (
+            f"A state takes {write_bytes(setup.kv.state_bytes)}: "
+            f"{count(setup.kv.num_running, 'running sequence')} have two each, and a checkpoint is "
+            f"kept per {TOKENS_PER_CHECKPOINT:,} new tokens."
+        )
     yield (
         f"An hour of a GPU is {setup.prices.gpu:g} {currency}, a GiB of further memory "
         f"{setup.prices.memory_gib:g}. Replicas are busy at most {setup.utilisation:.0%} of the "

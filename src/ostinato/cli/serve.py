@@ -119,6 +119,8 @@ def run(
         traces_folder=server.traces,
     )
     settings = engine.settings(model)
+    if server.keys is not None and settings["kv_sealed"] is None:
+        settings["kv_sealed"] = True
     from ostinato.server.admin.prewarming import read_prewarm_file
     from ostinato.server.lifecycle import listen, open_state, run_server, warm_up
 

@@ -1,6 +1,7 @@
 """``ostinato simulate``: what caches of other sizes and policies would have hit."""
 
 import json
+from math import lcm
 from pathlib import Path
 from typing import cast
 
@@ -22,14 +23,24 @@ from ostinato.lab.kv_groups import KVGroups, kv_groups
 from ostinato.lab.policies import ENGINE_POLICIES, SIMULATED_POLICIES, SimulatedPolicyName
 from ostinato.lab.quantities import read_bytes, read_count
 from ostinato.lab.replay import Replay
-from ostinato.lab.simulation import Simulation, add_bounds, simulate, usual_capacities
+from ostinato.lab.serial_replay import USUAL_POLICY
+from ostinato.lab.simulation import (
+    Simulation,
+    add_bounds,
+    add_disk,
+    num_replays,
+    simulate,
+    usual_capacities,
+)
+from ostinato.lab.tier_model import DiskModel
 from ostinato.lab.timed_replay import replay_timed, slowed_to_fit
-from ostinato.settings import PolicyName, PrefixCacheConfig, WindowConfig
+from ostinato.settings import PolicyName, PrefixCacheConfig, StateConfig, WindowConfig
 
 _CACHE = "Caches"
 _TIMED = "Times"
 
 _STEP_TOKENS = 8192
+_STATE_TOKENS = 64
 _MOST_SLOWDOWN = 1_000_000.0
 
 
@@ -56,6 +67,12 @@ def run(
         "Add what could have been found with knowledge of the future.",
         "--bounds/--no-bounds",
         panel=_CACHE,
+    ),
+    tiers: str | None = option(
+        None, "Put a disk of so many blocks behind each cache, such as 20k.", panel=_CACHE
+    ),
+    tier_speed: str = option(
+        "20k", "Tokens whose keys and values it delivers in a second, for times.", panel=_TIMED
     ),
     model: str | None = option(
         None,
@@ -110,10 +127,14 @@ def run(
     kv = _groups(traffic, config)
     sizes = _sizes(traffic, capacity, kv)
     policies = _policies(policy)
+    disk = _disk(tiers, tier_speed, kv)
     open_folder(out)
-    total = len(traffic) * (len(sizes) * len(policies) + 1)
+    total = len(traffic) * num_replays(len(sizes), len(policies), kv)
     with source.progress_bar("Hits", total) as advance:
         found = simulate(traffic, sizes, policies, advance, kv)
+    if disk is not None:
+        with source.progress_bar("Disk", len(traffic) * len(sizes)) as advance:
+            add_disk(found, disk, advance)
     if bounds:
         with source.progress_bar("Bounds", 2 * len(traffic) * len(sizes)) as advance:
             add_bounds(found, advance)
@@ -127,6 +148,22 @@ def run(
         output.show(found)
     if out is not None:
         output.write(found, out)
+
+
+def _disk(tiers: str | None, tier_speed: str, kv: KVGroups | None) -> DiskModel | None:
+    """Return the disk behind the caches, if one is asked for.
+
+    Raises:
+        ConfigError: A figure is none, or the model has windows, which no tier keeps.
+    """
+    if tiers is None:
+        return None
+    if kv is not None and (kv.windows or kv.state_bytes):
+        raise ConfigError(
+            f"tiers={tiers!r} with a model of sliding windows or states: no engine keeps their "
+            "prefixes in tiers; leave out --tiers, or --model"
+        )
+    return DiskModel(read_count("tiers", tiers), float(read_count("tier_speed", tier_speed)))
 
 
 def _groups(trace: BlockTrace, config: Config | None) -> KVGroups | None:
@@ -162,6 +199,8 @@ def _size(text: str, trace: BlockTrace, kv: KVGroups | None) -> int:
             f"capacity={text!r} is memory, and what a token takes is not known: add --model, or "
             "give blocks"
         )
+    if kv.state_bytes:  # rows share this memory between blocks and states
+        return max(1, kv.blocks(memory, trace.block_tokens)[0])
     return kv.pools(memory, trace.block_tokens).full
 
 
@@ -195,19 +234,39 @@ def _add_times(
         memory = found.kv.memory_for(blocks, trace.block_tokens)
         _, windows = found.kv.blocks(memory, trace.block_tokens)
     scheduling = SchedulerConfig(max_num_batched_tokens=_STEP_TOKENS)
-    runs: list[tuple[str, bool, PolicyName]] = [("no cache", False, ENGINE_POLICIES[0])]
-    runs += [(policy, True, policy) for policy in ENGINE_POLICIES if policy in found.results]
+    states = _states(found.kv, blocks, trace.block_tokens, scheduling)
+    runs: list[tuple[str, bool, PolicyName, DiskModel | None]] = [
+        ("no cache", False, ENGINE_POLICIES[0], None)
+    ]
+    runs += [(each, True, each, None) for each in ENGINE_POLICIES if each in found.results]
+    if found.disk is not None and len(runs) > 1:
+        usual = USUAL_POLICY if USUAL_POLICY in found.results else runs[1][2]
+        runs.append((f"{usual} + disk", True, usual, found.disk))
+    if states is not None:
+        runs.append(("cache", True, USUAL_POLICY, None))
     with source.progress_bar("Times", len(trace) * len(runs)) as advance:
-        for name, enabled, policy in runs:
+        for name, enabled, policy, disk in runs:
             cache = PrefixCacheConfig(
                 num_blocks=blocks,
                 block_size=trace.block_tokens,
                 policy=policy,
                 windows=windows,
+                states=states,
                 enable_prefix_caching=enabled,
                 seal_tails=False,
                 keep_explanations=0,
             )
             found.timed[name] = replay_timed(
-                trace, cache, scheduling, cost, slowdown=found.slowdown, progress=advance
+                trace, cache, scheduling, cost, slowdown=found.slowdown, progress=advance, disk=disk
             )
+
+
+def _states(
+    kv: KVGroups | None, num_blocks: int, block_tokens: int, scheduling: SchedulerConfig
+) -> StateConfig | None:
+    """Give states as much memory as the blocks have, and running sequences theirs besides."""
+    if kv is None or not kv.state_bytes:
+        return None
+    slots = 2 * scheduling.max_num_seqs
+    slots += num_blocks * block_tokens * kv.token_bytes // kv.state_bytes
+    return StateConfig(slots, lcm(_STATE_TOKENS, block_tokens))

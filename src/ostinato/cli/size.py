@@ -14,12 +14,14 @@ from rich.text import Text
 from ostinato.cli._config_source import load_config
 from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._quantities import count
-from ostinato.core.config import at_least
+from ostinato.core.config import SchedulerConfig, at_least
+from ostinato.hybrid.pool_sizes import split_states
 from ostinato.lab.image_tokens import image_tokens, read_size
 from ostinato.lab.kv_bytes import DTYPE_BITS, Footprint, KVBytes, LayerGroup, kv_bytes
 from ostinato.lab.kv_layers import Kind
 from ostinato.lab.quantities import read_bytes, write_bytes
 
+_ENGINE_BLOCK = 16
 _DTYPES = ", ".join(["auto", *DTYPE_BITS])
 
 
@@ -210,6 +212,7 @@ def _notes(question: Question, size: KVBytes) -> Iterator[str]:
         yield "Heads kept: for engines that store the K and V which a latent expands to."
     if size.state_bytes:
         yield "A state holds a whole prefix: it can be reused only at positions where it was saved."
+        yield from _about_checkpoints(question, size)
     if size.token_bytes:
         prefix = count(question.num_tokens, "token")
         kept = write_bytes(size.whole.tokens_bytes(question.num_tokens))
@@ -218,6 +221,23 @@ def _notes(question: Question, size: KVBytes) -> Iterator[str]:
         kept = write_bytes(size.whole.tokens_bytes(question.image_tokens))
         amount = count(question.image_tokens, "token")
         yield f"An image of {question.image} pixels is {amount} of a prompt and takes {kept}."
+
+
+def _about_checkpoints(question: Question, size: KVBytes) -> Iterator[str]:
+    """Say what a saved state weighs, and how the engine shares memory with blocks."""
+    saved = f"A checkpoint, one saved state, takes {write_bytes(size.state_bytes)}"
+    if size.token_bytes:
+        saved += f", as much as the KV of {count(size.state_bytes // size.token_bytes, 'token')}"
+    memory, block_bytes = question.memory_bytes, _ENGINE_BLOCK * size.token_bytes
+    if not block_bytes or memory < 2 * size.state_bytes + block_bytes:
+        yield f"{saved}."
+        return
+    scheduling = SchedulerConfig(max_num_seqs=1)
+    blocks, slots = split_states(memory, block_bytes, size.state_bytes, _ENGINE_BLOCK, scheduling)
+    yield (
+        f"{saved}. Of {question.memory} for one sequence at a time, the engine gives "
+        f"{count(slots, 'slot')} to states and keeps {count(blocks * _ENGINE_BLOCK, 'token')}."
+    )
 
 
 def _as_json(question: Question, size: KVBytes) -> dict[str, object]:
@@ -234,6 +254,7 @@ def _as_json(question: Question, size: KVBytes) -> dict[str, object]:
         "num_layers": size.num_layers,
         "token_bytes": size.token_bytes,
         "state_bytes": size.state_bytes,
+        "checkpoint_tokens": size.state_bytes // size.token_bytes if size.token_bytes else None,
         "layers": [_group_as_json(group) for group in size.groups],
         "footprints": {
             name: None if way is None else _way_as_json(question, way) for name, way in ways.items()

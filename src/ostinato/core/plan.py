@@ -73,6 +73,19 @@ class CopyRun:
 
 
 @dataclass(frozen=True, slots=True)
+class StateCopy:
+    """A copy between two slots of the pool of states, in every layer that keeps a state.
+
+    Attributes:
+        source: Slot read; -1 is the zero state, at the beginning of a prompt.
+        target: Slot written; no other copy of the step writes there.
+    """
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
 class SampleTask:
     """How to choose the token after a sequence's last new token.
 
@@ -108,6 +121,7 @@ class ScheduledSequence:
         prompt_targets: For prompt log-probs, the prompt ids that follow each new token, shape
             (<= num_new_tokens,); empty if none are requested.
         num_prompt_logprobs: Alternatives per prompt target.
+        state_slot: Slot of the state that the step reads and writes; -1 if no layer keeps one.
         images: Images anywhere in the sequence, in order.
     """
 
@@ -118,6 +132,7 @@ class ScheduledSequence:
     sample: SampleTask | None = None
     prompt_targets: "array[int]" = field(default_factory=lambda: array("I"))
     num_prompt_logprobs: int = 0
+    state_slot: int = -1
     images: tuple[ImageSpan, ...] = ()
 
     @property
@@ -133,10 +148,14 @@ class StepPlan:
     Attributes:
         sequences: Decoding sequences first, then prefill; each at most once.
         copies: Slots to copy in every layer after its writes.
+        state_loads: States to copy before anything is computed.
+        state_saves: States to copy after all is computed, in this order.
     """
 
     sequences: tuple[ScheduledSequence, ...]
     copies: tuple[CopyRun, ...] = ()
+    state_loads: tuple[StateCopy, ...] = ()
+    state_saves: tuple[StateCopy, ...] = ()
 
     @property
     def num_tokens(self) -> int:

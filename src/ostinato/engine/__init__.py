@@ -24,6 +24,9 @@ Files in reading order:
 * ``public_prefixes``: which prefixes are public, and which prompt begins with one
 * ``trace_writer``, ``recorder``: record what happens to an engine
 * ``audit``: computes a share of the hits again, and compares
+* ``load_note``, ``tier_reader``, ``tier_loads``: load prefixes from tiers into the pool
+* ``tier_stores``: writes prefixes to tiers
+* ``tiered_cache``, ``open_tiers``: the tiers of one engine, and how they are opened
 * ``engine``: the loop
 * ``snapshot``, ``explain_api``: copies of its counters, explanations of its requests
 * ``interrupts``, ``batch``, ``llm``: batches, with a progress bar and Ctrl-C
@@ -34,8 +37,8 @@ Files in reading order:
 
 Rules:
 
-1. The loop has no I/O and no threads; its interfaces, the event publisher and the trace writer
-   bring their own.
+1. The loop has no I/O and no threads; its interfaces, the event publisher, the tiers and the trace
+   writer bring their own.
 2. A request is checked in full before anything of it is added.
 3. A failed step ends the requests that took part in it and no others.
 4. One call at a time runs in an ``LLM``, in the process that made it.

@@ -63,12 +63,19 @@ class AdminApi:
         recorder.tick()
         receipt = self._engine.cache.admin.lease(key, terms)
         recorder.on_leased(key, terms, receipt.lease_id)
+        if self._engine.tiers is not None and receipt.lease_id is not None:
+            self._engine.tiers.lease(key, receipt.num_tokens, terms)
         return receipt
 
     def end_lease(self, lease_id: LeaseId) -> bool:
         """End a lease; returns False if there is none of that number."""
         self._engine.recorder.tick()
-        ended = self._engine.cache.admin.end_lease(lease_id)
+        tiers, admin = self._engine.tiers, self._engine.cache.admin
+        tables = [x.table for x in admin.leases() if tiers and x.lease_id == lease_id]
+        ended = admin.end_lease(lease_id)
+        if ended and tiers is not None:
+            for table in tables:
+                tiers.end_lease(table.key, table.num_planned)
         self._engine.recorder.on_lease_ended(lease_id)
         return ended
 
@@ -135,10 +142,11 @@ class AdminApi:
         Raises:
             CacheInUse: Requests of it are live: wait for their end, or cancel them.
 
-        Effects: every slot of the KV stores without live content is overwritten with zeros,
-        since evicted and free blocks still hold what was computed. The tenant's requests still
-        count in the totals; salts of ``tenant_shares`` stay in the settings. Cost: every layer's
-        unused slots are read once, and written where they are not zero.
+        Effects: everything of it is removed from all tiers. Every slot of the KV stores and of
+        states without live content is overwritten with zeros, since evicted and free blocks still
+        hold what was computed. The tenant's requests still count in the totals; salts of
+        ``tenant_shares`` stay in the settings. Cost: every layer's unused slots are read once, and
+        written where they are not zero.
         """
         live = self._engine.requests_of(cache_salt)
         if live:
@@ -147,6 +155,7 @@ class AdminApi:
                 "pass cancel_running=True"
             )
         salt = cache_salt.encode() if isinstance(cache_salt, str) else cache_salt
+        self._engine.drain_tiers()
         self._engine.recorder.tick()
         receipt = self._engine.cache.admin.erase(salt)
         self._engine.grammars.forget(salt.decode(errors="replace"))
@@ -155,6 +164,7 @@ class AdminApi:
         if self._engine.runner.images is not None:
             self._engine.runner.images.forget(salt)
         self._engine.recorder.on_erased(salt)
+        tiers = self._engine.tiers
         return EraseReceipt(
             num_cancelled,
             receipt.num_blocks,
@@ -162,6 +172,7 @@ class AdminApi:
             receipt.num_events,
             self._zero_unused_slots(),
             num_texts,
+            () if tiers is None else tiers.erase(salt),
         )
 
     def update_weights(self, update: WeightUpdate) -> int:
@@ -174,6 +185,7 @@ class AdminApi:
         nothing more; nothing computed before can hit. Leases end.
         """
         engine = self._engine
+        engine.drain_tiers()
         engine.loaded = update.apply(engine.loaded)
         engine.recorder.tick()
         epoch = engine.cache.admin.new_epoch(engine.loaded.fingerprint)
@@ -237,10 +249,12 @@ class AdminApi:
         }
 
     def _zero_unused_slots(self) -> int:
-        """Overwrite all slots without live content; returns how many."""
-        count = 0
+        """Overwrite all slots without live content; returns how many, states aside."""
+        count, runner = 0, self._engine.runner
         live_slots = self._engine.cache.admin.live_slots()
-        for store, live in zip(self._engine.runner.kv_stores, live_slots, strict=True):
+        if runner.states.num_slots:
+            runner.states.zero(set(range(runner.states.num_slots)) - live_slots.pop().keys())
+        for store, live in zip(runner.kv_stores, live_slots, strict=True):
             offsets = torch.arange(store.block_size)  # (block_size,)
             used = torch.zeros(store.num_blocks, dtype=torch.int64)  # (num_blocks,)
             for block, num_tokens in live.items():

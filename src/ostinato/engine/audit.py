@@ -193,7 +193,7 @@ class HitAudit:
             is_below = run.parent is not None and runs[run.parent]
             runs.append(is_below or any(not wrong[0].isdisjoint(e.blocks) for e in run.entries))
             suspects.update(id(entry) for entry in run.entries if runs[-1])
-        for pool, blocks in zip(manager.pools[1:], wrong[1:], strict=True):
+        for pool, blocks in zip(manager.pools[1:], wrong[1:], strict=False):
             suspects.update(id(e) for e in pool.entries() if not blocks.isdisjoint(e.blocks))
 
         def is_suspect(entry: CacheEntry) -> bool:

@@ -25,6 +25,7 @@ from ostinato.settings import (
     IndexName,
     PolicyName,
     PrefixCacheConfig,
+    StateConfig,
     TenantShare,
     WindowConfig,
 )
@@ -69,7 +70,10 @@ class EngineConfig:
         index: ``radix`` or ``hash``.
         block_size: Tokens per block.
         num_blocks: Blocks in the pool; None takes them from ``kv_cache_memory``.
-        kv_cache_memory: Bytes for keys and values; None takes a share of the free memory.
+        num_state_slots: States in the pool, of running sequences and of checkpoints, for models
+            with layers that carry one; None takes them from ``kv_cache_memory``.
+        kv_cache_memory: Bytes for keys and values, and for states; None takes a share of the free
+            memory.
         max_num_batched_tokens: Token budget of one step.
         max_chunk_tokens: Most tokens of one prompt in a step; None lets it take all that is
             left, and no request is admitted while a long prompt is computed.
@@ -105,6 +109,18 @@ class EngineConfig:
         kv_events_replay_endpoint: Where consumers request batches that they missed; None
             answers none.
         kv_events_topic: First frame of every message with KV events.
+        kv_disk: Folder of a disk tier: prefixes that outlive the pool and the process; None keeps
+            none.
+        kv_disk_bytes: Most bytes that it may occupy.
+        kv_disk_bytes_per_day: Most bytes that may be written to it in a day, for the life of an
+            SSD; None is no bound.
+        kv_remote: Server of a remote tier that several engines share, such as
+            ``redis://127.0.0.1:6379/0``; None uses none.
+        kv_sealed: Whether what is on disk and server is encrypted with a key per tenant, which
+            erasing the tenant destroys; None seals where there are ``tenant_shares``, or keys of a
+            server.
+        kv_secret_file: File of 16 random bytes or more that is mixed into the keys, the same for
+            all engines of a ``kv_remote``; None keeps one in the folder of ``kv_disk``.
         audit_share: Share of the requests with a hit whose cached keys and values are computed
             again in idle moments and compared bit by bit; 0 audits none.
         audit_quarantine: Whether a prefix that an audit finds wrong is removed from the cache.
@@ -135,6 +151,7 @@ class EngineConfig:
     index: IndexName = "radix"
     block_size: int = 16
     num_blocks: int | None = None
+    num_state_slots: int | None = None
     kv_cache_memory: int | None = None
     max_num_batched_tokens: int = 2048
     max_chunk_tokens: int | None = None
@@ -159,6 +176,12 @@ class EngineConfig:
     kv_events_endpoint: str | None = None
     kv_events_replay_endpoint: str | None = None
     kv_events_topic: str = ""
+    kv_disk: str | Path | None = None
+    kv_disk_bytes: int = 16 * 2**30
+    kv_disk_bytes_per_day: int | None = None
+    kv_remote: str | None = None
+    kv_sealed: bool | None = None
+    kv_secret_file: str | Path | None = None
     audit_share: float = 0.0
     audit_quarantine: bool = True
     record_trace: str | Path | None = None
@@ -202,7 +225,7 @@ class EngineConfig:
         for name in ("enable_prefix_caching", "seal_tails", "keep_tokens", "audit_quarantine"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be True or False")
-        for name in ("num_blocks", "kv_cache_memory", "max_model_len"):
+        for name in ("num_blocks", "num_state_slots", "kv_cache_memory", "max_model_len"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
         if self.num_blocks is not None and self.kv_cache_memory is not None:
@@ -214,6 +237,7 @@ class EngineConfig:
             raise ConfigError(f"record_trace={self.record_trace!r}: must be the path of a file")
         self._check_kv_events()
         self._check_images()
+        self._check_tiers()
         self._check_tenant_shares()
         self.cache(self.num_blocks or 2**31)
         self.scheduler(self.max_model_len or 1)
@@ -255,7 +279,11 @@ class EngineConfig:
         )
 
     def cache(
-        self, num_blocks: int, windows: tuple[WindowConfig, ...] = (), reserved_blocks: int = 0
+        self,
+        num_blocks: int,
+        windows: tuple[WindowConfig, ...] = (),
+        reserved_blocks: int = 0,
+        states: StateConfig | None = None,
     ) -> PrefixCacheConfig:
         """Return the cache's settings for pools of that size."""
         return PrefixCacheConfig(
@@ -268,6 +296,7 @@ class EngineConfig:
             enable_prefix_caching=self.enable_prefix_caching,
             seal_tails=self.seal_tails,
             windows=windows,
+            states=states,
             tenant_shares={salt.encode(): share for salt, share in self.tenant_shares.items()},
             reserved_blocks=reserved_blocks,
             keep_event_batches=self.num_kept_event_batches,
@@ -371,6 +400,51 @@ class EngineConfig:
                     f"tenant_shares[{salt!r}]={share!r}: must map a cache_salt, a str, to a "
                     "TenantShare(guaranteed=..., quota=...)"
                 )
+
+    def _check_tiers(self) -> None:
+        """Check the settings of tiers, each and together."""
+        at_least("kv_disk_bytes", self.kv_disk_bytes, 1)
+        if self.kv_disk is not None and not isinstance(self.kv_disk, (str, Path)):
+            raise ConfigError(f"kv_disk={self.kv_disk!r}: must be the path of a folder")
+        if self.kv_disk_bytes_per_day is not None:
+            at_least("kv_disk_bytes_per_day", self.kv_disk_bytes_per_day, 1)
+            if self.kv_disk is None:
+                raise ConfigError(
+                    f"kv_disk_bytes_per_day={self.kv_disk_bytes_per_day} without kv_disk: nothing "
+                    "is written; set kv_disk to a folder"
+                )
+        if self.kv_sealed not in (None, False, True):
+            raise ConfigError(f"kv_sealed={self.kv_sealed!r}: must be True, False or None")
+        if self.kv_secret_file is not None and not isinstance(self.kv_secret_file, (str, Path)):
+            raise ConfigError(f"kv_secret_file={self.kv_secret_file!r}: must be a path")
+        if self.kv_remote is not None and self.is_sealed and self.kv_secret_file is None:
+            raise ConfigError(
+                f"kv_remote={self.kv_remote!r} with sealed records needs a secret that all engines "
+                "share: set kv_secret_file to a file of 16 random bytes or more, or "
+                "kv_sealed=False"
+            )
+        if self.kv_remote is not None and (
+            not isinstance(self.kv_remote, str) or "://" not in self.kv_remote
+        ):
+            raise ConfigError(
+                f"kv_remote={self.kv_remote!r}: must be like 'redis://127.0.0.1:6379/0'"
+            )
+        if self.has_tiers and not self.enable_prefix_caching:
+            raise ConfigError(
+                f"kv_disk={self.kv_disk!r}, kv_remote={self.kv_remote!r} and "
+                "enable_prefix_caching=False: nothing is cached, so there is nothing to keep; "
+                "change one of them"
+            )
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether what is kept outside the pool is encrypted."""
+        return bool(self.tenant_shares) if self.kv_sealed is None else self.kv_sealed
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether prefixes are kept outside the pool."""
+        return self.kv_disk is not None or self.kv_remote is not None
 
     def _check_kv_events(self) -> None:
         """Check the settings of KV events, each and together."""

@@ -30,6 +30,7 @@ from ostinato.engine.config import EngineConfig
 from ostinato.engine.grammar import GrammarCompiler
 from ostinato.engine.image_prompts import ImagePrompts
 from ostinato.engine.kv_events_publisher import publish_kv_events
+from ostinato.engine.open_tiers import LEAST_DISK_BLOCKS, open_tier
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.public_prefixes import PublicPrefixes, salt_of_public
@@ -47,6 +48,8 @@ from ostinato.engine.request_validation import (
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.setup import set_up
 from ostinato.engine.text_tokenizer import PartlyTokenized, TextTokenizer
+from ostinato.engine.tier_stores import TierStores
+from ostinato.engine.tiered_cache import TieredCache
 from ostinato.engine.token_table import TokenTable
 from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.observe.counters import CacheStats
@@ -54,6 +57,7 @@ from ostinato.runner.image_store import ServedImage
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.sched.sequence import Sequence, SequenceUpdate
 from ostinato.sched.stats import SchedulerStats
+from ostinato.scheduling.held_requests import HeldRequests
 
 logger = logging.getLogger("ostinato")
 
@@ -74,6 +78,7 @@ class Engine:
         grammars: Compiles structured outputs; safe in any thread.
         is_computing: Whether a forward pass is running: an exception now only ends the step.
         recorder: Records traces, where one was started.
+        tiers: Where prefixes outlive the pool; None unless ``kv_disk`` or ``kv_remote`` is set.
         kv_events: Publishes KV events; None unless ``kv_events_endpoint`` is set.
         texts: Tokenizes texts, and remembers them; None if the checkpoint has no tokenizer.
         image_prompts: Loads the images of prompts; safe in any thread.
@@ -95,10 +100,17 @@ class Engine:
         scheduling, sizes = setup.scheduling, setup.sizes
         longest = -(-scheduling.max_model_len // config.block_size)
         self.recorder = Recorder(clock)
-        caching = config.cache(sizes.num_blocks, sizes.windows, min(longest, sizes.num_blocks))
-        self.cache = build_cache(caching, self.recorder.clock)
+        stores = TierStores(config.block_size)
+        held: HeldRequests = set()
+        more = (stores,) if config.has_tiers else ()
+        caching = config.cache(
+            sizes.num_blocks, sizes.windows, min(longest, sizes.num_blocks), sizes.states
+        )
+        self.cache = build_cache(caching, self.recorder.clock, more_observers=more)
         self.public_prefixes = PublicPrefixes(self.cache.admin, config.block_size)
-        self.scheduler = build_scheduler(scheduling, self.cache, clock)
+        self.scheduler = build_scheduler(
+            scheduling, self.cache, clock, held if config.has_tiers else None
+        )
         self.audit = HitAudit(config.audit_share, config.audit_quarantine, self.runner, self.cache)
         self.is_computing = False
         self._clock = clock
@@ -114,6 +126,12 @@ class Engine:
         self.kv_events = publish_kv_events(config, self.cache, self.loaded.device.type, clock)
         if self.kv_events is not None:  # also without a call of close()
             weakref.finalize(self, self.owner.only_here(self.kv_events.close))
+        self.tiers: TieredCache | None = None
+        if config.has_tiers:
+            tier, most = open_tier(config, self.runner), config.kv_disk_bytes // LEAST_DISK_BLOCKS
+            parts = self.cache, self.scheduler, self.runner, self.compute_path
+            self.tiers = TieredCache(tier, stores, held, *parts, most)
+            weakref.finalize(self, self.owner.only_here(self.tiers.stop))
         self._blocked: list[bytes] = []  # tenants that are being erased
         weakref.finalize(self, self.owner.only_here(self.recorder.stop))
 
@@ -266,6 +284,9 @@ class Engine:
         if made.images and self.runner.images is not None:
             state.images = self.runner.images.add(made.images)
         self._states[made.request.request_id] = state
+        self._states[made.request.request_id] = RequestState(made, self._tokens)
+        if self.tiers is not None:
+            self.tiers.begin(made.request.request_id)
         if made.known is not None and self.texts is not None:
             self.texts.known.note(made.request.identity.tenant, made.known)
 
@@ -280,6 +301,18 @@ class Engine:
             BaseException: Other than an ``Exception``, such as ``KeyboardInterrupt``, after the
                 step's requests have ended.
         """
+        if self.tiers is None:
+            return self._step()
+        for request_id, note in self.tiers.begin_step():
+            if request_id in self._states:
+                self._states[request_id].load_note = note
+        try:
+            return self._step()
+        finally:
+            self.tiers.end_step()
+
+    def _step(self) -> list[RequestState]:
+        """Plan, run and commit a step."""
         self.recorder.tick()
         plan = self.scheduler.plan()
         if not plan.sequences:
@@ -330,6 +363,7 @@ class Engine:
             CacheInUse: Requests run, and ``preempt_running`` is off.
         """
         self.recorder.tick()
+        self.drain_tiers()
         if preempt_running:
             self.scheduler.preempt_all()
         self.cache.admin.reset()
@@ -353,6 +387,11 @@ class Engine:
     def unblock_tenant(self, salt: str | bytes) -> None:
         """Accept a tenant's requests again."""
         self._blocked.remove(_packed(salt))
+
+    def drain_tiers(self) -> None:
+        """End all loads from tiers; their requests compute what is missing."""
+        if self.tiers is not None:
+            self.tiers.drain()
 
     def forget_texts(self, tenant: bytes | None = None) -> int:
         """Forget the texts of a tenant, or all; returns how many."""
@@ -382,6 +421,8 @@ class Engine:
         if not self.owner.is_here:
             return
         self.recorder.stop()
+        if self.tiers is not None:
+            self.tiers.close()
         if self.kv_events is not None:
             self.kv_events.close()
 

@@ -4,7 +4,7 @@ One ``RequestOutput`` is the state of a request at one moment; a stream is a seq
 with all of the text so far.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +150,8 @@ class RequestOutput:
             token, which nothing comes before, and None instead of the list unless asked for.
         num_cached_tokens: Prompt tokens whose KV came from the cache when the request was first
             admitted, at most ``len(prompt_token_ids) - 1``.
+        cached_tokens_from: Those tokens by where their KV came from: the ``pool``, the ``disk`` or
+            a ``remote`` tier; without those that are 0.
         num_copied_tokens: Those of them that were copied out of a block which the prompt leaves
             in its middle.
         num_waited_tokens: Those of the cached ones, in whole blocks, that were not there when the
@@ -166,6 +168,7 @@ class RequestOutput:
     timings: RequestTimings
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
+    cached_tokens_from: dict[str, int] = field(default_factory=dict)
     num_copied_tokens: int = 0
     num_waited_tokens: int = 0
     num_kept_tokens: int = 0

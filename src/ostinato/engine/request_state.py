@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from ostinato.core.plan import SampledToken, TokenLogprob
 from ostinato.core.request import FinishReason
 from ostinato.engine.detokenizer import Detokenizer
+from ostinato.engine.load_note import LoadNote
 from ostinato.engine.outputs import CompletionOutput, Logprob, RequestOutput, RequestTimings
 from ostinato.engine.request_validation import PreparedRequest
 from ostinato.engine.stop_strings import StopChecker
@@ -82,6 +83,7 @@ class RequestState:
         error: Why it failed.
         known: The text of its prompt with its tokens, if its answers are to be remembered.
         images: Held here for as long as steps may need them.
+        load_note: What a tier had of its prompt; None if nothing, or not yet.
     """
 
     def __init__(self, made: PreparedRequest, tokens: TokenTable | None) -> None:
@@ -90,6 +92,7 @@ class RequestState:
         self.error: str | None = None
         self.known = made.known
         self.images: tuple[ServedImage, ...] = ()
+        self.load_note: LoadNote | None = None
         self._prompt = made.prompt
         self._prompt_token_ids = made.request.prompt_token_ids.tolist()  # one list for all outputs
         self._tokens = tokens
@@ -111,6 +114,16 @@ class RequestState:
         """Tokens of the prompt that hit."""
         leader = self._leader
         return leader.num_shared_tokens + leader.num_copied_tokens if leader else 0
+
+    @property
+    def cached_tokens_from(self) -> dict[str, int]:
+        """Tokens of the prompt that hit, by where their keys and values came from."""
+        leader, note = self._leader, self.load_note
+        if leader is None or not self.num_cached_tokens:
+            return {}
+        loaded = {} if note is None else note.loaded_before(leader.num_shared_tokens)
+        in_pool = self.num_cached_tokens - sum(loaded.values())
+        return {"pool": in_pool, **loaded} if in_pool else loaded
 
     def take(self, sequence: SchedSequence, token: SampledToken | None, now_s: float) -> str | None:
         """Add a step's token to one continuation.
@@ -158,6 +171,7 @@ class RequestState:
             outputs=[self._completion(completion) for completion in self._completions],
             finished=self.finished,
             num_cached_tokens=self.num_cached_tokens,
+            cached_tokens_from=self.cached_tokens_from,
             num_copied_tokens=leader.num_copied_tokens if leader else 0,
             num_waited_tokens=leader.num_waited_tokens if leader else 0,
             num_kept_tokens=self.request.num_kept_tokens,

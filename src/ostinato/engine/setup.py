@@ -1,7 +1,7 @@
 """Loads an engine's model and sizes its pools.
 
 A number of blocks is used for every group of layers. Bytes, given or a share of the
-machine's memory, are split by ``hybrid.pool_sizes``.
+machine's memory, are split by ``hybrid.pool_sizes``, between states and blocks first.
 """
 
 import logging
@@ -13,34 +13,38 @@ from transformers import PreTrainedTokenizerBase
 from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import ConfigError
 from ostinato.engine.config import EngineConfig
-from ostinato.hybrid.pool_sizes import split_pools
+from ostinato.hybrid.pool_sizes import TOKENS_PER_CHECKPOINT, split_pools, split_states
 from ostinato.runner.attention.choice import AttentionCase, check_asked_for, choose_attention
 from ostinato.runner.compute_path import ComputePath
 from ostinato.runner.forward.places import weight_bytes
 from ostinato.runner.heap import keep_large_blocks
 from ostinato.runner.image_store import ImageStore
-from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.layer_groups import LayerGroups, group_layers
-from ostinato.runner.memory import num_blocks_for
+from ostinato.runner.memory import memory_for, num_blocks_for
 from ostinato.runner.model_loader import LoadedModel, load_model, load_tokenizer
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.runner.resolve import resolve_model
-from ostinato.settings import WindowConfig, window_blocks
+from ostinato.settings import StateConfig, WindowConfig, window_blocks
 
 logger = logging.getLogger("ostinato")
+
+_MOST_CHECKPOINTS = 4096
+"""Of the slots that nobody asked for: to find a victim takes time with their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSizes:
-    """Blocks per group.
+    """Blocks per group, and slots of states.
 
     Attributes:
         num_blocks: Of group 0.
         windows: Of each window.
+        states: Of layers that carry one; None if there are none.
     """
 
     num_blocks: int
     windows: tuple[WindowConfig, ...] = ()
+    states: StateConfig | None = None
 
     @property
     def all(self) -> list[int]:
@@ -95,10 +99,13 @@ def set_up(config: EngineConfig) -> Setup:
     auto = config.kv_cache_dtype == "auto"
     kv_dtype = loaded.dtype if auto else getattr(torch, config.kv_cache_dtype)
     groups = group_layers(spec, scheduling.max_model_len)
-    sizes = size_pools(config, scheduling, spec, groups, kv_dtype, loaded.device)
+    sizes = size_pools(config, scheduling, loaded, groups, kv_dtype)
     case = AttentionCase(spec, loaded.dtype, kv_dtype, config.block_size, loaded.device)
     attention = choose_attention(config.attention, case, config.read_once)
-    runner = ModelRunner(loaded, sizes.all, config.block_size, kv_dtype, attention, groups)
+    num_slots = 0 if sizes.states is None else sizes.states.num_slots
+    runner = ModelRunner(
+        loaded, sizes.all, config.block_size, kv_dtype, attention, groups, num_slots
+    )
     if loaded.vision is not None:
         runner.images = ImageStore(loaded.vision, config.mm_encoder_cache_bytes)
     compute_path = ComputePath.of(loaded, config.attention, case)
@@ -110,20 +117,25 @@ def set_up(config: EngineConfig) -> Setup:
 def size_pools(
     config: EngineConfig,
     scheduling: SchedulerConfig,
-    spec: KVSpec,
+    loaded: LoadedModel,
     groups: LayerGroups,
     dtype: torch.dtype,
-    device: torch.device,
 ) -> PoolSizes:
     """Split memory among the groups of a model.
 
     Raises:
-        ConfigError: Not even one block fits, or not one sequence's window.
+        ConfigError: Not even one block fits, or not one sequence's window, or not two states.
     """
+    spec = loaded.kv_spec
     per_block = [
         groups.bytes_per_token(spec, group, dtype) * config.block_size
         for group in range(groups.num_groups)
     ]
+    states = size_states(config, scheduling, loaded, sum(per_block))
+    num_slots = 0 if states is None else states.num_slots
+    if not any(per_block):  # blocks only list the prefixes of states
+        listed = num_slots * TOKENS_PER_CHECKPOINT // config.block_size
+        return PoolSizes(config.num_blocks or listed, (), states)
     even = num_blocks_for(
         bytes_per_block=sum(per_block),
         block_size=config.block_size,
@@ -131,7 +143,8 @@ def size_pools(
         max_model_len=scheduling.max_model_len,
         num_blocks=config.num_blocks,
         kv_cache_memory=config.kv_cache_memory,
-        device=device,
+        reserved_bytes=num_slots * loaded.state_spec.bytes_per_slot,
+        device=loaded.device,
     )
     if config.num_blocks is not None:
         # As many as configured, but never fewer than one sequence needs to continue.
@@ -140,7 +153,36 @@ def size_pools(
     else:
         full, sizes = split_pools(even, per_block, groups.windows, config.block_size, scheduling)
     windows = zip(groups.windows, sizes, strict=True)
-    return PoolSizes(full, tuple(WindowConfig(window, size) for window, size in windows))
+    return PoolSizes(full, tuple(WindowConfig(window, size) for window, size in windows), states)
+
+
+def size_states(
+    config: EngineConfig, scheduling: SchedulerConfig, loaded: LoadedModel, block_bytes: int
+) -> StateConfig | None:
+    """Say how many states the pool shall have; None for a model without.
+
+    Raises:
+        ConfigError: Not two of them fit, the model has no use for those that are configured, or
+            it is unknown how much memory is free.
+    """
+    state_bytes, asked_for = loaded.state_spec.bytes_per_slot, config.num_state_slots
+    if not state_bytes and asked_for is not None:
+        raise ConfigError(
+            f"num_state_slots={asked_for}: no layer of {loaded.name!r} carries a state: unset it"
+        )
+    if not state_bytes:
+        return None
+    if asked_for is not None:
+        return StateConfig(asked_for)
+    running = 2 * scheduling.max_num_seqs
+    memory, _ = memory_for(config.kv_cache_memory, loaded.device)
+    if config.num_blocks is None:
+        args = memory, block_bytes, state_bytes, config.block_size, scheduling
+        _, slots = split_states(*args)
+    else:
+        checkpoints = config.num_blocks * config.block_size // TOKENS_PER_CHECKPOINT
+        slots = min(running + checkpoints, memory // state_bytes)
+    return StateConfig(max(2, min(slots, running + _MOST_CHECKPOINTS)))
 
 
 def _read_tokenizer(config: EngineConfig) -> PreTrainedTokenizerBase | None:

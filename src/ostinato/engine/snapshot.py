@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ostinato.engine.audit import AuditCounts
 from ostinato.engine.engine import Engine
+from ostinato.engine.tiered_cache import TierCounts
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.introspection import BlockState, count_states
 from ostinato.runner.compute_path import ComputePath
@@ -26,6 +27,7 @@ class Snapshot:
         num_leased_blocks: Blocks that leases hold, each counted once.
         compute_path: How steps are computed, and why not faster.
         audit: What audits of hits have found.
+        tiers: What tiers did; None without any.
     """
 
     cache: CacheStats
@@ -36,6 +38,7 @@ class Snapshot:
     num_leased_blocks: int
     compute_path: ComputePath
     audit: AuditCounts
+    tiers: TierCounts | None = None
 
 
 def take_snapshot(engine: Engine) -> Snapshot:
@@ -49,4 +52,5 @@ def take_snapshot(engine: Engine) -> Snapshot:
         engine.cache.admin.num_leased_blocks,
         engine.compute_path,
         engine.audit.counts,
+        None if engine.tiers is None else engine.tiers.counts,
     )

@@ -200,7 +200,7 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
         "reasoning_parser": ("",),
         "guided_decoding_backend": ("auto",),
     },
-    "no recurrent layers are served": {
+    "states have the formats that the model computes, and are kept where prompts part": {
         "mamba_cache_dtype": ("auto",),
         "mamba_ssm_cache_dtype": ("auto",),
         "mamba_block_size": (),

@@ -4,12 +4,13 @@ Files in reading order:
 
 * ``config``: what may be set of it?
 * ``prompts``: which part of a request's body decides where it goes?
-* ``tokenizer``, ``tokens``: which tokens will the workers see?
+* ``known_texts``, ``tokenizer``, ``tokens``: which tokens will the workers see?
 * ``kv_feed``: which events did a worker publish, and what is fetched where some are missing?
 * ``worker``, ``fleet``: which workers are there, and which of them are well?
 * ``decisions``: which requests went where, and why?
 * ``peek``: what does an answer say of itself?
 * ``admission``: which requests are let in, and how much of a body?
+* ``public_prefixes``: which prefixes do all tenants share, and where?
 * ``headers``: which headers pass on, and which are set here?
 * ``proxy``: which way does a request take, and its answer?
 * ``metrics``, ``admin``: what may operators know and change?

@@ -15,6 +15,7 @@ from ostinato.fleet.prompts import Prompt
 from ostinato.router import RouteRequest
 from ostinato.server.callers import Caller, Callers
 from ostinato.server.errors import ApiError, body_too_long, body_too_slow, stopping
+from ostinato.server.rate_limit import RateLimit
 
 
 @dataclass(slots=True)
@@ -51,14 +52,16 @@ class Admission:
 
     Attributes:
         is_draining: Whether no more requests are taken.
+        rate_limit: Keeps each key to its limits, for the whole fleet.
     """
 
     def __init__(self, config: FleetConfig, callers: Callers) -> None:
         """Know who may call, and how much."""
         self.is_draining = False
+        self.rate_limit = RateLimit()
         self._config = config
         self._callers = callers
-        self._live: Counter[str] = Counter()
+        self._num_live = 0
         self._bytes: Counter[str] = Counter()
 
     def identify(self, request: web.Request) -> Caller:
@@ -74,21 +77,20 @@ class Admission:
         job = Job(request, self.identify(request), time.perf_counter())
         if self.is_draining:
             raise stopping("the router is shutting down: send the request to another one")
-        tenant, most = job.caller.tenant, job.caller.limits.max_requests
-        if most is not None and self._live[tenant] >= most:
-            raise _too_many(f"{most} requests of this key are under way")
-        if self._live.total() >= self._config.max_requests:
+        if self._num_live >= self._config.max_requests:
             raise _too_many("the router is at capacity (--max-requests)")
-        self._live[tenant] += 1
+        self.rate_limit.enter(job.caller, 1)
+        self._num_live += 1
         return job
 
     def leave(self, job: Job) -> None:
         """Count a request no longer."""
         tenant = job.caller.tenant
-        for counts, number in ((self._live, 1), (self._bytes, job.num_bytes)):
-            counts[tenant] -= number
-            if not counts[tenant]:
-                del counts[tenant]
+        self._num_live -= 1
+        self.rate_limit.leave(job.caller, 1, None)
+        self._bytes[tenant] -= job.num_bytes
+        if not self._bytes[tenant]:
+            del self._bytes[tenant]
 
     async def read(self, job: Job) -> None:
         """Read a body.

@@ -22,6 +22,7 @@ from ostinato.fleet.decisions import Decisions
 from ostinato.fleet.fleet import Fleet
 from ostinato.fleet.metrics import FleetMetrics
 from ostinato.fleet.proxy import Proxy
+from ostinato.fleet.public_prefixes import FleetPrefixes
 from ostinato.fleet.tokenizer import LocalTokenizer
 from ostinato.fleet.tokens import PromptTokens
 from ostinato.server.callers import AnyCaller, KeyedCallers
@@ -85,8 +86,12 @@ class FleetApp:
         self._metrics = FleetMetrics(self.fleet, self._tokens.counts)
         decisions = Decisions()
         self.admission = Admission(config, self._callers)
-        self.proxy = Proxy(self.fleet, self.admission, self._tokens, decisions, self._metrics)
-        self._admin = FleetAdmin(self.fleet, self.proxy, self.admission, decisions)
+        prefixes = FleetPrefixes(self.fleet, self._tokens)
+        self.fleet.on_restart.append(prefixes.lost)
+        self.proxy = Proxy(
+            self.fleet, self.admission, self._tokens, decisions, self._metrics, prefixes
+        )
+        self._admin = FleetAdmin(self.fleet, self.proxy, self.admission, decisions, prefixes)
         before = [_answer_errors] if config.keys_file else [_answer_errors, _guard_host]
         self.web = web.Application(middlewares=before, client_max_size=config.max_body_bytes)
         self.web.cleanup_ctx.append(self._run)
@@ -119,6 +124,8 @@ class FleetApp:
         add("POST", "/admin/workers", self._admin.join)
         add("DELETE", "/admin/workers/{name}", self._admin.leave)
         add("POST", "/admin/prewarm", self._admin.prewarm)
+        add("PUT", "/admin/public/{name}", self._admin.publish)
+        add("POST", "/admin/public/{name}/unpublish", self._admin.unpublish)
         add("POST", "/admin/keys/reload", self._reload_keys)
         add("GET", "/", _page)
         add("GET", "/ui/state", self._admin.state)

@@ -29,6 +29,7 @@ class Fleet:
         config: As given.
         router: Knows what each worker has cached and has to do.
         workers: By name, in the order in which they joined.
+        on_restart: Is called with the name of each worker that was started anew, or left.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Fleet:
         self.workers: dict[str, Worker] = {}
         self.session = session
         self.clock = clock
+        self.on_restart: list[Callable[[str], None]] = []
         self._owners: OrderedDict[str, str] = OrderedDict()  # of what answers are named by
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -97,6 +99,7 @@ class Fleet:
             del self.workers[name]
             worker.cancel()
             self.router.remove(name)
+            self._tell_restart(name)
 
     def choose(self, request: RouteRequest, model: str, tried: Set[str]) -> Decision | None:
         """Choose a worker that is well, serves the model and was not tried yet."""
@@ -170,12 +173,26 @@ class Fleet:
             await worker.probe()
             if not worker.is_well:
                 continue
-            if worker.was_gone:
-                worker.was_gone = False
-                self.router.restarted(worker.name)
-                if worker.feed is not None:
-                    await worker.feed.begin()
+            await self._settle(worker)
             await self._listen(worker)
+
+    async def _settle(self, worker: Worker) -> None:
+        """Find out what a worker has cached that may have been started anew."""
+        was_gone, broke_off = worker.was_gone, worker.broke_off
+        worker.was_gone = worker.broke_off = False
+        if was_gone:
+            self.router.restarted(worker.name)
+            self._tell_restart(worker.name)
+            if worker.feed is not None:
+                await worker.feed.begin()
+        elif broke_off:
+            missing = self.router.interrupted(worker.name)
+            if worker.feed is not None:
+                await worker.feed.fill(missing)
+
+    def _tell_restart(self, name: str) -> None:
+        for tell in self.on_restart:
+            tell(name)
 
     async def _notice_silence(self) -> None:
         """Fetch what silent workers may have published."""

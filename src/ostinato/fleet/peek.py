@@ -4,6 +4,7 @@ import re
 
 _MOST_BYTES = 4096
 _NUMBER = re.compile(rb'"id"\s*:\s*"((?:resp|cmpl|chatcmpl|msg)[-_][\w-]{1,80})"')
+_GENERATED = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d{1,9})')
 _CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d{1,9})')
 
 
@@ -17,11 +18,13 @@ class Peek:
     def __init__(self) -> None:
         """Start before the first byte."""
         self.status = 0
+        self._num_events = 0
         self._head = b""
         self._tail = b""
 
     def see(self, piece: bytes) -> None:
         """Look at the next bytes."""
+        self._num_events += piece.count(b"data:")
         if len(self._head) < _MOST_BYTES:
             self._head = (self._head + piece)[:_MOST_BYTES]
         self._tail = (self._tail + piece)[-_MOST_BYTES:] if len(piece) < _MOST_BYTES else piece
@@ -31,6 +34,12 @@ class Peek:
         """What the answer is named by; empty if it has no name."""
         found = _NUMBER.search(self._head)
         return found[1].decode() if found else ""
+
+    @property
+    def generated_tokens(self) -> int:
+        """Of the answer; for a stream that does not say, its events, which have about one each."""
+        last = _GENERATED.findall(self._tail[-_MOST_BYTES:])
+        return int(last[-1]) if last else self._num_events
 
     @property
     def cached_tokens(self) -> int | None:

@@ -13,6 +13,7 @@ breaks off has its connection closed without an end, so that no client takes it 
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import aiohttp
 from aiohttp import web
@@ -25,6 +26,7 @@ from ostinato.fleet.headers import end_to_end, headers_to_worker, keys_for_worke
 from ostinato.fleet.metrics import FleetMetrics
 from ostinato.fleet.peek import Peek
 from ostinato.fleet.prompts import Prompt, read_prompt
+from ostinato.fleet.public_prefixes import FleetPrefixes
 from ostinato.fleet.tokens import PromptTokens
 from ostinato.fleet.worker import Worker
 from ostinato.router import RouteRequest
@@ -72,6 +74,7 @@ class Proxy:
         tokens: PromptTokens,
         decisions: Decisions,
         metrics: FleetMetrics,
+        prefixes: FleetPrefixes,
     ) -> None:
         """Stand before a fleet."""
         self._fleet = fleet
@@ -80,6 +83,7 @@ class Proxy:
         self._tokens = tokens
         self._decisions = decisions
         self._metrics = metrics
+        self._prefixes = prefixes
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """Serve a route whose prompt decides where it goes."""
@@ -88,6 +92,7 @@ class Proxy:
             await self._admission.read(job)
             job.prompt = await self._prompt(job)
             job.asked, job.tells = await self.ask(job.prompt, job.caller, request.headers)
+            self._admission.rate_limit.charge(job.caller, job.asked.num_tokens)
             return await self._serve(job)
         finally:
             self._admission.leave(job)
@@ -117,6 +122,8 @@ class Proxy:
         session = headers.get("x-session-id", "")[:200]
         keys = keys_for_worker(headers, self._config)
         asked = await self._tokens.request(prompt, salt, caller.tenant, session, keys)
+        if is_apart and caller.public_prefixes:
+            asked = replace(asked, held=self._prefixes.held(asked, caller.public_prefixes))
         return asked, is_apart or caller.may_administer
 
     async def send_copy(
@@ -223,6 +230,7 @@ class Proxy:
             raise
         finally:
             worker.num_live -= 1
+            self._admission.rate_limit.charge(job.caller, peek.generated_tokens)
             self._ended(kept, status, peek)
 
     async def _exchange(

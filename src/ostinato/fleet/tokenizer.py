@@ -6,8 +6,9 @@ pieces that are known are not tokenized again: of a conversation that goes on, t
     <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n
     └────── known from the turn before ──────┘└─── new ───┘
 
-A tokenizer for which that does not hold costs hits and nothing else: its workers tokenize for
-themselves.
+A long piece that goes on, such as the prompt of a completion, is tokenized from a little before its
+new end (``known_texts``). A tokenizer for which that does not hold costs hits and nothing else: its
+workers tokenize for themselves.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from ostinato.core.errors import ConfigError
+from ostinato.fleet.known_texts import CHUNK, KnownTexts
 from ostinato.fleet.prompts import Prompt
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -55,7 +57,8 @@ class LocalTokenizer:
         marks = [t.content for t in added if not t.normalized and not t.rstrip and t.content]
         marks.sort(key=len, reverse=True)
         self._marks = re.compile("|".join(map(re.escape, marks)) or r"(?!)")
-        self._known: OrderedDict[str, list[int]] = OrderedDict()
+        self._texts = KnownTexts(self._tokenizer)
+        self._known: OrderedDict[str, array[int]] = OrderedDict()
         self._num_known_characters = 0
 
     def encode(self, prompt: Prompt) -> "array[int]":
@@ -85,22 +88,24 @@ class LocalTokenizer:
         tokens.extend(self._piece(mark, text[start:], is_rendered))
         return tokens
 
-    def _piece(self, mark: str, piece: str, is_rendered: bool) -> list[int]:
+    def _piece(self, mark: str, piece: str, is_rendered: bool) -> "array[int]":
         """Return the tokens of a piece and of the special token before it."""
         add_special = not mark and not is_rendered
         text = mark + piece
         if not text and not add_special:
-            return []
+            return array("I")
         name = ("+" if add_special else "-") + text
         known = self._known.get(name)
         if known is not None:
             self._known.move_to_end(name)
             return known
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special).ids
+        if len(text) >= 2 * CHUNK:
+            return self._texts.encode(text, add_special)
+        ids = array("I", self._tokenizer.encode(text, add_special_tokens=add_special).ids)
         self._remember(name, ids)
         return ids
 
-    def _remember(self, name: str, ids: list[int]) -> None:
+    def _remember(self, name: str, ids: "array[int]") -> None:
         self._known[name] = ids
         self._num_known_characters += len(name)
         while self._num_known_characters > _MOST_KNOWN_CHARACTERS:

@@ -41,6 +41,7 @@ class Worker:
         num_live: Requests under way.
         num_failed: Requests that it did not answer.
         was_gone: Whether nothing listened there since it was well: it may have been started anew.
+        broke_off: Whether it lost a connection in the middle of an answer since it was looked at.
         feed: Its events; None without.
         tasks: That look after it.
     """
@@ -57,6 +58,7 @@ class Worker:
     num_live: int = 0
     num_failed: int = 0
     was_gone: bool = False
+    broke_off: bool = False
     feed: KVFeed | None = None
     tasks: list["asyncio.Task[None]"] = field(default_factory=list)
     _num_late: int = 0
@@ -101,6 +103,7 @@ class Worker:
         """
         self.num_failed += 1
         if not isinstance(error, aiohttp.ClientConnectorError):
+            self.broke_off |= isinstance(error, aiohttp.ClientPayloadError | ConnectionError)
             return
         self.was_gone, self.trouble = True, _short(error)
         if self.is_well:
@@ -165,6 +168,18 @@ class Worker:
             told = msgspec.json.decode(await _bounded(answer, _MOST_TOKENS_BYTES))
             tokens = told.get("tokens") if isinstance(told, dict) else None
             return tokens if isinstance(tokens, list) else None
+
+    async def administer(self, method: str, path: str, body: bytes) -> dict[str, Any]:
+        """Return the answer of one of its administration's routes, an error's included."""
+        async with self.session.request(
+            method,
+            self.spec.url + path,
+            data=body,
+            headers={**self._headers(), "Content-Type": "application/json"},
+            allow_redirects=False,
+        ) as answer:
+            told = msgspec.json.decode(await _bounded(answer, _MOST_ANSWER_BYTES))
+            return told if isinstance(told, dict) else {"error": f"status {answer.status}"}
 
     def cancel(self) -> None:
         """Stop looking at it."""

@@ -1,14 +1,21 @@
-"""Sliding windows: a cache manager for models whose layers keep different things.
+"""Sliding windows and states: groups of layers that keep something else than full attention.
 
 Files in reading order:
 
-* ``pool_sizes``: how many blocks each group of layers gets of a given memory
+* ``pool_sizes``: how many blocks and states each group of layers gets of a given memory
 * ``window_content``: what a window keeps of a block, and what a sequence holds of it
 * ``window_group``: the blocks of all layers with one window size
-* ``manager``: ``HybridCacheManager``, which keeps full attention and windows in step
+* ``checkpoint``: saved states, which of them is worth least, and what a sequence holds
+* ``placement``: which few positions of a prompt deserve a checkpoint
+* ``prefill_cuts``: where a prefill is cut so that its state can be kept
+* ``state_group``: the states of all layers that keep one
+
+The port that both kinds implement is ``cache.layer_group``.
 
 Rules:
 
 1. A hit is one length that is valid in every group of layers.
 2. Of a window, the blocks that a prefix's end needs are enough; they are found by SHA-256 digest.
+3. Of a state, a hit ends at the deepest checkpoint; what follows is computed again, and its
+   blocks are kept once.
 """

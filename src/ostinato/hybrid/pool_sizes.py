@@ -1,17 +1,24 @@
-"""How many blocks does each group of layers get of a given memory?
+"""How many blocks and states does each group of layers get of a given memory?
 
 An even share gives every group as many blocks. Of a prefix, full attention keeps all and a window
 only the end, so a window gets what all running sequences could hold at once, or half of the even
 share if that is more (the ends of cached prefixes), and the rest goes to full attention.
+
+States share memory with blocks as traffic fills both: a checkpoint of a fixed size per so many
+new tokens, and the blocks of those tokens.
 """
 
 from collections.abc import Sequence
 
 from ostinato.core.config import SchedulerConfig
+from ostinato.core.errors import ConfigError
 from ostinato.settings import window_blocks
 
 _PREFIXES_PER_BLOCK = 4
 """Blocks of group 0 per block of a window, where group 0 has no bytes and only lists prefixes."""
+
+TOKENS_PER_CHECKPOINT = 4096
+"""New tokens per useful checkpoint before traffic tells: between long prompts and short turns."""
 
 
 def split_pools(
@@ -40,6 +47,52 @@ def split_pools(
     pairs = zip(sizes, block_bytes[1:], strict=True)
     left = sum((even - size) * each for size, each in pairs)
     return even + left // block_bytes[0], sizes
+
+
+def split_states(
+    memory_bytes: int,
+    block_bytes: int,
+    state_bytes: int,
+    block_size: int,
+    scheduling: SchedulerConfig,
+    tokens_per_checkpoint: int = TOKENS_PER_CHECKPOINT,
+) -> tuple[int, int]:
+    """Share memory out between blocks and states.
+
+    Running sequences get their slots first, and one each for the state at the end of their
+    answers; if all of them would take more than half of the memory, fewer will run at once. Of
+    the rest, both pools get what fills them at the same time.
+
+    Args:
+        memory_bytes: For all.
+        block_bytes: Of one block, in all layers that keep tokens; 0 if none does.
+        state_bytes: Of one state, in all layers that keep one.
+        block_size: Tokens per block.
+        scheduling: How many sequences run at once.
+        tokens_per_checkpoint: New tokens per checkpoint, as counted: published blocks times
+            block size over checkpoints kept.
+
+    Returns:
+        Blocks, and slots for states; without ``block_bytes`` as many blocks as list the prefixes
+        of all states.
+
+    Raises:
+        ConfigError: Not one block and the states of one sequence fit.
+    """
+    least = 2 * state_bytes + block_bytes
+    if memory_bytes < least:
+        raise ConfigError(
+            f"kv_cache_memory={memory_bytes:,} bytes do not hold a block and two states of "
+            f"{state_bytes:,} bytes, which one sequence needs: give at least {least:,}"
+        )
+    running = min(2 * scheduling.max_num_seqs, max(2, memory_bytes // (2 * state_bytes)))
+    left = memory_bytes - running * state_bytes
+    if not block_bytes:
+        slots = running + left // state_bytes
+        return max(1, slots * tokens_per_checkpoint // block_size), slots
+    per_checkpoint = state_bytes + tokens_per_checkpoint * block_bytes // block_size
+    slots = running + left // per_checkpoint
+    return max(1, (memory_bytes - slots * state_bytes) // block_bytes), slots
 
 
 def _most_held(window: int, block_size: int, scheduling: SchedulerConfig) -> int:

@@ -27,16 +27,20 @@ from array import array
 from collections.abc import Iterator
 
 from ostinato.cache.block import CacheEntry
+from ostinato.cache.block_table import BlockTable
+from ostinato.cache.layer_group import LayerGroup
 from ostinato.cache.pool import BlockPool
-from ostinato.cache.prefix_index import CachedRun, Removal
+from ostinato.cache.prefix_index import CachedRun, PrefixMatch, Removal
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockDigest
 from ostinato.hybrid.window_content import WindowContent, WindowCopy, WindowTable
 from ostinato.indexes.block_hash import BlockHasher
 
 
-class WindowGroup:
+class WindowGroup(LayerGroup):
     """The blocks of all layers with one window size."""
+
+    has_rows, cuts = True, None
 
     def __init__(self, window: int, pool: BlockPool, hasher: BlockHasher) -> None:
         """Make an empty group over a pool of its own.
@@ -76,18 +80,36 @@ class WindowGroup:
             end = missing  # every longer prefix that ends before needs this block too
         return 0
 
-    def num_idle_blocks(self, key: PrefixKey, num_blocks: int) -> int:
-        """Count the blocks of a hit that no request holds."""
-        return sum(not copy.ref_count for copy in self._window(key, num_blocks))
+    def room(self, key: PrefixKey, num_blocks: int, tail: CacheEntry | None) -> int:
+        """Return how many tokens could have slots if a hit of so many blocks were held."""
+        held = self._window(key, num_blocks) + ([] if tail is None else [tail])
+        free = self.pool.num_free_for(key.identity.owner) - sum(not e.ref_count for e in held)
+        return (num_blocks + free) * self._block_size
 
-    def acquire(self, key: PrefixKey, num_blocks: int) -> WindowTable:
-        """Hold the window before the end of a hit."""
+    def room_to_grow(self, held: WindowTable, num_tokens: int) -> int:
+        """Return how many of a sequence's first ``num_tokens`` could have slots."""
+        if num_tokens > len(held.blocks) * self._block_size:
+            free = self.pool.num_free_for(held.tenant)
+            num_tokens = min(num_tokens, (len(held.blocks) + free) * self._block_size)
+        return num_tokens
+
+    def num_to_fork(self, held: WindowTable, num_blocks: int) -> int:
+        """Return how many blocks a fork does not share."""
+        return num_blocks - held.num_shared
+
+    def hold(self, key: PrefixKey, match: PrefixMatch, tail: CacheEntry | None) -> WindowTable:
+        """Hold the window before the end of a hit, and the source of a copy."""
+        num_blocks = len(match.blocks)
         copies = self._window(key, num_blocks)
         self.pool.hold(copies)
         first = num_blocks - len(copies)
         blocks = array("i", [self.null_block] * first + [copy.block for copy in copies])
         noted = [*[None] * first, *copies]
-        return WindowTable(key.identity.owner, blocks, noted, first, num_blocks)
+        held = WindowTable(key.identity.owner, blocks, noted, first, num_blocks)
+        if isinstance(tail, WindowCopy):
+            self.pool.hold((tail,))
+            held.tail = tail
+        return held
 
     def find_tail(self, key: PrefixKey, num_blocks: int, name: bytes) -> WindowCopy | None:
         """Find the copy of a block that the sequence leaves in its middle.
@@ -100,80 +122,77 @@ class WindowGroup:
         content = self._contents.get(self._hasher.child(key, num_blocks, name))
         return content.copies[0] if content is not None and content.name == name else None
 
-    def hold_tail(self, table: WindowTable, copy: WindowCopy) -> None:
-        """Hold the source of a copy until ``release_tail``."""
-        self.pool.hold((copy,))
-        table.tail = copy
-
-    def release_tail(self, table: WindowTable) -> None:
+    def release_tail(self, held: WindowTable) -> None:
         """Release the source of a copy, if there is one."""
-        if table.tail is not None:
-            self.pool.release((table.tail,))
-            table.tail = None
+        if held.tail is not None:
+            self.pool.release((held.tail,))
+            held.tail = None
 
-    def append(self, table: WindowTable, blocks: "array[int]") -> None:
-        """Give a table private blocks."""
-        table.blocks.extend(blocks)
-        table.copies.extend([None] * len(blocks))
+    def take(self, table: BlockTable, held: WindowTable, num_tokens: int) -> None:
+        """Give a table private blocks for its first tokens."""
+        missing = -(-num_tokens // self._block_size) - len(held.blocks)
+        if missing > 0:
+            held.blocks.extend(self.pool.take(table, missing, self))
+            held.copies.extend([None] * missing)
 
     def publish(
-        self, table: WindowTable, key: PrefixKey, num_blocks: int
+        self, table: BlockTable, held: WindowTable, num_tokens: int
     ) -> list[tuple[int, bool]]:
-        """Make a sequence's first full blocks findable, as far as the table holds them.
-
-        Returns:
-            The places that were published, each with whether its content is new.
-        """
-        published = []
+        """Make a sequence's first full blocks findable, as far as the table holds them."""
+        published, key, num_blocks = [], table.key, num_tokens // self._block_size
         digests = self._hasher.digests(key, num_blocks)
-        for place in range(max(table.num_published, table.first), num_blocks):
+        for place in range(max(held.num_published, held.first), num_blocks):
             name = key.block_name(place, self._block_size)
             content = self._content(key.identity, digests[place], name, True)
             published.append((place, not content.copies))
-            table.copies[place] = WindowCopy(table.blocks[place], content, self.pool.now())
-            if table.first_published is None:
-                table.first_published = place
-        table.num_published = max(table.num_published, num_blocks)
+            held.copies[place] = WindowCopy(held.blocks[place], content, self.pool.now())
+            if held.first_published is None:
+                held.first_published = place
+        held.num_published = max(held.num_published, num_blocks)
         return published
 
-    def retract(self, table: WindowTable) -> Removal:
+    def retract(self, held: WindowTable) -> Removal:
         """Take back what this step published; those blocks are private again."""
         removed = array("i")
-        if table.first_published is not None:
-            for place in range(len(table.blocks) - 1, table.first_published - 1, -1):
-                copy = table.copies[place]
+        if held.first_published is not None:
+            for place in range(len(held.blocks) - 1, held.first_published - 1, -1):
+                copy = held.copies[place]
                 if copy is not None:
                     assert copy.ref_count == 1, "another request holds it"
                     copy.ref_count = 0
                     self._forget(copy)
                     removed.append(copy.block)
-                    table.copies[place] = None
-            table.num_published, table.first_published = table.first_published, None
+                    held.copies[place] = None
+            held.num_published, held.first_published = held.first_published, None
         return Removal(removed)
 
-    def slide(self, table: WindowTable, num_tokens: int) -> None:
-        """Release the blocks that left the window, deepest first."""
-        keep = min(self.first_needed(num_tokens), len(table.blocks))
-        self._release_places(table, table.first, keep)
-        table.first = max(table.first, keep)
+    def settle(self, table: BlockTable, held: WindowTable) -> None:
+        """Release the blocks that left the window with this step, deepest first."""
+        held.first_published = None
+        keep = min(self.first_needed(table.num_planned), len(held.blocks))
+        self._release_places(held, held.first, keep)
+        held.first = max(held.first, keep)
 
-    def release(self, table: WindowTable) -> None:
+    def release(self, table: BlockTable, held: WindowTable) -> None:
         """Release all that a table holds, deepest first."""
-        self.release_tail(table)
-        self._release_places(table, table.first, len(table.blocks))
-        table.first = len(table.blocks)
+        self.release_tail(held)
+        self._release_places(held, held.first, len(held.blocks))
+        held.first = len(held.blocks)
 
-    def publish_partial(self, table: WindowTable, key: PrefixKey, place: int, text: bytes) -> None:
+    def publish_partial(
+        self, table: BlockTable, held: WindowTable, num_blocks: int, text: bytes
+    ) -> None:
         """Make the partial last block of an ended sequence findable, with the window before it."""
-        content = self._content(key.identity, self._hasher.child(key, place, text), text, False)
-        table.copies[place] = WindowCopy(table.blocks[place], content, self.pool.now())
+        digest = self._hasher.child(table.key, num_blocks, text)
+        content = self._content(table.key.identity, digest, text, False)
+        held.copies[num_blocks] = WindowCopy(held.blocks[num_blocks], content, self.pool.now())
 
-    def fork(self, table: WindowTable) -> WindowTable:
+    def fork(self, held: WindowTable) -> WindowTable:
         """Share what is published; the rest of the places are still to be given blocks."""
-        shared = table.num_shared
-        self.pool.hold([copy for copy in table.copies[table.first : shared] if copy is not None])
-        blocks, copies = table.blocks[:shared], table.copies[:shared]
-        return WindowTable(table.tenant, blocks, copies, table.first, shared)
+        shared = held.num_shared
+        self.pool.hold([copy for copy in held.copies[held.first : shared] if copy is not None])
+        blocks, copies = held.blocks[:shared], held.copies[:shared]
+        return WindowTable(held.tenant, blocks, copies, held.first, shared)
 
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove one evictable copy."""
@@ -190,10 +209,10 @@ class WindowGroup:
         """Walk every published block."""
         return (copy for content in self._contents.values() for copy in content.copies)
 
-    def check(self, tables: list[WindowTable]) -> None:
+    def check(self, every: list[WindowTable]) -> None:
         """Assert rules 1 to 3; references are recounted from live tables."""
         counted: dict[int, int] = {}
-        for table in tables:
+        for table in every:
             assert len(table.blocks) == len(table.copies), "a place without a note"
             for place, block in enumerate(table.blocks):
                 assert (block == self.null_block) == (place < table.first), "a gap in a window"
@@ -206,7 +225,7 @@ class WindowGroup:
             assert (id(copy) in idle) == (copy.ref_count == 0), "idle copies alone are evictable"
             idle.discard(id(copy))
         assert not counted and not idle, "a copy outside the group"
-        private = [block for table in tables for block in table.private_blocks]
+        private = [block for table in every for block in table.private_blocks]
         self.pool.check([*private, *(copy.block for copy in self.copies())])
 
     def _window(self, key: PrefixKey, num_blocks: int) -> "list[WindowCopy]":

@@ -99,8 +99,16 @@ class HashPath:
 class HashIndex:
     """A map from chained digests to contents."""
 
-    def __init__(self, pool: BlockPool, hasher: BlockHasher) -> None:
-        """Make an empty index over a pool, whose contents are found by a hasher's digests."""
+    def __init__(self, pool: BlockPool, hasher: BlockHasher, keeps_copies: bool = True) -> None:
+        """Make an empty index over a pool.
+
+        Args:
+            pool: Its blocks.
+            hasher: Digests that contents are found by.
+            keeps_copies: Whether rule 2 holds; otherwise a second block of the same content is a
+                duplicate, as in the radix index.
+        """
+        self._keeps_copies = keeps_copies
         self.version, self.block_size = 0, hasher.block_size
         self._pool = pool
         self._hasher = hasher
@@ -156,7 +164,7 @@ class HashIndex:
             return self._publish_partial(path, key, blocks[0], num_tokens)
         first, last = len(path.copies), len(path.copies) + len(blocks)
         self._hasher.digests(key, last)  # whatever it raises, nothing has changed
-        num_known, now_s = 0, self._pool.now()
+        num_known, now_s, duplicates = 0, self._pool.now(), list[tuple[int, BlockId]]()
         uses, left = 0, 0  # what is remembered, and of how many more blocks
         self.version += 1
         for index, block in enumerate(blocks, first):
@@ -170,10 +178,16 @@ class HashIndex:
                     uses, left = self._pool.recall(key, index, last - index, size, summary)
                 left -= 1
             num_known += is_known
+            if is_known and not self._keeps_copies:
+                canonical: HashCopy = content.copies[0]
+                self._pool.hold((canonical,))
+                path.copies.append(canonical)
+                duplicates.append((index, canonical.block))
+                continue
             path.copies.append(HashCopy(block, content, now_s, 1 if is_known else uses + 1))
             if len(content.copies) == 2:
                 self._pool.expose(content.copies[0])  # what builds on it has another one
-        return path, PublishResult(num_known)
+        return path, PublishResult(num_known, tuple(duplicates))
 
     def retract(
         self, path: HashPath, num_blocks: int, evict: Callable[[CacheEntry], None]

@@ -19,6 +19,7 @@ Files in reading order:
 * ``hash_traces``: how are public traces read, which list the hashes of blocks instead of tokens?
 * ``traces``: how are traces of traffic read?
 * ``policies``: eviction policies to compare with, which no engine runs
+* ``tier_model``: a disk behind the pool: what is on it, and when loads are there
 * ``serial_replay``: what would a cache of a given size and policy have found of a trace?
 * ``kv_groups``: how many blocks of a trace does an engine keep in so much memory?
 * ``cost_model``: how long does a step take, by prices that were given or measured?

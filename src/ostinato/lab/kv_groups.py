@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import ConfigError
-from ostinato.hybrid.pool_sizes import split_pools
+from ostinato.hybrid.pool_sizes import TOKENS_PER_CHECKPOINT, split_pools, split_states
 from ostinato.lab.kv_bytes import KVBytes
 from ostinato.lab.serial_replay import Pools
-from ostinato.settings import WindowConfig, window_blocks
+from ostinato.settings import StateConfig, WindowConfig, window_blocks
 
 _ENGINE_BLOCK = 16
 """Tokens per block of the engine, whatever the trace has."""
@@ -29,11 +29,13 @@ class KVGroups:
         full_bytes: In layers that keep every token; 0 if all have windows.
         windows: Tokens that a window sees and bytes of one token in its layers, by size.
         num_running: Sequences that run at once, whose windows must fit.
+        state_bytes: What layers that keep a state have of one sequence, or of one checkpoint.
     """
 
     full_bytes: int
     windows: tuple[tuple[int, int], ...] = ()
     num_running: int = 1
+    state_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a model that keeps nothing of a token.
@@ -81,6 +83,11 @@ class KVGroups:
         Raises:
             ConfigError: Not one block fits.
         """
+        states = None
+        if self.state_bytes:
+            slots = self.checkpoints(memory_bytes, block_tokens)
+            memory_bytes -= (2 * self.num_running + slots) * self.state_bytes
+            states = StateConfig(2 + slots, 1)  # a serial replay runs one sequence
         full, windows = self.blocks(memory_bytes, block_tokens)
         if not full:
             raise ConfigError(
@@ -88,10 +95,30 @@ class KVGroups:
                 f"{self.token_bytes:,} bytes: give more"
             )
         in_blocks = (replace(w, window=window_blocks(w.window, block_tokens)) for w in windows)
-        return Pools(full, tuple(in_blocks))
+        return Pools(full, tuple(in_blocks), states)
+
+    def checkpoints(self, memory_bytes: int, block_tokens: int) -> int:
+        """Return how many states are kept for prefixes, besides those of running sequences."""
+        _, slots = split_states(
+            memory_bytes,
+            self.token_bytes * block_tokens,
+            self.state_bytes,
+            block_tokens,
+            SchedulerConfig(
+                max_num_seqs=self.num_running,
+                max_num_batched_tokens=max(_STEP_TOKENS, self.num_running),
+            ),
+        )
+        return max(0, slots - 2 * self.num_running)
+
+    def with_states(self, memory_bytes: int) -> int:
+        """Return the memory in which so many bytes are left for blocks beside states."""
+        per_checkpoint = self.token_bytes * TOKENS_PER_CHECKPOINT
+        states = memory_bytes * self.state_bytes // per_checkpoint
+        return memory_bytes + states + 2 * self.num_running * self.state_bytes
 
     def memory_for(self, num_blocks: int, block_tokens: int) -> int:
-        """Return the least memory in which full attention has so many blocks of a trace."""
+        """Return the least memory in which full attention has so many blocks, states aside."""
         low, high = 0, num_blocks * block_tokens * self.token_bytes
         if not self.windows:
             return high
@@ -119,7 +146,8 @@ def kv_groups(kv: KVBytes, num_running: int = 1, copies: int = 1) -> KVGroups:
             full += group.token_bytes * copies
         elif group.token_bytes:
             by_window[window] = by_window.get(window, 0) + group.token_bytes * copies
-    return KVGroups(full, tuple(sorted(by_window.items())), num_running)
+    states = kv.state_bytes * copies
+    return KVGroups(full, tuple(sorted(by_window.items())), num_running, states)
 
 
 def _window(window: int, num_blocks: int, block_tokens: int) -> WindowConfig:

@@ -240,11 +240,13 @@ class _Planner:
     def least_for_all(self) -> int:
         """Return the least memory of a replica with which full attention evicts nothing."""
         size, setup = self._trace.block_tokens, self._setup
-        everything = setup.kv.memory_for(max(1, self._trace.num_distinct), size)
+        memory = setup.kv.memory_for(max(1, self._trace.num_distinct), size)
+        everything = setup.kv.with_states(memory)
         # Nothing is evicted, so the fastest policy will do.
         planner = _Planner(self._trace, replace(setup, policy="lru"))
         tried = planner.serve(everything, "affinity")
-        return setup.kv.memory_for(max(1, tried.result.most_cached_blocks), size)
+        memory = setup.kv.memory_for(max(1, tried.result.most_cached_blocks), size)
+        return setup.kv.with_states(memory)
 
     def option(self, memory_bytes: int) -> Option:
         """Return one size with the replicas that it needs."""

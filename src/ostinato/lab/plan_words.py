@@ -91,11 +91,15 @@ def _ceiling(plan: Plan) -> str:
     on_many = f" on {_replicas(most.num_replicas)}" if most.num_replicas > 1 else ""
     one_cache = f", and one cache for all {seen:.1%}" if most.num_replicas > 1 else ""
     first = f"the other {1 - seen:.1%} are seen for the first time."
-    if plan.setup.kv.windows:
+    if plan.setup.kv.windows or plan.setup.kv.state_bytes:
+        still = (
+            "windows still evict the ends of prefixes"
+            if plan.setup.kv.windows
+            else "states are kept at few positions, and are still evicted"
+        )
         return (
             f"With {size} per replica full attention evicts nothing and {most.hit_ratio:.1%} "
-            f"hit{on_many}; windows still evict the ends of prefixes, so more memory finds more, "
-            f"up to {seen:.1%}: {first}"
+            f"hit{on_many}; {still}, so more memory finds more, up to {seen:.1%}: {first}"
         )
     return (
         f"No memory finds more than {most.hit_ratio:.1%}{on_many}{one_cache}: {first} From {size} "

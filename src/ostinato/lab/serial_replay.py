@@ -22,7 +22,8 @@ from ostinato.assembly import build_cache
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.lab.block_trace import BlockTrace, Numbers
 from ostinato.lab.policies import SimulatedPolicyName, policy_factory
-from ostinato.settings import PolicyName, PrefixCacheConfig, WindowConfig
+from ostinato.lab.tier_model import SimulatedDisk
+from ostinato.settings import PolicyName, PrefixCacheConfig, StateConfig, WindowConfig
 
 REQUESTS_PER_REPORT = 256
 """Requests between two reports of progress."""
@@ -46,6 +47,9 @@ class SerialResult:
         evicted_blocks: Blocks that were given away for other content.
         num_cut: Requests with more blocks than the cache, of which the first alone are used.
         total_input_tokens: Tokens of all prompts.
+        loaded_tokens: Prompt tokens that a disk had and the pool had not, over all requests; they
+            are among those that hit.
+        written_blocks: Blocks that were written to it.
     """
 
     policy: SimulatedPolicyName
@@ -55,6 +59,8 @@ class SerialResult:
     evicted_blocks: int
     num_cut: int
     total_input_tokens: int
+    loaded_tokens: int = 0
+    written_blocks: int = 0
 
     @property
     def total_hit_tokens(self) -> int:
@@ -75,10 +81,12 @@ class Pools:
     Attributes:
         full: Blocks for full attention.
         windows: What layers with a sliding window have, in blocks of the trace too.
+        states: What layers that keep states have; their unit is a block of the trace.
     """
 
     full: int
     windows: tuple[WindowConfig, ...] = ()
+    states: StateConfig | None = None
 
 
 class SerialCache:
@@ -90,13 +98,20 @@ class SerialCache:
         num_cut: Requests with more blocks than the cache.
     """
 
-    def __init__(self, pools: Pools, policy: SimulatedPolicyName, num_distinct: int) -> None:
+    def __init__(
+        self,
+        pools: Pools,
+        policy: SimulatedPolicyName,
+        num_distinct: int,
+        disk: SimulatedDisk | None = None,
+    ) -> None:
         """Make an empty cache.
 
         Args:
             pools: Its sizes; more than a trace can fill is not allocated.
             policy: Which cached block is worth least.
             num_distinct: Blocks of the trace.
+            disk: Behind it.
         """
         self._now_s = 0.0
         self._most_blocks = pools.full
@@ -108,14 +123,18 @@ class SerialCache:
             windows=tuple(
                 replace(w, num_blocks=min(w.num_blocks, most + w.window)) for w in pools.windows
             ),
+            states=pools.states,
             seal_tails=False,
             keep_explanations=0,
             ghost_blocks=0,
         )
         spare = [window.num_blocks - window.window for window in config.windows]
         self._step_blocks = max(1, min(spare)) if spare else None
-        cache = build_cache(config, lambda: self._now_s, policy=policy_factory(policy))
+        make_policy, more = policy_factory(policy), () if disk is None else (disk,)
+        cache = build_cache(config, lambda: self._now_s, policy=make_policy, more_observers=more)
         self.manager, self.stats = cache.manager, cache.stats
+        if disk is not None:
+            disk.open(self.manager)
 
     def key(self, path: "array[int]") -> PrefixKey:
         """Return the key of a prompt: its blocks as far as the cache could hold them."""
@@ -134,6 +153,12 @@ class SerialCache:
         table, _ = admitted
         hits = table.num_shared_tokens
         done = table.num_slots
+        if manager.cuts is not None:  # a step per cut
+            done = hits
+            while (end := manager.cuts.end_of_chunk(table, done, length, ())) < length:
+                manager.publish(table, end)
+                manager.commit([table])
+                done = end
         while self._step_blocks is not None and done <= length:
             manager.publish(table, done)
             manager.commit([table])
@@ -150,6 +175,7 @@ def replay_serially(
     pools: Pools | int,
     policy: SimulatedPolicyName = USUAL_POLICY,
     progress: Callable[[int], None] | None = None,
+    disk_blocks: int = 0,
 ) -> SerialResult:
     """Serve a trace from one cache, a request at a time.
 
@@ -158,15 +184,20 @@ def replay_serially(
         pools: Sizes of the cache; a number is that of full attention, without windows.
         policy: Which cached block is worth least.
         progress: Is told of requests that were served, some at a time.
+        disk_blocks: Blocks of a disk behind it; 0 has none.
 
     Cost: about a microsecond per block under LRU, and tens of them per request.
     """
     pools = Pools(pools) if isinstance(pools, int) else pools
-    cache = SerialCache(pools, policy, trace.num_distinct)
-    hits, cached = [0] * len(trace), [0] * len(trace)
+    disk = SimulatedDisk(disk_blocks, 1) if disk_blocks else None
+    cache = SerialCache(pools, policy, trace.num_distinct, disk)
+    hits, cached, loaded = [0] * len(trace), [0] * len(trace), 0
     arrivals, outputs = trace.arrival_s.tolist(), trace.output_tokens.tolist()
     for number, path in enumerate(each_path(trace)):
         hits[number] = cache.serve(cache.key(path), arrivals[number], outputs[number])
+        if disk is not None:
+            hits[number] += disk.last_found
+            loaded += disk.last_found
         cached[number] = cache.manager.pool.num_evictable
         if progress is not None and number % REQUESTS_PER_REPORT == REQUESTS_PER_REPORT - 1:
             progress(REQUESTS_PER_REPORT)
@@ -180,6 +211,8 @@ def replay_serially(
         cache.stats.evicted_blocks,
         cache.num_cut,
         trace.total_input_tokens,
+        loaded * trace.block_tokens,
+        0 if disk is None else disk.num_written,
     )
 
 

@@ -19,8 +19,26 @@ from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.kv_groups import KVGroups
 from ostinato.lab.policies import SIMULATED_POLICIES, SimulatedPolicyName
 from ostinato.lab.replay import ReplayedRequest
-from ostinato.lab.serial_replay import Pools, SerialResult, each_path, replay_serially
+from ostinato.lab.serial_replay import (
+    USUAL_POLICY,
+    Pools,
+    SerialResult,
+    each_path,
+    replay_serially,
+)
+from ostinato.lab.tier_model import DiskModel
 from ostinato.lab.timed_replay import TimedResult
+from ostinato.settings import CheckpointPlacement, StateConfig
+
+PLACEMENTS: Mapping[str, CheckpointPlacement] = {
+    "where prompts part": "where_prompts_part",
+    "one per request": "prompt_end",
+    "every block": "every_unit",
+}
+"""Where checkpoints of a model with states are kept: as here, and as is usual elsewhere."""
+
+SHARES = (0.05, 0.1, 0.2, 0.4, 0.7)
+"""Of the memory, those that states may take."""
 
 _LEADING = (1, 2, 5)
 _NEVER = 2**62
@@ -34,19 +52,21 @@ class Simulation:
         trace: The traffic.
         capacities: Sizes of the cache in blocks of the trace, rising.
         kv: What a token takes; None where no model is known.
-        results: One per size, by policy.
+        results: One per size, by policy; of a model with states, by where checkpoints are kept.
         bounds: Hit ratios that no policy can exceed, one per size, by name.
         unbounded: Of a cache that never evicts.
         timed: Runs with the scheduler, by what was different.
         slowdown: By which the arrivals of ``timed`` were stretched.
         is_slowed_to_fit: Whether that was chosen so that one engine can serve them.
         cost_origin: Where the prices of ``timed`` come from.
+        tiered: With a disk behind the cache, one per size, under the usual policy.
+        disk: That disk; None without one.
         replayed: For a recording, its requests, done again with the recorded settings.
     """
 
     trace: BlockTrace
     capacities: tuple[int, ...]
-    results: dict[SimulatedPolicyName, list[SerialResult]]
+    results: dict[str, list[SerialResult]]
     unbounded: SerialResult
     kv: KVGroups | None = None
     bounds: dict[str, list[float]] = field(default_factory=dict)
@@ -54,11 +74,15 @@ class Simulation:
     slowdown: float = 1.0
     is_slowed_to_fit: bool = False
     cost_origin: str = ""
+    tiered: list[SerialResult] = field(default_factory=list)
+    disk: DiskModel | None = None
     replayed: list[ReplayedRequest] = field(default_factory=list)
 
     def ratios(self) -> Mapping[str, list[float]]:
         """Return hit ratios, one per size: policies first, then bounds."""
-        found = {str(p): [r.hit_ratio for r in rs] for p, rs in self.results.items()}
+        found = {p: [r.hit_ratio for r in rs] for p, rs in self.results.items()}
+        if self.disk is not None:
+            found[f"{self.tiered[0].policy} + disk"] = [r.hit_ratio for r in self.tiered]
         return found | self.bounds
 
     def memory(self) -> list[int] | None:
@@ -90,6 +114,19 @@ def add_bounds(simulation: Simulation, progress: Callable[[int], None] | None = 
         simulation.bounds[name] = ratios
 
 
+def add_disk(
+    simulation: Simulation, disk: DiskModel, progress: Callable[[int], None] | None = None
+) -> None:
+    """Add what a disk behind each cache would have found, under the usual policy or the first."""
+    known = [name for name in SIMULATED_POLICIES if name in simulation.results]
+    policy = USUAL_POLICY if USUAL_POLICY in known else known[0]
+    trace, kv, simulation.disk = simulation.trace, simulation.kv, disk
+    simulation.tiered = [
+        replay_serially(trace, _pools(trace, n, kv), policy, progress, disk.num_blocks)
+        for n in simulation.capacities
+    ]
+
+
 def usual_capacities(trace: BlockTrace) -> tuple[int, ...]:
     """Return sizes worth looking at: 1, 2, 5, 10, ... and the least that never evicts.
 
@@ -115,16 +152,24 @@ def simulate(
         capacities: Sizes in blocks of the trace.
         policies: Which to try.
         progress: Is told of requests that were served; of each cache as many as the trace has.
-        kv: Sizes the windows of a model that has some.
+        kv: Sizes the windows of a model that has some. Where it keeps states, placements of
+            checkpoints are compared in place of policies, each with the best of ``SHARES``.
 
-    Cost: one serial replay per size and policy, and one more.
+    Cost: one serial replay per size and policy, or placement and share, and one more.
     """
     sizes = tuple(sorted(set(capacities)))
     unbounded = replay_serially(trace, trace.num_distinct + 1, "lru", progress)
-    results = {
-        policy: [replay_serially(trace, _pools(trace, n, kv), policy, progress) for n in sizes]
-        for policy in policies
-    }
+    results: dict[str, list[SerialResult]]
+    if kv is not None and kv.state_bytes:
+        results = {
+            name: [_replay_states(trace, n, kv, placement, progress) for n in sizes]
+            for name, placement in PLACEMENTS.items()
+        }
+    else:
+        results = {
+            policy: [replay_serially(trace, _pools(trace, n, kv), policy, progress) for n in sizes]
+            for policy in policies
+        }
     return Simulation(trace, sizes, results, unbounded, kv)
 
 
@@ -135,6 +180,35 @@ def _pools(trace: BlockTrace, num_blocks: int, kv: KVGroups | None) -> Pools:
     size = trace.block_tokens
     windows = kv.pools(kv.memory_for(num_blocks, size), size).windows
     return Pools(num_blocks, windows)
+
+
+def num_replays(num_sizes: int, num_policies: int, kv: KVGroups | None) -> int:
+    """Return how many serial replays a simulation takes."""
+    has_states = kv is not None and kv.state_bytes > 0
+    return num_sizes * (len(PLACEMENTS) * len(SHARES) if has_states else num_policies) + 1
+
+
+def _replay_states(
+    trace: BlockTrace,
+    num_blocks: int,
+    kv: KVGroups,
+    placement: CheckpointPlacement,
+    progress: Callable[[int], None] | None,
+) -> SerialResult:
+    """Serve a trace with the memory of so many blocks shared between blocks and states.
+
+    A share that has no room for a block or for two states finds nothing.
+    """
+    memory, block = kv.memory_for(num_blocks, trace.block_tokens), kv.token_bytes
+    found: list[SerialResult] = []
+    for share in SHARES:
+        slots = int(memory * share) // kv.state_bytes
+        full = (memory - slots * kv.state_bytes) // (block * trace.block_tokens)
+        # The slot of the one running sequence comes on top, as does its partial block.
+        states = StateConfig(max(2, slots + 1), 1, placement=placement)
+        pools = Pools(max(1, full), states=states)
+        found.append(replay_serially(trace, pools, USUAL_POLICY, progress))
+    return max(found, key=lambda result: result.hit_ratio)
 
 
 def belady_hits(paths: Sequence[Sequence[int]], num_blocks: int, bypass: bool = False) -> int:

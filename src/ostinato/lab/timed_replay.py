@@ -26,7 +26,9 @@ from ostinato.core.request import Request
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import StepCost
+from ostinato.lab.tier_model import DiskModel, SimulatedDisk, SimulatedLoads
 from ostinato.sched.sequence import SequenceUpdate
+from ostinato.scheduling.held_requests import HeldRequests
 from ostinato.settings import PrefixCacheConfig
 
 NUM_SAMPLES = 400
@@ -113,6 +115,7 @@ def replay_timed(
     *,
     slowdown: float = 1.0,
     progress: Callable[[int], None] | None = None,
+    disk: DiskModel | None = None,
 ) -> TimedResult:
     """Serve a trace at its times.
 
@@ -123,8 +126,9 @@ def replay_timed(
         cost: How long a step takes.
         slowdown: By which the gaps between arrivals are stretched.
         progress: Is told of requests that ended, one at a time.
+        disk: Behind the cache; None has none.
     """
-    replica = TimedReplica(trace, cache, scheduling, cost)
+    replica = TimedReplica(trace, cache, scheduling, cost, disk)
     return _TimedReplay(replica, (trace.arrival_s * slowdown).tolist(), progress).run()
 
 
@@ -137,6 +141,7 @@ class TimedReplica:
         cache: PrefixCacheConfig,
         scheduling: SchedulerConfig,
         cost: StepCost,
+        disk: DiskModel | None = None,
     ) -> None:
         """Start idle, with an empty cache.
 
@@ -145,12 +150,20 @@ class TimedReplica:
             cache: Settings; blocks have as many tokens as the trace's.
             scheduling: Settings; budgets are in tokens.
             cost: How long a step takes.
+            disk: Behind the cache; None has none.
         """
         assert cache.block_size == trace.block_tokens, "blocks are those of the trace"
         self._trace, self._cost = trace, cost
         self.now_s = 0.0
-        self.cache = build_cache(cache, lambda: self.now_s)
-        self.scheduler = build_scheduler(scheduling, self.cache, lambda: self.now_s)
+        held: HeldRequests = set()
+        written = None if disk is None else SimulatedDisk(disk.num_blocks, cache.block_size)
+        more = () if written is None else (written,)
+        self.cache = build_cache(cache, lambda: self.now_s, more_observers=more)
+        self.scheduler = build_scheduler(scheduling, self.cache, lambda: self.now_s, held)
+        self._loads: SimulatedLoads | None = None
+        if disk is not None and written is not None:
+            written.open(self.cache.manager)
+            self._loads = SimulatedLoads(disk, written, held)
         self._paths: dict[RequestId, npt.NDArray[np.uint32]] = {}
         self._by_sequence: dict[int, RequestId] = {}
         self._num_added = 0
@@ -176,11 +189,24 @@ class TimedReplica:
         self._paths[name] = path
         self._by_sequence[self._num_added] = name
         self._num_added += 1
+        if self._loads is not None:
+            n = np.array([float(len(prompt))])
+            compute_s = float(self._cost.prefill_s(n, np.zeros(1))[0]) / len(prompt)
+            (sequence,) = self.scheduler.requests.live[name]
+            self._loads.begin(sequence, trace.block_tokens, self.now_s, compute_s)
         return len(prompt)
+
+    @property
+    def next_load_s(self) -> float:
+        """When the next load from the disk is there; infinite without one."""
+        return float("inf") if self._loads is None else self._loads.next_ready_s
 
     def begin(self, now_s: float) -> bool:
         """Begin a step, if there is anything to run; ``now_s`` becomes its end."""
         self.now_s = max(self.now_s, now_s)
+        if self._loads is not None:
+            self._loads.settle(self.cache.manager)
+            self._loads.land(self.scheduler, self.now_s)
         plan = self.scheduler.plan()
         if not plan.sequences:
             return False
@@ -240,8 +266,9 @@ class _TimedReplay:
             if replica.begin(replica.now_s):
                 for update in replica.end():
                     self._take(update)
-            elif self._next < len(self._arrivals):
-                replica.now_s = max(replica.now_s, self._arrivals[self._next])
+            else:
+                due_s = min([replica.next_load_s, *self._arrivals[self._next : self._next + 1]])
+                replica.now_s = max(replica.now_s, due_s)
             self._sample()
         result.ended_s, result.busy_s = replica.now_s, replica.busy_s
         result.num_steps = replica.num_steps

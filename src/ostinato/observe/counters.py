@@ -96,6 +96,29 @@ class GhostEstimate:
         return min(1.0, self.hit_ratio + self.error)
 
 
+@dataclass(frozen=True, slots=True)
+class StateCounts:
+    """The pool of states of a model that keeps some: slots now, and counts since the start.
+
+    Attributes:
+        num_slots: States that fit.
+        num_running: Slots of sequences that run.
+        num_checkpoints: States that are kept for prefixes.
+        num_kept: Checkpoints that were published.
+        num_evicted: Checkpoints that made room for others or lost their blocks.
+        num_hits: Requests that began from one.
+        num_again_tokens: Tokens whose blocks hit and that were computed again for their states.
+    """
+
+    num_slots: int = 0
+    num_running: int = 0
+    num_checkpoints: int = 0
+    num_kept: int = 0
+    num_evicted: int = 0
+    num_hits: int = 0
+    num_again_tokens: int = 0
+
+
 @dataclass(slots=True)
 class CacheStats:
     """Counters since the start. Block counts are those of the full-attention group.
@@ -115,6 +138,7 @@ class CacheStats:
         reuse_distances: Reused evictable blocks, by blocks allocated since they became evictable.
         ghosts: What other sizes and policies would have found; empty without a ghost,
             and those that would be known worse than to ten points are left out.
+        states: Of a model that keeps states; else None.
     """
 
     first: LookupCounts = field(default_factory=LookupCounts)
@@ -129,6 +153,7 @@ class CacheStats:
     residencies_s: Histogram = field(default_factory=Histogram)
     reuse_distances: Histogram = field(default_factory=Histogram)
     ghosts: tuple[GhostEstimate, ...] = ()
+    states: StateCounts | None = None
 
     def copy(self) -> "CacheStats":
         """Return the counters as they are now, in O(tenants)."""

@@ -187,7 +187,12 @@ class _ExplanationBuilder:
 
     def _known(self, owner: RequestRecord | None, start: int, stop: int) -> Iterator[PromptSpan]:
         """Explain each block that was computed for another request and not found."""
-        size = self.history.block_size
+        size, seen = self.history.block_size, min(self.record.num_seen, stop)
+        if seen > start:  # within a block no state is kept
+            end = stop if stop - seen < size else seen
+            part = None if owner is None or stop >= self.length - 1 else owner.name
+            yield self._computed(start, end, MissReason.NO_STATE, request=part)
+            start = end
         while owner is not None and start < stop:
             edges = ((start // size + 1) * size, owner.num_computed, owner.num_findable)
             end = min([stop, *(edge for edge in edges if edge > start)])

@@ -26,6 +26,8 @@ class SpanOutcome(StrEnum):
     """Found in whole blocks."""
     WAITED = "waited"
     """Found in whole blocks that another request computed after this one arrived."""
+    LOADED = "loaded"
+    """Loaded from a tier, such as the disk, when the request came."""
     COPIED = "copied"
     """Copied out of a block whose first tokens match."""
     COMPUTED = "computed"
@@ -50,9 +52,14 @@ class MissReason(StrEnum):
     NEVER_COMPUTED = "never computed"
     IN_FLIGHT = "in flight"
     BLOCK_BOUNDARY = "block boundary"
+    NO_STATE = "no state"
     SWITCHED_OFF = "switched off"
     LAST_TOKEN = "last token"
     NOT_KEPT = "not kept"
+    CHEAPER = "cheaper to compute"
+    CHECKSUM = "checksum"
+    TOO_SLOW = "too slow"
+    UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,8 @@ class PromptSpan:
         by: The request for which they were evicted; None if unknown, or another tenant's.
         ago_s: Seconds between that and this request's admission.
         idle_s: Seconds since their last use then.
-        setting: The setting that switched the cache off, or that limits it.
+        setting: The setting that switched the cache off, or that limits it; of what a tier had,
+            the tier.
         in_answer: Whether the prompt differs from the other's answer rather than its prompt.
     """
 
@@ -98,6 +106,9 @@ class PromptSpan:
         return self._template.format(
             other=self.request or "another request",
             start=self.start,
+            position=f"{self.start:,}",
+            again=f"{self.num_tokens:,} token{'s' * (self.num_tokens != 1)} computed again",
+            end=f"{self.stop:,}",
             setting=self.setting,
             when=when,
             eviction=f"{by}{quota}{when}{idle}",
@@ -111,6 +122,8 @@ class PromptSpan:
             return "never seen: the nearest prompt, that of {other}, ends before"
         if self.reason is MissReason.NEVER_SEEN and not self.start:
             return "never seen: no remembered prompt begins like this"
+        if self.reason is MissReason.NO_STATE and self.request:
+            return "state kept at {position}, the prompts part at {end}: {again}"
         if self.reason is MissReason.DIFFERS and self.in_answer:
             return "differs at token {start} from the answer to {other}"
         return _COMPUTED[self.reason]
@@ -119,6 +132,7 @@ class PromptSpan:
 _FOUND = {
     SpanOutcome.HIT: "found in the cache",
     SpanOutcome.WAITED: "found in the cache: {other} computed them while this one waited",
+    SpanOutcome.LOADED: "loaded from the {setting}",
     SpanOutcome.COPIED: "copied from a cached block that the prompt leaves in its middle",
 }
 _COMPUTED = {
@@ -141,9 +155,14 @@ _COMPUTED = {
         "{other} holds them, but was not done: only full blocks are shared early"
     ),
     MissReason.BLOCK_BOUNDARY: "computed for {other}, in a partly filled block that was not kept",
+    MissReason.NO_STATE: "state kept at {position}: {again}",
     MissReason.SWITCHED_OFF: "reading the cache was switched off: {setting}",
     MissReason.LAST_TOKEN: "the last token is always computed: the next one needs its query",
     MissReason.NOT_KEPT: "not known: its tokens were not kept ({setting})",
+    MissReason.CHEAPER: "was on the {setting}, cheaper to compute",
+    MissReason.CHECKSUM: "was on the {setting}, but the read failed its checksum",
+    MissReason.TOO_SLOW: "was on the {setting}, but could not be read in time",
+    MissReason.UNREADABLE: "was on the {setting}, but could not be read",
 }
 
 

@@ -29,6 +29,7 @@ class RequestRecord:
         num_prompt_tokens: Tokens at its admission.
         num_shared: Of those, how many hit in whole blocks.
         num_copied: How many were copied after them.
+        num_seen: How many had cached blocks, if a state was missing to use all of them.
         num_awaited: How many of the shared ones another request computed after this one arrived,
             or in the same step; they are the last of the shared ones.
         awaited: The request that computed them.
@@ -62,6 +63,7 @@ class RequestRecord:
     num_prompt_tokens: int
     num_shared: int
     num_copied: int
+    num_seen: int = 0
     num_awaited: int = 0
     awaited: str = ""
     at_s: float = 0.0

@@ -1,14 +1,21 @@
-"""The default policy: least delay for all, by what each worker has cached and still has to do.
+"""The default policy: the least delay for all that gives up few of the hits in sight.
 
 What a request costs the fleet if a worker serves it, in tokens to compute::
 
-    score =   queued                    prompts ahead of it there: it waits for them
-            + to compute * (2 + L)      its own work, which all that come behind it wait for, too
-            + excess                    work that the worker got lately, above the fleet's mean
+    score =   queued                         prompts ahead of it there: it waits for them
+            + weight * ( to compute          its own work, which all that come behind it wait for
+                       + excess )            work that the worker got lately, above the mean
+    weight =  L + price
 
 * ``L`` is the mean number of requests per worker that wait for their first token, as measured: in a
   queue, each token of work delays the work behind it by ``1 / (1 - utilisation)``, which is
-  ``1 + L``. The other 1 is the cache: what is computed twice displaces as much of something else.
+  ``1 + L``.
+* A *hit given up* is a token that another worker has cached. Where waiting for it costs more than
+  computing it anew, it is right to give it up, but each such token is cached twice from then on.
+  Fleets have one budget for it: ``GIVEN_UP`` of all hits in sight.
+* The *price* is what makes the choices spend that budget where it saves the most waiting, and no
+  more. It is found, not set: it rises with each hit given up, and falls with the budget. It is the
+  multiplier of the budget's constraint, by dual ascent, and at least the 1 of ``1 + L``.
 * *Excess* counts from two standard deviations of chance above the mean on, so that noise moves
   nothing. Work counts until sessions come back, so that agents which think between turns are not
   all sent to one worker, and a hot prefix is computed on a second worker once it brings its first
@@ -16,44 +23,54 @@ What a request costs the fleet if a worker serves it, in tokens to compute::
 * A prefix on its way to a worker counts as cached there: the second request of a cold prefix
   follows the first (single flight), until the queue there outweighs computing it again.
 
-Every figure is measured; there is no weight to set.
-
 Sources: LMetric, arXiv 2603.15202, for scores without parameters, by new tokens; Preble, arXiv
-2407.00023, for weighing a prefix's recomputation against load.
+2407.00023, for weighing a prefix's recomputation against load; Kelly, Maulloo and Tan, J. Oper.
+Res. Soc. 49 (1998), for prices that keep a constraint.
 """
 
-from math import sqrt
+from math import exp, sqrt
 from statistics import fmean
 
-from ostinato.router.decision import RouteRequest
+from ostinato.router.decision import Candidate, RouteRequest
 from ostinato.router.policies import Choice, Fleet
+
+GIVEN_UP = 0.02
+"""Of the hits in sight, the share that may be computed anew elsewhere: a goal for the fleet, with
+which its hits stay above 97 % of those of one engine with the memory of all."""
+
+_FIRST_PRICE = 2.0
+_LEAST_PRICE, _MOST_PRICE = 1.0, 1e4
+_STEP = 1 / 8
+"""Of the price's logarithm, for a typical hit given up."""
 
 _SMOOTHING = 1 / 64
 """Weight of the newest request in means."""
 
 
 class CacheState:
-    """Least delay, weighed by what is cached."""
+    """Least delay, at the price of hits."""
 
     def __init__(self) -> None:
-        """Start with an idle fleet."""
+        """Start with a price that a few requests correct."""
+        self._price = _FIRST_PRICE
         self._waiting = 0.0  # requests per worker before their first token
+        self._mean_hit = 1.0
+        self._num_choices = 0
 
     def choose(self, request: RouteRequest, fleet: Fleet) -> Choice:
         """Return the candidate of the lowest score; of equals, that with the least recent work."""
-        excess = self._excess(fleet)
-        weight = 2 + self._waiting
+        excess, weight = self._excess(fleet), self._waiting + self._price
         scores = [
-            each.load_tokens + weight * each.tokens_to_compute + more
+            each.load_tokens + weight * (each.tokens_to_compute + more)
             for each, more in zip(fleet.candidates, excess, strict=True)
         ]
         recent = [load.recent_tokens for load in fleet.loads]
         place = min(range(len(scores)), key=lambda at: (scores[at], recent[at]))
         chosen = fleet.candidates[place]
-        self._learn(fleet)
+        self._learn(request, fleet, chosen)
         reason = (
-            f"{chosen.load_tokens:,} tokens queued + {weight:.1f} * {chosen.tokens_to_compute:,} "
-            f"to compute + {excess[place]:,.0f} above its share lately"
+            f"{chosen.load_tokens:,} tokens queued + {weight:.1f} * ({chosen.tokens_to_compute:,} "
+            f"to compute + {excess[place]:,.0f} above its share lately)"
         )
         return Choice(place, reason, scores)
 
@@ -63,6 +80,15 @@ class CacheState:
         chance = 2 * sqrt(fmean(load.recent_variance for load in fleet.loads))
         return [max(0.0, load.recent_tokens - mean - chance) for load in fleet.loads]
 
-    def _learn(self, fleet: Fleet) -> None:
+    def _learn(self, request: RouteRequest, fleet: Fleet, chosen: Candidate) -> None:
+        """Move the price towards the one that keeps the budget, and the means."""
+        self._num_choices += 1
         waiting = fmean(load.num_waiting for load in fleet.loads)
         self._waiting += (waiting - self._waiting) * _SMOOTHING
+        least = min(each.tokens_to_compute for each in fleet.candidates)
+        in_sight = max(0, len(request.tokens) - least)
+        newest = max(_SMOOTHING, 1 / self._num_choices)
+        self._mean_hit += (max(1, in_sight) - self._mean_hit) * newest
+        over_budget = chosen.tokens_to_compute - least - GIVEN_UP * in_sight
+        step = _STEP * over_budget / self._mean_hit
+        self._price = min(_MOST_PRICE, max(_LEAST_PRICE, self._price * exp(min(step, 1.0))))

@@ -1,10 +1,13 @@
 """What is asked of the router, and what it answers: values without behaviour."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 from ostinato.core.identity import ImageSpan
+
+CHARACTERS_PER_TOKEN = 4
+"""Of English text, roughly: for counts, and for how finely texts without tokens are compared."""
 
 
 class WorkerState(Enum):
@@ -33,6 +36,7 @@ class RouteRequest:
         session: Conversation that the request belongs to; empty if unknown.
         tenant: For the caller's counts; no choice depends on it.
         max_tokens: Most tokens of the answer, likewise.
+        held: Tokens of the prompt that workers have cached for all tenants, by name.
     """
 
     tokens: Sequence[int]
@@ -43,6 +47,12 @@ class RouteRequest:
     session: str = ""
     tenant: str = ""
     max_tokens: int = 256
+    held: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the prompt; of a text without a tokenizer, what it has roughly."""
+        return len(self.tokens) // (CHARACTERS_PER_TOKEN if self.characters else 1)
 
     @classmethod
     def of_text(cls, text: str, session: str = "") -> "RouteRequest":
@@ -50,7 +60,7 @@ class RouteRequest:
         return cls([ord(letter) for letter in text], True, session=session)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
     """What a worker would have had to do for a request.
 

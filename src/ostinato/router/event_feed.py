@@ -31,18 +31,15 @@ NO_EVENTS = "no events yet"
 class EventFeed:
     """Events of one worker, applied to the tree."""
 
-    def __init__(
-        self, tree: PrefixTree, worker: int, name: str, sends_events: bool = False
-    ) -> None:
+    def __init__(self, tree: PrefixTree, worker: int, name: str) -> None:
         """Start without events.
 
         Args:
             tree: Is told what the worker holds.
             worker: Its bit in the tree.
             name: For the process.
-            sends_events: They are to come.
         """
-        self.sends_events = sends_events
+        self.sends_events = False  # so far, and none are to come
         self._tree, self._worker, self._name = tree, worker, name
         self._blocks: dict[tuple[int, BlockName], Node] = {}
         self._media: list[str] = []  # in the order in which they were named: fastest first

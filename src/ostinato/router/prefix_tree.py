@@ -143,20 +143,32 @@ class PrefixTree:
         self._prune(node)
         return is_gone
 
-    def expect(self, node: Node, worker: int, now: float, until: float, decision: int) -> bool:
-        """Expect a block at a worker that it was sent to.
+    def expect(
+        self,
+        nodes: Iterable[Node],
+        worker: int,
+        now: float,
+        until: float,
+        decision: int,
+        first: list[Node],
+    ) -> None:
+        """Expect blocks at a worker that they were sent to, unless it has them.
 
-        Returns:
-            Whether the decision is the first to; False if the worker has it, or was sent it before.
+        Those that no earlier decision expects there are added to ``first``.
         """
-        if node.holders >> worker & 1:
-            return False
-        if node.sent is None:
-            node.sent = {}
-        before, first = node.sent.get(worker, (now, decision))
-        is_first = before <= now
-        node.sent[worker] = until, decision if is_first else first
-        return is_first
+        bit, mark, nowhere = 1 << worker, (until, decision), (now, decision)
+        for node in nodes:
+            if node.holders & bit:
+                continue
+            sent = node.sent
+            if sent is None:
+                sent = node.sent = {}
+            before, sent_by = sent.get(worker, nowhere)
+            if before <= now:
+                sent[worker] = mark
+                first.append(node)
+            else:
+                sent[worker] = mark if sent_by == decision else (until, sent_by)
 
     def unexpect(self, node: Node, worker: int, decision: int) -> None:
         """Take back what a decision expected."""

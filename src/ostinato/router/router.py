@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 
 from ostinato.core.errors import ConfigError
 from ostinato.router.cache_state import CacheState
-from ostinato.router.decision import Candidate, Decision, Resync, RouteRequest, WorkerStatus
+from ostinato.router.decision import (
+    Candidate,
+    Decision,
+    Resync,
+    RouteRequest,
+    WorkerState,
+    WorkerStatus,
+)
 from ostinato.router.event_feed import EventFeed
 from ostinato.router.events import EventBatch
 from ostinato.router.explain import explain
@@ -87,20 +94,24 @@ class Router:
 
     # Workers
 
-    def add_worker(self, name: str, *, block_size: int = 16, sends_events: bool = False) -> None:
-        """Let a worker join, or end its draining.
+    def add_worker(
+        self, name: str, *, block_size: int | None = None, sends_events: bool = False
+    ) -> None:
+        """Let a worker join; one that is known ends its draining, and may announce more.
 
         Args:
             name: Any, such as its URL.
-            block_size: Tokens per block, until its events tell.
+            block_size: Tokens per block, until its events tell; 16 if it is not announced.
             sends_events: It is noticed if it never does.
         """
-        if name in self._workers:
-            self._workers[name].is_draining = False
-            return
-        bit = next(bit for bit in range(len(self._by_bit) + 1) if bit not in self._by_bit)
-        feed = EventFeed(self._tree, bit, name, sends_events)
-        self._workers[name] = self._by_bit[bit] = Worker(name, bit, feed, block_size)
+        worker = self._workers.get(name)
+        if worker is None:
+            bit = next(bit for bit in range(len(self._by_bit) + 1) if bit not in self._by_bit)
+            feed = EventFeed(self._tree, bit, name)
+            worker = self._workers[name] = self._by_bit[bit] = Worker(name, bit, feed, 16)
+        worker.is_draining = False
+        worker.announced_size = block_size or worker.announced_size
+        worker.feed.sends_events |= sends_events
 
     def drain(self, name: str) -> None:
         """Send no new requests to a worker."""
@@ -118,6 +129,16 @@ class Router:
         worker = self._workers[name]
         worker.feed.start_over("restarted")
         return Resync(name, 0)
+
+    def interrupted(self, name: str) -> Resync | None:
+        """Note that a worker broke answers off, and may have begun anew.
+
+        Guesses are forgotten; events are doubted until what is returned settles it.
+        """
+        feed = self._workers[name].feed
+        if feed.state is WorkerState.GUESSED:
+            feed.start_over("")
+        return feed.doubt("answers broke off: it may have begun anew")
 
     def workers(self, now: float) -> list[WorkerStatus]:
         """Return all workers' state, in the order in which they joined."""
@@ -249,12 +270,10 @@ class Router:
         ]
         for worker in workers:
             worker.load.decay(now, self._returns.mean_s)
-        sizes = [(worker.bit, worker.block_size) for worker in workers]
+        sizes = [(worker.bit, worker.compared_size(request)) for worker in workers]
         found = look_up(self._tree, request, sizes, now)
-        n = len(request.tokens)
         candidates = [
-            worker.candidate(n, each, request.characters)
-            for worker, each in zip(workers, found, strict=True)
+            worker.candidate(request, each) for worker, each in zip(workers, found, strict=True)
         ]
         return workers, found, candidates
 
@@ -266,9 +285,8 @@ class Router:
         seen: tuple[list[Worker], list[Found], list[Candidate]],
     ) -> Decision:
         workers, found, candidates = seen
-        if choice.scores:
-            pairs = zip(candidates, choice.scores, strict=True)
-            candidates = [replace(each, score=score) for each, score in pairs]
+        for each, score in zip(candidates, choice.scores, strict=False):
+            each.score = score
         worker, chosen = workers[choice.place], candidates.pop(choice.place)
         self._number += 1
         work = Assigned(self._number, worker.bit, request.session, chosen.tokens_to_compute, now)
@@ -277,7 +295,9 @@ class Router:
         worker.load.assign(work)
         worker.take(chosen)
         self._returns.returned(request.session, now)
-        expect(self._tree, request, worker.block_size, work, self.config.guess_ttl_s)
+        ttl_s = self.config.guess_ttl_s
+        size = worker.compared_size(request)
+        expect(self._tree, request, size, found[choice.place], work, ttl_s)
         return Decision(
             work.number,
             worker.name,
@@ -297,7 +317,7 @@ class Router:
         return number if work is not None and work.prefill_tokens else None
 
     def _full_tokens(self, request: RouteRequest, name: str) -> int:
-        size, most = self._workers[name].block_size, len(request.tokens) - 1
+        size, most = self._workers[name].compared_size(request), len(request.tokens) - 1
         return min(most, len(request.tokens) // size * size)
 
     def _end(self, decision: Decision) -> Assigned | None:

@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass, field
 
-from ostinato.router.decision import Candidate, Resync, WorkerState, WorkerStatus
+from ostinato.router.decision import (
+    CHARACTERS_PER_TOKEN,
+    Candidate,
+    Resync,
+    RouteRequest,
+    WorkerState,
+    WorkerStatus,
+)
 from ostinato.router.event_feed import EventFeed
 from ostinato.router.load import Load
 from ostinato.router.lookup import Found
@@ -43,14 +50,19 @@ class Worker:
         """Tokens per block, as its events say, or as it was announced."""
         return self.feed.block_size or self.announced_size
 
-    def candidate(self, num_tokens: int, found: Found, is_blind: bool) -> Candidate:
-        """Return what it would have to do for a prompt; a blind one no event can tell of."""
+    def compared_size(self, request: RouteRequest) -> int:
+        """Return the size of the pieces that a prompt is compared by: a block's worth of text."""
+        return self.block_size * (CHARACTERS_PER_TOKEN if request.characters else 1)
+
+    def candidate(self, request: RouteRequest, found: Found) -> Candidate:
+        """Return what it would have to do for a prompt; no event can tell of characters."""
+        num_tokens = len(request.tokens)
         most = max(0, num_tokens - 1)  # the last token is always computed
-        cached = min(found.cached_tokens, most)
+        cached = min(max(found.cached_tokens, request.held.get(self.name, 0)), most)
         expected = min(found.expected_tokens, most - cached)
         return Candidate(
             self.name,
-            WorkerState.GUESSED if is_blind else self.feed.state,
+            WorkerState.GUESSED if request.characters else self.feed.state,
             cached,
             expected,
             max(1, num_tokens - cached - expected) + found.load_tokens,

@@ -9,6 +9,7 @@ Files in reading order:
 * ``native/``: how does Python reach the native library?
 * ``layer_groups``: which layers share block tables?
 * ``inputs``: how does a plan become arrays?
+* ``states/``: how are layers served that carry a state from token to token?
 * ``attention/``: how does a query read scattered blocks?
 * ``model_call``: how is a model called?
 * ``vision``: how does an image become rows of the model's input?
@@ -41,7 +42,8 @@ Rules:
 
 1. Sees plans, block tables and slots; never the pool, a request's state or the scheduler.
 2. A step is one call of the model over one flattened row of tokens.
-3. In each layer: write the step's keys and values, run the plan's copies, then read.
+3. In each layer: write the step's keys and values, run the plan's copies, then read. States are
+   loaded before the first layer and saved after the last one.
 4. What attention is asked to do and does not know, it refuses; nothing is silently ignored.
 5. A step that fails leaves the runner able to run the next one.
 """

@@ -157,6 +157,7 @@ class SeeingAhead:
         """Attend through ``inner`` with the plan's ``num_rows`` rows, then anew for images."""
         self._inner, self._images, self._num_rows = inner, images, num_rows
         self._stores, self._groups = stores, groups
+        self.states = inner.states
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle

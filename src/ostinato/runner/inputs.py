@@ -58,6 +58,23 @@ class AttentionMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class StateInputs:
+    """Where the sequences of a step keep their states.
+
+    Attributes:
+        slots: Slot of each sequence, shape (num_sequences,), int64.
+        starts: First row of each sequence, and the end, shape (num_sequences + 1,).
+        first_positions: Position of each sequence's first new token, shape (num_sequences,).
+        device: Where tensors go.
+    """
+
+    slots: Ints
+    starts: Ints
+    first_positions: Ints
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """One step, its sequences end to end.
 
@@ -68,6 +85,7 @@ class StepInputs:
         sample_rows: Which of the wanted rows are sampled from, shape (num_sampled,), int64.
         prompt_rows: For each sequence, the range of wanted rows that its prompt targets need.
         groups: What attention needs to know, per group of layers.
+        states: What layers with a state need to know; None where no layer has one.
     """
 
     input_ids: Ints
@@ -76,6 +94,7 @@ class StepInputs:
     sample_rows: Ints
     prompt_rows: tuple[range, ...]
     groups: tuple[AttentionMetadata, ...]
+    states: StateInputs | None = None
 
 
 def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepInputs:
@@ -119,7 +138,16 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
         sample_rows=sampled,
         prompt_rows=prompt_rows,
         groups=tuple(group_metadata(group) for group in range(len(sequences[0].tables))),
+        states=_states(plan, starts, first_positions, device),
     )
+
+
+def _states(plan: StepPlan, starts: Ints, first: Ints, device: torch.device) -> StateInputs | None:
+    """Return where states are kept; None where sequences have none."""
+    if plan.sequences[0].state_slot < 0:
+        return None
+    slots = _ints(sequence.state_slot for sequence in plan.sequences)
+    return StateInputs(slots, starts, first, device)
 
 
 def _is_decode(sequence: ScheduledSequence) -> bool:
@@ -163,6 +191,7 @@ def _build_decodes(plan: StepPlan, block_size: int, device: torch.device) -> Ste
         sample_rows=rows,
         prompt_rows=(range(0),) * len(sequences),
         groups=tuple(group_metadata(group) for group in range(len(sequences[0].tables))),
+        states=_states(plan, starts, first_positions, device),
     )
 
 

@@ -7,9 +7,12 @@ to each store alone, and to the attention that brings it: see ``plain_store`` an
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,10 +20,12 @@ from ostinato.core.errors import ConfigError
 from ostinato.runner.kv_codes import row_bytes
 from ostinato.runner.memory import available_bytes
 
+Bytes = npt.NDArray[np.uint8]
+
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """What one layer keeps of one token.
+    """What one layer keeps of one token; no heads and no dims if it does not attend.
 
     Attributes:
         num_kv_heads: Heads of keys and values.
@@ -47,6 +52,11 @@ class KVSpec:
 
     layers: tuple[LayerKV, ...]
 
+    @property
+    def attending(self) -> tuple[int, ...]:
+        """The layers that keep keys and values."""
+        return tuple(layer for layer, kept in enumerate(self.layers) if kept.num_kv_heads)
+
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of one slot over all layers."""
         return sum(layer.bytes_per_token(dtype) for layer in self.layers)
@@ -62,7 +72,10 @@ class KVStore(ABC):
         dtype: Format of keys and values; int8 is that of ``kv_codes``, and reads as float32.
         device: Where they live.
         layers: Which layers are kept here.
+        layout: Name of the order in which a block's bytes are exported.
     """
+
+    layout: ClassVar[str]
 
     def __init__(
         self,
@@ -81,7 +94,7 @@ class KVStore(ABC):
             block_size: Slots per block.
             dtype: Format of keys and values.
             device: Where they live.
-            layers: Which layers are kept here; None is all of them.
+            layers: Which layers are kept here; None is all that attend.
 
         Raises:
             ConfigError: The device has less memory free than the blocks need.
@@ -94,7 +107,7 @@ class KVStore(ABC):
         self.block_size = block_size
         self.dtype = dtype
         self.device = torch.device(device)
-        self.layers = tuple(range(len(spec.layers)) if layers is None else layers)
+        self.layers = spec.attending if layers is None else tuple(layers)
         self._refuse_too_much()
         try:
             for layer in self.layers:
@@ -115,7 +128,47 @@ class KVStore(ABC):
     @property
     def num_bytes(self) -> int:
         """Bytes of all blocks that may be written."""
-        return self.num_blocks * self.block_size * self._bytes_per_slot
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers that are kept here."""
+        return self.block_size * self._bytes_per_slot
+
+    def export_blocks(self, blocks: Sequence[int], into: memoryview) -> None:
+        """Copy whole blocks out, one after another, each with all layers.
+
+        Args:
+            blocks: Block ids.
+            into: Writable bytes, shape (len(blocks) * block_bytes,).
+        """
+        for own, outer in self._pieces(blocks, into):
+            outer[...] = own
+
+    def import_blocks(self, blocks: Sequence[int], payload: memoryview) -> None:
+        """Write blocks as ``export_blocks`` of a store of the same layout copied them out.
+
+        No sequence may be reading them; any thread may call this while others compute.
+        """
+        for own, outer in self._pieces(blocks, payload):
+            own[...] = outer
+
+    def _pieces(self, blocks: Sequence[int], payload: memoryview) -> Iterator[tuple[Bytes, Bytes]]:
+        """Pair views of the store with views of exported bytes, for each run of neighbours."""
+        rows = np.frombuffer(payload, np.uint8, len(blocks) * self.block_bytes)
+        rows = rows.reshape(len(blocks), self.block_bytes)
+        for place, first, count in _runs(blocks):
+            start = 0
+            for part in self._parts():
+                num_parts, _, num_bytes = part.shape
+                stop = start + num_parts * num_bytes
+                outer = rows[place : place + count, start:stop].reshape(count, num_parts, num_bytes)
+                yield part[:, first : first + count], outer.transpose(1, 0, 2)
+                start = stop
+
+    @abstractmethod
+    def _parts(self) -> list[Bytes]:
+        """View all layers, keys before values, each of shape (num_parts, num_blocks + 1, bytes)."""
 
     @property
     def _bytes_per_slot(self) -> int:
@@ -189,3 +242,12 @@ class KVStore(ABC):
             f"{self.num_blocks} of {self.block_size} tokens, and {free} bytes are available: "
             "lower num_blocks or kv_cache_memory"
         )
+
+
+def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Cut blocks into runs of neighbours: place in the sequence, first block, how many."""
+    place = 0
+    for index in range(1, len(blocks) + 1):
+        if index == len(blocks) or blocks[index] != blocks[index - 1] + 1:
+            yield place, blocks[place], index - place
+            place = index

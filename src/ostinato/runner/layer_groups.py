@@ -3,6 +3,7 @@
 Layers that keep the same tokens: all with full attention, and all with one window size. Group
 0 is full attention, also if no layer has it: then its blocks have no bytes, and it only says
 which prefixes exist. A window that no sequence can outgrow hides nothing and counts as full.
+A layer that does not attend is in no group.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ class LayerGroups:
 
     Attributes:
         windows: One window size per group behind group 0, smallest first.
-        of_layer: The group of each layer, shape (num_layers,).
+        of_layer: The group of each layer, shape (num_layers,); -1 is none.
     """
 
     windows: tuple[int, ...]
@@ -40,7 +41,8 @@ class LayerGroups:
 
 def one_group(spec: KVSpec) -> LayerGroups:
     """Let all layers keep everything; windows are masks and nothing more."""
-    return LayerGroups((), (0,) * len(spec.layers))
+    attending = set(spec.attending)
+    return LayerGroups((), tuple(0 if i in attending else -1 for i in range(len(spec.layers))))
 
 
 def group_layers(spec: KVSpec, max_model_len: int) -> LayerGroups:
@@ -48,6 +50,7 @@ def group_layers(spec: KVSpec, max_model_len: int) -> LayerGroups:
     seen = [layer.sliding_window for layer in spec.layers]
     real = [None if window is None or window >= max_model_len else window for window in seen]
     windows = tuple(sorted({window for window in real if window is not None}))
-    return LayerGroups(
-        windows, tuple(0 if window is None else 1 + windows.index(window) for window in real)
-    )
+    all_in_one = one_group(spec).of_layer
+    pairs = zip(all_in_one, real, strict=True)
+    of_layer = (full if window is None else 1 + windows.index(window) for full, window in pairs)
+    return LayerGroups(windows, tuple(of_layer))

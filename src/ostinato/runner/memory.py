@@ -25,6 +25,7 @@ def num_blocks_for(
     max_model_len: int,
     num_blocks: int | None = None,
     kv_cache_memory: int | None = None,
+    reserved_bytes: int = 0,
     device: torch.device | str = "cpu",
 ) -> int:
     """Return how many blocks the KV store shall have.
@@ -36,6 +37,7 @@ def num_blocks_for(
         max_model_len: Most tokens of one sequence.
         num_blocks: If given, the answer.
         kv_cache_memory: If given, bytes to fill with whole blocks.
+        reserved_bytes: Of that memory, or of the share of what is free: for states.
         device: Whose free memory is looked at otherwise.
 
     Raises:
@@ -48,18 +50,31 @@ def num_blocks_for(
         )
     if num_blocks is not None:
         return _at_least_one(num_blocks, f"num_blocks={num_blocks}", bytes_per_block)
+    memory, setting = memory_for(kv_cache_memory, device)
+    if reserved_bytes:
+        setting += f", less {reserved_bytes:,} bytes for states,"
+    fitting = (memory - reserved_bytes) // bytes_per_block
+    found = _at_least_one(fitting, setting, bytes_per_block)
     if kv_cache_memory is not None:
-        setting = f"kv_cache_memory={kv_cache_memory:,}"
-        return _at_least_one(kv_cache_memory // bytes_per_block, setting, bytes_per_block)
-    most = max_num_seqs * -(-max_model_len // block_size)
+        return found
+    return min(found, max_num_seqs * -(-max_model_len // block_size))
+
+
+def memory_for(kv_cache_memory: int | None, device: torch.device | str) -> tuple[int, str]:
+    """Return the bytes that keys, values and states may take, and which setting says so.
+
+    Raises:
+        ConfigError: None are given, and it is unknown what the device has free.
+    """
+    if kv_cache_memory is not None:
+        return kv_cache_memory, f"kv_cache_memory={kv_cache_memory:,}"
     free = available_bytes(device)
     if free is None:
         raise ConfigError(f"free memory of {device} is unknown: set num_blocks or kv_cache_memory")
     share = int(free * DEFAULT_SHARE)
-    setting = (
+    return share, (
         f"the default kv_cache_memory of {share:,} bytes ({DEFAULT_SHARE:.0%} of what is free)"
     )
-    return min(most, _at_least_one(share // bytes_per_block, setting, bytes_per_block))
 
 
 def available_bytes(device: torch.device | str = "cpu") -> int | None:

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from ostinato.runner.attention.registration import STEP_KEYWORD, LayerAttention
 from ostinato.runner.inputs import Ints
+from ostinato.runner.states.mixers import bind_mixers
 
 
 class ModelCall:
@@ -20,11 +21,15 @@ class ModelCall:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Find out whether the model can leave out logits that are not needed."""
+        """Find out whether the model can leave out logits that are not needed.
+
+        Effects: the model's layers with a state ask the steps of these calls for it.
+        """
         self.model = model
         self.vocab_size = cast(Tensor, model.get_input_embeddings().weight).shape[0]
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._step: LayerAttention | None = None
+        bind_mixers(model, lambda: None if self._step is None else self._step.states)
 
     def __call__(
         self,

@@ -50,6 +50,7 @@ from ostinato.runner.quantization import check_quantization
 from ostinato.runner.resolve import resolve_model
 from ostinato.runner.row_watch import quantization_settings
 from ostinato.runner.settings import AttentionName, ForwardName, QuantizationName
+from ostinato.runner.states.store import StateSpec
 from ostinato.runner.support import (
     LengthLimit,
     auto_class,
@@ -83,6 +84,7 @@ class LoadedModel:
         device: Where it computes.
         fingerprint: SHA-256 over config and weights, and the name of their quantization.
         kv_spec: What each layer keeps of a token.
+        state_spec: What each layer carries from token to token.
         forward: How steps are computed, and why not faster.
         quantization: How linear layers were quantized when they were loaded; None for not at all.
         vision: The encoder of images; None if text alone is served.
@@ -102,6 +104,7 @@ class LoadedModel:
     device: torch.device
     fingerprint: bytes
     kv_spec: KVSpec
+    state_spec: StateSpec
     forward: ChosenForward
     quantization: Quantization | None = None
     vision: Vision | None = None
@@ -205,6 +208,7 @@ def load_model(
         device=device,
         fingerprint=quantized_fingerprint(fingerprint(path, files), str(quantized or "")),
         kv_spec=probed.spec,
+        state_spec=probed.states,
         forward=chosen,
         quantization=quantized,
         vision=vision,

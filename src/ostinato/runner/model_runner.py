@@ -22,6 +22,8 @@ from ostinato.runner.inputs import StepInputs, build_inputs
 from ostinato.runner.layer_groups import LayerGroups, one_group
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.runner.sampler import Sampler, prompt_logprobs
+from ostinato.runner.states.step import StateStep
+from ostinato.runner.states.store import StateStore
 
 
 class ModelRunner:
@@ -33,6 +35,7 @@ class ModelRunner:
         attention: Who reads the blocks.
         kv_stores: Keys and values of all blocks, one store per group.
         images: The images of live requests; None for a model that serves text alone.
+        states: States of all slots.
         num_tokens_computed: Tokens that went through the model so far, law 1's witness.
     """
 
@@ -44,8 +47,9 @@ class ModelRunner:
         kv_dtype: torch.dtype | None = None,
         attention: AttentionBackend | None = None,
         groups: LayerGroups | None = None,
+        num_state_slots: int = 0,
     ) -> None:
-        """Allocate the KV store.
+        """Allocate the KV store and the states.
 
         Args:
             loaded: The model.
@@ -54,9 +58,10 @@ class ModelRunner:
             kv_dtype: Format of keys and values; None is the model's dtype.
             attention: Who reads the blocks; None is plain torch.
             groups: Which layers share block tables; None lets all of them share one.
+            num_state_slots: Slots for the states of layers that carry one.
 
         Raises:
-            ConfigError: The blocks do not fit the memory.
+            ConfigError: The blocks or the states do not fit the memory.
         """
         self.loaded = loaded
         self.groups = groups or one_group(loaded.kv_spec)
@@ -70,6 +75,7 @@ class ModelRunner:
             for group, size in zip(range(self.groups.num_groups), sizes, strict=True)
         )
         self.images: ImageStore | None = None
+        self.states = StateStore(loaded.state_spec, num_state_slots, loaded.device)
         self.num_tokens_computed = 0
         self._call = loaded.fused or loaded.call
         self._sampler = Sampler()
@@ -84,8 +90,8 @@ class ModelRunner:
         Returns:
             Samples and prompt log-probs, in the plan's order.
 
-        Effects: writes the plan's slots in every layer. If it raises, those slots hold
-        anything and all others what they held; the next step may follow.
+        Effects: writes the plan's slots in every layer, and the states that it names. If it
+        raises, those hold anything and all others what they held; the next step may follow.
         """
         longest = max(sequence.end for sequence in plan.sequences)
         assert longest <= self.loaded.max_model_len, "the scheduler knows the model's limit"
@@ -93,7 +99,9 @@ class ModelRunner:
         laid_out = None
         if self.images is not None and any(sequence.images for sequence in plan.sequences):
             laid_out = lay_out(plan, inputs, self.images)
+        self.states.copy(plan.state_loads)
         logits = self.forward(inputs, laid_out)
+        self.states.copy(plan.state_saves)
         self.num_tokens_computed += plan.num_tokens
         return self._result(plan, inputs, logits)
 
@@ -103,7 +111,8 @@ class ModelRunner:
             self.attention.start(metadata, store)
             for metadata, store in zip(inputs.groups, self.kv_stores, strict=True)
         )
-        step = GroupedStep(steps, self.groups.of_layer)
+        states = None if inputs.states is None else StateStep(inputs.states, self.states)
+        step = GroupedStep(steps, self.groups.of_layer, states)
         if images is None:
             return self._call(inputs.input_ids, inputs.position_ids, step, inputs.logit_rows)
         attention: LayerAttention = step

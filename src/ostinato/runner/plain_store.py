@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ostinato.runner.kv_codes import decode, encode, row_bytes
-from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
+from ostinato.runner.kv_store import Bytes, KVSpec, KVStore, LayerKV
 
 _PIECE_SLOTS = 4096
 """Slots that are looked at in one go before they are zeroed."""
@@ -32,6 +32,8 @@ _PIECE_SLOTS = 4096
 
 class PlainKVStore(KVStore):
     """One row per slot, on any device and in any dtype."""
+
+    layout = "slots"
 
     def __init__(
         self,
@@ -72,6 +74,11 @@ class PlainKVStore(KVStore):
             for piece in slots.split(_PIECE_SLOTS):
                 if bool(tensor.index_select(0, piece).any()):
                     tensor.index_fill_(0, piece, 0)
+
+    def _parts(self) -> list[Bytes]:
+        tensors = [t for layer in self.layers for t in (self._keys[layer], self._values[layer])]
+        shape = 1, self.num_blocks + 1, -1
+        return [tensor.view(torch.uint8).view(shape).numpy() for tensor in tensors]
 
     def _kept(self, rows: Tensor) -> Tensor:
         return encode(rows) if self.dtype == torch.int8 else rows.to(self.dtype)

@@ -7,8 +7,9 @@ through a small KV store, in chunks, in scattered blocks, beside a stranger::
     its own       [0 ................................ 24)     one call, dense
     ours          [0 .... 9) [9 ......... 21) 21  22  23      a stranger's tokens in each call
 
-A layer that keeps a state of its own, looks across the row, or never asks us, cannot pass. What
-the two may differ by is what rounding explains, row by row, measured on the model itself.
+A layer that keeps a state of its own of which we do not know, looks across the row, or never asks
+us, cannot pass. What the two may differ by is what rounding explains, row by row, measured on the
+model itself.
 Cost: nine calls of the model with a few dozen tokens each.
 """
 
@@ -27,7 +28,7 @@ from transformers import PreTrainedModel
 from ostinato.core.errors import UnsupportedModel
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
-from ostinato.runner.attention.backend import AttentionBackend, AttentionStyle
+from ostinato.runner.attention.backend import AttentionBackend, AttentionStyle, GroupedStep
 from ostinato.runner.attention.choice import AttentionCase, choose_attention
 from ostinato.runner.attention.mask_request import PROBE_NAME, register_probe
 from ostinato.runner.attention.native_backend import NativeAttention
@@ -38,11 +39,14 @@ from ostinato.runner.attention.registration import (
 )
 from ostinato.runner.inputs import Ints, build_inputs
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
+from ostinato.runner.layer_groups import one_group
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.store import TOKEN_GROUP
 from ostinato.runner.rounding import in_roundings, rounding_noise
 from ostinato.runner.row_watch import RowWatch
 from ostinato.runner.settings import AttentionName
+from ostinato.runner.states.step import StateRecorder, StateStep
+from ostinato.runner.states.store import StateSpec, StateStore
 
 _CHUNKS = (9, 12, 1, 1, 1)
 _NUM_TOKENS = sum(_CHUNKS)
@@ -72,6 +76,7 @@ class Probed:
 
     Attributes:
         spec: What each layer keeps of a token.
+        states: What each layer carries from token to token.
         styles: How each layer asked for its scores to be made.
         attention: Who computed it, if possible.
         logits: Of the prompt, as ``through_blocks`` gives them, float64.
@@ -79,6 +84,7 @@ class Probed:
     """
 
     spec: KVSpec
+    states: StateSpec
     styles: tuple[AttentionStyle, ...]
     attention: AttentionName
     logits: Tensor
@@ -109,7 +115,8 @@ def probe_model(
     with torch.inference_mode():
         try:
             recorder = _observe_reached(model, call, prompt)
-            ours = through_blocks(recorder.spec(model), call, model, attention)
+            spec, states = recorder.spec(model), recorder.states.spec
+            ours = through_blocks(spec, states, call, model, attention)
             own = _own(model, call, prompt)
             noise = rounding_noise(model, lambda: _own(model, call, prompt), own)
         except (UnsupportedModel, MemoryError, torch.OutOfMemoryError):
@@ -125,7 +132,7 @@ def probe_model(
                 f"tokens, no cache and no mask of its own ({type(error).__name__}: {error})"
             ) from error
     _compare(own, ours, noise, model.dtype)
-    return Probed(recorder.spec(model), recorder.styles(), attention, ours.double(), noise)
+    return Probed(spec, states, recorder.styles(), attention, ours.double(), noise)
 
 
 def _observe_reached(model: PreTrainedModel, call: ModelCall, prompt: "array[int]") -> "_Recorder":
@@ -161,6 +168,7 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerKV] = {}
+        self.states = StateRecorder()
         self._styles: dict[int, AttentionStyle] = {}
 
     def attend(
@@ -178,15 +186,20 @@ class _Recorder:
         return attended[0].transpose(0, 1)
 
     def spec(self, model: PreTrainedModel) -> KVSpec:
-        """Return what was noted, if it is one attention for each layer of the config."""
-        num_layers = model.config.get_text_config().num_hidden_layers
-        if sorted(self.layers) != list(range(num_layers)):
+        """Return what was noted, if each layer that mixes tokens did so through us."""
+        config = model.config.get_text_config()
+        num_layers = config.num_hidden_layers
+        types = getattr(config, "layer_types", None) or [""] * num_layers
+        alone = {layer for layer, kind in enumerate(types) if kind in ("mlp", "moe")}
+        seen = self.layers.keys() | self.states.spec.layers.keys() | alone
+        if seen != set(range(num_layers)):
             raise UnsupportedModel(
-                f"of the {num_layers} layers of {type(model).__name__}, only "
-                f"{sorted(self.layers)} attend through the attention interface; the others keep "
-                "their state where it cannot be cached block by block"
+                f"of the {num_layers} layers of {type(model).__name__}, only {sorted(seen)} attend "
+                "through the attention interface or carry a state that Ostinato knows; the others "
+                "keep theirs where it cannot be cached"
             )
-        return KVSpec(tuple(self.layers[layer] for layer in range(num_layers)))
+        none = LayerKV(0, 0, 0)
+        return KVSpec(tuple(self.layers.get(layer, none) for layer in range(num_layers)))
 
     def styles(self) -> tuple[AttentionStyle, ...]:
         """Return how each layer wants its scores."""
@@ -211,12 +224,17 @@ def _bench(
 
 
 def through_blocks(
-    spec: KVSpec, call: StepCall, model: PreTrainedModel, attention: AttentionName
+    spec: KVSpec,
+    states: StateSpec,
+    call: StepCall,
+    model: PreTrainedModel,
+    attention: AttentionName,
 ) -> Tensor:
     """Return the logits of the probe's prompt, computed chunk by chunk in scattered blocks.
 
     Args:
         spec: What the layers keep.
+        states: What they carry along.
         call: Computes the steps.
         model: Says where and in which dtype.
         attention: Who attends, if possible.
@@ -226,6 +244,7 @@ def through_blocks(
     """
     prompt, stranger = _prompts(cast(Tensor, model.get_input_embeddings().weight).shape[0])
     backend, store = _bench(spec, model, attention)
+    of_layer, slots = one_group(spec).of_layer, StateStore(states, 2, model.device)
     num_blocks = store.num_blocks
     scattered = np.random.default_rng(1).permutation(num_blocks).tolist()
     tables = array("I", scattered[0::2]), array("I", scattered[1::2])
@@ -234,13 +253,17 @@ def through_blocks(
     for length in _CHUNKS:
         plan = StepPlan(
             tuple(
-                ScheduledSequence(SequenceId(i), tokens[start : start + length], start, (table,))
+                ScheduledSequence(
+                    SequenceId(i), tokens[start : start + length], start, (table,), state_slot=i
+                )
                 for i, (tokens, table) in enumerate(zip((stranger, prompt), tables, strict=True))
             )
         )
         inputs = build_inputs(plan, store.block_size, store.device)
         (metadata,) = inputs.groups
-        step = backend.start(metadata, store)
+        assert inputs.states is not None, "both have a slot"
+        attending = backend.start(metadata, store)
+        step = GroupedStep((attending,), of_layer, StateStep(inputs.states, slots))
         logits = call(inputs.input_ids, inputs.position_ids, step)
         rows.append(logits[length:])
         start += length

@@ -8,9 +8,9 @@ token must follow from the tokens up to it and from nothing else, or they cannot
 refused                         why
 ==============================  ==========================================================
 encoder-decoder                 every token sees the encoder's output, which is no prefix
-recurrent and linear attention  state is kept per sequence, not per token
 chunked attention (Llama 4)     which tokens are seen does not follow from a window
 bidirectional attention         a token's keys change when tokens follow
+states of unknown kinds (RWKV)  see ``states.recurrences`` for those that are known
 no attention interface (ALiBi)  the attention cannot be replaced by one that reads blocks
 unknown kinds of RoPE           frequencies might depend on how long the call is
 ==============================  ==========================================================
@@ -35,7 +35,9 @@ from ostinato.runner.attention.registration import ATTENTION_NAME
 UNLIMITED_TOKENS = 2**31
 """Stands for "no limit of its own" where a config names none."""
 
-_KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
+_ATTENDING_LAYERS = {"full_attention", "sliding_attention", "attention"}
+_STATE_LAYERS = {"linear_attention", "mamba", "conv", "hybrid"}
+_KNOWN_LAYERS = frozenset({*_ATTENDING_LAYERS, *_STATE_LAYERS, "mlp", "moe"})
 _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
 _LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 
@@ -75,8 +77,8 @@ def check_config(config: PreTrainedConfig) -> None:
     if unknown:
         raise UnsupportedModel(
             f"{kind} has layers of type {', '.join(sorted(map(str, unknown)))}; served are "
-            f"{', '.join(sorted(_KNOWN_LAYERS))}: others keep a state per sequence or see "
-            "tokens that no sliding window describes"
+            f"{', '.join(sorted(_KNOWN_LAYERS))}: others see tokens that no sliding window "
+            "describes, or carry a state of an unknown kind"
         )
     for rope in _ropes(text_config):
         if rope["rope_type"] not in _STATIC_ROPE | {"dynamic", "longrope"}:

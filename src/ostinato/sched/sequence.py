@@ -207,6 +207,7 @@ class ScheduledChunk:
             sequence.sample_task(seeds) if self.samples else None,
             sequence.prompt_targets(start, self.end),
             sequence.request.params.prompt_logprobs or 0,
+            sequence.table.state_slot,
             sequence.key.images,
         )
 
@@ -227,6 +228,5 @@ class SequenceUpdate:
 def tables_of(chunks: Iterable[ScheduledChunk]) -> list[BlockTable]:
     """List the tables of a step, publishers before those who share their blocks."""
     chunks = list(chunks)
-    members = [chunk.sequence for chunk in chunks]
-    members += [child for chunk in chunks for child in chunk.children]
+    members = [c.sequence for c in chunks] + [child for c in chunks for child in c.children]
     return [member.table for member in members if member.table is not None]

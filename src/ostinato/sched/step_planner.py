@@ -8,6 +8,7 @@ prefill computes their prefix.
 from collections.abc import Callable
 
 from ostinato.cache.block_table import BlockTable
+from ostinato.cache.layer_group import PrefillCuts
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.core.config import SchedulerConfig
@@ -24,18 +25,20 @@ class SingleFlight:
     Nothing about the wait is stored: the question is asked anew in every step, of the sequences
     that run in it. If a leader is cancelled, fails or is preempted, its followers go on by
     themselves; so no sequence waits for one that makes no progress. A prompt that is finished in
-    this step needs no waiting: its blocks are findable from the moment they are planned.
+    this step needs no waiting: its blocks are findable once they are planned; its states, after it.
     """
 
-    def __init__(self, block_size: int) -> None:
-        """Start a step with no prefill in flight."""
+    def __init__(self, block_size: int, cuts: PrefillCuts | None) -> None:
+        """Start a step with no prefill in flight; ``cuts`` are those of a model with states."""
         self._block_size = block_size
+        self._cuts = cuts
         self._leaders: list[tuple[Sequence, int]] = []
 
     def add(self, sequence: Sequence, num_planned: int) -> None:
         """Note a running sequence that has computed so many tokens after this step."""
         table = sequence.table
         if table is not None and table.writes and num_planned < len(sequence.key):
+            num_planned = num_planned if self._cuts is None else sequence.num_computed
             self._leaders.append((sequence, num_planned // self._block_size * self._block_size))
 
     def leader(self, sequence: Sequence, match: PrefixMatch) -> Sequence | None:
@@ -54,6 +57,8 @@ class SingleFlight:
         published = leader.num_tokens // self._block_size * self._block_size
         common = leader.key.num_common_tokens(sequence.key)
         most = min(common, published, sequence.num_tokens - 1)
+        if self._cuts is not None and leader.table is not None:
+            return self._cuts.deepest_state(leader.table, most)
         start = most // self._block_size * self._block_size
         return start + sequence.key.num_text_tokens(start, most)  # only text is copied
 
@@ -86,7 +91,8 @@ class StepPlanner:
         self._clock = clock
         self._budget = config.max_num_batched_tokens
         self._max_chunk = config.max_chunk_tokens or self._budget
-        self._in_flight = SingleFlight(cache.block_size)
+        self._in_flight = SingleFlight(cache.block_size, cache.cuts)
+        self._least = 1 if cache.cuts is None else cache.cuts.unit
         self._copies: list[CopyRun] = []
         self._is_short_of_blocks = False  # a sequence found too few
 
@@ -95,7 +101,9 @@ class StepPlanner:
         self._plan_running()
         self._publish_running()
         self._admit_waiting()
-        return StepPlan(tuple(s.schedule() for s in self.chunks), tuple(self._copies))
+        copies, sequences = self._cache.copies, tuple(s.schedule() for s in self.chunks)
+        states = tuple(copies.state_loads), tuple(copies.state_saves)
+        return StepPlan(sequences, tuple(self._copies), *states)
 
     @property
     def _most(self) -> int:
@@ -126,7 +134,9 @@ class StepPlanner:
             New tokens that have slots; 0 if the sequence itself was preempted.
         """
         wanted = sequence.num_computed + min(sequence.num_uncomputed, self._most)
-        while sequence.table is not None:
+        if self._cache.cuts is not None:
+            wanted = self._cut(sequence, wanted)
+        while sequence.table is not None and wanted > sequence.num_computed:
             room = self._cache.growable(sequence.table, wanted)
             if room > sequence.num_computed:
                 self._cache.grow(sequence.table, room)
@@ -138,6 +148,14 @@ class StepPlanner:
                 self.chunks.remove(chunk)
             self._requests.preempt(victim)
         return 0
+
+    def _cut(self, sequence: Sequence, end: int) -> int:
+        """End a chunk of a model with states where its state can be kept."""
+        start, cuts, table = sequence.num_computed, self._cache.cuts, sequence.table
+        if cuts is None or table is None or sequence.num_uncomputed == 1:
+            return end
+        waiting = (s.key for s in self._requests.waiting if not s.reading_is_off)
+        return cuts.end_of_chunk(table, start, end, waiting)
 
     def _publish_running(self) -> None:
         """Make findable what the running will have computed, and note who goes on."""
@@ -166,7 +184,7 @@ class StepPlanner:
     def _has_seat(self) -> bool:
         """Whether another sequence may run in this step, if there are blocks for it."""
         is_free = len(self._requests.running) < self._config.max_num_seqs
-        return is_free and self._budget > 0 and not self._is_short_of_blocks
+        return is_free and self._budget >= self._least and not self._is_short_of_blocks
 
     def _try_admit(self, sequence: Sequence) -> bool:
         """Admit a waiting sequence, unless it waits for a prefill; False if it does not fit."""
@@ -202,8 +220,10 @@ class StepPlanner:
             sequence.num_shared_tokens = table.num_shared_tokens
             sequence.num_copied_tokens = table.num_copied_tokens
             self._stats.waited_prompt_tokens += sequence.num_waited_tokens
-        slots = table.num_slots - sequence.num_computed
-        chunk = self._add_chunk(sequence, min(sequence.num_uncomputed, slots))
+        end = min(sequence.num_computed + self._most, len(sequence.key), table.num_slots)
+        if self._cache.cuts is not None:
+            end = self._cut(sequence, end)
+        chunk = self._add_chunk(sequence, end - sequence.num_computed)
         self._in_flight.add(sequence, chunk.end)
         self._publish(chunk)
 

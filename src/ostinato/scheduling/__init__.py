@@ -5,6 +5,7 @@ Files in reading order:
 * ``longest_prefix``: longest cached prefix first, and what all ranked orders share
 * ``depth_first``: requests that share a prefix, one after another
 * ``fair_share``: the tenant that was served least
+* ``held_requests``: passes over requests that wait for a load
 
 Rules:
 

@@ -37,8 +37,8 @@ Files in reading order:
 * ``explaining``: why did a request's prompt miss?
 * ``engine_watch``: how is the engine looked at without waiting for it?
 * ``http_meter``: which answers left the server?
-* ``ghost_metrics``, ``metrics``, ``metrics_page``: what may Prometheus know, and where does it
-  scrape?
+* ``ghost_metrics``, ``tier_metrics``, ``metrics``, ``metrics_page``: what may Prometheus know, and
+  where does it scrape?
 * ``admin``: what may an operator do over HTTP?
 * ``tracing``: where did a request's time go?
 * ``playground``: where did each token come from, and what would such prompts save?

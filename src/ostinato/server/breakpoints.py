@@ -4,8 +4,8 @@ The place of a breakpoint in the prompt is found by writing the conversation up 
 how far the whole prompt agrees: no template needs to be understood for that.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ostinato.core.errors import RequestError
@@ -35,6 +35,7 @@ class Kept:
         num_5m: Kept for five minutes by this request and not found.
         num_1h: Kept for an hour by this request and not found.
         num_as_generated: Of earlier answers, with the tokens that were generated.
+        loaded: Of those found, how many a tier had, by its name.
     """
 
     num_tokens: int
@@ -42,11 +43,14 @@ class Kept:
     num_5m: int = 0
     num_1h: int = 0
     num_as_generated: int = 0
+    loaded: Mapping[str, int] = field(default_factory=dict)
 
     def usage(self, num_output_tokens: int) -> dict[str, Any]:
         """Lay the counts out as Anthropic's API does; the three of the input add up to it."""
         written = self.num_5m + self.num_1h
-        more = {"kept_tokens": self.num_as_generated} if self.num_as_generated else {}
+        more: dict[str, Any] = {f"cache_read_{k}_tokens": n for k, n in self.loaded.items()}
+        if self.num_as_generated:
+            more["kept_tokens"] = self.num_as_generated
         return {
             **more,
             "input_tokens": self.num_tokens - self.num_read - written,
@@ -129,4 +133,6 @@ async def keep(
         receipt = await held.hold(whose, tokens[: place.num_tokens], place.terms, num_cached)
         written[place.terms == ANTHROPIC_1H] += max(0, receipt.num_tokens - done)
         done = max(done, receipt.num_tokens)
-    return Kept(len(tokens), num_cached, written[False], written[True], output.num_kept_tokens)
+    loaded = {tier: count for tier, count in output.cached_tokens_from.items() if tier != "pool"}
+    kept = output.num_kept_tokens
+    return Kept(len(tokens), num_cached, written[False], written[True], kept, loaded)

@@ -26,6 +26,7 @@ from prometheus_client.registry import Collector
 
 import ostinato
 from ostinato.engine.snapshot import Snapshot
+from ostinato.observe.counters import StateCounts
 from ostinato.observe.histogram import Histogram
 from ostinato.server.accounts import PromptTokens
 from ostinato.server.call import GenerateCall
@@ -35,6 +36,7 @@ from ostinato.server.ghost_metrics import ghost_metrics
 from ostinato.server.http_meter import Answer
 from ostinato.server.observer import ServedRequest
 from ostinato.server.tenant_usage import TenantUsage
+from ostinato.server.tier_metrics import tier_metrics
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 """Bounds of what people wait for."""
@@ -201,8 +203,10 @@ class _EngineCollector(Collector):
             yield path
             yield from _prompt_tokens(seen)
             yield from _blocks(seen)
+            yield from _states(seen)
             yield from ghost_metrics(seen.cache.ghosts)
             yield from _audits(seen)
+            yield from tier_metrics(seen.tiers)
             yield from _scheduling(seen)
 
 
@@ -318,6 +322,31 @@ def _blocks(seen: Snapshot) -> Iterable[Metric]:
         "would have lost them.",
         cache.reuse_distances,
         range(0, 25),
+    )
+
+
+def _states(seen: Snapshot) -> Iterable[Metric]:
+    states = seen.cache.states or StateCounts()
+    slots = GaugeMetricFamily(
+        "ostinato_state_slots",
+        "Slots of states by use: running (of one sequence, or of a checkpoint that it reads), "
+        "checkpoint (kept for a prefix), all.",
+        labels=["use"],
+    )
+    slots.add_metric(["running"], states.num_running)
+    slots.add_metric(["checkpoint"], states.num_checkpoints)
+    slots.add_metric(["all"], states.num_slots)
+    yield slots
+    for name, text, value in (
+        ("kept", "Checkpoints that were kept for prefixes.", states.num_kept),
+        ("evicted", "Checkpoints that made room or lost their blocks.", states.num_evicted),
+        ("hit", "Requests that began from a checkpoint.", states.num_hits),
+    ):
+        yield CounterMetricFamily(f"ostinato_checkpoints_{name}", text, value=value)
+    yield CounterMetricFamily(
+        "ostinato_state_tokens_computed_again",
+        "Tokens whose blocks hit, computed again because their state was not kept.",
+        value=states.num_again_tokens,
     )
 
 

@@ -4,7 +4,7 @@ The administrator sees all tenants, everybody else their own lines, blocks and p
 even how many blocks there are, for load of others could be read from it.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -157,10 +157,21 @@ def _load(state: ServerState, snapshot: Snapshot) -> dict[str, Any]:
         "steps": snapshot.scheduler.num_steps,
         "preemptions": snapshot.scheduler.num_preemptions,
         "evicted_blocks": snapshot.cache.evicted_blocks,
+        "states": None if (states := snapshot.cache.states) is None else asdict(states),
         "leased_blocks": snapshot.num_leased_blocks,
         "compute_path": str(snapshot.compute_path),
         "audited_hits": snapshot.audit.num_same + snapshot.audit.num_different,
         "different_hits": snapshot.audit.num_different,
+        "tiers": []
+        if snapshot.tiers is None
+        else [
+            {
+                "tier": tier.tier,
+                "state": tier.state,
+                "loaded": snapshot.tiers.loaded_tokens.get(tier.tier, 0),
+            }
+            for tier in snapshot.tiers.tiers
+        ],
     }
 
 

@@ -189,7 +189,8 @@ class CacheAdmin:
                     live[block] = min(size, written - place * size)
             slots.append(live)
         for table in [*self._manager.live_tables, *self._manager.pinned_tables]:
-            for pool, live, blocks in zip(self._manager.pools, slots, table.groups, strict=True):
+            held = [table.blocks, *(held.blocks for held in table.held)]
+            for pool, live, blocks in zip(self._manager.pools, slots, held, strict=True):
                 for place, block in enumerate(blocks):
                     if block < pool.num_blocks:  # and not a window's null block
                         written = max(0, min(table.num_planned - place * size, size))

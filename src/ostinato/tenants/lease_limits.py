@@ -17,6 +17,9 @@ from ostinato.settings import PrefixCacheConfig, window_blocks
 from ostinato.tenants.lease_book import LeaseBook
 from ostinato.tenants.shares import TenantShares
 
+SLOTS_TO_GO_ON = 2
+"""Slots of states that one sequence needs: to run, and to hold what it hit meanwhile."""
+
 
 class LeaseLimits:
     """What may be held besides all that is held already."""
@@ -45,9 +48,9 @@ class LeaseLimits:
             if left < 0:
                 break
             count += 1
-        if config.windows and count < len(match.blocks):
+        if self._manager.layer_groups and count < len(match.blocks):
             count = len(self._manager.match_first(key, count * self._manager.block_size).blocks)
-        return count if self._windows_bindable(count) else 0
+        return count if self._windows_bindable(count) and self._is_state_bindable() else 0
 
     def _windows_bindable(self, num_blocks: int) -> bool:
         """Whether the windows before a boundary may be held besides those of all other leases."""
@@ -59,6 +62,17 @@ class LeaseLimits:
             if left < window_blocks(window.window, size):
                 return False
         return True
+
+    def _is_state_bindable(self) -> bool:
+        """Whether a checkpoint may be held besides those of all other leases.
+
+        A sequence needs two slots to go on: a running one, and that of the checkpoint that hit.
+        """
+        if self._config.states is None:
+            return True
+        pool = self._manager.pools[-1]
+        leased = {id(lease.table.held[-1].source) for lease in self._leases}
+        return pool.num_blocks - _guaranteed(pool) - len(leased) - 1 >= SLOTS_TO_GO_ON
 
     def leased(self, group: int, tenant: bytes | None = None) -> set[int]:
         """List the blocks that leases hold in a group; those of one tenant, if it is named.

@@ -10,6 +10,7 @@ from typing import NewType
 
 from ostinato.core.errors import ConfigError
 from ostinato.core.identity import SALT_SEPARATOR, tenant_of
+from ostinato.tiers.port import TierReceipt
 
 LeaseId = NewType("LeaseId", int)
 """Number of a lease, unique for the life of a cache."""
@@ -96,6 +97,7 @@ class EraseReceipt:
         num_zeroed_slots: Slots of the KV store that were overwritten with zeros: the tenant's,
             and every other one without live content.
         num_texts: Texts that were known with their tokens.
+        tiers: What was erased from each tier, if the engine has any.
     """
 
     num_requests: int = 0
@@ -104,3 +106,4 @@ class EraseReceipt:
     num_events: int = 0
     num_zeroed_slots: int = 0
     num_texts: int = 0
+    tiers: tuple[TierReceipt, ...] = ()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.kv_store import KVSpec, KVStore
+from ostinato.runner.states.step import LayerStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +111,12 @@ class GroupedStep:
     Attributes:
         steps: One per group.
         of_layer: The group of each layer, shape (num_layers,).
+        states: The states of layers that carry one; None if none does.
     """
 
     steps: tuple[AttentionStep, ...]
     of_layer: tuple[int, ...]
+    states: LayerStates | None = None
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle

@@ -13,6 +13,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from ostinato.core.errors import UnsupportedModel
 from ostinato.runner.attention.backend import AttentionStyle
+from ostinato.runner.states.step import LayerStates
 
 ATTENTION_NAME = "ostinato"
 """The name to load models with: ``attn_implementation="ostinato"``."""
@@ -30,6 +31,11 @@ class StepNotReceived(UnsupportedModel):
 
 class LayerAttention(Protocol):
     """What the keyword carries: a ``GroupedStep``, or another observer of the calls."""
+
+    @property
+    def states(self) -> LayerStates | None:
+        """Answers the layers that carry a state; None if no layer does."""
+        ...
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle

@@ -109,7 +109,7 @@ def _quantized(
         if reason is None:
             fused = _fused(model, probed, quantization)
             with torch.inference_mode():
-                own = through_blocks(probed.spec, call, model, probed.attention)
+                own = through_blocks(probed.spec, probed.states, call, model, probed.attention)
             noise = probed.noise
             if quantization.activation_bits:
                 noise = with_codes(noise, model.dtype)
@@ -184,7 +184,7 @@ def _try_packed(
 def _difference(model: PreTrainedModel, probed: Probed, call: StepCall) -> str | None:
     """Say by how much logits differ from the plain modules'; None if rounding explains it."""
     with torch.inference_mode():
-        found = through_blocks(probed.spec, call, model, probed.attention)
+        found = through_blocks(probed.spec, probed.states, call, model, probed.attention)
     away = in_roundings(found, probed.logits, probed.noise)
     if away <= _MOST_ROUNDINGS:
         return None

@@ -290,10 +290,11 @@ def _width_in_arena(decoder: Decoder) -> int:
 
 def _native_steps(step: LayerAttention, num_layers: int) -> tuple[NativeStep, ...] | None:
     """Return who answers each layer; None unless the library does."""
-    each: tuple[LayerAttention, ...] = (step,) * num_layers
-    if isinstance(step, GroupedStep):
-        each = tuple(step.steps[group] for group in step.of_layer)
-    native = tuple(one for one in each if isinstance(one, NativeStep))
+    if not isinstance(step, GroupedStep):
+        return None
+    native = tuple(
+        one for group in step.of_layer if isinstance(one := step.steps[group], NativeStep)
+    )
     return native if len(native) == num_layers else None
 
 

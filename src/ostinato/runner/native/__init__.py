@@ -8,6 +8,7 @@ is missing, everything runs in plain torch. Files in reading order:
 * ``checks``: what is checked before the library sees a pointer?
 * ``pages``: when is memory for keys and values taken from the kernel?
 * ``best``: where does each row have its largest number?
+* ``delta``: how does a token change the states of a gated delta rule?
 * ``store``: where do keys and values live, if the library is to read them?
 
 Rules: no bound is checked in C++, so every one is checked here, before the call. Planning is the

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ostinato.runner.kv_codes import decode, row_bytes
-from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
+from ostinato.runner.kv_store import Bytes, KVSpec, KVStore, LayerKV
 from ostinato.runner.native.checks import Ints, Slots, fill_rows
 from ostinato.runner.native.face import KV_DTYPES, Kv, Rows
 from ostinato.runner.native.pages import Area, take_pages
@@ -43,6 +43,8 @@ TOKENS_AT_START = 16_384
 
 class NativeKVStore(KVStore):
     """A store of the native library's, on a CPU."""
+
+    layout = "heads"
 
     def __init__(
         self,
@@ -158,6 +160,11 @@ class NativeKVStore(KVStore):
         checked = self.check_slots(slots.numpy())
         for kv in self._kv.values():
             self._native.ost_kv_zero(byref(kv), checked.address, len(checked))
+
+    def _parts(self) -> list[Bytes]:
+        heads = [self.spec.layers[layer].num_kv_heads for layer in self.layers for _ in "kv"]
+        shapes = [(num_heads, self.num_blocks + 1, -1) for num_heads in heads]
+        return [m.reshape(shape) for m, shape in zip(self._memory, shapes, strict=True)]
 
     def _allocate(self, layer: int, kept: LayerKV) -> None:
         if kept.key_dim % 2:

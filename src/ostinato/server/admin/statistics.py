@@ -43,6 +43,14 @@ async def audits(request: Request, administrator: Administrator) -> dict[str, An
     return {"share": state.llm.engine.config.audit_share, **asdict(counts)}
 
 
+@router.get("/tiers")
+async def tiers(request: Request, administrator: Administrator) -> dict[str, Any]:
+    """Return what is kept outside the pool, and what was loaded and written."""
+    state: ServerState = request.app.state.server
+    counts = (await state.llm.look(take_snapshot)).tiers
+    return {"tiers": []} if counts is None else counts.as_dict()
+
+
 @router.get("/heaviest")
 async def heaviest_prefixes(
     request: Request,
@@ -111,6 +119,7 @@ def _totals(seen: Snapshot) -> dict[str, Any]:
         "duplicate_blocks": cache.duplicate_blocks,
         "sealed_tails": cache.sealed_tails,
         "evicted_blocks": cache.evicted_blocks,
+        "states": None if cache.states is None else asdict(cache.states),
         "ghosts": ghost_rows(cache.ghosts),
     }
 

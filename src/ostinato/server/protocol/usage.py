@@ -1,7 +1,8 @@
 """How many tokens was it, and how many of them were cached?"""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ostinato.engine.outputs import RequestOutput
@@ -16,12 +17,14 @@ class Usage:
         num_cached_tokens: Those of them whose KV came from the cache.
         num_completion_tokens: Of all continuations.
         num_kept_tokens: Prompt tokens of earlier answers that stand as they were generated.
+        cached_tokens_from: The cached ones by where their KV came from.
     """
 
     num_prompt_tokens: int
     num_cached_tokens: int
     num_completion_tokens: int
     num_kept_tokens: int = 0
+    cached_tokens_from: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, outputs: Iterable[RequestOutput]) -> "Usage":
@@ -32,7 +35,13 @@ class Usage:
             sum(output.num_cached_tokens for output in known),
             sum(len(part.token_ids) for output in known for part in output.outputs),
             sum(output.num_kept_tokens for output in known),
+            sum((Counter(output.cached_tokens_from) for output in known), Counter()),
         )
+
+    @property
+    def loaded_tokens(self) -> dict[str, int]:
+        """Cached tokens that a tier had, as ``disk_tokens`` and ``remote_tokens``."""
+        return {f"{k}_tokens": n for k, n in self.cached_tokens_from.items() if k != "pool"}
 
     def as_openai(
         self, retained: Sequence[int] = (), num_reasoning_tokens: int | None = None
@@ -43,7 +52,7 @@ class Usage:
             retained: Of each prompt that was to be kept, how many tokens are.
             num_reasoning_tokens: Generated tokens that were reasoning; None if none is looked for.
         """
-        details = {"cached_tokens": self.num_cached_tokens}
+        details = {"cached_tokens": self.num_cached_tokens, **self.loaded_tokens}
         if self.num_kept_tokens:
             details["kept_tokens"] = self.num_kept_tokens
         if retained:

@@ -3,7 +3,7 @@
 import { $, count, element, legend } from "/ui/format.js";
 import { ask } from "/ui/server.js";
 
-const FATES = { hit: "cached", waited: "waited", copied: "copied", computed: "computed" };
+const FATES = { hit: "cached", loaded: "cached", waited: "waited", copied: "copied", computed: "computed" };
 
 async function show() {
   const [, id] = location.hash.match(/^#explain\/(.+)$/) ?? [];
@@ -23,15 +23,15 @@ async function show() {
 function draw(found) {
   $("explanation-title").textContent =
     `${count(found.num_cached_tokens)} of ${count(found.num_tokens)} prompt tokens were cached`;
-  legend($("explanation-legend"), [...new Set(found.spans.map((part) => part.fate))]
+  legend($("explanation-legend"), [...new Set(found.spans.map((part) => part.outcome))]
     .map((fate) => [FATES[fate], fate]));
   $("explanation-bar").replaceChildren(...found.spans.map((part) => {
-    const piece = element("i", { class: `swatch ${FATES[part.fate]}`, title: part.sentence });
+    const piece = element("i", { class: `swatch ${FATES[part.outcome]}`, title: part.sentence });
     piece.style.flexGrow = part.stop - part.start;
     return piece;
   }));
   $("explanation-list").replaceChildren(...found.spans.map((part) => element(
-    "li", {}, element("i", { class: `swatch ${FATES[part.fate]}` }),
+    "li", {}, element("i", { class: `swatch ${FATES[part.outcome]}` }),
     element("b", {}, part.stop - part.start > 1 ? `Tokens ${count(part.start)}–${count(part.stop - 1)} ` : `Token ${count(part.start)} `),
     part.sentence,
   )));

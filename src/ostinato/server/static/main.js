@@ -50,11 +50,15 @@ function draw(state) {
   $("gap-detail").textContent = spread(generated.percentiles, "median");
   $("requests").textContent = compact(totals.requests);
   $("load").textContent = load
-    ? `${count(load.running)} running, ${count(load.waiting)} waiting · ${compact(load.evicted_blocks)} blocks evicted`
+    ? `${count(load.running)} running, ${count(load.waiting)} waiting · ${compact(load.evicted_blocks)} blocks evicted${load.states
+      ? ` · ${count(load.states.num_checkpoints)} of ${count(load.states.num_slots)} states kept` : ""}`
     : "that got a first token";
   const audited = load?.audited_hits
     ? ` · ${count(load.audited_hits)} hits audited, ${count(load.different_hits)} wrong` : "";
-  $("compute-path").textContent = load ? ` · computing in ${load.compute_path}${audited}` : "";
+  const tiers = (load?.tiers ?? []).map(
+    (tier) => ` · ${tier.tier} ${tier.state}, ${compact(tier.loaded)} tokens loaded`).join("");
+  $("compute-path").textContent = load
+    ? ` · computing in ${load.compute_path}${audited}${tiers}` : "";
   drawOverTime(state);
   drawRequests(state.requests, state.administrator);
   drawBlocks(state.blocks);

@@ -1,0 +1,145 @@
+"""The port of layer groups: what do layers beside full attention keep of a sequence?
+
+A sliding window keeps the end of it, a recurrent layer one state. Each such group has a pool of
+its own, and knows the content of it; full attention, group 0, says which prefixes exist::
+
+    group 0    b0  b1  b2  b3     full attention, in the manager's pool
+    windows    .   .   b7  b2     a row of blocks each
+    states     s4                 a slot, in no row
+
+The manager asks every group in turn, in the order in which a sequence meets it: ``longest_hit``,
+``room``, ``hold``, ``take``, ``publish``, ``settle`` or ``retract``, ``release``. What a sequence
+holds in a group is that group's own record, kept in ``BlockTable.held``; its ``blocks`` are the
+group's row, or the slots of its states.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from ostinato.cache.block import CacheEntry
+from ostinato.cache.block_table import BlockTable
+from ostinato.cache.pool import BlockPool
+from ostinato.cache.prefix_index import CachedRun, PrefixMatch, Removal
+from ostinato.core.identity import PrefixKey
+
+
+class PrefillCuts(Protocol):
+    """Where prefills of a model with states are cut, for the planner.
+
+    Attributes:
+        unit: Chunks end at its multiples, but for the last one of a prompt.
+    """
+
+    unit: int
+
+    def end_of_chunk(
+        self, table: BlockTable, start: int, end: int, waiting: Iterable[PrefixKey]
+    ) -> int:
+        """Return where a chunk from ``start`` ends, at ``end`` or before; ``start`` if nowhere.
+
+        Args:
+            table: Of the sequence that computes it.
+            start: Tokens that are computed.
+            end: Tokens that could be computed after this step.
+            waiting: Sequences that wait, which may part with this one in the chunk.
+        """
+
+    def deepest_state(self, table: BlockTable, num_tokens: int) -> int:
+        """Return the last position up to ``num_tokens`` of which a state is being computed."""
+
+
+class LayerGroup(Protocol):
+    """A group of layers with a pool of its own.
+
+    Attributes:
+        pool: Its blocks, or the slots of its states.
+        has_rows: Whether the plan names its blocks, a row per sequence; of all groups, those
+            that have rows come first.
+        cuts: Where prefills are cut for it; None if anywhere.
+    """
+
+    pool: BlockPool
+    has_rows: bool
+    cuts: PrefillCuts | None
+
+    def evict(self, entry: CacheEntry, most: int) -> Removal:
+        """Remove up to ``most`` blocks of an evictable entry."""
+
+    def runs(self) -> Iterator[CachedRun]:
+        """Walk everything published; for inspection."""
+
+    def longest_hit(self, key: PrefixKey, num_blocks: int) -> int:
+        """Return the longest prefix of at most so many blocks that it can continue; no effects."""
+
+    def find_tail(self, key: PrefixKey, num_blocks: int, name: bytes) -> CacheEntry | None:
+        """Return what holds the block of that name after a sequence's first ones, to copy from."""
+
+    def room(self, key: PrefixKey, num_blocks: int, tail: CacheEntry | None) -> int:
+        """Return how many tokens could have slots if a hit of so many blocks were held."""
+
+    def room_to_grow(self, held: Any, num_tokens: int) -> int:
+        """Return how many of a held sequence's first ``num_tokens`` could have slots."""
+
+    def num_to_fork(self, held: Any, num_blocks: int) -> int:
+        """Return how many blocks of its own a fork of a sequence would take."""
+
+    def hold(self, key: PrefixKey, match: PrefixMatch, tail: CacheEntry | None) -> Any:
+        """Hold what a match needs, and the source of a copy until ``release_tail``."""
+
+    def fork(self, held: Any) -> Any:
+        """Hold for a fork what it shares."""
+
+    def take(self, table: BlockTable, held: Any, num_tokens: int) -> None:
+        """Give a table what its first ``num_tokens`` need; the caller knows that there is room."""
+
+    def publish(self, table: BlockTable, held: Any, num_tokens: int) -> Sequence[tuple[int, bool]]:
+        """Make findable what is computed after this step, or note that ``settle`` has to.
+
+        Returns:
+            The places that were published, each with whether its content is new.
+        """
+
+    def publish_partial(self, table: BlockTable, held: Any, num_blocks: int, text: bytes) -> None:
+        """Make a partial last block findable."""
+
+    def settle(self, table: BlockTable, held: Any) -> None:
+        """Note that the step has run; release what the next one does not need."""
+
+    def retract(self, held: Any) -> Removal | None:
+        """Take back what this step published; None if the group publishes after the step."""
+
+    def release_tail(self, held: Any) -> None:
+        """Release the source of a copy, if there is one."""
+
+    def release(self, table: BlockTable, held: Any) -> None:
+        """Release all that a sequence holds."""
+
+    def check(self, every: list[Any]) -> None:
+        """Assert the group's invariants, given all that is held in it."""
+
+
+def shorten(match: PrefixMatch, key: PrefixKey, groups: Sequence[LayerGroup]) -> PrefixMatch:
+    """Shorten a match in group 0 to the longest prefix that every group can continue.
+
+    A group that cannot continue from an end shortens the prefix, which another may then refuse::
+
+        group 0         ABCD EFGH IJKL MNOP     16 tokens
+        window of 6               IJKL          12: MNOP is gone, and what it looks back to is there
+        window of 12    ABCD EFGH IJKL          12 again: that is the hit
+    """
+    num_seen = end = len(match.blocks)
+    before = -1
+    while end != before:
+        before = end
+        for group in groups:
+            end = group.longest_hit(key, end)
+    if end == num_seen and match.tail is not None:
+        name = match.tail.entry.name_of(match.tail.place, match.block_size)
+        tails = [group.find_tail(key, end, name) for group in groups]
+        if None not in tails:
+            match.group_tails = tails
+            return match
+    if end < num_seen or match.tail is not None:
+        match = match.index.match(key, end * match.block_size)
+    match.num_seen_tokens = num_seen * match.block_size
+    return match

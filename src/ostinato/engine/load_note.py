@@ -1,0 +1,81 @@
+"""What became of a load from a tier, and how fast loads are."""
+
+import time
+from dataclasses import dataclass, replace
+
+from ostinato.tiers.port import ExtentRef, LoadFault
+
+
+class Rate:
+    """A speed, averaged over what was measured last; None before."""
+
+    def __init__(self, newest_share: float = 0.3) -> None:
+        """Start unknown."""
+        self.per_s: float | None = None
+        self._share = newest_share
+
+    def add(self, amount: float, seconds: float) -> None:
+        """Take a measurement."""
+        measured = amount / max(seconds, 1e-9)
+        known = measured if self.per_s is None else self.per_s
+        self.per_s = known + self._share * (measured - known)
+
+    def seconds_for(self, amount: float) -> float | None:
+        """Return how long so much would take, if that is known."""
+        return None if self.per_s is None else amount / self.per_s
+
+
+@dataclass(frozen=True, slots=True)
+class LoadNote:
+    """What a tier had of a prompt, and what became of it.
+
+    Attributes:
+        tier: Its name; of several, of the first.
+        start: Position of the first token that the pool did not have.
+        found: Position after the last token that the tier had.
+        loaded: What was loaded, in token order: from where, and the positions of its first token
+            and after its last.
+        leased: Position after the last loaded token under a lease; 0 without one.
+        keep_until: Wall-clock end of that lease.
+        fault: Why the load ended early; None if it did not.
+        is_cheaper_to_compute: Whether nothing was loaded because computing is faster.
+    """
+
+    tier: str
+    start: int
+    found: int
+    loaded: tuple[tuple[str, int, int], ...] = ()
+    leased: int = 0
+    keep_until: float = 0.0
+    fault: LoadFault | None = None
+    is_cheaper_to_compute: bool = False
+
+    @property
+    def end(self) -> int:
+        """Position after the last token that was loaded; ``start`` if none was."""
+        return self.loaded[-1][2] if self.loaded else self.start
+
+    def with_part(self, ref: ExtentRef, num_tokens: int, fault: LoadFault | None) -> "LoadNote":
+        """Add what was loaded next, and why it was not all."""
+        end = self.end + num_tokens
+        parts, leased, keep_until = list(self.loaded), self.leased, self.keep_until
+        if num_tokens:
+            continues = bool(parts) and parts[-1][0] == ref.tier
+            parts.append((ref.tier, parts.pop()[1] if continues else self.end, end))
+            if ref.keep_until > time.time():
+                leased, keep_until = end, ref.keep_until
+        return replace(self, loaded=tuple(parts), leased=leased, keep_until=keep_until, fault=fault)
+
+    def between(self, start: int, stop: int) -> "LoadNote | None":
+        """Return what was loaded between two positions; None if nothing was."""
+        cut = [(tier, max(a, start), min(b, stop)) for tier, a, b in self.loaded]
+        parts = tuple(part for part in cut if part[1] < part[2])
+        return LoadNote(self.tier, start, parts[-1][2], parts) if parts else None
+
+    def loaded_before(self, end: int) -> dict[str, int]:
+        """Count the tokens that were loaded and come before a position, by tier."""
+        counts: dict[str, int] = {}
+        for tier, start, stop in self.loaded:
+            if min(stop, end) > start:
+                counts[tier] = counts.get(tier, 0) + min(stop, end) - start
+        return counts

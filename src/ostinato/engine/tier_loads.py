@@ -1,0 +1,326 @@
+"""Loads prefixes from tiers into the pool, while other requests compute.
+
+::
+
+    add ──► look-up ──► worth it? ──► blocks allocated ──► read, verified ──► published
+            (thread)                  (between steps)      (threads)          (between steps)
+
+While its prefix is looked up or read, a request is held back: the scheduler passes over it, and it
+keeps its place. The blocks are private to the load until they are complete, so that threads write
+into them while steps run; then they are published as any computed block, and the request hits them
+like any other. A load ends at the first bad block: what came before it is used.
+
+Rules:
+
+1. Every method is called between steps, by the engine's thread.
+2. No request waits longer for a tier than computing its prefix would take.
+3. Requests that begin alike share one load.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ostinato.cache.block_table import BlockTable
+from ostinato.cache.manager import CacheManager
+from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.ids import RequestId
+from ostinato.core.request import RequestContext
+from ostinato.engine.load_note import LoadNote, Rate
+from ostinato.engine.tier_reader import LookUp, Read, TierReader, pieces_of
+from ostinato.runner.kv_store import KVStore
+from ostinato.sched.sequence import Sequence
+from ostinato.scheduling.held_requests import HeldRequests
+from ostinato.tiers.port import KVTier, LoadFault, Namespace, Prefix
+
+LOOK_UP_PATIENCE_S = 0.002
+"""How long a step waits for look-ups; those of a disk are done in memory."""
+
+LOOK_UP_DEADLINE_S = 1.0
+"""After it a request no longer waits for the answer of a server."""
+
+FIRST_DEADLINE_S = 10.0
+"""For a load before it is known how fast the model computes."""
+
+TRY_AGAIN = 32
+"""Of loads that seem dearer than computing, one in so many is tried: speeds change."""
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    """One request's prefix on its way.
+
+    Attributes:
+        sequence: The request's.
+        look_up: What is asked of the tiers.
+        asked_s: When, by ``time.monotonic()``.
+        after: Another request's load that brings the same, and is waited for.
+        table: Blocks to be filled, once they are allocated.
+        read: What fills them.
+        began_s: When that began.
+        note: What became of it, as far as there is something to tell.
+    """
+
+    sequence: Sequence
+    look_up: LookUp
+    asked_s: float
+    after: "_Load | None" = None
+    table: BlockTable | None = None
+    read: Read | None = None
+    began_s: float = 0.0
+    note: LoadNote | None = None
+
+    @property
+    def name(self) -> RequestId:
+        """Of its request."""
+        return self.sequence.request.request_id
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether its request has ended, or was admitted while there was no room to load."""
+        return self.sequence.finish_reason is not None or self.sequence.table is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether threads have brought what it waits for."""
+        if self.read is not None:
+            return not self.read.num_left
+        if self.after is not None:
+            return self.after.is_ready
+        return self.look_up.refs is not None
+
+    def stop(self) -> None:
+        """Let threads do no more for it than they have begun."""
+        self.look_up.is_unwanted = True
+        if self.read is not None:
+            self.read.is_stopped = True
+
+
+class TierLoads:
+    """Loads in flight.
+
+    Attributes:
+        held: Requests that wait for one.
+        reading: How fast tiers deliver, in bytes.
+        computing: How fast the model computes prompts, in tokens.
+        num_cheaper: Loads that were not begun because computing is faster.
+        loaded_tokens: Tokens loaded since the start, by tier.
+        load_seconds: Time that loads took, all together.
+        num_faults: Loads that ended early, by reason.
+    """
+
+    def __init__(
+        self,
+        tier: KVTier,
+        manager: CacheManager,
+        store: KVStore,
+        held: HeldRequests,
+        namespace_of: Callable[[Identity], Namespace],
+    ) -> None:
+        """Start without a load."""
+        self.held = held
+        self.reading, self.computing = Rate(), Rate()
+        self.num_cheaper = 0
+        self.loaded_tokens: dict[str, int] = {}
+        self.load_seconds = 0.0
+        self.num_faults: dict[str, int] = {}
+        self._manager, self._block_bytes = manager, store.block_bytes
+        self._namespace_of = namespace_of
+        self._size = manager.block_size
+        self._loads: dict[RequestId, _Load] = {}
+        self._complete: list[tuple[BlockTable, int]] = []  # held until their requests are planned
+        self._reader = TierReader(tier, store)
+
+    def __len__(self) -> int:
+        """Loads in flight."""
+        return len(self._loads)
+
+    def begin(self, sequence: Sequence) -> None:
+        """Hold a request that has just arrived back, while tiers are asked for its prefix."""
+        key, first = sequence.key, sequence.num_known_tokens // self._size
+        num_blocks = (len(key) - 1) // self._size  # the last token is computed (law 4)
+        if sequence.reading_is_off or key.images or num_blocks <= first:
+            return
+        prefix = prefix_of(key, num_blocks * self._size, self._namespace_of)
+        load = _Load(sequence, LookUp(prefix, first), time.monotonic(), self._leader(key, first))
+        self._loads[load.name] = load
+        self.held.add(load.name)
+        if load.after is None:
+            self._reader.look_up(load.look_up)
+
+    def poll(self, num_seats: int) -> list[tuple[RequestId, LoadNote]]:
+        """Go on with every load, right before a step is planned.
+
+        Args:
+            num_seats: Sequences that could be admitted now.
+
+        Returns:
+            What became of those that have ended, if a tier had anything.
+        """
+        self._await_look_ups()
+        ended = []
+        for load in list(self._loads.values()):
+            if load.is_unwanted:
+                load.stop()
+            if self._go_on(load, num_seats):
+                del self._loads[load.name]
+                self.held.discard(load.name)
+                if load.note is not None:
+                    ended.append((load.name, load.note))
+            num_seats -= load.table is not None
+        return ended
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a thread has brought something, while there is nothing else to do."""
+        loads = self._loads.values()
+        if loads:
+            self._reader.wait_for(lambda: any(load.is_ready for load in loads), seconds)
+
+    def settle(self) -> None:
+        """Release what was loaded, once its request has had its chance to be admitted."""
+        complete, self._complete = self._complete, []
+        for table, num_tokens in complete:
+            self._manager.release(table, num_tokens)
+
+    def drain(self) -> None:
+        """End all loads; when this returns, no thread writes into the pool."""
+        reads = []
+        for load in self._loads.values():
+            load.stop()
+            reads += [] if load.read is None else [load.read]
+        self._reader.wait_for(lambda: not any(read.num_left for read in reads))
+        for load in self._loads.values():
+            if load.table is not None:
+                self._publish(load)
+            self.held.discard(load.name)
+        self._loads.clear()
+        self.settle()
+
+    def close(self) -> None:
+        """End all loads and the threads."""
+        self.drain()
+        self._reader.close()
+
+    def _leader(self, key: PrefixKey, first: int) -> _Load | None:
+        """Find a load that will bring more of a sequence than the pool has."""
+        for load in self._loads.values():
+            common = load.sequence.key.num_common_tokens(key) // self._size
+            if min(common, load.look_up.prefix.num_blocks) > max(first, load.look_up.first_block):
+                return load
+        return None
+
+    def _await_look_ups(self) -> None:
+        """Give look-ups a moment: the answer of a disk comes before a step could."""
+        asked = [one.look_up for one in self._loads.values() if one.after is None]
+        fresh = [look_up for look_up in asked if look_up.refs is None]
+        if fresh:
+            self._reader.wait_for(
+                lambda: all(look_up.refs is not None for look_up in fresh), LOOK_UP_PATIENCE_S
+            )
+
+    def _go_on(self, load: _Load, num_seats: int) -> bool:
+        """Take a load as far as it goes now; returns whether it has ended."""
+        if load.read is not None:
+            return not load.read.num_left and self._publish(load)
+        if load.is_unwanted:
+            return True
+        if load.after is not None:
+            return load.after.name not in self._loads and self._follow(load)
+        if load.look_up.refs is None:
+            return time.monotonic() > load.asked_s + LOOK_UP_DEADLINE_S
+        if not load.look_up.refs or not self._is_worth_it(load):
+            return True
+        if num_seats > 0 and self._allocate(load):
+            return load.read is None
+        self.held.discard(load.name)  # there is no room: it takes its turn, and may load then
+        return False
+
+    def _follow(self, load: _Load) -> bool:
+        """Go on where the load that this one waited for has ended."""
+        leader, load.after = load.after, None
+        assert leader is not None
+        before = load.look_up.first_block * self._size
+        known = self._manager.match(load.sequence.key).num_shared_tokens
+        load.sequence.num_known_tokens = max(load.sequence.num_known_tokens, known)
+        if leader.note is not None:
+            load.note = leader.note.between(before, known)
+        if load.look_up.prefix.num_blocks * self._size <= known:
+            return True
+        load.look_up = LookUp(load.look_up.prefix, known // self._size)
+        load.asked_s = time.monotonic()
+        self._reader.look_up(load.look_up)
+        return False
+
+    def _is_worth_it(self, load: _Load) -> bool:
+        """Whether loading is faster than computing, as far as is known; notes it if not."""
+        num_blocks, refs = load.look_up.num_blocks, load.look_up.refs
+        ahead = sum(len(p.blocks) for x in self._loads.values() if x.read for p in x.read.pieces)
+        load_s = self.reading.seconds_for((num_blocks + ahead) * self._block_bytes)
+        compute_s = self.computing.seconds_for(num_blocks * self._size)
+        if load_s is None or compute_s is None or load_s <= compute_s:
+            return True
+        self.num_cheaper += 1
+        if self.num_cheaper % TRY_AGAIN == 0:
+            return True
+        assert refs
+        start, end = load.look_up.first_block * self._size, load.look_up.end_block * self._size
+        load.note = LoadNote(refs[0].tier, start, end, is_cheaper_to_compute=True)
+        return False
+
+    def _allocate(self, load: _Load) -> bool:
+        """Allocate blocks and have them filled; False if there is no room."""
+        end, first = load.look_up.end_block, load.look_up.first_block
+        sequence = load.sequence
+        key = PrefixKey(sequence.key.identity, sequence.key.tokens[: end * self._size])
+        match = replace(self._manager.match_first(key, len(key)), tail=None)
+        if len(match.blocks) >= end or len(match.blocks) < first:
+            return True  # it is there meanwhile, or what it continues is not
+        assert load.look_up.refs
+        context = RequestContext(f"a load from {load.look_up.refs[0].tier}", is_sibling=True)
+        admitted = self._manager.admit(key, match, preempted=True, context=context)
+        if admitted is None:
+            return False
+        load.table, load.began_s = admitted[0], time.monotonic()
+        compute_s = self.computing.seconds_for((end - first) * self._size)
+        patience_s = FIRST_DEADLINE_S if compute_s is None else compute_s
+        pieces = list(pieces_of(load.look_up, load.table.blocks, len(match.blocks)))
+        load.read = Read(pieces, load.began_s + patience_s)
+        self.held.add(load.name)
+        self._reader.read(load.read)
+        return True
+
+    def _publish(self, load: _Load) -> bool:
+        """Publish what was loaded; it stays held until its request is planned."""
+        assert load.table is not None and load.read is not None and load.look_up.refs
+        start, refs = load.table.num_shared_tokens, load.look_up.refs
+        note = LoadNote(refs[0].tier, start, load.look_up.end_block * self._size)
+        for piece in load.read.pieces:
+            note = note.with_part(piece.ref, piece.num_loaded * self._size, piece.fault)
+            if piece.fault is not None:
+                break
+        self._manager.publish(load.table, note.end)
+        self._manager.commit([load.table])
+        self._complete.append((load.table, note.end))
+        load.sequence.num_known_tokens = max(load.sequence.num_known_tokens, note.end)
+        load.note = note
+        self._count(note, time.monotonic() - load.began_s, is_wanted=not load.is_unwanted)
+        return True
+
+    def _count(self, note: LoadNote, seconds: float, is_wanted: bool) -> None:
+        if note.fault is not None and is_wanted:
+            self.num_faults[str(note.fault)] = self.num_faults.get(str(note.fault), 0) + 1
+        self.load_seconds += seconds
+        for tier, num_tokens in note.loaded_before(note.end).items():
+            self.loaded_tokens[tier] = self.loaded_tokens.get(tier, 0) + num_tokens
+        num_blocks = (note.end - note.start) // self._size
+        if num_blocks or note.fault is LoadFault.DEADLINE:
+            self.reading.add(max(1, num_blocks) * self._block_bytes, seconds)
+
+
+def prefix_of(
+    key: PrefixKey, num_tokens: int, namespace_of: Callable[[Identity], Namespace]
+) -> Prefix:
+    """Name a sequence's first tokens as tiers do."""
+    identity, public = key.identity, key.identity.public_prefix
+    salt = b"" if public is None else public.tenant
+    return Prefix(namespace_of(identity), identity.tenant, key.tokens[:num_tokens], salt)

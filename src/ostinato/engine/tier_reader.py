@@ -1,0 +1,182 @@
+"""Threads that look prefixes up in a tier, and read them into blocks of the pool.
+
+Blocks that are being filled belong to nobody else, so steps run meanwhile. What threads bring is
+in a ``LookUp`` or a ``Read``, which the engine's thread reads between steps.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ostinato.runner.kv_store import KVStore
+from ostinato.tiers.port import ExtentRef, KVTier, LoadFault, Prefix
+
+logger = logging.getLogger("ostinato")
+
+NUM_READERS = 2
+"""Threads that read: one alone copies at half of what memory can deliver."""
+
+
+@dataclass(slots=True, eq=False)
+class LookUp:
+    """A look-up on its way.
+
+    Attributes:
+        prefix: What is wanted.
+        first_block: The first block that the pool does not have.
+        refs: What tiers have from there on; None until it is known.
+        is_unwanted: Whether its request has ended meanwhile.
+    """
+
+    prefix: Prefix
+    first_block: int
+    refs: list[ExtentRef] | None = None
+    is_unwanted: bool = False
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that were found."""
+        return sum(ref.num_blocks for ref in self.refs or ())
+
+    @property
+    def end_block(self) -> int:
+        """Index after the last block that was found."""
+        return self.first_block + self.num_blocks
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """What one thread reads at a time: an extent, or the part of it that is wanted.
+
+    Attributes:
+        ref: The extent.
+        blocks: Of the pool, to be filled.
+        num_skipped: Leading blocks of the extent that the pool has.
+        num_loaded: Leading blocks of ``blocks`` that were filled.
+        fault: Why not all.
+    """
+
+    ref: ExtentRef
+    blocks: Sequence[int]
+    num_skipped: int = 0
+    num_loaded: int = 0
+    fault: LoadFault | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Read:
+    """Pieces on their way into the pool.
+
+    Attributes:
+        pieces: In token order.
+        deadline: By ``time.monotonic()``.
+        num_left: Pieces that no thread is done with.
+        is_stopped: Whether the rest is not wanted, or useless after a fault.
+    """
+
+    pieces: list[Piece]
+    deadline: float
+    num_left: int = field(init=False)
+    is_stopped: bool = False
+
+    def __post_init__(self) -> None:
+        """Begin with all of them."""
+        self.num_left = len(self.pieces)
+
+
+class TierReader:
+    """The threads that look up and read."""
+
+    def __init__(self, tier: KVTier, store: KVStore) -> None:
+        """Start without work."""
+        self._tier, self._store = tier, store
+        self._changed = threading.Condition()
+        self._local = threading.local()
+        self._look_ups = ThreadPoolExecutor(1, "ostinato-tier-look-up")
+        self._readers = ThreadPoolExecutor(NUM_READERS, "ostinato-tier-read")
+
+    def look_up(self, wanted: LookUp) -> None:
+        """Have a prefix looked up."""
+        self._look_ups.submit(self._look_up, wanted)
+
+    def read(self, read: Read) -> None:
+        """Have pieces read, several at a time."""
+        for piece in read.pieces:
+            self._readers.submit(self._read, read, piece)
+
+    def wait_for(self, is_there: Callable[[], bool], seconds: float | None = None) -> None:
+        """Wait until threads have brought something."""
+        with self._changed:
+            self._changed.wait_for(is_there, seconds)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._look_ups.shutdown(cancel_futures=True)
+        self._readers.shutdown(cancel_futures=True)
+
+    def _look_up(self, wanted: LookUp) -> None:
+        refs: list[ExtentRef] = []
+        try:
+            if not wanted.is_unwanted:
+                start = wanted.first_block * wanted.prefix.namespace.block_size
+                refs = self._tier.look_up(wanted.prefix, start)
+        except Exception:
+            logger.exception("a look-up in the tiers failed")
+        with self._changed:
+            wanted.refs = refs
+            self._changed.notify_all()
+
+    def _read(self, read: Read, piece: Piece) -> None:
+        try:
+            self._fill(read, piece)
+        except Exception:
+            logger.exception("a load from the tiers failed")
+            piece.num_loaded, piece.fault = 0, LoadFault.IO
+        with self._changed:
+            read.num_left -= 1
+            read.is_stopped = read.is_stopped or piece.fault is not None
+            self._changed.notify_all()
+
+    def _fill(self, read: Read, piece: Piece) -> None:
+        """Read one piece, and write what is verified into its blocks."""
+        if read.is_stopped:
+            piece.fault = LoadFault.STALE
+            return
+        width, skipped = piece.ref.block_bytes, piece.num_skipped
+        num_blocks = skipped + len(piece.blocks)
+        buffer = self._buffer(num_blocks * width)
+        result = self._tier.load(piece.ref, buffer, num_blocks, read.deadline)
+        num_loaded = max(0, result.num_blocks - skipped)
+        if num_loaded:
+            wanted = buffer[skipped * width : result.num_blocks * width]
+            self._store.import_blocks(piece.blocks[:num_loaded], wanted)
+        piece.num_loaded, piece.fault = num_loaded, result.fault
+
+    def _buffer(self, num_bytes: int) -> memoryview:
+        """Return memory of the running thread's own, kept for its next piece."""
+        kept: npt.NDArray[np.uint8] | None = getattr(self._local, "buffer", None)
+        if kept is None or len(kept) < num_bytes:
+            kept = self._local.buffer = np.empty(num_bytes, np.uint8)
+        return kept.data[:num_bytes]
+
+
+def pieces_of(found: LookUp, table: Sequence[int], num_known: int) -> Iterator[Piece]:
+    """Cut what was found into pieces, without the blocks that the pool has by now.
+
+    Args:
+        found: A look-up that is done.
+        table: Blocks of the sequence, from its first one.
+        num_known: Leading blocks that have their content.
+    """
+    first, refs = found.first_block, found.refs or ()
+    for ref in refs:
+        last = first + ref.num_blocks
+        if last > num_known:
+            start = max(first, num_known)
+            yield Piece(ref, table[start:last], start - first)
+        first = last

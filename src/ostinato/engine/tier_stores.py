@@ -1,0 +1,344 @@
+"""Writes prefixes to tiers: what was used twice, what is leased, and what may soon be evicted.
+
+::
+
+    second use ─┐
+    lease ──────┼─► queue ──► copied out, a few MiB a step ──► checksummed and written
+    pressure ───┘             (between steps)                  (thread)
+    shutdown ──► all leaves, the most used first
+
+Blocks are marked once they are on their way, so that a prefix that many share is looked at once.
+
+Rules:
+
+1. The engine never waits for a medium: what does not fit the staging memory is copied out later.
+2. Copying and writing take at most ``SHARE`` of the processors' time while requests run.
+3. Nothing is pinned or counted for it: the cache does the same with and without tiers.
+"""
+
+import logging
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from ostinato.cache.block_table import BlockTable
+from ostinato.cache.manager import CacheManager
+from ostinato.cache.observer import CacheObserver, Eviction
+from ostinato.cache.prefix_index import Removal
+from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.request import RequestContext
+from ostinato.core.tokens import TOKEN_BYTES
+from ostinato.engine.tier_loads import prefix_of
+from ostinato.runner.kv_store import KVStore
+from ostinato.tiers.port import Extent, KVTier, Namespace, StoreResult, TierStats
+
+logger = logging.getLogger("ostinato")
+
+EXTENT_BYTES = 15 << 19
+"""A record on the medium: long enough for full speed, short enough to stay in a core's cache."""
+
+EXTENT_BLOCKS = 64
+"""Blocks of a record at most, if they are small."""
+
+STAGING_BYTES = 32 << 20
+"""Memory for copies on their way."""
+
+SHARE = 0.015
+"""Of the processors' time, for storing while requests run."""
+
+MOST_CREDIT_S = 0.25
+"""Processor time that may be saved up for it."""
+
+MOST_WAITING = 4096
+"""Prefixes that wait to be written; of more the oldest are left out."""
+
+LOW_UNUSED = 0.125
+"""Share of the pool without content below which what requests leave is written as well."""
+
+PAUSES_S = {
+    StoreResult.BUDGET: 60.0,
+    StoreResult.FULL: 10.0,
+    StoreResult.READ_ONLY: 10.0,
+    StoreResult.OFF: 10.0,
+    StoreResult.IO: 10.0,
+    StoreResult.BUSY: 0.1,
+}
+"""For how long nothing is copied out after a refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A prefix that is to be written.
+
+    Attributes:
+        key: The sequence.
+        num_tokens: Its first tokens, in whole blocks.
+        keep_until: Wall-clock end of its lease; 0 without one.
+        first_block: Blocks before it are written, or are another's to write.
+    """
+
+    key: PrefixKey
+    num_tokens: int
+    keep_until: float = 0.0
+    first_block: int = 0
+
+
+class TierStores(CacheObserver):
+    """What is to be written, and what is on its way.
+
+    Attributes:
+        results: Extents that were written or refused, by result.
+        num_left_out: Prefixes that were not written because too many waited.
+        copied_bytes: Bytes copied out of the pool.
+        copy_s: Time that copying took, in the engine's thread.
+        write_s: Processor time that checking and writing took.
+        tier_stats: State and counts of the tiers, as last seen by the writer.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        """Observe a cache; ``open`` comes before its first request."""
+        self.results: dict[StoreResult, int] = {}
+        self.num_left_out = 0
+        self.copied_bytes, self.copy_s, self.write_s = 0, 0.0, 0.0
+        self.tier_stats: tuple[TierStats, ...] = ()
+        self._size = block_size
+        self._waiting: deque[_Wanted] = deque()
+        self._marked: set[int] = set()  # blocks that are stored, or on their way
+        self._running: Future[None] | None = None
+        self._credit_s = MOST_CREDIT_S
+        self._paused_until_s = 0.0
+        self._changed = threading.Condition()
+        self._is_open = self._is_looking = False
+
+    def open(
+        self,
+        tier: KVTier,
+        manager: CacheManager,
+        store: KVStore,
+        namespace_of: Callable[[Identity], Namespace],
+        most_extent_bytes: int = EXTENT_BYTES,
+    ) -> None:
+        """Begin to write the content of a store's blocks to a tier."""
+        self._tier, self._manager, self._store = tier, manager, store
+        self._namespace_of = namespace_of
+        self._extent_blocks = max(
+            1, min(EXTENT_BLOCKS, min(EXTENT_BYTES, most_extent_bytes) // store.block_bytes)
+        )
+        room = max(STAGING_BYTES, self._extent_blocks * store.block_bytes)
+        self._group_blocks = room // store.block_bytes
+        self._staging = np.empty(self._group_blocks * store.block_bytes, np.uint8)
+        self._writer = ThreadPoolExecutor(1, "ostinato-tier-write")
+        self._is_open = True
+        self.look_at_tier()
+
+    # --- what the cache does ---
+
+    def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
+        """A prefix is used a second time."""
+        num_blocks = table.num_shared_tokens // self._size
+        if num_blocks and table.writes and table.blocks[num_blocks - 1] not in self._marked:
+            self._want(_Wanted(table.key, table.num_shared_tokens))
+
+    def on_release(
+        self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool
+    ) -> None:
+        """What a request leaves may be evicted before its second use."""
+        pool, whole = self._manager.pool, num_findable // self._size
+        is_pressed = pool.num_unused < LOW_UNUSED * pool.num_blocks
+        if whole and table.writes and is_pressed and table.blocks[whole - 1] not in self._marked:
+            self._want(_Wanted(table.key, whole * self._size))
+
+    def on_evict(self, eviction: Eviction) -> None:
+        """Blocks get other content."""
+        if not eviction.group:
+            self._marked.difference_update(eviction.removal.blocks)
+
+    def on_retract(self, table: BlockTable, removal: Removal, group: int = 0) -> None:
+        """Blocks were not computed."""
+        if not group:
+            self._marked.difference_update(removal.blocks)
+
+    def on_clear(self, everything: bool) -> None:
+        """Nothing that waits can be read any more, or it was removed on purpose."""
+        self._waiting.clear()
+        if everything:
+            self._marked.clear()
+
+    def mark(self, blocks: Iterable[int]) -> None:
+        """Note that blocks were loaded, and need not be written."""
+        self._marked.update(blocks)
+
+    def _want(self, wanted: _Wanted) -> None:
+        if not self._is_open or wanted.key.images:
+            return
+        if len(self._waiting) >= MOST_WAITING:
+            self._waiting.popleft()
+            self.num_left_out += 1
+        self._waiting.append(wanted)
+
+    # --- what the engine asks for ---
+
+    @property
+    def num_waiting(self) -> int:
+        """Prefixes that wait to be written."""
+        return len(self._waiting)
+
+    def lease(self, key: PrefixKey, num_tokens: int, keep_until: float) -> None:
+        """Write a leased prefix before all others, and set the end of its lease."""
+        prefix = prefix_of(key, num_tokens, self._namespace_of)
+        self._writer.submit(_logged, self._tier.lease, prefix, keep_until)
+        if keep_until:
+            self._waiting.appendleft(_Wanted(key, num_tokens, keep_until))
+
+    def look_at_tier(self) -> None:
+        """Have the writer look at the tiers: a medium may take its time to answer."""
+        if not self._is_looking:
+            self._is_looking = True
+            self._writer.submit(_logged, self._look)
+
+    def earn(self, busy_s: float, num_threads: int) -> None:
+        """Note that a step took so long on so many threads."""
+        self._credit_s = min(MOST_CREDIT_S, self._credit_s + busy_s * num_threads * SHARE)
+
+    def pump(self, is_idle: bool = False) -> bool:
+        """Copy a little out, if the writer is free; returns whether there is more to do.
+
+        Args:
+            is_idle: Whether no request runs: then no processor time is saved.
+        """
+        if self._running is not None and not self._running.done():
+            return True
+        self._running = None
+        may_copy = is_idle or self._credit_s > 0
+        if not self._waiting or not may_copy or time.monotonic() < self._paused_until_s:
+            return False
+        wanted = self._waiting.popleft()
+        if wanted.key.identity.epoch == self._manager.epoch:
+            self._copy_out(wanted)
+        return True
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the writer, while there is nothing else to do."""
+        running = self._running
+        if running is not None:
+            with self._changed:
+                self._changed.wait_for(running.done, seconds)
+
+    def flush(self, seconds: float) -> int:
+        """Write all that waits, for so long at most; returns how many prefixes are left."""
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s and self.pump(is_idle=True):
+            self.wait(end_s - time.monotonic())
+        left = len(self._waiting)
+        self._waiting.clear()
+        self.settle()
+        return left
+
+    def settle(self) -> None:
+        """Wait until nothing is on its way."""
+        self._writer.submit(bool).result()
+
+    def forget(self, tenant: bytes) -> None:
+        """Write nothing more of a tenant; when this returns, nothing of it is on its way."""
+        kept = [one for one in self._waiting if not one.key.identity.belongs_to(tenant)]
+        self._waiting = deque(kept)
+        self.settle()
+        self._staging.fill(0)
+
+    def want_everything(self) -> None:
+        """Have all that is cached written, the most used and the last used first."""
+        paths: list[array[int]] = []
+        leaves: dict[int, tuple[bool, int, Identity]] = {}
+        width = self._size * TOKEN_BYTES
+        for place, run in enumerate(self._manager.index.runs()):
+            entry = run.entries[0]
+            own = entry.run_from(0)[1]
+            own = own[: len(own) // width * width]  # without a partial block
+            before = array("I") if run.parent is None else paths[run.parent]
+            paths.append(before + array("I", own))
+            if own:
+                leaves.pop(-1 if run.parent is None else run.parent, None)
+                leaves[place] = entry.uses > 1, entry.idle_tick, entry.identity
+        ranked = sorted(leaves, key=lambda place: leaves[place][:2], reverse=True)
+        for place in ranked[:MOST_WAITING]:
+            key = PrefixKey(leaves[place][2], paths[place])
+            self._want(_Wanted(key, len(key)))
+
+    def close(self) -> None:
+        """End the thread."""
+        self.settle()
+        self._writer.shutdown()
+
+    # --- small print ---
+
+    def _look(self) -> None:
+        self._is_looking = False
+        self.tier_stats = tuple(self._tier.stats())
+
+    def _copy_out(self, wanted: _Wanted) -> None:
+        """Copy as much of a prefix as fits the staging memory, and have it written."""
+        begun_s = time.perf_counter()
+        match = self._manager.match_first(wanted.key, wanted.num_tokens)
+        blocks = match.blocks
+        first = max(wanted.first_block, wanted.key.public_tokens // self._size)
+        while not wanted.keep_until and first < len(blocks) and blocks[first] in self._marked:
+            first += 1
+        last = min(len(blocks), first + self._group_blocks)
+        if first >= last:
+            return
+        if last < len(blocks):
+            self._waiting.appendleft(replace(wanted, first_block=last))
+        prefix = prefix_of(wanted.key, len(blocks) * self._size, self._namespace_of)
+        extents = [
+            prefix.extent(one, other - one, wanted.keep_until)
+            for one, other in pairwise(cuts(first, last, self._extent_blocks))
+        ]
+        chosen = blocks[first:last].tolist()
+        payload = self._staging.data[: len(chosen) * self._store.block_bytes]
+        self._store.export_blocks(chosen, payload)
+        self._marked.update(chosen)
+        took_s = time.perf_counter() - begun_s
+        self.copied_bytes, self.copy_s = self.copied_bytes + len(payload), self.copy_s + took_s
+        self._credit_s -= took_s
+        self._running = self._writer.submit(self._write, extents, payload, chosen)
+
+    def _write(self, extents: list[Extent], payload: memoryview, blocks: list[int]) -> None:
+        """Write a group of extents, in the writer's thread."""
+        begun_s, group, start = time.thread_time(), [], 0
+        for extent in extents:
+            group.append((extent, payload[start : start + extent.payload_bytes]))
+            start += extent.payload_bytes
+        try:
+            results = self._tier.store(group)
+        except Exception:
+            logger.exception("a store to the tiers failed")
+            results = [StoreResult.IO] * len(group)
+        with self._changed:
+            for result in results:
+                self.results[result] = self.results.get(result, 0) + 1
+                if (pause_s := PAUSES_S.get(result)) is not None:
+                    self._paused_until_s = time.monotonic() + pause_s
+                    self._marked.difference_update(blocks)
+            took_s = time.thread_time() - begun_s
+            self.write_s += took_s
+            self._credit_s -= took_s
+            self._changed.notify_all()
+
+
+def cuts(first: int, last: int, every: int) -> list[int]:
+    """Return where a run of blocks is cut: at both ends, and at every so many blocks from 0."""
+    return [first, *range((first // every + 1) * every, last, every), last]
+
+
+def _logged(call: Callable[..., object], *args: object) -> None:
+    try:
+        call(*args)
+    except Exception:
+        logger.exception("a call of the tiers failed")

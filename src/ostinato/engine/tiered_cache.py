@@ -1,0 +1,263 @@
+"""The tiers of one engine: what it loads from them, writes to them, and says about them.
+
+::
+
+    add ──► loads (tier_loads)      step ──► begin_step, end_step      idle ──► rest
+    cache ──► stores (tier_stores)  lease, erase, close
+
+A prefix on a tier is named by everything that its bytes depend on, so that no other model, format
+or processor's arithmetic can take it for its own.
+"""
+
+import hashlib
+import json
+import time
+from collections import OrderedDict
+from dataclasses import asdict, dataclass, field
+
+import torch
+
+from ostinato.assembly import PrefixCache
+from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.ids import RequestId
+from ostinato.engine.load_note import LoadNote
+from ostinato.engine.tier_loads import TierLoads
+from ostinato.engine.tier_stores import TierStores
+from ostinato.runner.compute_path import ComputePath
+from ostinato.runner.model_runner import ModelRunner
+from ostinato.sched.scheduler import Scheduler
+from ostinato.scheduling.held_requests import HeldRequests
+from ostinato.tenants.terms import LeaseTerms
+from ostinato.tiers.port import KVTier, Namespace, TierReceipt, TierStats
+
+NUMERICS = 1
+"""Raised when the same tokens give other keys and values than in the release before."""
+
+WAIT_S = 0.002
+"""How long the engine sleeps at a time while it has nothing to do but to wait for a tier."""
+
+FLUSH_S = 20.0
+"""How long closing may take to write what is cached; the usual patience after SIGTERM is 30 s."""
+
+LEAST_MEASURED = 64
+"""Prompt tokens of a step from which the speed of computing is measured."""
+
+_OWN_WORDS = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures"}
+"""Entries of a model's config that do not change what is computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierCounts:
+    """What tiers did for an engine since the start.
+
+    Attributes:
+        tiers: State and counts of each tier, as they were when this was asked for last, or
+            something was written since.
+        loaded_tokens: Tokens loaded into the pool, by tier.
+        load_seconds: Time that loads took, all together.
+        load_faults: Loads that ended early, by reason.
+        num_cheaper: Loads that were not begun because computing is faster.
+        num_loading: Requests that wait for a load now.
+        stores: Extents that were to be written, by result.
+        num_waiting: Prefixes that wait to be written.
+        num_left_out: Prefixes that were not written because too many waited.
+        load_bytes_per_s: How fast tiers deliver; None before the first load.
+        compute_tokens_per_s: How fast prompts are computed; None before the first.
+    """
+
+    tiers: tuple[TierStats, ...] = ()
+    loaded_tokens: dict[str, int] = field(default_factory=dict)
+    load_seconds: float = 0.0
+    load_faults: dict[str, int] = field(default_factory=dict)
+    num_cheaper: int = 0
+    num_loading: int = 0
+    stores: dict[str, int] = field(default_factory=dict)
+    num_waiting: int = 0
+    num_left_out: int = 0
+    load_bytes_per_s: float | None = None
+    compute_tokens_per_s: float | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        """Return it in plain values, for JSON."""
+        return asdict(self)
+
+
+class TieredCache:
+    """The tiers behind one cache; called between steps, by the engine's thread."""
+
+    def __init__(
+        self,
+        tier: KVTier,
+        stores: TierStores,
+        held: HeldRequests,
+        cache: PrefixCache,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        compute_path: ComputePath,
+        most_extent_bytes: int,
+    ) -> None:
+        """Put a tier behind a cache.
+
+        Args:
+            tier: Where KV outlives the pool.
+            stores: An observer of the cache.
+            held: Requests that the scheduler passes over.
+            cache: In front of it.
+            scheduler: Over the cache.
+            runner: Has the pool's memory.
+            compute_path: How keys and values are computed.
+            most_extent_bytes: The longest record that the tier takes.
+        """
+        self._tier, self._cache, self._scheduler, self._runner = tier, cache, scheduler, runner
+        self._compute_path = compute_path
+        self._namespaces: dict[Identity, Namespace] = {}
+        store = runner.kv_stores[0]
+        self.loads = TierLoads(tier, cache.manager, store, held, self.namespace_of)
+        self.stores = stores
+        stores.open(tier, cache.manager, store, self.namespace_of, most_extent_bytes)
+        self._notes: OrderedDict[RequestId, LoadNote] = OrderedDict()
+        self._begun_s, self._begun_tokens = 0.0, 0
+        self._is_closed = False
+
+    @property
+    def counts(self) -> TierCounts:
+        """What tiers did so far."""
+        loads, stores = self.loads, self.stores
+        stores.look_at_tier()
+        return TierCounts(
+            stores.tier_stats,
+            dict(loads.loaded_tokens),
+            loads.load_seconds,
+            dict(loads.num_faults),
+            loads.num_cheaper,
+            len(loads),
+            {str(result): count for result, count in stores.results.items()},
+            stores.num_waiting,
+            stores.num_left_out,
+            loads.reading.per_s,
+            loads.computing.per_s,
+        )
+
+    def namespace_of(self, identity: Identity) -> Namespace:
+        """Return all that bytes of an identity depend on, besides tenant and tokens."""
+        shared = Identity(identity.weights, 0, identity.kv_dtype, identity.adapter)
+        known = self._namespaces.get(shared)
+        if known is None:
+            loaded, store, path = self._runner.loaded, self._runner.kv_stores[0], self._compute_path
+            arithmetic = f"{path.instruction_set}/{path.attention}/{path.forward}"
+            known = self._namespaces[shared] = Namespace(
+                weights=identity.weights,
+                model_config=_config_digest(loaded.config.to_dict()),
+                kv_dtype=identity.kv_dtype,
+                layout=f"{store.layout}/{arithmetic}/{loaded.dtype}",
+                block_size=store.block_size,
+                block_bytes=store.block_bytes,
+                layer_groups=("full",),
+                adapter=identity.adapter,
+                numerics=NUMERICS,
+            )
+        return known
+
+    def note_of(self, request_id: str) -> LoadNote | None:
+        """Return what a tier had of a request's prompt, if that is remembered."""
+        return self._notes.get(RequestId(request_id))
+
+    # --- around a step ---
+
+    def begin(self, request_id: RequestId) -> None:
+        """Look a request up that was just added."""
+        for sequence in self._scheduler.requests.live[request_id]:
+            self.loads.begin(sequence)
+
+    def begin_step(self) -> list[tuple[RequestId, LoadNote]]:
+        """Take what was loaded, and copy out what is to be written.
+
+        Returns:
+            What became of the loads that have ended.
+        """
+        ended: list[tuple[RequestId, LoadNote]] = []
+        if self.loads:
+            seats = self._scheduler.config.max_num_seqs - self._scheduler.num_running
+            ended = self.loads.poll(seats)
+            for name, note in ended:
+                self._notes[name] = note
+                if note.loaded and name in self._scheduler.requests.live:
+                    self._take_over(self._scheduler.requests.live[name][0].key, note)
+            while len(self._notes) > max(1, self._cache.config.keep_explanations):
+                self._notes.popitem(last=False)
+        self.stores.pump()
+        self._begun_s = time.perf_counter()
+        self._begun_tokens = self._scheduler.stats.computed_prompt_tokens
+        return ended
+
+    def end_step(self) -> None:
+        """Note how long a step took; if nothing could run, wait a moment for a tier."""
+        self.loads.settle()
+        took_s = time.perf_counter() - self._begun_s
+        self.stores.earn(took_s, torch.get_num_threads())
+        num_tokens = self._scheduler.stats.computed_prompt_tokens - self._begun_tokens
+        if num_tokens >= LEAST_MEASURED:
+            self.loads.computing.add(num_tokens, took_s)
+        if not self._scheduler.num_running:
+            self.loads.wait(WAIT_S)
+
+    def rest(self) -> bool:
+        """Write in an idle moment; returns whether there is more to do."""
+        self.loads.settle()
+        if not self.stores.pump(is_idle=True):
+            return False
+        self.stores.wait(WAIT_S)
+        return True
+
+    # --- administration ---
+
+    def drain(self) -> None:
+        """End all loads: afterwards no block of the pool is written by a thread."""
+        self.loads.drain()
+
+    def lease(self, key: PrefixKey, num_tokens: int, terms: LeaseTerms) -> None:
+        """Write what was leased, with its end; what is pinned is written without one."""
+        keep_until = 0.0 if terms.ttl_s is None else time.time() + terms.ttl_s
+        self.stores.lease(key, num_tokens, keep_until)
+
+    def end_lease(self, key: PrefixKey, num_tokens: int) -> None:
+        """End the lease of what was written."""
+        self.stores.lease(key, num_tokens, 0.0)
+
+    def erase(self, salt: bytes) -> tuple[TierReceipt, ...]:
+        """Remove everything of a tenant from every tier; its requests have ended."""
+        self.drain()
+        self.stores.forget(salt)
+        return tuple(self._tier.erase(salt))
+
+    def close(self) -> None:
+        """Write what is cached, as far as time allows, and close the tiers."""
+        if self._is_closed:
+            return
+        self.loads.drain()
+        self.stores.want_everything()
+        self.stores.flush(FLUSH_S)
+        self.stop()
+
+    def stop(self) -> None:
+        """End the threads and close the tiers, as they are; a second call does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.loads.close()
+            self.stores.close()
+            self._tier.close()
+
+    def _take_over(self, key: PrefixKey, note: LoadNote) -> None:
+        """Note that what was loaded is written already, and lease again what was leased."""
+        manager = self._cache.manager
+        match = manager.match_first(key, note.end)
+        self.stores.mark(match.blocks[note.start // manager.block_size :])
+        ttl_s = note.keep_until - time.time()
+        if ttl_s > 0:
+            leased = PrefixKey(key.identity, key.tokens[: note.leased])
+            self._cache.admin.lease(leased, LeaseTerms(ttl_s))
+
+
+def _config_digest(config: dict[str, object]) -> bytes:
+    kept = {name: value for name, value in config.items() if name not in _OWN_WORDS}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).digest()

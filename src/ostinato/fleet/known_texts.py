@@ -1,0 +1,105 @@
+"""Long texts that were tokenized before: of one that goes on, only the end is tokenized again.
+
+Texts are known by the digests of their beginnings, a chunk longer each time::
+
+    known   |---- chunk ----|---- chunk ----|-- ... its tokens, and where each begins
+    new     |---- chunk ----|---- chunk ----|-- something else
+                               └ window ┘ is tokenized again, with all that follows
+
+What a token is depends on the text around it, never on all of it: where a few tokens of the window
+are the known ones, those before are taken to be, too. Where they are not, all is tokenized.
+"""
+
+import hashlib
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+CHUNK = 1024
+"""Characters; shorter texts are tokenized whole."""
+
+_WINDOW = 256
+_AGREEING = 8
+"""Tokens in a row that must be the known ones."""
+
+_MOST_TOKENS = 8_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A text's tokens, and the place of the first character of each."""
+
+    ids: "array[int]"
+    starts: "array[int]"
+
+
+class KnownTexts:
+    """Tokenizes texts. For one thread at a time.
+
+    Attributes:
+        num_characters: That were tokenized, of all texts.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Start without any."""
+        self.num_characters = 0
+        self._tokenizer = tokenizer
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()  # by the digest of a beginning
+        self._num_tokens = 0
+
+    def encode(self, text: str, add_special: bool) -> "array[int]":
+        """Return a text's tokens, as the tokenizer has them for the whole."""
+        digests = _digests(text, add_special)
+        for number in range(len(digests), 0, -1):
+            known = self._known.get(digests[number - 1])
+            made = None if known is None else self._continue(known, text, number * CHUNK)
+            if made is not None:
+                break
+        else:
+            made = self._tokenize(text, 0, add_special)
+        self._remember(digests, made)
+        return made.ids
+
+    def _tokenize(self, text: str, start: int, add_special: bool) -> _Known:
+        self.num_characters += len(text) - start
+        made = self._tokenizer.encode(text[start:], add_special_tokens=add_special)
+        return _Known(array("I", made.ids), array("I", [start + at for at, _ in made.offsets]))
+
+    def _continue(self, known: _Known, text: str, common: int) -> _Known | None:
+        """Tokenize from a window before the end of what is common; None if nothing agrees."""
+        end = bisect_left(known.starts, common)
+        first = bisect_left(known.starts, common - _WINDOW)
+        if end - first < 2 * _AGREEING:
+            return None
+        new = self._tokenize(text, known.starts[first], False)
+        for at in range(first, end - _AGREEING):
+            place = bisect_left(new.starts, known.starts[at])
+            stop, new_stop = at + _AGREEING, place + _AGREEING
+            same_ids = known.ids[at:stop] == new.ids[place:new_stop]
+            if same_ids and known.starts[at:stop] == new.starts[place:new_stop]:
+                return _Known(
+                    known.ids[:at] + new.ids[place:], known.starts[:at] + new.starts[place:]
+                )
+        return None
+
+    def _remember(self, digests: list[bytes], made: _Known) -> None:
+        for digest in digests:
+            before = self._known.pop(digest, None)
+            self._num_tokens -= 0 if before is None else len(before.ids)
+            self._known[digest] = made
+            self._num_tokens += len(made.ids)
+        while self._num_tokens > _MOST_TOKENS:
+            _, oldest = self._known.popitem(last=False)
+            self._num_tokens -= len(oldest.ids)
+
+
+def _digests(text: str, add_special: bool) -> list[bytes]:
+    """Return the digest of each beginning of whole chunks."""
+    hashed, digests = hashlib.blake2b(b"+" if add_special else b"-", digest_size=16), []
+    for end in range(CHUNK, len(text) + 1, CHUNK):
+        hashed.update(text[end - CHUNK : end].encode("utf-8", "surrogatepass"))
+        digests.append(hashed.digest())
+    return digests

@@ -1,0 +1,314 @@
+"""The states of all layers that fold the past into a state of fixed size.
+
+A linear attention, Mamba or convolution layer keeps one state per sequence, which cannot be cut
+back to an earlier position. All such layers share slots of one pool: a running sequence has a
+slot of its own, and a *checkpoint* is the state of a prefix in another slot::
+
+    step 1   load    zero ──► s0         a prompt of 2,200 begins
+             compute tokens 0 .. 1,600 in s0
+             save    s0 ──► s1           findable from step 2 on: the checkpoint of 1,600
+    step 2   load    s1 ──► s2           another prompt hits it, and computes the rest in s2
+
+A hit ends at the deepest checkpoint at or before what the blocks have. What follows is computed
+again into blocks of its own, which ``commit`` exchanges for the cached ones: nothing is kept twice.
+
+While it decodes, a sequence saves its state at every multiple of ``unit`` into one spare slot,
+which becomes a checkpoint when it is released: the next turn of a chat, or its return after a
+preemption, begins there.
+
+Rules:
+
+1. A slot is free, the running or spare slot of one sequence, being saved to, or a checkpoint.
+2. A state is saved after its step, so it is findable from the next one on: never before it is
+   computed (law 5). A step that fails leaves no checkpoint.
+3. A prefix has one checkpoint at most, found by SHA-256 digest of its last block.
+4. A checkpoint whose last block is evicted from full attention cannot hit, and is evicted too.
+5. Checkpoints are optional: where no slot is free to save one, none is saved.
+"""
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from sys import maxsize
+
+from ostinato.cache.block import CacheEntry
+from ostinato.cache.block_table import BlockTable, StepCopies
+from ostinato.cache.layer_group import LayerGroup
+from ostinato.cache.observer import CacheObserver, Eviction
+from ostinato.cache.pool import BlockPool
+from ostinato.cache.prefix_index import CachedRun, PrefixMatch, Removal
+from ostinato.core.identity import PrefixKey
+from ostinato.core.ids import BlockDigest
+from ostinato.core.plan import StateCopy
+from ostinato.hybrid.checkpoint import Checkpoint, HeldStates
+from ostinato.hybrid.placement import Placement
+from ostinato.hybrid.prefill_cuts import StateCuts
+from ostinato.indexes.block_copy import BlockContent
+from ostinato.indexes.block_hash import BlockHasher
+
+ZERO_STATE = -1
+"""Source of a load at the beginning of a prompt."""
+
+
+@dataclass(slots=True)
+class StateStats:
+    """Counters of the pool of states since the start.
+
+    Attributes:
+        num_kept: Checkpoints that were published.
+        num_evicted: Those that made room for others, or lost their blocks.
+        num_hits: Requests that began from one.
+        num_again_tokens: Tokens whose blocks hit and that were computed again for their states.
+    """
+
+    num_kept: int = 0
+    num_evicted: int = 0
+    num_hits: int = 0
+    num_again_tokens: int = 0
+
+
+class OrphanObserver(CacheObserver):
+    """Tells a group of states which blocks of full attention are evicted (rule 4)."""
+
+    def __init__(self) -> None:
+        """Observe for no group yet."""
+        self.by_block: dict[int, Checkpoint] = {}
+        self.orphans: list[Checkpoint] = []
+
+    def on_evict(self, eviction: Eviction) -> None:
+        """Note the checkpoints that end with these blocks."""
+        if eviction.group == 0 and self.by_block:
+            for block in eviction.removal.blocks:
+                orphan = self.by_block.pop(block, None)
+                if orphan is not None:
+                    self.orphans.append(orphan)
+
+
+class StateGroup(LayerGroup):
+    """The states of all layers that keep one.
+
+    Attributes:
+        cuts: Where prefills are cut.
+        stats: Counters.
+    """
+
+    has_rows = False
+
+    def __init__(
+        self, pool: BlockPool, hasher: BlockHasher, copies: StepCopies, cuts: StateCuts,
+        placement: Placement, observer: OrphanObserver,
+    ) -> None:  # fmt: skip
+        """Make an empty group over a pool of its own.
+
+        Args:
+            pool: Its slots.
+            hasher: SHA-256 digests.
+            copies: Takes the step's copies of states.
+            cuts: Where prefills are cut.
+            placement: Learns where prompts part.
+            observer: Is told of the evictions of full attention.
+        """
+        self.pool = pool
+        self.cuts = cuts
+        self.stats = StateStats()
+        self._hasher = hasher
+        self._copies = copies
+        self._placement = placement
+        self._blocks_per_unit = cuts.unit // hasher.block_size
+        self._contents: dict[BlockDigest, Checkpoint] = {}
+        self._observer = observer
+
+    @property
+    def num_checkpoints(self) -> int:
+        """Checkpoints that could hit."""
+        return len(self._contents)
+
+    # --- hits ---
+
+    def longest_hit(self, key: PrefixKey, num_blocks: int) -> int:
+        """Return the blocks before the deepest checkpoint; cost: a look-up per unit."""
+        digests, unit = self._hasher.digests(key, num_blocks), self._blocks_per_unit
+        for end in range(num_blocks - num_blocks % unit, 0, -unit):
+            if digests[end - 1] in self._contents:
+                return end
+        return 0
+
+    def find_tail(self, key: PrefixKey, num_blocks: int, name: bytes) -> None:
+        """Find nothing: no state is kept within a block."""
+        return None
+
+    def room(self, key: PrefixKey, num_blocks: int, tail: CacheEntry | None) -> int:
+        """Return whether a slot is free, while the checkpoint that hits is held."""
+        source = self._find(key, num_blocks)
+        is_idle = source is not None and not source.ref_count
+        return maxsize if self.pool.num_free_for(key.identity.owner) > is_idle else 0
+
+    def room_to_grow(self, held: HeldStates, num_tokens: int) -> int:
+        """Return all: a state does not grow."""
+        return num_tokens
+
+    def hold(self, key: PrefixKey, match: PrefixMatch, tail: CacheEntry | None) -> HeldStates:
+        """Hold the checkpoint of a hit, and decide where the prefill is cut."""
+        num_hit, num_seen = match.num_shared_tokens, match.num_seen_tokens
+        held = HeldStates(key.identity.owner, source=self._find(key, len(match.blocks)))
+        if held.source is not None:
+            self.pool.hold((held.source,))
+            held.last = held.source
+        if 0 < num_seen < len(key) - self.cuts.unit:
+            self._placement.learn(num_seen // self.cuts.unit)
+        has_unused = self.pool.num_unused > self.pool.num_blocks // 4
+        self.cuts.plan(held, len(key), num_seen, num_hit, has_unused)
+        return held
+
+    def release_tail(self, held: HeldStates) -> None:
+        """Release the checkpoint that the step has loaded."""
+        if held.source is not None and held.blocks:
+            self._release_source(held)
+
+    # --- slots of a sequence ---
+
+    def take(self, table: BlockTable, held: HeldStates, num_tokens: int) -> None:
+        """Give a table its running slot, and fill it from what hit, or from a fork's parent."""
+        if held.blocks:
+            return
+        held.blocks.extend(self.pool.take(table, 1, self))
+        table.state_slot = held.blocks[0]
+        self._evict_orphans()
+        if held.parent_slot >= 0:
+            self._copies.state_saves.append(StateCopy(held.parent_slot, table.state_slot))
+            return
+        source = ZERO_STATE if held.source is None else held.source.block
+        self._copies.state_loads.append(StateCopy(source, table.state_slot))
+        self.stats.num_hits += held.source is not None
+        seen = min(table.num_seen_tokens, len(table.key) - 1)
+        self.stats.num_again_tokens += max(0, seen - table.num_shared_tokens)
+
+    def num_to_fork(self, held: HeldStates, num_blocks: int) -> int:
+        """Return the running slot of a fork."""
+        return 1
+
+    def fork(self, held: HeldStates) -> HeldStates:
+        """Let a fork begin with its parent's state after this step."""
+        return HeldStates(held.tenant, last=held.last, parent_slot=held.blocks[0])
+
+    # --- checkpoints ---
+
+    def publish(self, table: BlockTable, held: HeldStates, num_tokens: int) -> tuple[()]:
+        """Save the state that the step ends with, if it ends at a cut or decodes."""
+        is_cut = num_tokens in held.cuts
+        decodes = not held.cuts or num_tokens > held.cuts[-1]
+        if num_tokens % self.cuts.unit or not (is_cut or (decodes and self.cuts.keeps_answers)):
+            return ()
+        if not is_cut and len(held.blocks) > 1:
+            slot = held.blocks.pop()
+        elif self.pool.num_free_for(table.tenant):
+            slot = self.pool.take(table, 1, self)[0]
+            self._evict_orphans()
+        else:
+            return ()
+        held.spare_at = 0
+        held.saving = num_tokens, slot
+        self._copies.state_saves.append(StateCopy(held.blocks[0], slot))
+        return ()
+
+    def settle(self, table: BlockTable, held: HeldStates) -> None:
+        """Publish what the step has saved at a cut; keep what it saved while decoding."""
+        self._evict_orphans()
+        if held.saving is None:
+            return
+        (num_tokens, slot), held.saving = held.saving, None
+        if num_tokens in held.cuts and table.writes:
+            self._publish(table, held, num_tokens, slot)
+        else:
+            held.blocks.append(slot)
+            held.spare_at = num_tokens
+
+    def retract(self, held: HeldStates) -> None:
+        """Free the slot that the failed step was to save to."""
+        if held.saving is not None:
+            self.pool.free(array("i", [held.saving[1]]), held.tenant)
+            held.saving = None
+
+    def publish_partial(
+        self, table: BlockTable, held: HeldStates, num_blocks: int, text: bytes
+    ) -> None:
+        """Do nothing: no state is kept within a block."""
+
+    def release(self, table: BlockTable, held: HeldStates) -> None:
+        """Release all slots; the spare one becomes a checkpoint."""
+        if held.source is not None:
+            self._release_source(held)
+        if held.spare_at:
+            slot = held.blocks.pop()
+            if table.writes:
+                self._publish(table, held, held.spare_at, slot)
+            else:
+                self.pool.free(array("i", [slot]), held.tenant)
+        self.pool.free(held.blocks, held.tenant)
+        held.blocks, held.spare_at, table.state_slot = array("i"), 0, -1
+        self._evict_orphans()
+
+    def evict(self, entry: CacheEntry, most: int) -> Removal:
+        """Remove an evictable checkpoint."""
+        assert isinstance(entry, Checkpoint) and not entry.ref_count and most
+        self.pool.shrink(entry, 1)
+        entry.content.copies.remove(entry)
+        del self._contents[entry.content.digest]
+        if self._observer.by_block.get(entry.last_block) is entry:
+            del self._observer.by_block[entry.last_block]
+        self.stats.num_evicted += 1
+        return Removal(array("i", [entry.block]))
+
+    def runs(self) -> Iterator[CachedRun]:
+        """Walk all checkpoints."""
+        return (CachedRun(None, (checkpoint,)) for checkpoint in self._contents.values())
+
+    def check(self, every: list[HeldStates]) -> None:
+        """Assert rules 1 and 3; references are recounted from what is held."""
+        sources = [id(held.source) for held in every if held.source is not None]
+        idle = {id(entry) for entry in self.pool.entries()}
+        for checkpoint in self._contents.values():
+            assert checkpoint.ref_count == sources.count(id(checkpoint)), "miscounted references"
+            assert (id(checkpoint) in idle) == (checkpoint.ref_count == 0)
+            assert checkpoint.num_tokens % self.cuts.unit == 0
+        own = [slot for held in every for slot in held.blocks]
+        own += [held.saving[1] for held in every if held.saving is not None]
+        self.pool.check([*own, *(checkpoint.block for checkpoint in self._contents.values())])
+
+    # --- small print ---
+
+    def _find(self, key: PrefixKey, num_blocks: int) -> Checkpoint | None:
+        """Return the checkpoint of a prefix of so many blocks; None for the beginning."""
+        if not num_blocks:
+            return None
+        return self._contents.get(self._hasher.digests(key, num_blocks)[num_blocks - 1])
+
+    def _publish(self, table: BlockTable, held: HeldStates, num_tokens: int, slot: int) -> None:
+        """Make a saved state findable; it is evictable at once, as the newest."""
+        key, last = table.key, num_tokens // self._hasher.block_size - 1
+        digest = self._hasher.digests(key, last + 1)[last]
+        known = self._contents.get(digest)
+        if known is not None:
+            self.pool.free(array("i", [slot]), held.tenant)
+            held.last = known
+            return
+        name = key.block_name(last, self._hasher.block_size)
+        content = BlockContent(key.identity, digest, name)
+        kept = Checkpoint(slot, content, self.pool.now(), num_tokens)
+        kept.before, kept.last_block = held.last, table.blocks[last]
+        self._contents[digest] = held.last = kept
+        self._observer.by_block[kept.last_block] = kept
+        self.stats.num_kept += 1
+        self.pool.release((kept,))
+
+    def _release_source(self, held: HeldStates) -> None:
+        assert held.source is not None
+        source, held.source = held.source, None
+        self.pool.release((source,))
+
+    def _evict_orphans(self) -> None:
+        """Evict the checkpoints whose last block is gone (rule 4)."""
+        orphans, self._observer.orphans = self._observer.orphans, []
+        for orphan in orphans:
+            if orphan.num_blocks and not orphan.ref_count:
+                self.pool.evict(orphan, "space", None, self)

@@ -1,0 +1,154 @@
+"""A disk behind the pool of a simulation: what is on it, and when loads are there.
+
+It is written as an engine writes: what is used a second time, and what a request leaves behind
+while the pool is full (``engine.tier_stores``). The disk itself keeps what was used last.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+
+from ostinato.cache.block_table import BlockTable
+from ostinato.cache.manager import CacheManager
+from ostinato.cache.observer import CacheObserver
+from ostinato.core.identity import PrefixKey
+from ostinato.core.request import RequestContext
+from ostinato.sched.scheduler import Scheduler
+from ostinato.sched.sequence import Sequence as SchedSequence
+from ostinato.scheduling.held_requests import HeldRequests
+
+LOW_UNUSED = 0.125
+"""Share of the pool without content below which all that requests leave is written."""
+
+
+class SimulatedDisk(CacheObserver):
+    """Blocks by their first tokens: in a trace, a block's tokens name all before it, too.
+
+    Attributes:
+        num_blocks: As many fit.
+        num_written: Blocks written so far.
+        last_found: Blocks that continued the prompt admitted last, where the pool's hit ended.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        """Make an empty disk; ``open`` comes before the first request."""
+        self.num_blocks = num_blocks
+        self.num_written = self.last_found = 0
+        self._size = block_size
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def open(self, manager: CacheManager) -> None:
+        """Watch a pool."""
+        self._pool = manager.pool
+
+    def num_found(self, key: PrefixKey, first: int) -> int:
+        """Count the blocks on the disk that continue a prompt from its ``first`` block on."""
+        names = key.tokens[first * self._size : len(key) - 1 : self._size]
+        return next((i for i, name in enumerate(names) if name not in self._blocks), len(names))
+
+    def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
+        """Write what is used a second time, and note what else a prompt would have found."""
+        if context.is_sibling:
+            return
+        num_shared = table.num_shared_tokens // self._size
+        self.last_found = self.num_found(table.key, num_shared)
+        self._write(table.key, num_shared + self.last_found)
+
+    def on_release(
+        self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool
+    ) -> None:
+        """Write what a request leaves in a full pool."""
+        if self._pool.num_unused < LOW_UNUSED * self._pool.num_blocks:
+            self._write(table.key, num_findable // self._size)
+
+    def _write(self, key: PrefixKey, num_blocks: int) -> None:
+        """Have a sequence's first blocks, as used last; ancestors go later than descendants."""
+        known = self._blocks
+        for name in reversed(key.tokens[: num_blocks * self._size : self._size]):
+            self.num_written += name not in known
+            known[name] = None
+            known.move_to_end(name)
+        while len(known) > self.num_blocks:
+            known.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskModel:
+    """Settings of a simulated disk.
+
+    Attributes:
+        num_blocks: As many fit.
+        tokens_per_s: How fast it delivers keys and values.
+    """
+
+    num_blocks: int
+    tokens_per_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    sequence: SchedSequence
+    end: int  # in blocks
+    ready_s: float
+
+
+class SimulatedLoads:
+    """Loads of one simulated engine: one after another, at the disk's speed."""
+
+    def __init__(self, model: DiskModel, disk: SimulatedDisk, held: HeldRequests) -> None:
+        """Start without a load."""
+        self._model, self._disk, self._held = model, disk, held
+        self._loads: list[_Load] = []
+        self._landed: list[tuple[BlockTable, int]] = []
+        self._free_s = 0.0
+
+    @property
+    def next_ready_s(self) -> float:
+        """When the next load is there; infinite without one."""
+        return min((load.ready_s for load in self._loads), default=float("inf"))
+
+    def begin(
+        self, sequence: SchedSequence, block_size: int, now_s: float, compute_s: float
+    ) -> None:
+        """Load what continues an added request's hit, if that is faster than computing it.
+
+        Args:
+            sequence: The request's.
+            block_size: Tokens per block.
+            now_s: The time.
+            compute_s: How long a token takes to compute.
+        """
+        first = sequence.num_known_tokens // block_size
+        num_found = self._disk.num_found(sequence.key, first)
+        begun_s = max(now_s, self._free_s)
+        ready_s = begun_s + num_found * block_size / self._model.tokens_per_s
+        if num_found and ready_s - now_s <= num_found * block_size * compute_s:
+            self._free_s = ready_s
+            self._loads.append(_Load(sequence, first + num_found, ready_s))
+            self._held.add(sequence.request.request_id)
+
+    def land(self, scheduler: Scheduler, now_s: float) -> None:
+        """Put what is there into the pool, right before a step is planned."""
+        for load in [load for load in self._loads if load.ready_s <= now_s]:
+            self._loads.remove(load)
+            self._held.discard(load.sequence.request.request_id)
+            self._put(scheduler.cache, load)
+
+    def settle(self, manager: CacheManager) -> None:
+        """Release what was put there, once its request has had its chance to be admitted."""
+        landed, self._landed = self._landed, []
+        for table, num_tokens in landed:
+            manager.release(table, num_tokens)
+
+    def _put(self, manager: CacheManager, load: _Load) -> None:
+        tokens = load.sequence.key.tokens[: load.end * manager.block_size]
+        key = PrefixKey(load.sequence.key.identity, tokens)
+        match = replace(manager.match_first(key, len(key)), tail=None)
+        if match.num_shared_tokens == len(key):
+            return
+        context = RequestContext(is_sibling=True)
+        admitted = manager.admit(key, match, preempted=True, context=context)
+        if admitted is not None:
+            manager.publish(admitted[0], len(key))
+            manager.commit([admitted[0]])
+            load.sequence.num_known_tokens = len(key)
+            self._landed.append((admitted[0], len(key)))

@@ -1,0 +1,157 @@
+"""What clients connect to: OpenAI's and Anthropic's routes, handed to the engines.
+
+It tokenizes prompts beside its event loop, as the request router compares tokens, and passes
+bodies and answers byte for byte.
+"""
+
+import asyncio
+import logging
+from array import array
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+
+from ostinato.core.errors import ConfigError
+from ostinato.fleet.peek import Peek
+from ostinato.fleet.prompts import Prompt, read_prompt
+from ostinato.fleet.tokenizer import LocalTokenizer
+from ostinato.ray.call import Call, Head
+from ostinato.router import RouteRequest
+from ostinato.server.callers import AnyCaller, Caller, KeyedCallers
+from ostinato.server.errors import ApiError, body_of, body_too_long
+
+logger = logging.getLogger("ostinato")
+
+_MOST_BODY_BYTES = 8 * 2**20
+_ROUTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+_HANDED_ON = ("/v1/messages/count_tokens", "/v1/embeddings", "/tokenize", "/detokenize")
+_NOT_PASSED = (b"host", b"origin", b"content-length", b"transfer-encoding", b"connection")
+
+
+class Ingress:
+    """Takes HTTP requests; Ray Serve's proxy calls it."""
+
+    def __init__(self, engines: DeploymentHandle, model: str, keys_file: str | None) -> None:
+        """Stand before the engines.
+
+        Args:
+            engines: Handle of their deployment.
+            model: Whose tokenizer is used.
+            keys_file: Of callers' keys; None lets everybody in.
+        """
+        self._engines = engines.options(stream=True)
+        self._callers = KeyedCallers(keys_file) if keys_file else AnyCaller()
+        self._thread = ThreadPoolExecutor(1, "ostinato-tokenizer")
+        self._tokenizer: LocalTokenizer | None = None
+        try:
+            self._tokenizer = LocalTokenizer(model)
+        except ConfigError as error:
+            logger.warning("prompts are compared by characters: %s", error)
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer a request."""
+        try:
+            return await self._serve(request)
+        except ApiError as error:
+            content = msgspec.json.encode(body_of(request.url.path, error))
+            headers = {**error.headers, "Content-Type": "application/json"}
+            return Response(content, error.status, headers)
+
+    async def _serve(self, request: Request) -> Response:
+        path, method = request.url.path, request.method
+        is_known = path in (*_ROUTED, *_HANDED_ON) if method == "POST" else path == "/v1/models"
+        if not is_known:
+            message = f"{method} {path:.200}: no such route"
+            raise ApiError(404, message, code="unknown_url")
+        caller = self._callers.identify(request.headers)
+        body = await _read(request)
+        headers = [each for each in request.headers.raw if each[0].lower() not in _NOT_PASSED]
+        headers.append((b"host", b"127.0.0.1"))
+        headers.append((b"content-length", b"%d" % len(body)))
+        query = f"?{request.url.query}" if request.url.query else ""
+        call = Call(method, path + query, headers, body)
+        if path in _ROUTED:
+            call.asked = await self._asked(path, body, caller, request)
+        return await self._send(call)
+
+    async def _asked(
+        self, path: str, body: bytes, caller: Caller, request: Request
+    ) -> RouteRequest:
+        """Return what the router is asked; with tokens, if there is a tokenizer."""
+        loop = asyncio.get_running_loop()
+        prompt, tokens = await loop.run_in_executor(self._thread, self._tokenize, path, body)
+        is_text = tokens is None
+        if tokens is None:
+            tokens = array("I", prompt.characters.encode("utf-32-le", "replace"))
+        return RouteRequest(
+            tokens or array("I", [0]),
+            characters=is_text,
+            salt=caller.narrow(prompt.salt),
+            session=request.headers.get("x-session-id", "")[:200] or prompt.session,
+            tenant=caller.tenant,
+            max_tokens=prompt.max_tokens,
+        )
+
+    def _tokenize(self, path: str, body: bytes) -> "tuple[Prompt, array[int] | None]":
+        prompt = read_prompt(path, body)
+        try:
+            return prompt, None if self._tokenizer is None else self._tokenizer.encode(prompt)
+        except Exception as error:  # a template may raise anything; the engine says what is wrong
+            logger.debug("a prompt is compared by characters: %r", error)
+            return prompt, None
+
+    async def _send(self, call: Call) -> Response:
+        """Have a replica answer; its head decides the response's."""
+        answer = self._engines.respond.remote(call)
+        try:
+            head = await anext(aiter(answer))
+        except BaseException:
+            call.progress.ended()
+            raise
+        assert isinstance(head, Head), "a replica sends the head first"
+        response = StreamingResponse(_relay(call, answer, head.status), head.status)
+        decision = call.progress.decision
+        response.raw_headers = [h for h in head.headers if h[0] != b"transfer-encoding"]
+        if decision is not None:
+            response.headers["x-ostinato-worker"] = decision.worker
+            response.headers["x-ostinato-worker-state"] = decision.state.value
+            expected = str(decision.expected_cached_tokens)
+            response.headers["x-ostinato-expected-cached-tokens"] = expected
+        return response
+
+
+async def _relay(call: Call, answer: Any, status: int) -> AsyncIterator[bytes]:
+    """Hand the pieces of an answer on, and tell the request router how it went."""
+    peek = Peek()
+    try:
+        async for piece in answer:
+            if status < 400:
+                call.progress.first_token()
+            peek.see(piece)
+            yield piece
+    finally:
+        call.progress.ended(peek.cached_tokens)
+        answer.cancel()  # does nothing where the end was reached
+
+
+async def _read(request: Request) -> bytes:
+    """Read a body.
+
+    Raises:
+        ApiError: It is too long (413).
+    """
+    pieces, size = [], 0
+    try:
+        async for piece in request.stream():
+            pieces.append(piece)
+            size += len(piece)
+            if size > _MOST_BODY_BYTES:
+                raise body_too_long(size, _MOST_BODY_BYTES)
+    except ClientDisconnect as error:
+        raise ApiError(499, "the client is gone") from error
+    return b"".join(pieces)

@@ -1,0 +1,135 @@
+"""One engine as a replica: our server's application, without a socket of its own.
+
+Calls arrive over Ray and are answered by the application as HTTP requests would be, streams
+included. KV events, replays and snapshots are published over ZeroMQ at the node's address.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import ray
+import zmq
+import zmq.asyncio
+
+from ostinato.ray.call import Call, Head
+from ostinato.server.app import create_app
+from ostinato.server.config import ServerConfig
+from ostinato.server.lifecycle import open_state
+
+_MOST_PIECES = 64
+"""Pieces of an answer that wait for Ray."""
+
+
+class EngineReplica:
+    """Serves a model; Ray Serve makes as many as are asked for."""
+
+    def __init__(self, model: str, engine: dict[str, Any], keys_file: str | None) -> None:
+        """Load the model and publish its KV events.
+
+        Args:
+            model: Name, folder, GGUF file or name on the hub.
+            engine: Settings, see ``EngineConfig``.
+            keys_file: Of callers' keys; None takes every call for the one anonymous caller.
+
+        Raises:
+            ConfigError: A setting is out of range.
+            ModelError: The model cannot be served.
+        """
+        anywhere = f"tcp://{_node_address()}:0"
+        published = {"kv_events_endpoint": anywhere, "kv_events_replay_endpoint": anywhere}
+        config = ServerConfig(model_names=(model,), keys_file=keys_file)
+        self._state = open_state(model, {**published, **engine}, config)
+        self._app = create_app(self._state)
+        self._snapshots: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.REP)
+        self._snapshots.bind(anywhere)
+        self._serving: asyncio.Task[None] | None = None
+
+    async def respond(self, call: Call) -> AsyncIterator[Head | bytes]:
+        """Answer a call: the head first, then the body's pieces."""
+        pieces: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue(_MOST_PIECES)
+        incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        incoming.put_nowait({"type": "http.request", "body": call.body, "more_body": False})
+        task = asyncio.create_task(self._run(_scope(call), incoming, pieces))
+        try:
+            while (message := await pieces.get())["type"] != "end":
+                if message["type"] == "http.response.start":
+                    yield Head(message["status"], list(message["headers"]))
+                elif message.get("body"):
+                    yield message["body"]
+            await task
+        finally:
+            incoming.put_nowait({"type": "http.disconnect"})
+            task.cancel()
+
+    async def _run(
+        self,
+        scope: dict[str, Any],
+        incoming: "asyncio.Queue[dict[str, Any]]",
+        pieces: "asyncio.Queue[MutableMapping[str, Any]]",
+    ) -> None:
+        try:
+            await self._app(scope, incoming.get, pieces.put)
+        finally:
+            await pieces.put({"type": "end"})
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """Return where the KV events are, for request routers; Ray hands it to them."""
+        if self._serving is None:
+            self._serving = asyncio.create_task(self._serve_snapshots())
+        engine = self._state.llm.engine
+        assert engine.kv_events is not None, "the settings publish them"
+        return {
+            "kv_events": engine.kv_events.endpoint,
+            "kv_replay": engine.kv_events.replay_endpoint,
+            "kv_snapshot": self._snapshots.getsockopt_string(zmq.LAST_ENDPOINT),
+            "block_size": engine.config.block_size,
+        }
+
+    async def check_health(self) -> None:
+        """Tell Ray whether the engine runs.
+
+        Raises:
+            EngineError: It has ended; Ray starts a new replica.
+        """
+        await self._state.llm.look(lambda engine: None)
+
+    async def _serve_snapshots(self) -> None:
+        """Answer each request with a snapshot's number and its batch."""
+        while True:
+            await self._snapshots.recv()
+            batch = await self._state.llm.look(lambda engine: engine.cache.snapshot())
+            publisher = self._state.llm.engine.kv_events
+            assert batch is not None and publisher is not None, "what is published is kept"
+            payload = await asyncio.to_thread(publisher.encode, batch)
+            await self._snapshots.send_multipart([batch.sequence.to_bytes(8, "big"), payload])
+
+    def __del__(self) -> None:
+        """End the engine; Ray calls it when it stops a replica."""
+        if hasattr(self, "_state"):
+            self._state.llm.shutdown()
+
+
+def _node_address() -> str:
+    address = str(ray.util.get_node_ip_address())
+    return f"[{address}]" if ":" in address else address
+
+
+def _scope(call: Call) -> dict[str, Any]:
+    """Return a call as ASGI has it."""
+    parts = urlsplit(call.path)
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": call.method,
+        "scheme": "http",
+        "path": parts.path,
+        "raw_path": parts.path.encode(),
+        "query_string": parts.query.encode(),
+        "root_path": "",
+        "headers": call.headers,
+        "client": ("127.0.0.1", 0),
+        "server": ("127.0.0.1", 0),
+    }

@@ -1,0 +1,198 @@
+"""Which replica gets a call: ``ostinato.router`` as Ray Serve's request router.
+
+It runs in each process that calls the deployment. Replicas tell in their routing stats where they
+publish KV events; until these arrive, what was sent to a replica is taken to be cached there.
+
+For deployments of others, the prompt is found in the first argument with ``messages`` or
+``prompt``, as an attribute or a key, and compared by characters::
+
+    @serve.deployment(request_router_config=RequestRouterConfig(
+        request_router_class="ostinato.ray:PrefixRequestRouter"))
+    class Engine: ...
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import zmq
+import zmq.asyncio
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from ostinato.fleet.kv_feed import Endpoints, KVFeed, Snapshot
+from ostinato.fleet.prompts import Prompt
+from ostinato.ray.call import Call, Progress
+from ostinato.router import Decision, Router, RouterConfig, RouteRequest
+
+logger = logging.getLogger("ostinato")
+
+_SNAPSHOT_TIMEOUT_S = 30.0
+_OVERDUE_INTERVAL_S = 2.0
+
+
+class PrefixRequestRouter(RequestRouter):
+    """Sends each call to where its prefix is cached, unless that replica has too much to do."""
+
+    def initialize_state(
+        self, policy: str = "cache_state", max_tracked_tokens: int = 16_000_000
+    ) -> None:
+        """Start without replicas; Ray calls it with ``request_router_kwargs``.
+
+        Raises:
+            ConfigError: There is no such policy, or the number is not above 0.
+        """
+        self._library = Router(RouterConfig(policy, max_tokens=max_tracked_tokens))
+        self._names: set[str] = set()
+        self._feeds: dict[str, KVFeed] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    # --- replicas ---
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Let replicas join and leave, and listen to those that tell where."""
+        super().update_replicas(replicas)
+        now = {_name(replica.replica_id): replica for replica in replicas}
+        for name in self._names - now.keys():
+            self._forget(name)
+        for name, replica in now.items():
+            if name not in self._names:
+                self._names.add(name)
+                self._library.add_worker(name)
+            stats = replica.routing_stats
+            if name not in self._feeds and stats.get("kv_events"):
+                self._listen(name, stats)
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """Forget a replica at once."""
+        super().on_replica_actor_died(replica_id)
+        if _name(replica_id) in self._names:
+            self._forget(_name(replica_id))
+
+    def _forget(self, name: str) -> None:
+        self._names.discard(name)
+        self._library.remove(name)
+        self._feeds.pop(name, None)
+        if (task := self._tasks.pop(name, None)) is not None:
+            task.cancel()
+
+    def _listen(self, name: str, stats: dict[str, Any]) -> None:
+        endpoints = Endpoints(stats["kv_events"], stats.get("kv_replay"))
+        snapshot = partial(_snapshot, stats.get("kv_snapshot"))
+        feed = KVFeed(name, endpoints, self._library, snapshot, time.monotonic)
+        self._library.add_worker(name, block_size=stats["block_size"], sends_events=True)
+        self._feeds[name] = feed
+        self._tasks[name] = asyncio.create_task(feed.run())
+        if "" not in self._tasks:
+            self._tasks[""] = asyncio.create_task(self._notice_silence())
+
+    async def _notice_silence(self) -> None:
+        """Fetch what silent replicas may have published."""
+        while True:
+            await asyncio.sleep(_OVERDUE_INTERVAL_S)
+            for missing in self._library.overdue(time.monotonic()):
+                if (feed := self._feeds.get(missing.worker)) is not None:
+                    await feed.fill(missing)
+
+    # --- calls ---
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """Rank replicas, the best first; without a prompt, the shortest queue decides."""
+        found = None if pending_request is None else _find_prompt(pending_request.args)
+        by_name = {_name(replica.replica_id): replica for replica in candidate_replicas}
+        by_name = {name: replica for name, replica in by_name.items() if name in self._names}
+        if found is None or not by_name:
+            return [candidate_replicas]
+        asked, progress = found
+        decision = self._decide(asked, self._names - by_name.keys(), progress)
+        if progress is None:  # whose it is shows when it is routed
+            self._library.failed(decision, time.monotonic())
+        first, *rest = decision.candidates
+        rest.sort(key=lambda each: (each.score, each.load_tokens))
+        return [[by_name[each.worker]] for each in (first, *rest)]
+
+    def on_request_routed(
+        self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
+    ) -> None:
+        """Count a call at the replica that got it."""
+        found = _find_prompt(pending_request.args)
+        name = _name(replica_id)
+        if found is None or name not in self._names:
+            return
+        asked, progress = found
+        if progress is not None and progress.decision and progress.decision.worker == name:
+            return
+        decision = self._decide(asked, self._names - {name}, progress)
+        if progress is None:
+            tell = self._teller(decision)
+            result.add_done_callback(lambda _: tell("finished", None))
+
+    def _decide(
+        self, asked: RouteRequest, others: Iterable[str], progress: Progress | None
+    ) -> Decision:
+        """Decide, and take back what was decided for the same call before."""
+        now = time.monotonic()
+        if progress is not None and progress.decision is not None:
+            self._library.failed(progress.decision, now)
+        decision = self._library.route(asked, now, others)
+        assert decision is not None, "one is not left out"
+        if progress is not None:
+            progress.decided(decision, self._teller(decision))
+        return decision
+
+    def _teller(self, decision: Decision) -> Any:
+        """Return what tells the library of a decision from any thread."""
+        loop = asyncio.get_running_loop()
+        return lambda what, cached: loop.call_soon_threadsafe(self._note, decision, what, cached)
+
+    def _note(self, decision: Decision, what: str, cached_tokens: int | None) -> None:
+        now = time.monotonic()
+        if what == "first_token":
+            self._library.first_token(decision, now)
+        elif what == "finished":
+            self._library.finished(decision, now, cached_tokens)
+        else:
+            self._library.failed(decision, now)
+
+
+def _name(replica_id: ReplicaID) -> str:
+    return str(replica_id.unique_id)
+
+
+def _find_prompt(arguments: Iterable[Any]) -> tuple[RouteRequest, Progress | None] | None:
+    """Return what the router is asked for a call; None where no argument has a prompt."""
+    for each in arguments:
+        if isinstance(each, Call):
+            return None if each.asked is None else (each.asked, each.progress)
+        fields = each if isinstance(each, dict) else getattr(each, "__dict__", {})
+        messages, text = fields.get("messages"), fields.get("prompt")
+        if isinstance(messages, list) and all(isinstance(turn, dict) for turn in messages):
+            turns = [{"role": str(t.get("role")), "content": t.get("content")} for t in messages]
+            return RouteRequest.of_text(Prompt(messages=turns).characters), None
+        if isinstance(text, str):
+            return RouteRequest.of_text(text), None
+    return None
+
+
+async def _snapshot(endpoint: str | None) -> Snapshot | None:
+    """Ask a replica for all that it has cached."""
+    if endpoint is None:
+        return None
+    socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.REQ)
+    socket.connect(endpoint)
+    try:
+        async with asyncio.timeout(_SNAPSHOT_TIMEOUT_S):
+            await socket.send(b"")
+            sequence, payload = await socket.recv_multipart()
+            return Snapshot(int.from_bytes(sequence, "big"), payload)
+    except TimeoutError:
+        logger.warning("%s sent no snapshot within %g s", endpoint, _SNAPSHOT_TIMEOUT_S)
+        return None
+    finally:
+        socket.close(linger=0)

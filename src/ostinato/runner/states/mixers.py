@@ -1,0 +1,91 @@
+"""How do a model's layers with a state get to compute each sequence by itself?
+
+The code of ``transformers`` stays as it is. A mixer gets a copy of its own ``forward`` in which the
+names of the functions that carry a state stand for ours; with no step under way, ours call theirs.
+"""
+
+import inspect
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch import nn
+
+from ostinato.runner.states.recurrences import (
+    RECURRENCES,
+    Call,
+    LightningAttention,
+    Recurrence,
+    names_of,
+)
+from ostinato.runner.states.step import LayerStates
+
+CurrentStates = Callable[[], LayerStates | None]
+"""Returns what answers the calls of the step under way; None to let the model do it itself."""
+
+
+def bind_mixers(model: nn.Module, current: CurrentStates) -> None:
+    """Let the layers of a model that carry a state ask for it.
+
+    Args:
+        model: Its layers with a state name their layer (``layer_idx``).
+        current: Asked at each call.
+
+    Effects: replaces the ``forward`` of those layers, on the instances alone.
+    """
+    for module in model.modules():
+        layer = getattr(module, "layer_idx", None)
+        forward = inspect.unwrap(type(module).forward)
+        if isinstance(layer, int) and isinstance(forward, FunctionType):
+            _bind(module, layer, forward, current)
+
+
+def _bind(module: nn.Module, layer: int, forward: FunctionType, current: CurrentStates) -> None:
+    """Replace what a module's ``forward`` calls to carry a state, if it does."""
+    names = set(forward.__code__.co_names)
+    if LightningAttention.name in names:
+        whole = MethodType(forward, module)
+        module.forward = _carried(whole, layer, LightningAttention(), {}, current)
+        return
+    own = {name: forward.__globals__.get(name) for name in names & RECURRENCES.keys()}
+    replaced = {
+        name: _carried(function, layer, RECURRENCES[name], forward.__globals__, current)
+        for name, function in own.items()
+        if callable(function)
+    }
+    if replaced:
+        module.forward = MethodType(_with_globals(forward, replaced), module)
+
+
+def _carried(
+    function: Callable[..., Any],
+    layer: int,
+    recurrence: Recurrence,
+    siblings: dict[str, Any],
+    current: CurrentStates,
+) -> Callable[..., Any]:
+    """Return what is called in place of a function that carries a state."""
+    names = names_of(function)
+
+    def carried(*arguments: Any, **keywords: Any) -> Any:
+        call = Call(function, arguments, keywords, names, siblings)
+        states = current()
+        if states is None:
+            return call.run()
+        output = states.carry(layer, recurrence, call)
+        return (output, None) if recurrence.gives_state else output
+
+    return carried
+
+
+def _with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
+    """Return a copy of a function for which some global names mean something else."""
+    copy = FunctionType(
+        function.__code__,
+        {**function.__globals__, **names},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy

@@ -1,0 +1,319 @@
+"""Which functions of ``transformers`` carry a state, and how are they called?
+
+A recurrent layer (a mixer) projects its row of tokens, mixes tokens with one or two functions that
+carry a state along, and projects again. Only those functions must see one sequence at a time, so
+they alone are replaced, by name, and computed by themselves::
+
+    causal_conv1d_fn               last inputs of a convolution     all but MiniMax
+    torch_chunk_gated_delta_rule   gated delta rule (2412.06464)    Qwen3-Next, Qwen3.5, OLMo
+    chunk_kimi_delta_attention     Kimi delta attention (2510.26692)  Kimi Linear
+    mamba2_chunk_scan              Mamba 2 (2405.21060)             Granite 4, Bamba, Nemotron-H
+    mamba_selective_scan           Mamba (2312.00752)               Jamba, Mamba, Falcon Mamba
+    lightning attention            a decayed sum (2401.04658)       MiniMax-01
+
+Each has a form for many tokens (``chunk``) and one for a single token (``step``): ``generate``
+uses the same two in prefill and decode.
+"""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers.activations import ACT2FN
+
+from ostinato.runner.native import delta
+from ostinato.runner.native.library import library
+
+State = Tensor
+"""Shape (num_sequences, ...)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of one of those functions, as a mixer makes it.
+
+    Attributes:
+        function: What is called.
+        arguments: By position.
+        keywords: By name.
+        names: The names of those by position.
+        siblings: Functions of the same module, by name.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    names: tuple[str, ...]
+    siblings: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        """Return an argument; None if it is not given."""
+        given = dict(zip(self.names, self.arguments, strict=False))
+        return given[name] if name in given else self.keywords.get(name)
+
+    def run(self, **others: Any) -> Any:
+        """Call the function, with some keywords added or replaced."""
+        return self.function(*self.arguments, **{**self.keywords, **others})
+
+    def changed(self, change: Callable[[str, Any], Any]) -> "Call":
+        """Return the call with every argument put through a function of its name and value."""
+        pairs = zip(self.names, self.arguments, strict=False)
+        return replace(
+            self,
+            arguments=tuple(change(name, value) for name, value in pairs),
+            keywords={name: change(name, value) for name, value in self.keywords.items()},
+        )
+
+
+class Recurrence(ABC):
+    """A function that carries a state along tokens.
+
+    Attributes:
+        name: Its name in the modules of ``transformers``.
+        axes: Which dimension of which argument is that of tokens.
+        output_axis: Likewise of its output.
+        gives_state: Whether it returns a state beside the output, even if none is asked for.
+    """
+
+    name: ClassVar[str]
+    axes: ClassVar[Mapping[str, int]]
+    output_axis: ClassVar[int] = 1
+    gives_state: ClassVar[bool] = False
+
+    @abstractmethod
+    def chunk(self, call: Call, state: State | None) -> tuple[Tensor, State]:
+        """Compute some tokens of sequences of one length.
+
+        Args:
+            call: The mixer's call, cut to these tokens.
+            state: Before the first of them; None at the beginning of the sequences.
+
+        Returns:
+            The output and the state after the last token.
+        """
+
+    def step(self, call: Call, states: State) -> tuple[Tensor, State]:
+        """Compute one token of each of several sequences; like ``chunk``."""
+        return self.chunk(call, states)
+
+    def step_slots(self, call: Call, states: Tensor, slots: Tensor) -> Tensor:
+        """Compute one token of each of several sequences on the states in their slots.
+
+        Args:
+            call: The mixer's call, cut to these tokens.
+            states: Of all slots, shape (num_slots, ...).
+            slots: Of these sequences, shape (num_sequences,), int64.
+
+        Effects: overwrites the states of those slots.
+        """
+        output, after = self.step(call, states.index_select(0, slots))
+        states.index_copy_(0, slots, after.to(states.dtype))
+        return output
+
+
+class ShortConvolution(Recurrence):
+    """A causal convolution; its state is all inputs but the last that the next token sees."""
+
+    name = "causal_conv1d_fn"
+    axes: ClassVar = {"hidden_states": 2}
+    output_axis = 2
+
+    def chunk(self, call: Call, state: State | None) -> tuple[Tensor, State]:
+        """Convolve with what came before; see ``Recurrence``."""
+        inputs = call["hidden_states"]  # (num_sequences, num_channels, num_tokens)
+        num_kept, num_tokens = call["weight"].shape[-1] - 1, inputs.shape[-1]
+        if state is None:
+            state = inputs.new_zeros(*inputs.shape[:2], num_kept)
+        seen = torch.cat([state, inputs], dim=-1)
+        convolved = call.changed(lambda name, value: seen if name == "hidden_states" else value)
+        return convolved.run()[..., -num_tokens:], seen[..., num_tokens:]
+
+    def step(self, call: Call, states: State) -> tuple[Tensor, State]:
+        """Add up what one output sees; see ``Recurrence``.
+
+        A convolution of so few inputs takes nine times as long on a CPU, where it is one for each
+        channel and sequence.
+        """
+        inputs, weight, bias = (call[name] for name in ("hidden_states", "weight", "bias"))
+        seen = torch.cat([states, inputs], dim=-1)
+        wide = torch.promote_types(seen.dtype, torch.float32)
+        output = torch.einsum("nck,ck->nc", seen.to(wide), weight.to(wide))
+        output = (output if bias is None else output + bias).to(inputs.dtype)
+        if call["activation"] is not None:
+            output = ACT2FN[call["activation"]](output)
+        return output[..., None], seen[..., 1:]
+
+
+class GatedDeltaRule(Recurrence):
+    """The gated delta rule; its state is a matrix per head that maps keys to values."""
+
+    name = "torch_chunk_gated_delta_rule"
+    axes: ClassVar = dict.fromkeys(("query", "key", "value", "g", "beta"), 1)
+    gives_state = True
+    recurrent: ClassVar = "torch_recurrent_gated_delta_rule"
+
+    def chunk(self, call: Call, state: State | None) -> tuple[Tensor, State]:
+        """Compute in chunks of 64 tokens; see ``Recurrence``."""
+        output, after = call.run(initial_state=state, output_final_state=True)
+        return output, after
+
+    def step(self, call: Call, states: State) -> tuple[Tensor, State]:
+        """Decay, correct and read each matrix; see ``Recurrence``."""
+        recurrent = replace(call, function=call.siblings[self.recurrent])
+        output, after = recurrent.run(initial_state=states, output_final_state=True)
+        return output, after
+
+    def step_slots(self, call: Call, states: Tensor, slots: Tensor) -> Tensor:
+        """Do so in the native library, where it can; see ``Recurrence``."""
+        names = ("query", "key", "value", "g", "beta")
+        queries, keys, values, gates, betas = (call[name][:, 0] for name in names)
+        native = library() if delta.takes(states, queries) and gates.ndim == 2 else None
+        if native is None:
+            return super().step_slots(call, states, slots)
+        queries, keys = queries.float(), keys.float()
+        if call["use_qk_l2norm_in_kernel"]:
+            queries, keys = map(call.siblings["l2norm"], (queries, keys))
+        heads = queries * queries.shape[-1] ** -0.5, keys, values
+        output = delta.delta_step(native, states, slots, heads, (gates.float().exp(), betas))
+        return output.to(values.dtype)[:, None]
+
+
+class KimiDeltaAttention(GatedDeltaRule):
+    """The delta rule with a gate per channel."""
+
+    name = "chunk_kimi_delta_attention"
+    recurrent: ClassVar = "recurrent_kimi_delta_attention"
+
+
+class Mamba2Scan(Recurrence):
+    """The state space of Mamba 2, with one decay per head."""
+
+    name = "mamba2_chunk_scan"
+    axes: ClassVar = dict.fromkeys(("hidden_states", "dt", "B", "C"), 1)
+
+    def chunk(self, call: Call, state: State | None) -> tuple[Tensor, State]:
+        """Compute in chunks of the model's size; see ``Recurrence``."""
+        output, after = call.run(initial_states=state, return_final_states=True)
+        return output, after
+
+    def step(self, call: Call, states: State) -> tuple[Tensor, State]:
+        """Decay each state, add to it and read it; see ``Recurrence``.
+
+        The limits of time steps hold here too, as in the model's forward without a cache. In
+        ``generate`` they hold for prompts alone, so that a state would depend on how it came about.
+        """
+        inputs, dt, keys, queries = (call[name][:, 0] for name in ("hidden_states", "dt", "B", "C"))
+        head_dim, state_size = inputs.shape[-1], keys.shape[-1]
+        dt = functional.softplus(dt + call["dt_bias"].to(dt.dtype)).clamp(*call["dt_limit"])
+        output = call.siblings["mamba2_selective_state_update"](
+            states,  # changed in place
+            inputs,
+            dt[..., None].expand(-1, -1, head_dim),
+            call["A"][:, None, None].expand(-1, head_dim, state_size),
+            keys,
+            queries,
+            call["D"][:, None].expand(-1, head_dim),
+        )
+        return _as_scanned(output)[:, None], states
+
+
+class MambaScan(Recurrence):
+    """The state space of Mamba, with one decay per channel and state.
+
+    The function takes no state to begin with. As all is linear in the state, what an earlier one
+    adds is added behind it.
+    """
+
+    name = "mamba_selective_scan"
+    axes: ClassVar = dict.fromkeys(("hidden_states", "dt", "B", "C", "z"), 2)
+    output_axis = 2
+
+    def chunk(self, call: Call, state: State | None) -> tuple[Tensor, State]:
+        """Scan token by token; see ``Recurrence``."""
+        output, after = call.run(return_last_state=True)
+        if state is None:
+            return _as_scanned(output), after
+        dt = call["dt"]
+        if call["delta_bias"] is not None:
+            dt = dt + call["delta_bias"].to(dt.dtype)[:, None]
+        if call["delta_softplus"]:
+            dt = functional.softplus(dt)
+        steps = dt.to(after.dtype).cumsum(dim=2)  # (1, num_channels, num_tokens)
+        carried = (call["A"][:, None] * steps[..., None]).exp() * state[:, :, None]
+        read = torch.einsum("bdtn,bnt->bdt", carried, call["C"].to(carried.dtype))
+        if call["z"] is not None:
+            read = read * functional.silu(call["z"])
+        return _as_scanned(output + read), after + carried[:, :, -1]
+
+    def step(self, call: Call, states: State) -> tuple[Tensor, State]:
+        """Decay each state, add to it and read it; see ``Recurrence``."""
+        inputs, dt, keys, queries = (call[n][..., 0] for n in ("hidden_states", "dt", "B", "C"))
+        gate = call["z"]
+        output = call.siblings["mamba_selective_state_update"](
+            states,  # changed in place
+            inputs,
+            dt,
+            call["A"],
+            keys,
+            queries,
+            call["D"],
+            z=None if gate is None else gate[..., 0],
+            dt_bias=call["delta_bias"],
+            dt_softplus=call["delta_softplus"],
+        )
+        return _as_scanned(output)[..., None], states
+
+
+class LightningAttention(Recurrence):
+    """MiniMax's whole layer, which has no function of its own for it: a decayed sum per head."""
+
+    name = "get_linear_cache"
+    axes: ClassVar = {"hidden_states": 1}
+    gives_state = True
+
+    def chunk(self, call: Call, state: State | None) -> tuple[Tensor, State]:
+        """Compute by blocks at the beginning of a sequence, later token by token."""
+        cache = _LinearCache(state)
+        output, after = call.run(past_key_values=cache)
+        return output, after
+
+
+class _LinearCache:
+    """What the layer takes for its cache."""
+
+    def __init__(self, state: State | None) -> None:
+        self._state = state
+
+    def get_linear_cache(self, _layer: int) -> State | None:
+        return self._state
+
+    def set_linear_cache(self, _layer: int, state: State) -> None:
+        self._state = state
+
+
+RECURRENCES: Mapping[str, Recurrence] = {
+    each.name: each
+    for each in (
+        ShortConvolution(),
+        GatedDeltaRule(),
+        KimiDeltaAttention(),
+        Mamba2Scan(),
+        MambaScan(),
+    )
+}
+"""Those that are functions of a module, by name."""
+
+
+def names_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of a function's parameters in order."""
+    return tuple(inspect.signature(function).parameters)
+
+
+def _as_scanned(output: Tensor) -> Tensor:
+    """Return an output in the precision of a scan, lest it depend on its neighbours in a row."""
+    return output.to(torch.promote_types(output.dtype, torch.float32))

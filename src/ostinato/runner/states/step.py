@@ -1,0 +1,138 @@
+"""How does one row of tokens become calls per sequence?
+
+Decodes are stepped together, and so are chunks of the same length that are neighbours::
+
+    row        a b c   d d d d d d   e e e e f f f f
+    parts      ─────   ───────────   ───────────────
+    slots      3 0 7        4               1 6
+
+A layer's states are read from their slots before a part is computed and written back after it.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostinato.core.errors import UnsupportedModel
+from ostinato.runner.inputs import StateInputs
+from ostinato.runner.states.recurrences import Call, Recurrence
+from ostinato.runner.states.store import StateShape, StateSpec, StateStore
+
+
+class LayerStates(Protocol):
+    """Answers the calls of functions that carry a state."""
+
+    def carry(self, layer: int, recurrence: Recurrence, call: Call) -> Tensor:
+        """Compute a layer's call for the sequences of a row; returns the row's output."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Neighbouring rows that are computed in one call.
+
+    Attributes:
+        first: The first row.
+        length: Rows of each sequence.
+        slots: Of the sequences, shape (num_sequences,), int64.
+        is_step: Whether each is one token behind others.
+        is_fresh: Whether no token came before.
+    """
+
+    first: int
+    length: int
+    slots: Tensor
+    is_step: bool
+    is_fresh: bool
+
+    def cut(self, call: Call, recurrence: Recurrence) -> Call:
+        """Return the call for these rows alone, with a sequence for each slot."""
+        shape = len(self.slots), self.length
+
+        def change(name: str, value: Any) -> Any:
+            axis = recurrence.axes.get(name)
+            if axis is None or value is None:
+                return value
+            rows = value.narrow(axis, self.first, shape[0] * shape[1])
+            return rows.unflatten(axis, shape).movedim(axis, 0).squeeze(1)
+
+        return call.changed(change)
+
+    def row(self, output: Tensor, axis: int) -> Tensor:
+        """Lay the output of all sequences end to end again."""
+        return output.unsqueeze(1).movedim(0, axis).flatten(axis, axis + 1)
+
+
+class StateStep:
+    """One step as the states of all layers see it."""
+
+    def __init__(self, inputs: StateInputs, store: StateStore) -> None:
+        """Say which sequences, and which store."""
+        self._store = store
+        self._parts = tuple(_parts(inputs))
+        self._calls: Counter[int] = Counter()
+
+    def carry(self, layer: int, recurrence: Recurrence, call: Call) -> Tensor:
+        """Compute a layer's call; see ``LayerStates``.
+
+        Effects: overwrites the states of the step's sequences in this layer.
+        """
+        states = self._store.states(layer)[self._calls[layer]]
+        self._calls[layer] += 1
+        outputs = [self._compute(part, recurrence, call, states) for part in self._parts]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, recurrence.output_axis)
+
+    def _compute(self, part: _Part, recurrence: Recurrence, call: Call, states: Tensor) -> Tensor:
+        """Compute some rows, and keep the states after them."""
+        own = part.cut(call, recurrence)
+        if part.is_step:
+            output = recurrence.step_slots(own, states, part.slots)
+        else:
+            before = None if part.is_fresh else states.index_select(0, part.slots)
+            output, after = recurrence.chunk(own, before)
+            states.index_copy_(0, part.slots, after.to(states.dtype))
+        return part.row(output, recurrence.output_axis)
+
+
+class StateRecorder:
+    """Answers one call of a model with one sequence, and notes which states its layers carry."""
+
+    def __init__(self) -> None:
+        """Note nothing yet."""
+        self._layers: dict[int, list[StateShape]] = {}
+
+    @property
+    def spec(self) -> StateSpec:
+        """What was noted."""
+        return StateSpec({layer: tuple(shapes) for layer, shapes in self._layers.items()})
+
+    def carry(self, layer: int, recurrence: Recurrence, call: Call) -> Tensor:
+        """Compute a layer's call for one sequence without a state; see ``LayerStates``."""
+        output, after = recurrence.chunk(call, None)
+        if after is None:
+            raise UnsupportedModel(f"layer {layer} gives no state after {recurrence.name}")
+        self._layers.setdefault(layer, []).append(StateShape(tuple(after.shape[1:]), after.dtype))
+        return output
+
+
+def _parts(inputs: StateInputs) -> Iterator[_Part]:
+    """Divide a row into runs of sequences of one length, all with or all without a state."""
+    lengths, fresh = np.diff(inputs.starts).tolist(), (inputs.first_positions == 0).tolist()
+    slots = torch.from_numpy(inputs.slots).to(inputs.device)
+    first = 0
+    for (length, is_fresh), run in groupby(zip(lengths, fresh, strict=True)):
+        last = first + len(list(run))
+        yield _Part(
+            first=int(inputs.starts[first]),
+            length=length,
+            slots=slots[first:last],
+            is_step=length == 1 and not is_fresh,
+            is_fresh=is_fresh,
+        )
+        first = last

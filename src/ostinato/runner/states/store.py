@@ -1,0 +1,121 @@
+"""Where are the states of recurrent layers kept between steps?
+
+A state has the same size however long its sequence is. All layers have the same slots, and a plan
+says which slot a sequence uses, and which are copied::
+
+                     slot 0        slot 1        slot 2      ...
+    layer 0   conv   (C, K - 1)    (C, K - 1)    (C, K - 1)
+              rule   (H, D, V)     (H, D, V)     (H, D, V)
+    layer 1   conv   ...
+
+Whether a slot holds the state of a running sequence or a checkpoint, this file does not know.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostinato.core.errors import ConfigError
+from ostinato.core.plan import StateCopy
+from ostinato.runner.memory import available_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """One tensor of a layer's state, for one sequence."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one sequence's tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """What a model carries from token to token.
+
+    Attributes:
+        layers: The tensors of each layer with a state, in the order in which a call uses them.
+    """
+
+    layers: Mapping[int, tuple[StateShape, ...]] = field(default_factory=dict)
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of one sequence's state over all layers; 0 if the model has none."""
+        return sum(each.num_bytes for layer in self.layers.values() for each in layer)
+
+
+class StateStore:
+    """The states of all slots, in every layer.
+
+    Attributes:
+        spec: What each layer carries.
+        num_slots: Slots that may be used.
+    """
+
+    def __init__(self, spec: StateSpec, num_slots: int, device: torch.device | str = "cpu") -> None:
+        """Allocate all slots, zeroed.
+
+        Raises:
+            ConfigError: The device has less memory free than the slots need.
+        """
+        self.spec = spec
+        self.num_slots = num_slots
+        self._device = torch.device(device)
+        self._refuse_too_much()
+        self._states = {
+            layer: tuple(self._zeros(each) for each in shapes)
+            for layer, shapes in spec.layers.items()
+        }
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all slots."""
+        return self.num_slots * self.spec.bytes_per_slot
+
+    def states(self, layer: int) -> tuple[Tensor, ...]:
+        """Return the tensors of a layer, each of shape (num_slots, ...)."""
+        return self._states[layer]
+
+    def copy(self, copies: Sequence[StateCopy]) -> None:
+        """Copy slots in all layers, one after the other; source -1 is the zero state."""
+        for tensors in self._states.values() if copies else ():
+            for tensor in tensors:
+                for copy in copies:
+                    if copy.source < 0:
+                        tensor[copy.target].zero_()
+                    else:
+                        tensor[copy.target].copy_(tensor[copy.source])
+
+    def zero(self, slots: Iterable[int]) -> None:
+        """Overwrite slots with zeros in all layers; those that are zero are only read."""
+        chosen = list(slots)
+        for tensor in (each for tensors in self._states.values() for each in tensors):
+            for slot in chosen:
+                if tensor[slot].any():
+                    tensor[slot].zero_()
+
+    def _zeros(self, each: StateShape) -> Tensor:
+        """Return zeros; on a CPU, pages are taken as they are first written."""
+        shape = (self.num_slots, *each.shape)
+        if self._device.type != "cpu":
+            return torch.zeros(shape, dtype=each.dtype, device=self._device)
+        content = np.zeros(self.num_slots * each.num_bytes, dtype=np.uint8)
+        return torch.from_numpy(content).view(each.dtype).view(shape)
+
+    def _refuse_too_much(self) -> None:
+        available = available_bytes(self._device)
+        if available is not None and self.num_bytes > available:
+            raise ConfigError(
+                f"the states need {self.num_bytes:,} bytes on {self._device} for num_state_slots="
+                f"{self.num_slots} of {self.spec.bytes_per_slot:,} bytes, and {available:,} bytes "
+                "are available: lower num_state_slots or kv_cache_memory"
+            )

@@ -1,0 +1,94 @@
+"""Calls to a server that may hang: each ends in time, and a server that fails is left alone."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import TypeVar
+
+from ostinato.tiers.byte_store import StoreError
+
+T = TypeVar("T")
+
+MAX_FAILURES = 3
+"""Consecutive failures that open the breaker."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+
+
+class CircuitBreaker:
+    """Closed while a server answers; after failures open for a time that doubles.
+
+    When that time is over one call may try; it closes the breaker or opens it again.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._failures, self._pause, self._until = 0, FIRST_PAUSE_S, 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls are refused now."""
+        return self._failures >= MAX_FAILURES and self._clock() < self._until
+
+    def allows(self) -> bool:
+        """Whether a call may be made; the first after a pause keeps the others waiting."""
+        with self._lock:
+            if self._failures < MAX_FAILURES:
+                return True
+            if self._clock() < self._until:
+                return False
+            self._until = self._clock() + self._pause
+            return True
+
+    def succeeded(self) -> None:
+        """Close the breaker."""
+        self._failures, self._pause = 0, FIRST_PAUSE_S
+
+    def failed(self) -> bool:
+        """Count a failure; returns whether this one opened the breaker."""
+        with self._lock:
+            self._failures += 1
+            if self._failures < MAX_FAILURES:
+                return False
+            self._until = self._clock() + self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+            return self._failures == MAX_FAILURES
+
+
+class CallThreads:
+    """Threads that make calls, so that a caller never waits longer than it wants to.
+
+    Args:
+        num_threads: Calls at a time.
+        abort: Breaks off the calls that run, after one was not answered in time.
+    """
+
+    def __init__(self, num_threads: int, abort: Callable[[], None]) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="kv-remote")
+        self._abort = abort
+
+    def call(self, what: Callable[[], T], timeout_s: float) -> T:
+        """Return what a call returns.
+
+        Raises:
+            TimeoutError: It was not answered in time, and was broken off.
+            StoreError: It failed, or the threads were closed.
+        """
+        try:
+            future: Future[T] = self._threads.submit(what)
+        except RuntimeError as error:
+            raise StoreError("the tier is closed") from error
+        try:
+            return future.result(max(0.0, timeout_s))
+        except FutureTimeout as error:
+            if future.done():  # the call itself raised a TimeoutError
+                raise StoreError("the server did not answer in time") from error
+            future.cancel()
+            self._abort()
+            raise TimeoutError from error
+
+    def close(self) -> None:
+        """Start no more calls; those that run are broken off."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._abort()

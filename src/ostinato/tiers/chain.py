@@ -1,0 +1,76 @@
+"""``TierChain``: several tiers as one, looked up in their order and stored to together."""
+
+from collections.abc import Sequence
+from itertools import chain
+
+from ostinato.tiers.port import (
+    Buffer,
+    Extent,
+    ExtentRef,
+    KVTier,
+    LoadFault,
+    LoadResult,
+    Prefix,
+    StoreResult,
+    TierReceipt,
+    TierStats,
+)
+
+
+class TierChain:
+    """Tiers in the order of their speed, each with a name of its own; see ``KVTier``."""
+
+    name = "tiers"
+
+    def __init__(self, tiers: Sequence[KVTier]) -> None:
+        self.tiers = list(tiers)
+        self._by_name = {tier.name: tier for tier in tiers}
+        assert len(self._by_name) == len(self.tiers), "two tiers have one name"
+
+    def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
+        """Let each tier continue what those before it found."""
+        refs, size = list[ExtentRef](), prefix.namespace.block_size
+        before = -1
+        while before < start < prefix.num_blocks * size:
+            before = start
+            for tier in self.tiers:
+                found = tier.look_up(prefix, start)
+                refs += found
+                start += sum(ref.num_blocks for ref in found) * size
+                if found:
+                    break  # the fastest tier first, again from here
+        return refs
+
+    def load(
+        self, ref: ExtentRef, into: memoryview, num_blocks: int, deadline: float
+    ) -> LoadResult:
+        """Load from the tier that found it."""
+        tier = self._by_name.get(ref.tier)
+        if tier is None:
+            return LoadResult(0, LoadFault.MISSING)
+        return tier.load(ref, into, num_blocks, deadline)
+
+    def store(self, extents: Sequence[tuple[Extent, Buffer]]) -> list[StoreResult]:
+        """Store to every tier; the result is ``stored`` where any of them did."""
+        by_tier = [tier.store(extents) for tier in self.tiers]
+        return [min(results, key=_RANK.index) for results in zip(*by_tier, strict=True)]
+
+    def lease(self, prefix: Prefix, keep_until: float) -> int:
+        """Lease in every tier; returns the most tokens that one of them has."""
+        return max((tier.lease(prefix, keep_until) for tier in self.tiers), default=0)
+
+    def erase(self, salt: bytes) -> list[TierReceipt]:
+        """Erase from every tier."""
+        return list(chain.from_iterable(tier.erase(salt) for tier in self.tiers))
+
+    def stats(self) -> list[TierStats]:
+        """State and counts of every tier."""
+        return list(chain.from_iterable(tier.stats() for tier in self.tiers))
+
+    def close(self) -> None:
+        """Close every tier."""
+        for tier in self.tiers:
+            tier.close()
+
+
+_RANK = list(StoreResult)

@@ -1,0 +1,363 @@
+"""``DiskTier``: extents in append-only segments of one folder.
+
+Writers take turns, readers do not wait for them: an evicted segment is removed while a reader
+still has its file open. A medium that fails never raises: reads miss, and after a failed write the
+tier is read-only for a minute, then tries again.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ostinato.core.errors import ConfigError
+from ostinato.tiers.folder import Folder, LocalFolder
+from ostinato.tiers.index import ExtentIndex, Match, Record
+from ostinato.tiers.port import (
+    Buffer,
+    Extent,
+    ExtentRef,
+    LoadFault,
+    LoadResult,
+    Prefix,
+    StoreResult,
+    TierReceipt,
+    TierStats,
+)
+from ostinato.tiers.record import ALIGNMENT, record_bytes
+from ostinato.tiers.sealing import KeyFile, Sealing, folder_secret
+from ostinato.tiers.segment_log import LogFull, LogLimits, SegmentLog
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 60.0
+"""How long the tier stays read-only after a failed write."""
+MAX_READ_ERRORS = 3
+"""Consecutive reads that may fail before the tier is off."""
+_DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class DiskOptions:
+    """Settings of a disk tier.
+
+    Attributes:
+        limit_bytes: What its segments may occupy.
+        bytes_per_day: What may be written in a day, to spare the disk; 0 for no limit.
+        sealed: Encrypt each tenant's records with a key of its own.
+        secret: Mixed into the keys, 16 random bytes at least; empty uses a file in the folder.
+        segment_bytes: Size of a segment; 0 chooses one.
+    """
+
+    limit_bytes: int
+    bytes_per_day: int = 0
+    sealed: bool = False
+    secret: bytes = b""
+    segment_bytes: int = 0
+
+
+class DailyBudget:
+    """Bytes that may still be written; what is spent comes back in the course of a day."""
+
+    def __init__(self, bytes_per_day: int, clock: Callable[[], float], spent: int = 0) -> None:
+        self._limit, self._clock = bytes_per_day, clock
+        self._left, self._at = float(bytes_per_day - spent), clock()
+
+    def allows(self, size: int) -> bool:
+        """Whether so many bytes may be written now."""
+        now = self._clock()
+        earned = self._limit * max(0.0, now - self._at) / _DAY_S
+        self._left, self._at = min(float(self._limit), self._left + earned), now
+        return not self._limit or size <= self._left
+
+    def spend(self, size: int) -> None:
+        """Count bytes as written."""
+        self._left -= size
+
+
+@dataclass(frozen=True, slots=True)
+class _Locator:
+    record: Record
+    first: int
+    key: bytes | None
+
+
+class DiskTier:
+    """A tier in a folder of its own; see ``KVTier`` for the calls.
+
+    Args:
+        folder: Its path, mode 0700 from now on; or what stands for one in tests.
+        options: Settings.
+        clock: Wall-clock time, of leases and of the daily budget.
+
+    Raises:
+        ConfigError: The limit is too small, another process uses the folder, it holds other
+            files, or it cannot be read.
+    """
+
+    name = "disk"
+
+    def __init__(
+        self,
+        folder: str | Path | Folder,
+        options: DiskOptions,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        LogLimits(options.limit_bytes, options.segment_bytes).check()
+        self._folder = LocalFolder(folder) if isinstance(folder, str | Path) else folder
+        self._options, self._clock = options, clock
+        self._index = ExtentIndex()
+        self._writing, self._counting = threading.RLock(), threading.Lock()
+        self._state, self._reason, self._retry_at = "on", "", 0.0
+        self._stores, self._loads = Counter[str](), Counter[str]()
+        self._loaded_bytes = self._read_errors = 0
+        try:
+            self._sealing = self._open_sealing()
+            limits = LogLimits(options.limit_bytes, options.segment_bytes)
+            self._log = SegmentLog(self._folder, limits, self._index, clock)
+            self._log.fit()
+        except OSError as error:
+            self._folder.close()
+            raise ConfigError(
+                f"kv_disk={self._folder.path!r}: {error.strerror}: make it readable and "
+                "writable, or leave kv_disk out"
+            ) from error
+        except ConfigError:
+            self._folder.close()
+            raise
+        today = [x.end for x in self._log.segments if x.created > clock() - _DAY_S]
+        self._budget = DailyBudget(options.bytes_per_day, clock, sum(today))
+
+    def _open_sealing(self) -> Sealing:
+        if not self._options.sealed:
+            return Sealing()
+        secret = self._options.secret or folder_secret(self._folder)
+        return Sealing(secret, KeyFile(self._folder))
+
+    def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
+        """Find what continues a prefix; see ``KVTier``. Reads nothing from the disk."""
+        if self._state == "off":
+            return []
+        block, size = start // prefix.namespace.block_size, prefix.namespace.block_bytes
+        key, refs = self._key(prefix), list[ExtentRef]()
+        for record, first, count in self._index.matches(prefix, block):
+            where, until = _Locator(record, first, key), record.lease[1]
+            refs.append(ExtentRef(self.name, start, count, size, where, until))
+            start += count * prefix.namespace.block_size
+        if refs:
+            self._index.use(prefix, start // prefix.namespace.block_size)
+        return refs
+
+    def load(
+        self, ref: ExtentRef, into: memoryview, num_blocks: int, deadline: float
+    ) -> LoadResult:
+        """Read and verify blocks; see ``KVTier``."""
+        assert isinstance(ref.locator, _Locator), "a reference of another tier"
+        done, fault = 0, None
+        while done < min(num_blocks, ref.num_blocks) and fault is None:
+            if time.monotonic() > deadline:
+                fault = LoadFault.DEADLINE
+            else:
+                place = into[done * ref.block_bytes : (done + 1) * ref.block_bytes]
+                fault = self._read_block(ref.locator, done, place)
+                done += fault is None
+        if ref.locator.record.erased:
+            done, fault = 0, LoadFault.STALE
+        self._note_load(ref.locator, done, fault, done * ref.block_bytes)
+        return LoadResult(done, fault)
+
+    def store(self, extents: Sequence[tuple[Extent, Buffer]]) -> list[StoreResult]:
+        """Store extents as one group; see ``KVTier``."""
+        with self._writing:
+            ends = {id(x.prefix): (x.prefix, x.end_block) for x, _ in extents}
+            for prefix, end in ends.values():
+                self._index.use(prefix, end)  # what it continues is worth keeping
+            if not self._may_write():
+                results = [StoreResult(self._state)] * len(extents)
+            else:
+                results = self._store_group(extents)
+            self._stores.update(results)
+            return results
+
+    def lease(self, prefix: Prefix, keep_until: float) -> int:
+        """Set the end of the lease of what is stored of a prefix; see ``KVTier``."""
+        with self._writing:
+            self._key(prefix)
+            found = self._index.matches(prefix, 0)
+            if not self._may_write():
+                return 0
+            try:
+                self._log.lease([record for record, _, _ in found], keep_until)
+            except OSError as error:
+                self._write_failed(error)
+                return 0
+            return sum(count for *_, count in found) * prefix.namespace.block_size
+
+    def erase(self, salt: bytes) -> list[TierReceipt]:
+        """Destroy a tenant's keys and overwrite its records; see ``KVTier``."""
+        num_keys, counts, complete = 0, (0, 0), True
+        with self._writing:
+            name = self._sealing.name(salt)
+            try:
+                num_keys = self._sealing.destroy(salt)
+                counts = self._log.erase(name)
+            except OSError as error:
+                complete = False
+                self._write_failed(error)
+        return [TierReceipt(self.name, self._folder.path, *counts, num_keys, complete)]
+
+    def stats(self) -> list[TierStats]:
+        """State and counts; see ``KVTier``."""
+        with self._writing:
+            return [
+                TierStats(
+                    tier=self.name,
+                    where=self._folder.path,
+                    state=self._state,
+                    reason=self._reason,
+                    num_extents=self._index.num_records(),
+                    num_blocks=len(self._index),
+                    num_bytes=self._log.num_bytes(),
+                    limit_bytes=self._options.limit_bytes,
+                    leased_bytes=self._log.leased_bytes(),
+                    written_bytes=self._log.written_bytes,
+                    loaded_bytes=self._loaded_bytes,
+                    stores=dict(self._stores),
+                    loads=dict(self._loads),
+                    num_evicted=self._log.num_evicted,
+                )
+            ]
+
+    def close(self) -> None:
+        """Wait for a store that runs, then let other processes use the folder."""
+        with self._writing:
+            self._state, self._reason = "off", "closed"
+            self._folder.close()
+
+    def _key(self, prefix: Prefix) -> bytes | None:
+        """Return the tenant's key, and open its records that were read before it was seen."""
+        key = self._sealing.key(prefix, create=False)
+        if key is not None:
+            self._index.unlock(self._sealing.name(prefix.tenant), key)
+        return key
+
+    def _read_block(self, where: _Locator, index: int, into: memoryview) -> LoadFault | None:
+        header, index = where.record.header, where.first + index
+        stored = memoryview(bytearray(header.stored_block_bytes)) if header.sealed else into
+        offset = header.header_bytes + index * header.stored_block_bytes
+        try:
+            count = where.record.segment.file.read(stored, where.record.offset + offset)
+        except OSError as error:
+            self._read_failed(error)
+            return LoadFault.IO
+        self._read_errors = 0
+        if count < len(stored):
+            return LoadFault.SHORT
+        if not header.is_block(index, stored):
+            return LoadFault.CHECKSUM
+        if header.sealed and not header.unseal(where.key or b"", index, stored, into):
+            return LoadFault.CHECKSUM
+        return None
+
+    def _note_load(self, where: _Locator, done: int, fault: LoadFault | None, size: int) -> None:
+        if fault in (LoadFault.SHORT, LoadFault.CHECKSUM):
+            self._index.remove(where.record, where.first + done)
+        with self._counting:
+            self._loads[fault or "ok"] += 1
+            self._loaded_bytes += size
+
+    def _store_group(self, extents: Sequence[tuple[Extent, Buffer]]) -> list[StoreResult]:
+        results = list[StoreResult]()
+        try:
+            for extent, payload in extents:
+                results.append(self._stage(extent, payload))
+            self._log.commit()
+        except OSError as error:
+            self._abandon(error)
+            refused = StoreResult(self._state)
+            done = [x if x is not StoreResult.STORED else refused for x in results]
+            return done + [refused] * (len(extents) - len(done))
+        self._write_succeeded()
+        return results
+
+    def _stage(self, extent: Extent, payload: Buffer) -> StoreResult:
+        """Append what is not stored yet of an extent."""
+        assert len(payload) == extent.payload_bytes, "a payload is all of its extent's blocks"
+        key = self._key(extent.prefix)
+        present = self._present(extent)
+        if skipped := sum(count for *_, count in present):
+            self._extend_leases([record for record, *_ in present], extent.keep_until)
+            if skipped >= extent.num_blocks:
+                return StoreResult.PRESENT
+            size = extent.prefix.namespace.block_bytes
+            payload = memoryview(payload)[skipped * size :]
+            first, count = extent.first_block + skipped, extent.num_blocks - skipped
+            extent = extent.prefix.extent(first, count, extent.keep_until)
+        size = record_bytes(extent, sealed=self._sealing.on)
+        if size > self._log.limits.segment - ALIGNMENT:
+            return StoreResult.TOO_LARGE
+        if not self._budget.allows(size):
+            return StoreResult.BUDGET
+        return self._append(extent, payload, key)
+
+    def _append(self, extent: Extent, payload: Buffer, key: bytes | None) -> StoreResult:
+        if self._sealing.on and key is None:
+            key = self._sealing.key(extent.prefix, create=True)
+            if key is None:  # another secret wrapped it
+                return StoreResult.READ_ONLY
+        before = self._log.written_bytes
+        try:
+            self._log.append(extent, payload, self._sealing.names(extent.prefix), key)
+        except LogFull:
+            return StoreResult.FULL
+        finally:
+            self._budget.spend(self._log.written_bytes - before)
+        return StoreResult.STORED
+
+    def _present(self, extent: Extent) -> list[Match]:
+        """Return what is stored of an extent's leading blocks."""
+        return self._index.matches(extent.prefix, extent.first_block, extent.end_block)
+
+    def _extend_leases(self, records: Sequence[Record], keep_until: float) -> None:
+        shorter = [record for record in records if record.lease[1] < keep_until]
+        self._log.lease(shorter, keep_until)
+
+    def _may_write(self) -> bool:
+        if self._state == "read-only" and time.monotonic() >= self._retry_at:
+            return True
+        return self._state == "on"
+
+    def _abandon(self, error: OSError) -> None:
+        try:
+            self._log.abandon()
+        except OSError as second:
+            logger.debug("the end of a segment could not be cut off: %s", second)
+        self._write_failed(error)
+
+    def _write_failed(self, error: OSError) -> None:
+        self._retry_at = time.monotonic() + RETRY_S
+        reason = error.strerror or str(error)
+        if self._state == "on":
+            logger.warning(
+                "kv_disk=%r is read-only: %s; serving goes on, and a store is tried again every "
+                "%d seconds",
+                self._folder.path, reason, RETRY_S,
+            )  # fmt: skip
+            self._state = "read-only"
+        self._reason = reason
+
+    def _write_succeeded(self) -> None:
+        if self._state == "read-only":
+            logger.info("kv_disk=%r takes writes again", self._folder.path)
+            self._state, self._reason = "on", ""
+
+    def _read_failed(self, error: OSError) -> None:
+        self._read_errors += 1
+        if self._read_errors >= MAX_READ_ERRORS and self._state != "off":
+            self._state, self._reason = "off", error.strerror or str(error)
+            logger.warning(
+                "kv_disk=%r is off: %s; serving goes on without it", self._folder.path, self._reason
+            )

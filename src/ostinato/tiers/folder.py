@@ -1,0 +1,207 @@
+"""The system calls that the disk tier makes, and no others; tests put a simulated disk in place."""
+
+import errno
+import fcntl
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ostinato.core.errors import ConfigError
+from ostinato.tiers.port import Buffer
+
+OWN_FILES = re.compile(r"\d{12}\.segment|lock|keys|secret")
+"""What a folder of the disk tier may hold."""
+
+
+class File(Protocol):
+    """An open file; it is closed when nothing refers to it any more."""
+
+    def size(self) -> int:
+        """Bytes in it."""
+        ...
+
+    def write(self, buffers: Sequence[Buffer], offset: int) -> None:
+        """Write buffers one after the other; all of them, or raise OSError."""
+        ...
+
+    def read(self, into: memoryview, offset: int) -> int:
+        """Read until the memory is full or the file ends; returns the number of bytes."""
+        ...
+
+    def sync(self) -> None:
+        """Return when all that was written is durable."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut off what follows."""
+        ...
+
+
+class Folder(Protocol):
+    """A folder of files that only one process uses."""
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        ...
+
+    def names(self) -> list[str]:
+        """Names of the files, sorted."""
+        ...
+
+    def create(self, name: str) -> File:
+        """Create a file, durably."""
+        ...
+
+    def open(self, name: str) -> File:
+        """Open a file."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove a file, durably."""
+        ...
+
+    def close(self) -> None:
+        """Let other processes use it."""
+        ...
+
+
+class LocalFile:
+    """A file of the operating system."""
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self._fd = -1
+        self._fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def size(self) -> int:
+        """Bytes in it."""
+        return os.fstat(self._fd).st_size
+
+    def write(self, buffers: Sequence[Buffer], offset: int) -> None:
+        """Write buffers one after the other; all of them, or raise OSError."""
+        left = [memoryview(buffer).cast("B") for buffer in buffers]
+        while left:
+            count = os.pwritev(self._fd, left[:_MOST_BUFFERS], offset)
+            offset += count
+            while left and count >= len(left[0]):
+                count -= len(left.pop(0))
+            if left:
+                left[0] = left[0][count:]
+
+    def read(self, into: memoryview, offset: int) -> int:
+        """Read until the memory is full or the file ends; returns the number of bytes."""
+        done = 0
+        while done < len(into):
+            count = os.preadv(self._fd, [into[done:]], offset + done)
+            if not count:
+                break
+            done += count
+        return done
+
+    def sync(self) -> None:
+        """Return when all that was written is durable."""
+        os.fdatasync(self._fd)
+
+    def truncate(self, size: int) -> None:
+        """Cut off what follows."""
+        os.ftruncate(self._fd, size)
+
+
+class LocalFolder:
+    """A folder of mode 0700, locked against other processes.
+
+    Raises:
+        ConfigError: Another process uses it, it holds files of something else, or it cannot be
+            made.
+    """
+
+    _is_read_only = False
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path).absolute()
+        try:
+            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            strangers = [x for x in os.listdir(self._path) if not OWN_FILES.fullmatch(x)]
+            if strangers:
+                raise ConfigError(
+                    f"kv_disk={str(path)!r}: holds {sorted(strangers)[0]!r}, which is no file of "
+                    "the disk tier: give it a folder of its own"
+                )
+            self._lock = self._open_lock()
+        except OSError as error:
+            raise ConfigError(
+                f"kv_disk={str(path)!r}: {error.strerror}: give it a folder that this user may "
+                "write, or leave kv_disk out"
+            ) from error
+        self._take_lock()
+
+    def _open_lock(self) -> int:
+        try:
+            self._path.chmod(0o700)
+            return os.open(self._path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            self._is_read_only = True  # what is there may be read
+            return os.open(self._path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+
+    def _take_lock(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._lock)
+            raise ConfigError(
+                f"kv_disk={str(self._path)!r}: in use by process {owner}: give each engine a "
+                "folder of its own, and share through kv_remote"
+            ) from error
+        if self._is_read_only:
+            return
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return str(self._path)
+
+    def names(self) -> list[str]:
+        """Names of the files, sorted."""
+        return sorted(os.listdir(self._path))
+
+    def create(self, name: str) -> LocalFile:
+        """Create a file, durably."""
+        file = LocalFile(self._path / name, os.O_CREAT | os.O_EXCL | os.O_RDWR)
+        self._sync()
+        return file
+
+    def open(self, name: str) -> LocalFile:
+        """Open a file."""
+        return LocalFile(self._path / name, os.O_RDONLY if self._is_read_only else os.O_RDWR)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, durably."""
+        (self._path / name).unlink(missing_ok=True)
+        self._sync()
+
+    def close(self) -> None:
+        """Let other processes use it."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _sync(self) -> None:
+        fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+_MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))

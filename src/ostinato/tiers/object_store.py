@@ -1,0 +1,99 @@
+"""Values in an object store, through ``obstore``: S3, Google, Azure, a folder, or memory."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ostinato.core.errors import ConfigError
+from ostinato.tiers.byte_store import StoreError
+
+
+class BucketStore:
+    """A bucket, or what stands for one.
+
+    Objects have no time to live of their own: let the bucket's rules remove old ones.
+
+    Args:
+        url: Such as ``s3://bucket/folder``, ``gs://bucket``, ``memory:///``.
+        timeout_s: For each call.
+
+    Raises:
+        ConfigError: The client is not installed, or the URL is none.
+    """
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        try:
+            import obstore
+            import obstore.store
+        except ImportError as error:
+            raise ConfigError(
+                f"kv_remote={url!r} needs the client: pip install 'ostinato[remote]'"
+            ) from error
+        options: Any = {"timeout": f"{timeout_s}s", "connect_timeout": f"{timeout_s}s"}
+        retries: Any = {"max_retries": 0}
+        local = url.startswith(("memory:", "file:"))
+        try:
+            self._store: Any = (
+                obstore.store.from_url(url)
+                if local
+                else obstore.store.from_url(url, client_options=options, retry_config=retries)
+            )
+        except (obstore.exceptions.BaseError, ValueError) as error:
+            raise ConfigError(f"kv_remote={url!r}: {error}") from error
+        self._api: Any = obstore
+        self._failed: Any = (obstore.exceptions.BaseError, OSError)
+        self.where = url
+
+    def starts(self, keys: Sequence[str], size: int) -> list[bytes]:
+        """Return the first bytes of each value; empty where there is none."""
+        return [self.get(key, 0, size) for key in keys]
+
+    def get(self, key: str, start: int, size: int) -> bytes:
+        """Return bytes of a value; fewer where it ends, none if it is missing."""
+        try:
+            length = self._api.head(self._store, key)["size"]
+            end = min(start + size, length)
+            if start >= end:
+                return b""
+            return bytes(self._api.get_range(self._store, key, start=start, end=end))
+        except FileNotFoundError:
+            return b""
+        except self._failed as error:
+            raise StoreError(str(error)) from error
+
+    def put(self, key: str, value: bytes, ttl_s: float, only_new: bool = False) -> bool:
+        """Set a value as a whole."""
+        mode = "create" if only_new else "overwrite"
+        try:
+            self._api.put(self._store, key, value, mode=mode, use_multipart=False)
+        except self._api.exceptions.AlreadyExistsError:
+            return False
+        except self._failed as error:
+            raise StoreError(str(error)) from error
+        return True
+
+    def expire(self, keys: Sequence[str], ttl_s: float) -> None:
+        """Do nothing: objects have no time to live of their own."""
+
+    def keys(self, beginning: str) -> Iterator[str]:
+        """List the keys that begin so; ``beginning`` ends at a slash."""
+        try:
+            for page in self._api.list(self._store, prefix=beginning):
+                yield from (meta["path"] for meta in page)
+        except self._failed as error:
+            raise StoreError(str(error)) from error
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete values; missing ones are no error."""
+        for key in keys:
+            try:
+                self._api.delete(self._store, key)
+            except FileNotFoundError:
+                continue
+            except self._failed as error:
+                raise StoreError(str(error)) from error
+
+    def abort(self) -> None:
+        """Do nothing: every call ends with its own timeout."""
+
+    def close(self) -> None:
+        """Do nothing: there are no connections to close."""

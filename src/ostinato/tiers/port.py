@@ -1,0 +1,420 @@
+"""The port between an engine and a place where KV outlives the pool: four calls.
+
+A tier keeps *extents*: a run of whole blocks of one sequence, over all layers, with the tokens
+that it was computed from. It knows nothing of models, and the engine nothing of files or servers::
+
+    prefix = Prefix(namespace, tenant, tokens)
+    for ref in tier.look_up(prefix, start):           # what continues the prefix at `start`
+        result = tier.load(ref, into, ref.num_blocks, deadline)
+        if result.fault: break                        # compute from here
+
+    tier.store([(prefix.extent(first_block, num_blocks), payload)])
+    tier.lease(prefix, keep_until)
+    tier.erase(salt)
+
+All calls are thread-safe and block; an engine makes them from worker threads. None raises for a
+fault of its medium: a fault is a result, counted in ``stats``.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Protocol
+
+from ostinato.core.errors import ConfigError
+from ostinato.core.identity import tenant_of
+from ostinato.core.tokens import TOKEN_BYTES
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """Everything besides tenant and tokens that the bytes of a block depend on.
+
+    Attributes:
+        weights: Digest of the weights' bytes.
+        model_config: Digest of the model's configuration, RoPE included.
+        kv_dtype: Format of the KV store, such as ``"bfloat16"``.
+        layout: Name of the order in which the store exports a block's bytes.
+        block_size: Tokens in a block.
+        block_bytes: Bytes of an exported block, over all layers.
+        layer_groups: What each group of layers keeps, such as ``("full", "window-512")``.
+        adapter: Digest of the adapter's content; empty without one.
+        numerics: Version of the arithmetic: raised when the same tokens give other bits.
+    """
+
+    weights: bytes
+    model_config: bytes
+    kv_dtype: str
+    layout: str
+    block_size: int
+    block_bytes: int
+    layer_groups: tuple[str, ...] = ()
+    adapter: bytes = b""
+    numerics: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where a block would hold nothing."""
+        if self.block_size < 1 or self.block_bytes < 1:
+            raise ConfigError(
+                f"block_size={self.block_size}, block_bytes={self.block_bytes}: "
+                "both must be at least 1"
+            )
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 over all fields, each after its length, shape (32,)."""
+        fields = [
+            self.weights,
+            self.model_config,
+            self.kv_dtype.encode(),
+            self.layout.encode(),
+            self.block_size.to_bytes(8, "little"),
+            self.block_bytes.to_bytes(8, "little"),
+            len(self.layer_groups).to_bytes(8, "little"),
+            *(group.encode() for group in self.layer_groups),
+            self.adapter,
+            self.numerics.to_bytes(8, "little"),
+        ]
+        return hashlib.sha256(b"".join(_after_length(field) for field in fields)).digest()
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Tokens of one tenant from position 0, as tiers name them.
+
+    Digests of its blocks are computed once, so one ``Prefix`` serves every tier and every extent.
+
+    Attributes:
+        namespace: What the bytes depend on besides.
+        tenant: Salt of the tenant, or of a public prefix; empty for the shared namespace.
+        tokens: Ids from position 0.
+        public_prefix: Salt of the public prefix that the sequence begins with, if any: its
+            erasure erases what continues it.
+    """
+
+    namespace: Namespace
+    tenant: bytes
+    tokens: "array[int]"
+    public_prefix: bytes = b""
+
+    @property
+    def num_blocks(self) -> int:
+        """Whole blocks."""
+        return len(self.tokens) // self.namespace.block_size
+
+    @cached_property
+    def packed(self) -> bytes:
+        """All tokens as little-endian ``uint32``, shape (num_tokens * 4,)."""
+        return self.tokens.tobytes()
+
+    @cached_property
+    def root(self) -> bytes:
+        """Digest of no tokens of this namespace and tenant."""
+        return hashlib.sha256(
+            b"ostinato extents 1" + self.namespace.digest + _after_length(self.tenant)
+        ).digest()
+
+    @cached_property
+    def digests(self) -> list[bytes]:
+        """One digest per whole block, of all tokens up to its end."""
+        return block_digests(self.root, self.packed, self.namespace.block_size)
+
+    def digest_before(self, block: int) -> bytes:
+        """Digest of all tokens before a block."""
+        return self.digests[block - 1] if block else self.root
+
+    def extent(self, first_block: int, num_blocks: int, keep_until: float = 0.0) -> "Extent":
+        """Return a run of its blocks, to be stored."""
+        if not 0 <= first_block < first_block + num_blocks <= self.num_blocks:
+            raise ConfigError(
+                f"blocks {first_block}..{first_block + num_blocks} are not all among the "
+                f"{self.num_blocks} whole blocks of the prefix"
+            )
+        return Extent(self, first_block, num_blocks, keep_until)
+
+    @property
+    def salts(self) -> tuple[bytes, bytes, bytes]:
+        """Salts whose erasure erases this: tenant, tenant without its client's, public prefix."""
+        return self.tenant, tenant_of(self.tenant), self.public_prefix
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A run of whole blocks of a prefix.
+
+    Attributes:
+        prefix: The sequence; may go on after the extent.
+        first_block: Index of its first block.
+        num_blocks: At least one.
+        keep_until: Wall-clock time (``time.time()``) up to which it is leased; 0 without a lease.
+    """
+
+    prefix: Prefix
+    first_block: int
+    num_blocks: int
+    keep_until: float = 0.0
+
+    @property
+    def packed(self) -> bytes:
+        """Its own tokens as little-endian ``uint32``."""
+        width = self.prefix.namespace.block_size * TOKEN_BYTES
+        return self.prefix.packed[self.first_block * width : self.end_block * width]
+
+    @property
+    def end_block(self) -> int:
+        """Index after its last block."""
+        return self.first_block + self.num_blocks
+
+    @property
+    def parent(self) -> bytes:
+        """Digest of all tokens before it."""
+        return self.prefix.digest_before(self.first_block)
+
+    @property
+    def digests(self) -> list[bytes]:
+        """One digest per block, of all tokens up to its end."""
+        return self.prefix.digests[self.first_block : self.end_block]
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of its blocks' KV."""
+        return self.num_blocks * self.prefix.namespace.block_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ExtentRef:
+    """Consecutive stored blocks that a look-up found.
+
+    Attributes:
+        tier: Name of the tier that has them.
+        start: Position of their first token.
+        num_blocks: How many agree with the tokens looked up.
+        block_bytes: Size of each.
+        locator: Where they are; the tier's own.
+        keep_until: Wall-clock end of their lease; 0 without one.
+    """
+
+    tier: str
+    start: int
+    num_blocks: int
+    block_bytes: int
+    locator: object = field(repr=False)
+    keep_until: float = 0.0
+
+
+class LoadFault(StrEnum):
+    """Why a load ended before its last block."""
+
+    MISSING = "missing"
+    """The medium no longer has it."""
+    CHECKSUM = "checksum"
+    """The bytes are not those that were stored."""
+    SHORT = "short"
+    """The medium returned fewer bytes than were stored."""
+    DEADLINE = "deadline"
+    """The time was up."""
+    STALE = "stale"
+    """It was erased, evicted or replaced since the look-up."""
+    IO = "io"
+    """The medium raised an error."""
+    OFF = "off"
+    """The tier is off, or its circuit breaker is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """What a load brought.
+
+    Attributes:
+        num_blocks: Leading blocks that are verified; what follows them in the buffer is undefined.
+        fault: Why there are no more; None when all that was wanted is there.
+    """
+
+    num_blocks: int
+    fault: LoadFault | None = None
+
+
+class StoreResult(StrEnum):
+    """What became of an extent that was to be stored."""
+
+    STORED = "stored"
+    """It is durable, and look-ups find it."""
+    PRESENT = "present"
+    """All its blocks were stored before; a lease was updated."""
+    FULL = "full"
+    """What is leased leaves no room."""
+    BUDGET = "budget"
+    """The bytes that may be written in a day are spent."""
+    TOO_LARGE = "too large"
+    """It exceeds what the tier keeps in one piece."""
+    BUSY = "busy"
+    """Too many bytes are on their way."""
+    READ_ONLY = "read-only"
+    """The medium takes no writes for now."""
+    OFF = "off"
+    """The tier is off, or its circuit breaker is open."""
+    IO = "io"
+    """The medium raised an error; nothing of it is visible."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierReceipt:
+    """What an erasure removed from one tier.
+
+    Attributes:
+        tier: Name of the tier.
+        where: Folder or address.
+        num_extents: Extents removed.
+        num_bytes: Bytes that were overwritten or deleted.
+        num_keys: Encryption keys destroyed.
+        complete: Whether nothing of it is left; False after a fault of the medium, so that the
+            erasure is to be repeated.
+    """
+
+    tier: str
+    where: str
+    num_extents: int
+    num_bytes: int
+    num_keys: int = 0
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """State and counts of one tier since it was opened; bytes are those of its medium.
+
+    Attributes:
+        tier: Name of the tier.
+        where: Folder or address.
+        state: ``on``, ``read-only`` or ``off``.
+        reason: Why it is not on.
+        num_extents: Extents that look-ups can find; 0 where a server would have to be asked.
+        num_blocks: Their blocks.
+        num_bytes: Bytes that the tier occupies.
+        limit_bytes: What it may occupy; 0 if the medium decides.
+        leased_bytes: Bytes of extents under a lease.
+        written_bytes: Bytes written, copies of kept extents included.
+        loaded_bytes: Verified bytes of KV loaded.
+        stores: Number of stores by result.
+        loads: Number of loads by fault, ``ok`` without one.
+        num_evicted: Extents removed to make room.
+    """
+
+    tier: str
+    where: str
+    state: str
+    reason: str = ""
+    num_extents: int = 0
+    num_blocks: int = 0
+    num_bytes: int = 0
+    limit_bytes: int = 0
+    leased_bytes: int = 0
+    written_bytes: int = 0
+    loaded_bytes: int = 0
+    stores: dict[str, int] = field(default_factory=dict)
+    loads: dict[str, int] = field(default_factory=dict)
+    num_evicted: int = 0
+
+
+class KVTier(Protocol):
+    """A place for KV outside the pool. Thread-safe."""
+
+    @property
+    def name(self) -> str:
+        """A short name: ``disk``, ``remote``."""
+        ...
+
+    def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
+        """Find what continues a prefix.
+
+        Args:
+            prefix: The tokens that are wanted, compared one by one.
+            start: Position to continue from, a multiple of the block size.
+
+        Returns:
+            Consecutive runs of blocks from ``start`` on; empty if there are none.
+        """
+        ...
+
+    def load(
+        self, ref: ExtentRef, into: memoryview, num_blocks: int, deadline: float
+    ) -> LoadResult:
+        """Read and verify leading blocks of what a look-up found.
+
+        Args:
+            ref: From ``look_up``.
+            into: At least ``num_blocks * ref.block_bytes`` writable bytes, shape (num_bytes,).
+            num_blocks: How many, at most ``ref.num_blocks``.
+            deadline: ``time.monotonic()`` after which the caller no longer waits.
+        """
+        ...
+
+    def store(self, extents: Sequence[tuple[Extent, Buffer]]) -> list[StoreResult]:
+        """Store extents as one group, durable together.
+
+        Args:
+            extents: Each with its payload: the bytes of its blocks in order,
+                ``extent.payload_bytes`` of them. Not changed during the call.
+
+        Returns:
+            One result each; nothing is visible before it is durable.
+        """
+        ...
+
+    def lease(self, prefix: Prefix, keep_until: float) -> int:
+        """Set the end of the lease of what is stored of a prefix, without rewriting it.
+
+        Args:
+            prefix: The tokens.
+            keep_until: Wall-clock time; 0 ends the lease.
+
+        Returns:
+            Leading tokens of the prefix that are stored, and now leased.
+        """
+        ...
+
+    def erase(self, salt: bytes) -> list[TierReceipt]:
+        """Remove everything of a tenant, of one of its clients, or of a public prefix.
+
+        Args:
+            salt: That of the tenant; with all that its client added; or of a public prefix, with
+                which goes what continues it.
+
+        Returns:
+            One receipt per medium.
+        """
+        ...
+
+    def stats(self) -> list[TierStats]:
+        """State and counts, one per medium."""
+        ...
+
+    def close(self) -> None:
+        """Finish what is being written and release the medium. May be called twice."""
+        ...
+
+
+def block_digests(parent: bytes, packed: bytes, block_size: int) -> list[bytes]:
+    """Chain the digests of whole blocks.
+
+    Args:
+        parent: Digest of all tokens before.
+        packed: Tokens as little-endian ``uint32``.
+        block_size: Tokens in a block; what is left over is ignored.
+
+    Cost: about 1 µs for a block.
+    """
+    width, digests = block_size * TOKEN_BYTES, list[bytes]()
+    for start in range(0, len(packed) - width + 1, width):
+        parent = hashlib.sha256(parent + packed[start : start + width]).digest()
+        digests.append(parent)
+    return digests
+
+
+def _after_length(value: bytes) -> bytes:
+    return len(value).to_bytes(8, "little") + value

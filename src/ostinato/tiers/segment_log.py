@@ -1,0 +1,282 @@
+"""The log of segments: appends, commits in groups, and evicts the least valuable segment.
+
+The limit holds by construction: a segment never grows beyond its size, and with each that is begun
+an older one is evicted, where else there were no room for a next. What is worth keeping of that is
+copied first: what is leased, and, up to half a segment, what was used since it was written: found,
+or continued by a store, roots before tails. So an eviction frees half a segment where nothing is
+leased, and hits cost no write (CLOCK, by segments). What was used is not known after a restart:
+everything counts as used once.
+"""
+
+import errno
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from ostinato.core.errors import ConfigError
+from ostinato.tiers.folder import Folder
+from ostinato.tiers.index import ExtentIndex, Record
+from ostinato.tiers.port import Buffer, Extent
+from ostinato.tiers.record import ALIGNMENT, Names, encode, lease_slot, parse, record_bytes
+from ostinato.tiers.segments import SUFFIX, Segment, UnreadableSegment
+
+MAX_SEGMENT_BYTES = 1 << 30
+MIN_SEGMENTS = 4
+_NUM_SEGMENTS = 32
+_SCAN_THREADS = 8
+
+
+class LogFull(Exception):
+    """What is leased leaves no room."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogLimits:
+    """How large a log may grow.
+
+    Attributes:
+        limit_bytes: All segments together.
+        segment_bytes: Each; 0 chooses a 32nd of the limit, 1 GiB at most.
+    """
+
+    limit_bytes: int
+    segment_bytes: int = 0
+
+    @property
+    def segment(self) -> int:
+        """Bytes of a segment."""
+        wanted = self.segment_bytes or min(MAX_SEGMENT_BYTES, self.limit_bytes // _NUM_SEGMENTS)
+        return wanted // ALIGNMENT * ALIGNMENT
+
+    def check(self) -> None:
+        """Raise ConfigError where there is no room for a few segments."""
+        if self.segment < 4 * ALIGNMENT or self.limit_bytes < MIN_SEGMENTS * self.segment:
+            raise ConfigError(
+                f"kv_disk_bytes={self.limit_bytes}: must hold {MIN_SEGMENTS} segments of "
+                f"{max(self.segment, 4 * ALIGNMENT)} bytes: raise it, or leave kv_disk out"
+            )
+
+
+class SegmentLog:
+    """Segments of one folder, and the index of what they hold. One thread at a time writes."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        limits: LogLimits,
+        index: ExtentIndex,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Read what is there, and fill the index.
+
+        Raises:
+            ConfigError: The limit is too small, or a newer version wrote the folder.
+            OSError: The medium failed.
+        """
+        limits.check()
+        self.limits, self.index = limits, index
+        self.written_bytes = self.num_evicted = 0
+        self._folder, self._clock = folder, clock
+        self._staged = list[Record]()
+        self.segments = self._open_all()
+        self._next = self.segments[-1].sequence if self.segments else 0
+        self._active = self.segments[-1] if self.segments else None
+
+    def occupied(self) -> int:
+        """Bytes that the files take, the last one as if it were full."""
+        size = self.limits.segment
+        return sum(max(x.end, size if x is self._active else 0) for x in self.segments)
+
+    def num_bytes(self) -> int:
+        """Bytes that the files take."""
+        return sum(segment.end for segment in self.segments)
+
+    def fit(self) -> None:
+        """Evict until the limit holds: after a crash in an eviction, or with a lower limit."""
+        while self.segments and self.occupied() + self.limits.segment > self.limits.limit_bytes:
+            active = self._active
+            room = self.limits.segment - active.end if active else 0
+            self._evict(self._victim(room) or self.segments[0], room)
+
+    def append(self, extent: Extent, payload: Buffer, names: Names, key: bytes | None) -> None:
+        """Append an extent; no look-up finds it before ``commit``.
+
+        Raises:
+            LogFull: What is leased leaves no room for it.
+            OSError: The medium failed; ``abandon`` what is not committed.
+        """
+        size = record_bytes(extent, sealed=key is not None)
+        segment = self._segment_for(size)
+        buffers = encode(extent, payload, names, key, segment.seed, segment.durable)
+        header = parse(bytes(buffers[0]), segment.seed)
+        assert header is not None, "just encoded"
+        offset = segment.append(buffers, header.record_bytes)
+        self.written_bytes += size
+        record = Record(header, segment, offset, header.lease, extent.packed, extent.digests)
+        self._staged.append(record)
+
+    def commit(self) -> None:
+        """Make what was appended durable, then findable."""
+        if not self._staged or self._active is None:
+            return
+        self._active.sync()
+        for record in self._staged:
+            self._active.records.append(record)
+            self.index.add(record)
+        self._staged.clear()
+
+    def abandon(self) -> None:
+        """Cut off what was appended and not committed; no more is appended behind what stays."""
+        active, self._active = self._active, None
+        self._staged.clear()
+        if active is not None:
+            active.cut()
+            self._active = active
+
+    def lease(self, records: Iterable[Record], keep_until: float) -> None:
+        """Set the end of leases, durably; OSError if the medium fails."""
+        touched = set[Segment]()
+        for record in records:
+            segment = self._segment_of(record)
+            turn = record.lease[0] + 1
+            place, slot = lease_slot(turn, keep_until, record.header.salt)
+            segment.file.write([slot], record.offset + place)
+            record.lease = turn, keep_until
+            touched.add(segment)
+        for segment in touched:
+            segment.file.sync()
+
+    def erase(self, name: bytes) -> tuple[int, int]:
+        """Overwrite all records of a tenant's name, old copies included.
+
+        Returns:
+            Number of extents that look-ups could find, and bytes overwritten.
+
+        Raises:
+            OSError: The medium failed; what was not overwritten stays to be erased.
+        """
+        num_extents = num_bytes = 0
+        for segment in self.segments:
+            if segment is not self._active and segment.end > segment.durable:
+                segment.cut()
+            for record in [x for x in segment.records if name in x.header.names]:
+                num_extents += self.index.is_live(record)
+                self.index.remove(record)
+                record.erased = True
+                segment.overwrite(record.offset, record.header.total_bytes)
+                segment.records.remove(record)
+                num_bytes += record.header.total_bytes
+        return num_extents, num_bytes
+
+    def leased_bytes(self) -> int:
+        """Bytes of records under a lease."""
+        return sum(self._split(segment)[0] for segment in self.segments)
+
+    def _open_all(self) -> list[Segment]:
+        segments = list[Segment]()
+        for name in [x for x in self._folder.names() if x.endswith(SUFFIX)]:
+            try:
+                segments.append(Segment.open(self._folder, name))
+            except UnreadableSegment:
+                self._folder.remove(name)
+        with ThreadPoolExecutor(_SCAN_THREADS) as threads:
+            list(threads.map(Segment.scan, segments))
+        for record in (record for segment in segments for record in segment.records):
+            self._enter(record)
+        return segments
+
+    def _enter(self, record: Record) -> None:
+        if record.header.sealed and not record.digests:
+            self.index.add_locked(record)
+        elif record.digests or record.open(None):
+            self.index.add(record)
+
+    def _segment_for(self, size: int) -> Segment:
+        self.fit()  # an eviction may have failed before
+        active, whole = self._active, self.limits.segment
+        if active is not None and active.end + size <= whole:
+            return active
+        victim, room = None, whole - ALIGNMENT - size
+        is_last = self.occupied() + 2 * whole > self.limits.limit_bytes
+        if is_last and (victim := self._victim(room)) is None:
+            raise LogFull
+        self.commit()
+        if active is not None and active.end + ALIGNMENT <= whole:
+            active.mark()
+        self._next += 1
+        created = self._active = Segment.create(self._folder, self._next, self._clock())
+        self.segments.append(created)
+        if victim is not None:
+            self._evict(victim, room)
+        return created
+
+    def _victim(self, room: int) -> Segment | None:
+        """Return the older segment with least worth keeping, if its leases fit the room."""
+        others = [x for x in self.segments if x is not self._active]
+        for candidates in (others[: -(-len(others) // 2)], others):
+            worth = [(*self._split(x), x.sequence, x) for x in candidates]
+            fitting = [x for x in worth if x[0] <= room]
+            if fitting:
+                return min(fitting, key=lambda x: (x[0] + x[1], x[2]))[3]
+        return None
+
+    def _split(self, segment: Segment) -> tuple[int, int]:
+        """Return bytes of a segment under a lease, and other bytes that were used."""
+        leased = used = 0
+        for record in filter(self.index.is_live, segment.records):
+            if record.lease[1] > self._clock():
+                leased += record.header.total_bytes
+            elif record.last_use:
+                used += record.header.total_bytes
+        return leased, used
+
+    def _evict(self, victim: Segment, room: int) -> None:
+        """Copy what is worth keeping to the active segment, then remove a segment."""
+        self.commit()
+        kept = self._worth_keeping(victim, room) if victim is not self._active else []
+        copies = [self._copy(record) for record in kept]
+        if copies and self._active is not None:
+            self._active.sync()
+        for old, new in zip(kept, copies, strict=True):
+            self.index.remove(old)
+            self._segment_of(new).records.append(new)
+            self._enter(new)
+        live = [x for x in victim.records if self.index.is_live(x)]
+        for record in live:
+            self.index.remove(record)
+        self.num_evicted += len(live)
+        self.segments.remove(victim)
+        if victim is self._active:
+            self._active = None
+        self._folder.remove(victim.name)
+
+    def _worth_keeping(self, segment: Segment, room: int) -> list[Record]:
+        now, kept = self._clock(), list[Record]()
+        live = [x for x in segment.records if self.index.is_live(x)]
+        live.sort(key=lambda x: (x.lease[1] <= now, -x.last_use, x.header.first_block))
+        half = min(room, self.limits.segment // 2)
+        for record in live:
+            is_leased, size = record.lease[1] > now, record.header.total_bytes
+            if size <= (room if is_leased else half) and (is_leased or record.last_use):
+                kept.append(record)
+                room, half = room - size, half - size
+        return kept
+
+    def _copy(self, record: Record) -> Record:
+        """Append a copy of a record to the active segment; neither durable nor findable yet."""
+        active, header = self._active, record.header
+        assert active is not None, "a segment is open while another is evicted"
+        blocks = bytearray(header.record_bytes - header.header_bytes)
+        file = self._segment_of(record).file
+        if file.read(memoryview(blocks), record.offset + header.header_bytes) < len(blocks):
+            raise OSError(errno.EIO, "a segment is shorter than its records")
+        fresh = header.bytes_for(active.seed, active.durable, record.lease)
+        offset = active.append([fresh, blocks], header.record_bytes)
+        self.written_bytes += header.total_bytes
+        return Record(header, active, offset, record.lease, record.tokens, record.digests)
+
+    @staticmethod
+    def _segment_of(record: Record) -> Segment:
+        assert isinstance(record.segment, Segment)
+        return record.segment

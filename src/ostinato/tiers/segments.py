@@ -1,0 +1,217 @@
+"""Segments: append-only files of records, and how they are read at start.
+
+::
+
+    ┌─────────────────────────────┬────────┬────────┬─────┬──────┐
+    │ magic, sequence, seed, time │ record │ record │ ... │ mark │
+    └─────────────────────────────┴────────┴────────┴─────┴──────┘
+    0                            512
+
+Headers are read, one after the other; where one is damaged, the next that is intact ends the
+damage. Blocks are read only of records that the segment does not say to be durable: the last group.
+What is torn is cut off at the end of a file, and overwritten in its middle.
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import xxhash
+
+from ostinato.core.errors import ConfigError
+from ostinato.tiers.folder import File, Folder
+from ostinato.tiers.index import Record
+from ostinato.tiers.port import Buffer
+from ostinato.tiers.record import (
+    ALIGNMENT,
+    ERASED,
+    EXTENT,
+    FIXED_BYTES,
+    MAGIC,
+    MARK,
+    Header,
+    aligned,
+    filler,
+    header_length,
+    parse,
+)
+
+SUFFIX = ".segment"
+_HEADER = struct.Struct("<8sQQd16s")
+_MAGIC = b"OSTKVSG1"
+_READ_BYTES = 4096
+_SEARCH_BYTES = 1 << 20
+
+
+class UnreadableSegment(Exception):
+    """A file of a segment's name whose header is torn, damaged or another segment's."""
+
+
+@dataclass(eq=False)
+class Segment:
+    """One file.
+
+    Attributes:
+        file: Open.
+        name: Of the file.
+        sequence: Number; newer segments have larger ones.
+        seed: Of the checksums of its headers.
+        created: Wall-clock time.
+        end: Offset after its last record.
+        durable: Offset up to which it is durable.
+        records: Its extents, also those that no look-up finds, until they are erased.
+    """
+
+    file: File
+    name: str
+    sequence: int
+    seed: int
+    created: float
+    end: int = ALIGNMENT
+    durable: int = ALIGNMENT
+    records: list[Record] = field(default_factory=list)
+
+    @classmethod
+    def create(cls, folder: Folder, sequence: int, created: float) -> "Segment":
+        """Make an empty segment; it is durable after the first sync."""
+        name, seed = _name(sequence), int.from_bytes(os.urandom(8), "little")
+        segment = cls(folder.create(name), name, sequence, seed, created)
+        fields = _HEADER.pack(_MAGIC, sequence, seed, created, bytes(16))[:-16]
+        header = fields + xxhash.xxh3_128_digest(fields)
+        try:
+            segment.file.write([header + bytes(ALIGNMENT - len(header))], 0)
+        except OSError:
+            folder.remove(name)
+            raise
+        return segment
+
+    @classmethod
+    def open(cls, folder: Folder, name: str) -> "Segment":
+        """Open a segment without reading its records.
+
+        Raises:
+            UnreadableSegment: Its header is torn, damaged or another segment's.
+            ConfigError: A newer version wrote it.
+        """
+        file = folder.open(name)
+        header = _read(file, 0, _HEADER.size)
+        if header[:7] == _MAGIC[:7] and header[:8] != _MAGIC:
+            raise ConfigError(
+                f"{folder.path}/{name}: format {header[7:8]!r}, where this version reads "
+                f"{_MAGIC[7:]!r}: give it another folder, or remove this one"
+            )
+        if len(header) < _HEADER.size or xxhash.xxh3_128_digest(header[:-16]) != header[-16:]:
+            raise UnreadableSegment(name)
+        _, sequence, seed, created, _ = _HEADER.unpack(header)
+        if name != _name(sequence):
+            raise UnreadableSegment(name)
+        return cls(file, name, sequence, seed, created)
+
+    def append(self, buffers: list[Buffer], size: int) -> int:
+        """Write a record after the last; returns its offset. Not durable before ``sync``."""
+        padding = aligned(size) - size
+        self.file.write([*buffers, bytes(padding)] if padding else buffers, self.end)
+        offset, self.end = self.end, self.end + aligned(size)
+        return offset
+
+    def sync(self) -> None:
+        """Make all records durable."""
+        self.file.sync()
+        self.durable = self.end
+
+    def cut(self) -> None:
+        """Cut off what follows the last durable record."""
+        self.file.truncate(self.durable)
+        self.end = self.durable
+
+    def overwrite(self, offset: int, size: int) -> None:
+        """Overwrite a record, or damage, with zeros; then durably call it erased.
+
+        The header goes last: after a crash in between, the record is found and erased again.
+        """
+        for start in range(offset + ALIGNMENT, offset + size, _SEARCH_BYTES):
+            self.file.write([bytes(min(_SEARCH_BYTES, offset + size - start))], start)
+        self.file.sync()
+        header = filler(ERASED, size, self.seed, self.durable)
+        self.file.write([header + bytes(ALIGNMENT - len(header))], offset)
+        self.file.sync()
+
+    def mark(self) -> None:
+        """Note that all of it is durable, for a faster start."""
+        header = filler(MARK, ALIGNMENT, self.seed, self.durable)
+        self.append([header], len(header))
+
+    def scan(self) -> None:
+        """Read the headers of its records.
+
+        Effects: cuts off or overwrites what is torn; OSError if that fails.
+        """
+        found = list(self._headers())
+        self.durable = max([ALIGNMENT, *(header.durable for _, header in found)])
+        intact = [x for x in found if self._is_durable(*x)]
+        self.records = [
+            Record(header, self, offset, header.lease, last_use=1)
+            for offset, header in intact
+            if header.kind == EXTENT
+        ]
+        self._heal([(offset, header.total_bytes) for offset, header in intact])
+
+    def _headers(self) -> Iterator[tuple[int, Header]]:
+        size, offset = self.file.size(), ALIGNMENT
+        while offset + FIXED_BYTES <= size:
+            header = self._header(offset)
+            if header is not None and offset + header.total_bytes <= size:
+                yield offset, header
+                offset += header.total_bytes
+            else:
+                offset = self._next_magic(offset + ALIGNMENT, size)
+
+    def _header(self, offset: int) -> Header | None:
+        start = _read(self.file, offset, _READ_BYTES)
+        length = header_length(start)
+        if length > len(start):
+            start = _read(self.file, offset, min(length, self.file.size() - offset))
+        header = parse(start, self.seed)
+        whole = header is not None and header.total_bytes >= aligned(header.record_bytes)
+        return header if whole else None
+
+    def _next_magic(self, offset: int, size: int) -> int:
+        while offset < size:
+            chunk, found = _read(self.file, offset, _SEARCH_BYTES), 0
+            while (found := chunk.find(MAGIC, found)) >= 0:
+                if found % ALIGNMENT == 0:
+                    return offset + found
+                found += 1
+            offset += _SEARCH_BYTES
+        return size
+
+    def _is_durable(self, offset: int, header: Header) -> bool:
+        if offset + header.total_bytes <= self.durable or header.kind != EXTENT:
+            return True
+        start, width = offset + header.header_bytes, header.stored_block_bytes
+        return all(
+            header.is_block(i, _read(self.file, start + i * width, width))
+            for i in range(header.num_blocks)
+        )
+
+    def _heal(self, intact: list[tuple[int, int]]) -> None:
+        end = ALIGNMENT
+        for offset, size in intact:
+            if offset > end:
+                self.overwrite(end, offset - end)
+            end = offset + size
+        if end > self.durable:
+            self.file.sync()
+        self.end = self.durable = end
+        if self.file.size() > end:
+            self.cut()
+
+
+def _name(sequence: int) -> str:
+    return f"{sequence:012d}{SUFFIX}"
+
+
+def _read(file: File, offset: int, size: int) -> bytes:
+    into = bytearray(size)
+    return bytes(into[: file.read(memoryview(into), offset)])

@@ -1,0 +1,180 @@
+"""A simulated disk, for tests of tiers: it can be killed, lose power, fail, be slow or damaged.
+
+It knows what is durable. A *kill* at any byte keeps all that was written before, as the page cache
+of a living machine does. A *power loss* keeps what was synced, and of the rest any set of sectors.
+"""
+
+import errno
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ostinato.tiers.port import Buffer
+from ostinato.tiers.record import ALIGNMENT
+
+
+class Killed(BaseException):
+    """The process of the simulated disk has ended here."""
+
+
+@dataclass
+class Faults:
+    """What the disk does wrong; each may be changed at any time.
+
+    Attributes:
+        kill_after: Bytes that may still be written before the process is killed; None for no end.
+            Every other change of the disk counts as one byte.
+        fail_after: Bytes that may still be written before the error.
+        write_errno: The error: a full disk.
+        read_errno: Error of every read; 0 for none.
+        read_seconds: How long each read takes.
+    """
+
+    kill_after: int | None = None
+    fail_after: int | None = None
+    write_errno: int = errno.ENOSPC
+    read_errno: int = 0
+    read_seconds: float = 0.0
+
+    def spend(self, size: int) -> int:
+        """Count bytes as written; returns how many are, before the fault."""
+        if self.kill_after is not None:
+            allowed, self.kill_after = min(size, self.kill_after), max(0, self.kill_after - size)
+            return allowed
+        if self.fail_after is not None:
+            allowed, self.fail_after = min(size, self.fail_after), max(0, self.fail_after - size)
+            return allowed
+        return size
+
+    def stop(self) -> None:
+        """Raise what the fault is."""
+        if self.kill_after is not None:
+            raise Killed
+        raise OSError(self.write_errno, os.strerror(self.write_errno))
+
+    def change(self) -> None:
+        """Count a change that is not a write."""
+        if not self.spend(1):
+            self.stop()
+
+
+@dataclass
+class SimulatedFile:
+    """A file that knows which of its writes are durable.
+
+    Attributes:
+        faults: Of its disk.
+        content: As processes see it.
+        durable: As it is after a power loss.
+        pending: Writes since the last sync, and truncations as empty ones.
+    """
+
+    faults: Faults
+    content: bytearray = field(default_factory=bytearray)
+    durable: bytearray = field(default_factory=bytearray)
+    pending: list[tuple[int, bytes]] = field(default_factory=list)
+
+    def size(self) -> int:
+        """Bytes in it."""
+        return len(self.content)
+
+    def write(self, buffers: Sequence[Buffer], offset: int) -> None:
+        """Write buffers; all of them, or a part before a fault."""
+        data = b"".join(buffers)
+        allowed = self.faults.spend(len(data))
+        _put(self.content, offset, data[:allowed])
+        if allowed:
+            self.pending.append((offset, data[:allowed]))
+        if allowed < len(data):
+            self.faults.stop()
+
+    def read(self, into: memoryview, offset: int) -> int:
+        """Read until the memory is full or the file ends."""
+        if self.faults.read_errno:
+            raise OSError(self.faults.read_errno, os.strerror(self.faults.read_errno))
+        if self.faults.read_seconds:
+            until = time.monotonic() + self.faults.read_seconds
+            while time.monotonic() <= until:
+                pass
+        data = self.content[offset : offset + len(into)]
+        into[: len(data)] = data
+        return len(data)
+
+    def sync(self) -> None:
+        """Make everything durable."""
+        self.faults.change()
+        self.durable, self.pending = self.content[:], []
+
+    def truncate(self, size: int) -> None:
+        """Cut off what follows."""
+        self.faults.change()
+        del self.content[size:]
+        self.pending.append((size, b""))
+
+    def after_power_loss(self, rng: random.Random) -> bytearray:
+        """Return what is left: all that was synced, and any set of sectors written since."""
+        left, survival = self.durable[:], rng.choice((0.0, 0.5, 0.9, 1.0))
+        for offset, data in self.pending:
+            if not data and rng.random() < survival:
+                del left[offset:]
+            for start in range(0, len(data), ALIGNMENT):
+                if rng.random() < survival:
+                    _put(left, offset + start, data[start : start + ALIGNMENT])
+        return left
+
+
+class SimulatedFolder:
+    """A folder of simulated files. Creating and removing is durable at once, as in ``Folder``."""
+
+    path = "simulated"
+
+    def __init__(self, files: dict[str, bytearray] | None = None) -> None:
+        self.faults = Faults()
+        self.files = {
+            name: SimulatedFile(self.faults, content[:], content[:])
+            for name, content in (files or {}).items()
+        }
+
+    def names(self) -> list[str]:
+        """Names of the files, sorted."""
+        return sorted(self.files)
+
+    def create(self, name: str) -> SimulatedFile:
+        """Create a file."""
+        self.faults.change()
+        assert name not in self.files, f"{name} exists"
+        file = self.files[name] = SimulatedFile(self.faults)
+        return file
+
+    def open(self, name: str) -> SimulatedFile:
+        """Open a file."""
+        return self.files[name]
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        self.faults.change()
+        self.files.pop(name, None)
+
+    def close(self) -> None:
+        """Do nothing: no other process is simulated."""
+
+    def num_bytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(file.size() for name, file in self.files.items() if "segment" in name)
+
+    def after_kill(self) -> "SimulatedFolder":
+        """Return the folder as the next process finds it."""
+        return SimulatedFolder({name: file.content for name, file in self.files.items()})
+
+    def after_power_loss(self, rng: random.Random) -> "SimulatedFolder":
+        """Return the folder as it is found after a power loss."""
+        left = {name: file.after_power_loss(rng) for name, file in self.files.items()}
+        return SimulatedFolder(left)
+
+
+def _put(content: bytearray, offset: int, data: bytes) -> None:
+    if data and len(content) < offset:
+        content.extend(bytes(offset - len(content)))
+    content[offset : offset + len(data)] = data

@@ -1,0 +1,252 @@
+"""KV that outlives the pool: what an engine loads from a tier, writes to it, and says about it."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ostinato import LLM, OPENAI_24H, RequestOutput, SamplingParams
+from ostinato.core.errors import ConfigError
+from ostinato.engine import engine as engine_module
+from ostinato.tiers.port import LoadFault, StoreResult
+from tests.support.memory_tier import MemoryTier
+from tests.support.redis_server import redis_server
+
+TEXT = [1 + (i * 37) % 61 for i in range(130)]
+"""Eight blocks of sixteen, and two tokens."""
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4, detokenize=False)
+
+NewLLM = Callable[..., LLM]
+
+
+@pytest.fixture
+def tier() -> MemoryTier:
+    return MemoryTier()
+
+
+@pytest.fixture
+def new_llm(tier: MemoryTier, monkeypatch: pytest.MonkeyPatch) -> Iterator[NewLLM]:
+    """Makes engines over one tier, one after another: each is a restart of the one before."""
+    monkeypatch.setattr(engine_module, "open_tier", lambda config, runner: tier)
+    made: list[LLM] = []
+
+    def make(**settings: Any) -> LLM:
+        for earlier in made:
+            earlier.close()
+        made.append(LLM(num_blocks=64, max_model_len=256, kv_disk="unused", **settings))
+        return made[-1]
+
+    yield make
+    made[-1].close()
+
+
+def ask(llm: LLM, tokens: list[int] = TEXT, salt: str = "") -> RequestOutput:
+    prompt = {"prompt_token_ids": tokens, "cache_salt": salt}
+    return llm.generate(prompt, GREEDY, use_tqdm=False)[0]
+
+
+def test_a_conversation_that_returns_after_a_restart_hits(new_llm: NewLLM):
+    """All but the last, partial block comes from the disk, and the answer is the same."""
+    before = ask(new_llm())
+    after = ask(new_llm())
+    assert after.outputs[0].token_ids == before.outputs[0].token_ids
+    assert after.num_cached_tokens == 128
+    assert after.cached_tokens_from == {"disk": 128}
+    assert after.num_waited_tokens == 0
+
+
+def test_what_is_used_a_second_time_is_written_at_once(new_llm: NewLLM, tier: MemoryTier):
+    llm = new_llm()
+    ask(llm)
+    assert not tier.blocks, "nothing was used twice"
+    ask(llm)
+    llm.engine.tiers.stores.flush(10)
+    assert len(tier.blocks) == 8
+
+
+def test_a_hit_in_the_pool_asks_no_tier(new_llm: NewLLM, tier: MemoryTier):
+    llm = new_llm()
+    ask(llm)
+    num_before = tier.num_looked_up
+    assert ask(llm).cached_tokens_from == {"pool": 129}
+    assert tier.num_looked_up == num_before
+
+
+@pytest.mark.parametrize("fault", [LoadFault.CHECKSUM, LoadFault.SHORT, LoadFault.DEADLINE])
+def test_a_load_ends_at_the_first_bad_block(new_llm: NewLLM, tier: MemoryTier, fault: LoadFault):
+    """Five good blocks are used, the sixth and all after it are computed."""
+    before = ask(new_llm())
+    llm = new_llm()
+    tier.faults[list(tier.blocks)[5]] = fault
+    after = ask(llm)
+    assert after.cached_tokens_from == {"disk": 80}
+    assert after.outputs[0].token_ids == before.outputs[0].token_ids
+    assert llm.engine.tiers.counts.load_faults == {str(fault): 1}
+    llm.engine.cache.check()
+
+
+def test_requests_that_begin_alike_share_one_load(new_llm: NewLLM, tier: MemoryTier):
+    ask(new_llm())
+    llm = new_llm()
+    both = llm.generate(
+        [{"prompt_token_ids": [*TEXT, end]} for end in (3, 4)], GREEDY, use_tqdm=False
+    )
+    assert [output.cached_tokens_from for output in both] == [{"disk": 128}] * 2
+    assert tier.num_loads == 4, "eight blocks in extents of two, each once"
+
+
+def test_others_go_on_while_one_loads(new_llm: NewLLM, tier: MemoryTier):
+    """The one whose prefix is read comes first and is passed over until it is there."""
+    ask(new_llm())
+    engine = new_llm().engine
+    tier.gate.clear()
+    for name, tokens in (("loads", TEXT), ("other", [5, 6, 7])):
+        engine.add(engine.make_request(engine_prompt(tokens), GREEDY, name))
+    ended = [
+        state.request.request_id for _ in range(8) for state in engine.step() if state.finished
+    ]
+    assert ended == ["other"]
+    tier.gate.set()
+    outputs = [
+        s.output() for _ in range(500) if engine.has_work for s in engine.step() if s.finished
+    ]
+    assert [output.cached_tokens_from for output in outputs] == [{"disk": 128}]
+
+
+@pytest.mark.parametrize("deed", ["cancel", "erase", "reset", "weights"])
+def test_a_load_that_is_overtaken_leaves_nothing(new_llm: NewLLM, tier: MemoryTier, deed: str):
+    """No block leaks, and no bytes of an erased tenant or of old weights can hit."""
+    ask(new_llm(), salt="mine")
+    llm = new_llm()
+    engine = llm.engine
+    tier.gate.clear()
+    engine.add(engine.make_request(engine_prompt(TEXT, "mine"), GREEDY, "loads"))
+    engine.step()
+    assert len(engine.tiers.loads) == 1
+    tier.gate.set()
+    if deed == "cancel":
+        engine.cancel("loads")
+        engine.drain_tiers()
+    elif deed == "erase":
+        receipt = llm.erase("mine", cancel_running=True)
+        assert receipt.tiers[0].num_extents == 8 and not tier.blocks
+    elif deed == "reset":
+        llm.engine.reset_cache()
+    else:
+        name, tensor = next(iter(engine.loaded.model.state_dict().items()))
+        llm.update_weights({name: tensor * 1.5})
+    while engine.has_work:
+        engine.step()
+    engine.cache.check()
+    assert engine.cache.manager.num_live_tables == 0
+    if deed != "cancel":
+        assert ask(llm, salt="mine").cached_tokens_from in ({}, {"pool": 129})
+
+
+def test_other_tenants_and_other_weights_find_nothing(new_llm: NewLLM):
+    ask(new_llm(), salt="one")
+    llm = new_llm()
+    assert ask(llm, salt="two").num_cached_tokens == 0
+    assert ask(llm, salt="one").cached_tokens_from == {"disk": 128}
+    assert ask(new_llm(dtype="float16"), salt="one").num_cached_tokens == 0
+
+
+def test_what_is_cheaper_to_compute_is_not_loaded(new_llm: NewLLM):
+    ask(new_llm())
+    llm = new_llm()
+    loads = llm.engine.tiers.loads
+    loads.reading.add(1, 1.0)  # a byte a second
+    loads.computing.add(1_000_000, 1.0)
+    output = ask(llm)
+    assert output.num_cached_tokens == 0 and loads.num_cheaper == 1
+    assert "was on the disk, cheaper to compute" in str(llm.explain(output))
+
+
+def test_explanations_tell_what_was_loaded_and_what_was_bad(new_llm: NewLLM, tier: MemoryTier):
+    ask(new_llm())
+    llm = new_llm()
+    tier.faults[list(tier.blocks)[5]] = LoadFault.CHECKSUM
+    text = str(llm.explain(ask(llm)))
+    assert "0..79   loaded    loaded from the disk" in text
+    assert "80..127  computed  was on the disk, but the read failed its checksum" in text
+
+
+def test_a_lease_of_a_day_survives_a_restart(new_llm: NewLLM, tier: MemoryTier):
+    """Once it was loaded, the next engine holds it in its pool, for the time that is left."""
+    llm = new_llm()
+    ask(llm)
+    receipt = llm.lease({"prompt_token_ids": TEXT}, OPENAI_24H)
+    assert receipt.num_tokens == 128
+    llm.engine.tiers.stores.flush(10)
+    (end,) = set(tier.keep_until.values())
+    assert abs(end - time.time() - 86400) < 60
+    tier.keep_until = dict.fromkeys(tier.keep_until, time.time() + 3600)
+    llm = new_llm()
+    ask(llm)
+    (lease,) = llm.engine.cache.admin.leases()
+    assert 3500 < lease.terms.ttl_s <= 3600 and lease.table.num_planned == 128
+    assert llm.end_lease(lease.lease_id)
+    llm.engine.tiers.stores.flush(10)
+    assert set(tier.keep_until.values()) == {0.0}
+
+
+def test_refused_stores_are_tried_again_later(new_llm: NewLLM, tier: MemoryTier):
+    llm = new_llm()
+    tier.refusal = StoreResult.READ_ONLY
+    for _ in range(2):
+        ask(llm)
+    stores = llm.engine.tiers.stores
+    stores.flush(0.05)
+    tier.refusal, stores._paused_until_s = None, 0.0
+    ask(llm)
+    stores.flush(10)
+    assert len(tier.blocks) == 8
+
+
+def test_windows_are_refused_by_name(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engine_module, "open_tier", lambda config, runner: MemoryTier())
+    with pytest.raises(ConfigError, match="kv_disk_bytes_per_day=5 without kv_disk"):
+        LLM(kv_disk_bytes_per_day=5)
+    with pytest.raises(ConfigError, match="must be like 'redis://"):
+        LLM(kv_remote="localhost")
+
+
+def engine_prompt(tokens: list[int], salt: str = "") -> Any:
+    from ostinato.engine.prompts import parse_prompt
+
+    return parse_prompt({"prompt_token_ids": tokens, "cache_salt": salt})
+
+
+def test_a_disk_is_read_by_the_next_process(tmp_path: Path):
+    """The real tier: what the first engine computed, the second reads, to the same answer."""
+    settings = {"num_blocks": 64, "kv_disk": tmp_path / "kv", "kv_disk_bytes": 2**26}
+    with LLM(**settings) as llm:
+        before = ask(llm)
+        with pytest.raises(ConfigError, match="kv_disk"):
+            LLM(**settings)
+    with LLM(**settings) as llm:
+        after = ask(llm)
+        assert after.cached_tokens_from == {"disk": 128}
+        assert after.outputs[0].token_ids == before.outputs[0].token_ids
+        assert llm.erase("").tiers[0].num_extents > 0
+
+
+def test_two_engines_share_a_prefix_through_a_server(tmp_path: Path):
+    """The second computes none of it, and erasing the tenant leaves nothing on the server."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(range(16)))
+    with redis_server(tmp_path) as url:
+        settings = {"num_blocks": 64, "kv_remote": url, "kv_sealed": True, "kv_secret_file": secret}
+        with LLM(**settings) as one, LLM(**settings) as two:
+            before = [ask(one, salt="acme") for _ in range(2)][-1]
+            one.engine.tiers.stores.flush(20)
+            after = ask(two, salt="acme")
+            assert after.cached_tokens_from == {"remote": 128}
+            assert after.outputs[0].token_ids == before.outputs[0].token_ids
+            assert two.erase("acme").tiers[0].num_extents > 0
+            two.engine.tiers.stores.on_clear(everything=True)
+            one.erase("acme")
+            assert ask(two, salt="acme").num_cached_tokens == 0

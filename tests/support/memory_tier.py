@@ -1,0 +1,107 @@
+"""A tier in a dictionary, with faults on demand: what the engine does with one, without a disk."""
+
+import threading
+import time
+from collections.abc import Sequence
+
+from ostinato.tiers.port import (
+    Buffer,
+    Extent,
+    ExtentRef,
+    LoadFault,
+    LoadResult,
+    Prefix,
+    StoreResult,
+    TierReceipt,
+    TierStats,
+)
+
+
+class MemoryTier:
+    """Blocks by the digest of all tokens up to their end.
+
+    Attributes:
+        blocks: Payloads.
+        salts: Whose each is.
+        keep_until: Leases.
+        faults: Digests whose load ends with a fault.
+        refusal: What stores are answered, if they are refused.
+        gate: Loads wait for it.
+        num_looked_up: Look-ups so far.
+    """
+
+    name = "disk"
+
+    def __init__(self) -> None:
+        self.blocks: dict[bytes, bytes] = {}
+        self.salts: dict[bytes, tuple[bytes, ...]] = {}
+        self.keep_until: dict[bytes, float] = {}
+        self.faults: dict[bytes, LoadFault] = {}
+        self.refusal: StoreResult | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.num_looked_up = 0
+        self.num_loads = 0
+
+    def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
+        self.num_looked_up += 1
+        size, found = prefix.namespace.block_size, list[bytes]()
+        for digest in prefix.digests[start // size :]:
+            if digest not in self.blocks:
+                break
+            found.append(digest)
+        return [
+            ExtentRef(
+                "disk",
+                start + place * size,
+                len(part),
+                prefix.namespace.block_bytes,
+                part,
+                min(self.keep_until[digest] for digest in part),
+            )
+            for place in range(0, len(found), 2)
+            if (part := found[place : place + 2])
+        ]
+
+    def load(
+        self, ref: ExtentRef, into: memoryview, num_blocks: int, deadline: float
+    ) -> LoadResult:
+        self.gate.wait(10)
+        self.num_loads += 1
+        assert isinstance(ref.locator, list)
+        for place, digest in enumerate(ref.locator[:num_blocks]):
+            if digest in self.faults:
+                return LoadResult(place, self.faults[digest])
+            if time.monotonic() > deadline:
+                return LoadResult(place, LoadFault.DEADLINE)
+            into[place * ref.block_bytes : (place + 1) * ref.block_bytes] = self.blocks[digest]
+        return LoadResult(num_blocks)
+
+    def store(self, extents: Sequence[tuple[Extent, Buffer]]) -> list[StoreResult]:
+        if self.refusal is not None:
+            return [self.refusal] * len(extents)
+        for extent, payload in extents:
+            width = extent.prefix.namespace.block_bytes
+            for place, digest in enumerate(extent.digests):
+                self.blocks[digest] = bytes(payload[place * width : (place + 1) * width])
+                self.salts[digest] = extent.prefix.salts
+                self.keep_until[digest] = extent.keep_until
+        return [StoreResult.STORED] * len(extents)
+
+    def lease(self, prefix: Prefix, keep_until: float) -> int:
+        known = [digest for digest in prefix.digests if digest in self.blocks]
+        self.keep_until.update(dict.fromkeys(known, keep_until))
+        return len(known) * prefix.namespace.block_size
+
+    def erase(self, salt: bytes) -> list[TierReceipt]:
+        gone = [digest for digest, salts in self.salts.items() if salt in salts]
+        num_bytes = sum(len(self.blocks.pop(digest)) for digest in gone)
+        for digest in gone:
+            del self.salts[digest]
+        return [TierReceipt("disk", "memory", len(gone), num_bytes)]
+
+    def stats(self) -> list[TierStats]:
+        return [TierStats("disk", "memory", "on", num_blocks=len(self.blocks))]
+
+    def close(self) -> None:
+        """Keep everything: the next engine finds it."""

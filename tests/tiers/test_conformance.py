@@ -1,0 +1,37 @@
+"""Every tier passes the same suite, and a storm of faults."""
+
+import pytest
+
+from ostinato.tiers import conformance
+from ostinato.tiers.remote import RemoteOptions
+from tests.tiers.media import SEALED, SECRET, FaultyBucket, LocalDisk, Server, SimulatedDisk
+
+SEALED_REMOTE = RemoteOptions(sealed=True, secret=SECRET)
+MEDIA = {
+    "simulated disk": lambda path: SimulatedDisk(),
+    "sealed disk": lambda path: SimulatedDisk(SEALED),
+    "disk": LocalDisk,
+    "server": lambda path: Server(),
+    "sealed server": lambda path: Server(options=SEALED_REMOTE),
+    "object store": lambda path: Server(FaultyBucket("memory:///", 5)),
+}
+
+
+@pytest.mark.parametrize("medium", MEDIA)
+@pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
+def test_every_tier_passes(check, medium, tmp_path):
+    check(MEDIA[medium](tmp_path / "tier"))
+
+
+@pytest.mark.parametrize("medium", ["simulated disk", "sealed disk", "server", "sealed server"])
+def test_a_storm_of_faults_brings_no_wrong_byte(medium, tmp_path):
+    report = conformance.storm(MEDIA[medium](tmp_path), num_faults=100)
+    assert report.num_blocks > 300 and len(report.by_fault) == 6
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("medium", MEDIA)
+def test_a_long_storm_of_faults_brings_no_wrong_byte(medium, seed, tmp_path):
+    report = conformance.storm(MEDIA[medium](tmp_path / "tier"), num_faults=1250, seed=seed)
+    assert report.num_blocks > 5000

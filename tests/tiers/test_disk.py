@@ -1,0 +1,192 @@
+"""The disk tier: leases, limits, permissions, and disks that fill up or vanish."""
+
+import logging
+import stat
+import time
+from dataclasses import replace
+
+import pytest
+
+from ostinato.core.errors import ConfigError
+from ostinato.tiers.chain import TierChain
+from ostinato.tiers.conformance import NAMESPACE, conversation, get, payload, put
+from ostinato.tiers.disk import DailyBudget, DiskOptions, DiskTier
+from ostinato.tiers.folder import LocalFolder
+from ostinato.tiers.port import LoadFault, StoreResult
+from ostinato.tiers.remote import RemoteTier
+from ostinato.tiers.simulated import SimulatedFolder
+from tests.tiers.media import SEALED, SEGMENTS, ServerInMemory
+
+DAY = 86_400.0
+SMALL = DiskOptions(limit_bytes=64 * 1024, segment_bytes=8 * 1024)
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def fill(tier, first, count=80):
+    for number in range(first, first + count):
+        put(tier, conversation(number))
+
+
+@pytest.mark.parametrize("options", [SMALL, replace(SMALL, sealed=True)], ids=["clear", "sealed"])
+def test_a_lease_survives_evictions_and_restarts_and_ends_by_wall_clock_time(options):
+    folder, clock, prefix = SimulatedFolder(), Clock(), conversation(1)
+    tier = DiskTier(folder, options, clock)
+    put(tier, prefix)
+    assert tier.lease(prefix, clock.now + DAY) == 32
+
+    fill(tier, 100)
+    folder = folder.after_kill()
+    tier = DiskTier(folder, options, clock)
+    fill(tier, 200)
+    assert get(tier, prefix) == 8
+    assert {ref.keep_until for ref in tier.look_up(prefix, 0)} == {clock.now + DAY}
+    assert tier.stats()[0].leased_bytes > 8 * NAMESPACE.block_bytes
+
+    clock.now += DAY + 1
+    tier = DiskTier(folder.after_kill(), options, clock)
+    fill(tier, 300, 200)
+    assert get(tier, prefix, start_block=4) == 0, "what nobody else shares is gone"
+    assert tier.stats()[0].leased_bytes == 0
+
+
+def test_leases_that_fill_the_disk_refuse_stores_until_they_end():
+    clock = Clock()
+    tier = DiskTier(SimulatedFolder(), SMALL, clock)
+    results = list[StoreResult]()
+    for number in range(60):
+        prefix = conversation(number)
+        extent = prefix.extent(0, 8, keep_until=clock.now + 10)
+        results += tier.store([(extent, payload(prefix, 0, 8))])
+    assert results[0] is StoreResult.STORED and results[-1] is StoreResult.FULL
+    assert get(tier, conversation(0)) == 8
+    clock.now += 11
+    assert put(tier, conversation(99))[-1] is StoreResult.STORED
+
+
+def test_what_is_found_again_and_again_is_not_evicted():
+    tier = DiskTier(SimulatedFolder(), SMALL)
+    put(tier, conversation(1))
+    for number in range(100, 200):
+        put(tier, conversation(number))
+        assert get(tier, conversation(1)) == 8
+    assert tier.stats()[0].num_evicted > 50
+
+
+def test_the_limit_holds_when_it_is_lowered_between_two_runs():
+    folder = SimulatedFolder()
+    fill(DiskTier(folder, SEGMENTS), 0, 150)
+    assert folder.num_bytes() > SMALL.limit_bytes
+    tier = DiskTier(folder, SMALL)
+    assert folder.num_bytes() <= SMALL.limit_bytes
+    fill(tier, 500, 20)
+    assert folder.num_bytes() <= SMALL.limit_bytes and get(tier, conversation(519)) == 8
+
+
+def test_bytes_per_day_bound_what_is_written_also_over_a_restart():
+    clock, folder = Clock(), SimulatedFolder()
+    options = replace(SEGMENTS, bytes_per_day=20_000)
+    fill(tier := DiskTier(folder, options, clock), 0, 50)
+    assert tier.stats()[0].stores["budget"] > 0
+    assert 10_000 < tier.stats()[0].written_bytes <= 20_000
+    assert put(DiskTier(folder, options, clock), conversation(99))[-1] is StoreResult.BUDGET
+    clock.now += DAY / 2
+    assert put(tier, conversation(98)) == [StoreResult.STORED] * 2
+
+
+def test_a_budget_comes_back_in_the_course_of_a_day():
+    clock = Clock()
+    budget = DailyBudget(1000, clock)
+    budget.spend(1000)
+    assert not budget.allows(1)
+    clock.now += DAY / 4
+    assert budget.allows(250) and not budget.allows(251)
+
+
+def test_a_full_disk_makes_the_tier_read_only_with_one_warning(caplog):
+    folder = SimulatedFolder()
+    tier = DiskTier(folder, SEGMENTS)
+    put(tier, conversation(1))
+    folder.faults.fail_after = 0
+    with caplog.at_level(logging.WARNING):
+        for number in range(2, 6):
+            assert set(put(tier, conversation(number))) == {StoreResult.READ_ONLY}
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "kv_disk='simulated' is read-only"
+    ]
+    assert tier.stats()[0].state == "read-only" and "space" in tier.stats()[0].reason
+    assert get(tier, conversation(1)) == 8
+
+
+def test_a_disk_that_vanished_turns_the_tier_off(caplog):
+    folder = SimulatedFolder()
+    tier = DiskTier(folder, SEGMENTS)
+    put(tier, conversation(1))
+    ref = tier.look_up(conversation(1), 0)[0]
+    folder.faults.read_errno = 5
+    with caplog.at_level(logging.WARNING):
+        faults = [tier.load(ref, memoryview(bytearray(512)), 4, 1e12).fault for _ in range(5)]
+    assert faults == [LoadFault.IO] * 5 and len(caplog.records) == 1
+    assert tier.look_up(conversation(1), 0) == [] and tier.stats()[0].state == "off"
+
+
+def test_files_are_the_users_alone(tmp_path):
+    tier = DiskTier(tmp_path / "kv", SEALED)
+    put(tier, conversation(1))
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "kv").iterdir()}
+    assert stat.S_IMODE((tmp_path / "kv").stat().st_mode) == 0o700
+    assert set(modes) == {"000000000001.segment", "keys", "lock", "secret"}
+    assert set(modes.values()) == {0o600}
+    tier.close()
+
+
+def test_a_second_process_and_a_strangers_folder_are_refused_by_name(tmp_path):
+    tier = DiskTier(tmp_path / "kv", SEGMENTS)
+    with pytest.raises(ConfigError, match=r"in use by process \d+: give each engine a folder"):
+        DiskTier(tmp_path / "kv", SEGMENTS)
+    tier.close()
+    DiskTier(tmp_path / "kv", SEGMENTS).close()
+    (tmp_path / "kv" / "thesis.tex").write_text("work of years")
+    with pytest.raises(ConfigError, match=r"holds 'thesis.tex'"):
+        DiskTier(tmp_path / "kv", SEGMENTS)
+
+
+def test_a_limit_without_room_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="kv_disk_bytes=1000: must hold 4 segments"):
+        DiskTier(tmp_path / "kv", DiskOptions(limit_bytes=1000))
+
+
+def test_a_folder_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path):
+    LocalFolder(tmp_path / "kv").close()
+    newer = tmp_path / "kv" / "000000000001.segment"
+    newer.write_bytes(b"OSTKVSG2" + bytes(1000))
+    with pytest.raises(ConfigError, match="format b'2'"):
+        DiskTier(tmp_path / "kv", SEGMENTS)
+    assert newer.read_bytes()[:8] == b"OSTKVSG2"
+
+
+def test_what_was_erased_since_the_look_up_is_stale():
+    tier = DiskTier(SimulatedFolder(), SEGMENTS)
+    put(tier, conversation(1))
+    ref = tier.look_up(conversation(1), 0)[0]
+    tier.erase(b"")
+    result = tier.load(ref, memoryview(bytearray(512)), 4, time.monotonic() + 60)
+    assert (result.num_blocks, result.fault) == (0, LoadFault.STALE)
+
+
+def test_a_chain_continues_in_the_next_tier_where_the_first_has_lost_something():
+    disk, remote = DiskTier(SimulatedFolder(), SEGMENTS), RemoteTier(ServerInMemory())
+    tiers = TierChain([disk, remote])
+    assert put(tiers, conversation(1)) == [StoreResult.STORED] * 2
+    assert [ref.tier for ref in tiers.look_up(conversation(1), 0)] == ["disk", "disk"]
+    disk.erase(b"")
+    put(disk, replace(conversation(1), tokens=conversation(1).tokens[:16]))
+    assert [ref.tier for ref in tiers.look_up(conversation(1), 0)] == ["disk", "remote"]
+    assert get(tiers, conversation(1)) == 8
+    assert [receipt.tier for receipt in tiers.erase(b"")] == ["disk", "remote"]
+    assert get(tiers, conversation(1)) == 0

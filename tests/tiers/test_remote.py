@@ -1,0 +1,145 @@
+"""The remote tier: a real server, one that is slow, one that lies, and two engines that share."""
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import valkey
+
+from ostinato.core.errors import ConfigError
+from ostinato.tiers import conformance
+from ostinato.tiers.breaker import CircuitBreaker
+from ostinato.tiers.byte_store import StoreError
+from ostinato.tiers.conformance import NAMESPACE, assert_nowhere, conversation, get, payload, put
+from ostinato.tiers.port import LoadFault, StoreResult
+from ostinato.tiers.remote import RemoteOptions, RemoteTier
+from ostinato.tiers.valkey_store import ValkeyStore
+from tests.support.redis_server import redis_server
+from tests.tiers.media import SECRET, RealServer, Server, ServerInMemory
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with redis_server(tmp_path_factory.mktemp("server")) as url:
+        yield url
+
+
+@pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
+def test_a_real_server_passes(check, server):
+    check(RealServer(server))
+
+
+def test_a_storm_on_a_real_server_brings_no_wrong_byte(server):
+    assert conformance.storm(RealServer(server), num_faults=30).num_blocks > 100
+
+
+def test_two_engines_share_a_prefix_and_only_until_its_tenant_is_erased(server):
+    """Both derive the tenant's key from one secret. The server's dump shows nothing."""
+    options = RemoteOptions(sealed=True, secret=SECRET, timeout_s=20)
+    one, two = (RemoteTier(ValkeyStore(server, 20), options) for _ in range(2))
+    other = RemoteTier(ValkeyStore(server, 20), RemoteOptions(sealed=True, secret=bytes(32)))
+    prefix = conversation(1, tenant=b"acme")
+    put(one, prefix)
+    assert (get(two, prefix), get(other, prefix)) == (8, 0)
+    assert_nowhere(prefix, Server(ValkeyStore(server, 20)).values().values())
+
+    assert two.erase(b"acme")[0].num_keys == 1
+    assert get(one, prefix) == 0
+    client: Any = valkey.Valkey.from_url(server)
+    client.save()
+    assert_nowhere(prefix, [Path(client.config_get("dir")["dir"], "dump.rdb").read_bytes()])
+    put(one, prefix)
+    assert get(two, prefix) == 8
+    for tier in (one, two, other):
+        tier.close()
+
+
+def test_values_end_by_themselves_and_leases_keep_them(server):
+    medium = RealServer(server)
+    tier = RemoteTier(medium.store, RemoteOptions(ttl_s=100, timeout_s=20))
+    put(tier, conversation(1))
+    put(tier, conversation(2))
+    assert tier.lease(conversation(2), time.time() + 5000) == 32
+    left = sorted(medium.client.ttl(key) for key in medium.store.keys("ostinato/"))
+    assert len(left) == 4 and 0 < left[0] <= 100 and 100 < left[-1] <= 5000
+
+
+def test_a_server_that_hangs_costs_a_deadline_and_is_then_left_alone(caplog):
+    """Nothing waits for an answer: the test would hang if a call did."""
+    store, answered = ServerInMemory(), threading.Event()
+    store.abort = answered.set
+    tier = RemoteTier(store, RemoteOptions(timeout_s=0.01))
+    put(tier, conversation(1))
+    ref = tier.look_up(conversation(1), 0)[0]
+
+    def hang(*args):
+        answered.wait()
+        raise StoreError("connection closed")
+
+    store.get = store.starts = hang
+    into = memoryview(bytearray(4 * NAMESPACE.block_bytes))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            answered.clear()
+            fault = tier.load(ref, into, 4, time.monotonic() + 0.01).fault
+            assert fault in (LoadFault.DEADLINE, LoadFault.IO)
+    assert len(caplog.records) == 1 and "is off for now" in caplog.text
+    assert tier.load(ref, into, 4, time.monotonic() + 60).fault is LoadFault.OFF
+    assert tier.look_up(conversation(1), 0) == []
+    assert put(tier, conversation(2)) == [StoreResult.OFF] * 2
+    assert tier.stats()[0].state == "off"
+
+
+def test_a_breaker_tries_again_after_a_time_that_doubles():
+    now = [0.0]
+    breaker = CircuitBreaker(lambda: now[0])
+    assert [breaker.failed() for _ in range(3)] == [False, False, True]
+    assert not breaker.allows()
+    now[0] = 1.5
+    assert breaker.allows() and not breaker.allows(), "one call tries"
+    breaker.failed()
+    now[0] = 3.0
+    assert not breaker.allows()
+    now[0] = 4.0
+    assert breaker.allows()
+    breaker.succeeded()
+    assert breaker.allows() and breaker.allows()
+
+
+def test_a_server_that_answers_with_another_record_is_not_believed():
+    """Every key of one tenant has the value of another conversation, headers intact."""
+    store = ServerInMemory()
+    tier = RemoteTier(store)
+    for number in range(4):
+        put(tier, conversation(number))
+    places = sorted(store.values)
+    store.values = dict(
+        zip(places, [store.values[x] for x in places[1:] + places[:1]], strict=True)
+    )
+    assert sum(get(tier, conversation(number)) for number in range(4)) == 0
+
+
+def test_bytes_on_their_way_are_bounded():
+    tier = RemoteTier(ServerInMemory(), RemoteOptions(max_in_flight_bytes=600))
+    prefix = conversation(1)
+    small, large = prefix.extent(0, 1), prefix.extent(0, 8)
+    assert tier.store([(large, payload(prefix, 0, 8))]) == [StoreResult.BUSY]
+    assert tier.store([(small, payload(prefix, 0, 1))]) == [StoreResult.STORED]
+
+
+def test_an_address_that_is_none_is_refused_by_name():
+    with pytest.raises(ConfigError, match="kv_remote='ftp://host'"):
+        ValkeyStore("ftp://host", 1)
+    with pytest.raises(ConfigError, match="sealing needs 16 random bytes"):
+        RemoteTier(ServerInMemory(), RemoteOptions(sealed=True))
+
+
+def test_a_server_that_is_not_there_is_a_miss():
+    tier = RemoteTier(ValkeyStore("redis://127.0.0.1:1", 1), RemoteOptions(timeout_s=5))
+    assert put(tier, conversation(1)) == [StoreResult.IO] * 2
+    assert tier.look_up(conversation(1), 0) == []
+    assert not tier.erase(b"")[0].complete
+    tier.close()
