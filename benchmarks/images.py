@@ -50,7 +50,7 @@ def make_llm(folder: Path, num_layers: int, dtype: str) -> LLM:
         vocab_size=VOCAB_SIZE, hidden_size=1024, intermediate_size=2816, num_hidden_layers=12,
         num_attention_heads=16, num_key_value_heads=4,
     )  # fmt: skip
-    config = LlavaConfig(vision, text, image_token_index=PLACEHOLDER, image_token_id=PLACEHOLDER)
+    config = LlavaConfig(vision_config=vision, text_config=text, image_token_id=PLACEHOLDER)
     LlavaForConditionalGeneration(config).to(torch.bfloat16).save_pretrained(folder)
     CLIPImageProcessorPil(
         size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336}
