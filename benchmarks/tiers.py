@@ -76,6 +76,8 @@ def compute_and_write(sizes: dict[str, Any], model: Path, folder: Path) -> dict[
         tokens = prompt(sizes, 0, sizes["long"], kind)
         found[f"{kind}_long"] = first_token_s(llm, tokens)[0]
     begun_s = time.perf_counter()
+    llm.engine.tiers.stores.want_everything()
+    llm.engine.tiers.stores.flush(120.0)  # closing alone has 20 s, which a slow disk may exceed
     llm.close()
     found["close_s"] = time.perf_counter() - begun_s
     found["written_bytes"] = sum(p.stat().st_size for p in (folder / "prompts").rglob("*"))
@@ -133,9 +135,7 @@ def converse(sizes: dict[str, Any], model: Path, folder: Path) -> dict[str, Any]
     found["copied_bytes"] = stores.copied_bytes
     found["copy_s"], found["write_s"] = stores.copy_s, stores.write_s
     for llm in engines.values():
-        if llm.engine.tiers is not None:
-            llm.engine.tiers.stores.on_clear(everything=True)  # closing writes nothing
-            llm.engine.reset_cache()
+        asyncio.run(llm.reset_prefix_cache())  # so that closing writes nothing
         llm.shutdown()
     return found
 

@@ -4,16 +4,17 @@
 #   benchmarks/peers/install.sh FOLDER                    all of them
 #   benchmarks/peers/install.sh FOLDER vllm openvino      these
 #
-# Peers: vllm openvino transformers llamacpp sglang. What is there already is left alone; remove its
+# Peers: vllm openvino transformers llamacpp llama_server sglang. What is there already is left alone; remove its
 # folder to install it anew. Versions are those that were measured; NICE (default 15) is how much
-# the builds give way to others, and JOBS (default 1) how many compilers llama.cpp's build runs.
+# the builds give way to others, and JOBS (default 1) how many compilers llama.cpp's builds run; a
+# build of llama_server that was interrupted goes on where it was.
 set -euo pipefail
 
 torch=2.13.0
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
 shift
 peers=("$@")
-[ "${#peers[@]}" -gt 0 ] || peers=(vllm openvino transformers llamacpp sglang)
+[ "${#peers[@]}" -gt 0 ] || peers=(vllm openvino transformers llamacpp llama_server sglang)
 python=${PYTHON:-python3}
 renice -n "${NICE:-15}" $$ >/dev/null
 
@@ -42,12 +43,12 @@ install_llamacpp() { # built for this machine: minutes
   export CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-1}
   export CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"
   pip_in llamacpp llama-cpp-python==0.3.36 gguf numpy torch==$torch safetensors
-  install_llama_server
 }
 
-install_llama_server() { # llama.cpp's own server, of the same sources
+install_llama_server() { # llama.cpp's own server, of the same sources, beside the Python of llamacpp
   local sources=$folder/llamacpp/sources
-  mkdir -p "$sources"
+  export CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-1}
+  mkdir -p "$sources" "$folder/llama_server"
   "$folder/llamacpp/bin/pip" download -q --no-deps --no-binary llama-cpp-python \
     llama-cpp-python==0.3.36 -d "$folder/wheels"
   tar -xzf "$folder"/wheels/llama_cpp_python-0.3.36.tar.gz -C "$sources" --strip-components 1

@@ -150,6 +150,50 @@ typedef struct ost_gated_product {
   ost_gated gated;     /* of bfloat16 */
 } ost_gated_product;
 
+enum { OST_MAX_LORA_RANK = 512 };
+
+/* One linear layer's low-rank update: outputs += scale * (inputs x down^T) x up. */
+typedef struct ost_lora_part {
+  const void *down;     /* (rank, num_inputs) */
+  const void *up;       /* (rank, num_outputs) */
+  int64_t first_output; /* where its outputs begin among those of a joined product */
+  int32_t num_outputs;
+  int32_t rank; /* at most OST_MAX_LORA_RANK */
+  float scale;
+} ost_lora_part;
+
+/* An adapter's updates of one product; several where the product joins linear layers. */
+typedef struct ost_lora_layer {
+  const ost_lora_part *parts;
+  int64_t num_parts;
+} ost_lora_layer;
+
+/* Neighbouring rows of a step that one adapter computes. */
+typedef struct ost_lora_segment {
+  int64_t first_row;
+  int64_t end_row;
+  const ost_lora_layer *layers; /* one per product of the model */
+} ost_lora_segment;
+
+typedef struct ost_lora_step {
+  const ost_lora_segment *segments; /* none overlap; other rows are the base model's */
+  int64_t num_segments;
+} ost_lora_step;
+
+/* Add the adapters' updates of one product. Sums are in float, in one order: a row's outputs do not
+ * depend on the rows beside it. */
+typedef struct ost_lora {
+  ost_matrix inputs;  /* (num_rows, num_inputs) */
+  ost_matrix outputs; /* (num_rows, any), changed in rows of segments alone */
+  const ost_lora_step *step;
+  int64_t layer;     /* which product */
+  int64_t first_row; /* row of the step that inputs and outputs begin with */
+  int64_t num_rows;
+  int32_t num_inputs;
+  int32_t dtype;
+  int32_t num_threads;
+} ost_lora;
+
 OST_EXPORT void ost_ops_product(const ost_product *product);
 OST_EXPORT void ost_ops_gated_product(const ost_gated_product *op);
 
@@ -157,6 +201,7 @@ OST_EXPORT void ost_ops_add_norm(const ost_add_norm *op);
 OST_EXPORT void ost_ops_heads(const ost_heads *op);
 OST_EXPORT void ost_ops_gated(const ost_gated *op);
 OST_EXPORT void ost_ops_best(const ost_best *op);
+OST_EXPORT void ost_ops_lora(const ost_lora *op);
 OST_EXPORT void ost_ops_delta(const ost_delta *op);
 
 #ifdef __cplusplus

@@ -24,7 +24,8 @@ enum ost_operation_kind {
   OST_ATTEND = 5,   /* ost_layer_attention */
   OST_COPY = 6,     /* ost_layer_copy */
   OST_TAKE = 7,     /* ost_take */
-  OST_GATED_PRODUCT = 8 /* ost_gated_product */
+  OST_GATED_PRODUCT = 8, /* ost_gated_product */
+  OST_LORA = 9           /* ost_lora */
 };
 
 /* On which rows an operation is run. */

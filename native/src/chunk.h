@@ -39,6 +39,11 @@ class Chunk {
     of_matrices(bytes_of(op.dtype), {&op.inputs, &op.outputs});
     return with_rows(op);
   }
+  ost_lora of(ost_lora op) const {
+    of_matrices(bytes_of(op.dtype), {&op.inputs, &op.outputs});
+    op.first_row = first_;
+    return with_rows(op);
+  }
   ost_gated_product of(ost_gated_product op) const {
     return {of(op.product), of(op.gated)};
   }

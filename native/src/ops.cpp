@@ -63,6 +63,14 @@ Work work_of(const ost_best &op) {
   return over_rows<ost_best, &OpsKernels::best>(op, op.width);
 }
 
+// Threads take four rows at a time where there are many, since four are computed together.
+Work work_of(const ost_lora &op) {
+  const auto compute = [](const void *record, int64_t first, int64_t last) {
+    kernels_in_use().lora(*static_cast<const ost_lora *>(record), first, last);
+  };
+  return {&op, compute, op.num_rows, op.num_rows < 4 * op.num_threads ? 1 : 4};
+}
+
 Work work_of(const ost_delta &op) {
   return over_rows<ost_delta, &OpsKernels::delta>(op, state_size(op));
 }
@@ -76,6 +84,8 @@ void ost_ops_add_norm(const ost_add_norm *op) { ost::run(*op, op->width); }
 void ost_ops_heads(const ost_heads *op) { ost::run(*op, ost::width_of(*op)); }
 
 void ost_ops_gated(const ost_gated *op) { ost::run(*op, 2 * int64_t{op->width}); }
+
+void ost_ops_lora(const ost_lora *op) { ost::run_work(ost::work_of(*op), op->num_threads); }
 
 void ost_ops_best(const ost_best *op) { ost::run(*op, op->width, ost::kComparedPerThread); }
 

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "ops_best.h"
+#include "ops_lora.h"
 #include "ops_delta.h"
 #include "ops_vector.h"
 
@@ -160,6 +161,7 @@ const OpsKernels &OST_OPS() {
       each_row<ost_heads, heads_row<BFloat16>, heads_row<Float32>>,
       each_row<ost_gated, gated_row<BFloat16>, gated_row<Float32>>,
       best_rows,
+      lora_rows,
       delta_rows,
   };
   return kernels;

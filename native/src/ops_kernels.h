@@ -13,6 +13,7 @@ struct OpsKernels {
   void (*heads)(const ost_heads &op, int64_t first, int64_t last);
   void (*gated)(const ost_gated &op, int64_t first, int64_t last);
   void (*best)(const ost_best &op, int64_t first, int64_t last);
+  void (*lora)(const ost_lora &op, int64_t first, int64_t last);
   void (*delta)(const ost_delta &op, int64_t first, int64_t last);
 };
 

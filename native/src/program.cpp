@@ -45,7 +45,8 @@ Work work_of(const ost_take &take) {
 template <class Record>
 using Kept = std::deque<Record>;
 using Records = std::tuple<Kept<ost_add_norm>, Kept<ost_heads>, Kept<ost_gated>, Kept<ost_product>,
-                           Kept<ost_write>, Kept<ost_take>, Kept<ost_gated_product>>;
+                           Kept<ost_write>, Kept<ost_take>, Kept<ost_gated_product>,
+                           Kept<ost_lora>>;
 
 struct Run {
   Works works;
@@ -133,6 +134,8 @@ void add(Run &run, const ost_operation &operation, const Chunk &chunk) {
       return run.add<ost_product>(chunk, operation.record);
     case OST_GATED_PRODUCT:
       return run.add_gated_product(chunk, operation.record);
+    case OST_LORA:
+      return run.add<ost_lora>(chunk, operation.record);
     case OST_WRITE:
       return run.add<ost_write>(chunk, operation.record);
     case OST_TAKE:

@@ -182,7 +182,7 @@ void check_best(const Case &c, Random &random) {
   }
 }
 
-// Sequences in slots of no order, heads that share keys; one slot belongs to nobody.
+// Sequences in slots of no order, heads that share keys; one slot is unused.
 void check_delta(const Case &c, Random &random) {
   const int32_t key_dim = random.between(1, 40), value_dim = random.between(1, 150);
   const int32_t num_keys = random.between(1, 2), num_heads = num_keys * random.between(1, 3);

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ostinato.engine.adapters import LoRARequest
     from ostinato.engine.async_llm import AsyncLLM
     from ostinato.engine.llm import LLM
     from ostinato.engine.outputs import CompletionOutput, RequestOutput
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "ostinato.engine.llm",
+    "LoRARequest": "ostinato.engine.adapters",
     "AsyncLLM": "ostinato.engine.async_llm",
     "CompletionOutput": "ostinato.engine.outputs",
     "RequestOutput": "ostinato.engine.outputs",
@@ -66,6 +68,7 @@ __all__ = [
     "LeaseReceipt",
     "LeaseStatus",
     "LeaseTerms",
+    "LoRARequest",
     "MissReason",
     "RequestOutput",
     "RequestOutputKind",

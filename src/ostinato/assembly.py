@@ -7,7 +7,7 @@ from functools import partial
 
 from ostinato.cache.block_shares import BlockShares
 from ostinato.cache.block_table import StepCopies
-from ostinato.cache.eviction import PolicyFactory
+from ostinato.cache.eviction import EvictionPolicy, PolicyFactory
 from ostinato.cache.layer_group import LayerGroup
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver, Observers
@@ -253,9 +253,13 @@ def make_group_pool(
     make: PolicyFactory = partial(make_policy, "lru")
     states = config.states if group > len(config.windows) else None
     if states is not None and states.placement == "where_prompts_part":
-        make = lambda num_blocks, clock: LeastSavedWork()  # noqa: E731
+        make = _least_saved_work
     shares = make_shares(tenant_shares, make, num_blocks, clock)
     return BlockPool(_FREE_BLOCKS[config.free_order](num_blocks), shares, clock, observers, group)
+
+
+def _least_saved_work(num_blocks: int, clock: Clock) -> EvictionPolicy:
+    return LeastSavedWork()
 
 
 def build_scheduler(

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import eviction, explain, heart, orders
+from benchmarks import eviction, explain, heart, hybrids, orders
 
 
 @pytest.fixture
@@ -84,3 +84,12 @@ def test_remembering_and_explaining_are_measured(monkeypatch):
     figures = explain.measure(num_blocks=16)
     assert set(figures) == {"off_us", "on_us", "explain_us"}
     assert all(0 < figure < float("inf") for figure in figures.values())
+
+
+@pytest.mark.nightly
+def test_hybrids_are_measured_beside_transformers(tmp_path):
+    hybrids.main(["--small", "--rounds", "1", "--json", str(tmp_path / "figures.json")])
+
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert set(figures) == {"first cold", "first warm", "16 shared", "decode 1", "decode 16"}
+    assert all(milliseconds > 0 for row in figures.values() for milliseconds in row.values())

@@ -6,10 +6,12 @@ import json
 import pytest
 from rich.console import Console
 
-from ostinato.cli._cache_tables import draw_audit, draw_stats
+from ostinato.cli._cache_tables import draw_audit, draw_stats, draw_tiers
 from ostinato.cli.cache import read_seconds
 from ostinato.core.errors import ConfigError
+from ostinato.engine.tiered_cache import TierCounts
 from ostinato.server.keys import read_keys
+from ostinato.tiers.port import TierStats
 from tests.server.keyed import Keyed, keyed_server
 
 from .terminal import Terminal
@@ -62,6 +64,20 @@ def test_statistics_and_the_heaviest_prefixes_are_drawn(cache, keyed: Keyed):
     stats = cache("stats")
     assert "512 blocks" in stats and "ann" in stats and "all" in stats
     assert json.loads(cache("stats", "--json"))["tenants"]["ann"]["num_requests"] >= 2
+
+
+def test_tiers_are_drawn_with_what_was_loaded_and_written(cache):
+    assert "There are no tiers" in cache("tiers")
+    console = Console(record=True, width=120, file=io.StringIO())
+    counts = TierCounts(
+        (TierStats("disk", "/var/kv", "read-only", "no space", 12, num_bytes=5 * 2**30),),
+        {"disk": 4096}, 0.25, {"checksum": 1}, num_cheaper=3, stores={"stored": 12},
+    )  # fmt: skip
+    draw_tiers(console, counts.as_dict())
+    drawn = console.export_text()
+    assert "/var/kv" in drawn and "read-only: no space" in drawn and "5 GiB" in drawn
+    assert "4,096 tokens from disk, in 250 ms; 3 times it was cheaper" in drawn
+    assert "1 checksum" in drawn and "12 stored" in drawn
 
 
 def test_estimates_are_drawn_when_there_are_some(cache):

@@ -53,6 +53,20 @@ def test_times_come_from_the_real_scheduler(terminal: Terminal, trace):
     assert figures["slowdown"] == 1 and figures["cost"] == "given" and figures["bounds"] == {}
 
 
+def test_a_disk_behind_the_pool_finds_what_a_larger_pool_would(terminal: Terminal, trace):
+    """Ten blocks and a disk of a hundred hit as a hundred blocks do, and sooner than ten alone."""
+    args = ("-p", "lru", "-c", "10,100", "--tiers", "100", "--timed-capacity", "10")
+    args += ("--slowdown", "1", "--prefill-rate", "1000", "--no-bounds", "--json")
+    figures = json.loads(terminal.show("simulate", trace, *args))
+    small, large = figures["hit_ratio"]["lru"]
+    assert figures["disk"]["hit_ratio"] == [large, large] and small < large
+    assert figures["disk"]["loaded_tokens"][0] > 0 == figures["disk"]["loaded_tokens"][1]
+    timed = figures["timed"]
+    assert timed["lru + disk"]["hit_ratio"] > timed["lru"]["hit_ratio"]
+    assert timed["lru + disk"]["first_token_s"]["50"] < timed["lru"]["first_token_s"]["50"]
+    assert timed["lru + disk"]["num_served"] == 60
+
+
 def test_out_holds_plots_and_a_page_that_needs_nothing_else(terminal: Terminal, trace, tmp_path):
     out = tmp_path / "report"
     result = terminal.run("simulate", trace, "-p", "lru,arc", "-o", str(out))

@@ -31,6 +31,9 @@ SAME_SETTINGS = [
     "max_num_seqs",
     "max_num_batched_tokens",
     "enable_prefix_caching",
+    "enable_lora",
+    "max_loras",
+    "max_lora_rank",
 ]
 NEW_SAMPLING = ("bad_words_ids", "truncate_prompt_tokens")
 """Parameters that vLLM's ``SamplingParams`` does not have, or no longer."""

@@ -193,6 +193,15 @@ def test_a_lease_of_a_day_survives_a_restart(new_llm: NewLLM, tier: MemoryTier):
     assert set(tier.keep_until.values()) == {0.0}
 
 
+def test_what_may_soon_be_evicted_is_written_before(new_llm: NewLLM, tier: MemoryTier):
+    """Seven conversations of nine blocks fill 64: the first is on the disk before it is evicted."""
+    llm = new_llm()
+    for first in range(7):
+        ask(llm, [first, *TEXT])
+    llm.engine.tiers.stores.flush(10)
+    assert len(tier.blocks) == 7 * 8
+
+
 def test_refused_stores_are_tried_again_later(new_llm: NewLLM, tier: MemoryTier):
     llm = new_llm()
     tier.refusal = StoreResult.READ_ONLY

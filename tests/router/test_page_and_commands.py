@@ -34,6 +34,7 @@ def test_the_page_shows_workers_their_state_and_decisions(router: RouterThread):
         expect(row).to_contain_text(re.compile("nowhere.*cannot be reached.*guessed"))
         expect(page.locator("#decisions tr").first).to_contain_text("failed")
         expect(page.locator("#policy")).to_have_text("cache_state")
+        expect(page.locator("#key-panel input")).to_be_hidden()  # of the server's page
         assert problems == []
 
 

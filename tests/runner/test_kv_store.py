@@ -106,6 +106,23 @@ def test_every_element_has_a_place_of_its_own(new_store: NewStore, dtype: torch.
         assert torch.equal(found[1], kept(values[order], dtype))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_exported_blocks_hold_the_same_wherever_they_are_imported(
+    new_store: NewStore, dtype: torch.dtype
+):
+    """All layers of a block after another, neighbours or not; other blocks stay as they are."""
+    store, other = filled_store(new_store, dtype), new_store(SPEC, 4, SIZE, dtype)
+    payload = memoryview(bytearray(3 * store.block_bytes))
+
+    store.export_blocks([3, 0, 1], payload)
+    other.import_blocks([1, 2, 0], payload)
+
+    for layer, base in enumerate((0, 100)):
+        full = content(store, layer)
+        expected = full[SIZE : 2 * SIZE] + full[3 * SIZE :] + full[:SIZE] + [0.0] * SIZE
+        assert content(other, layer) == expected, base
+
+
 def test_keys_come_in_the_strides_that_models_give_them(new_store: NewStore):
     """A model's keys are (heads, tokens, dim) seen from the side."""
     store = new_store(SPEC, 2, SIZE, torch.float32)

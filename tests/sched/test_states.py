@@ -35,13 +35,13 @@ class StateServer:
     """
 
     def __init__(
-        self, index: str, num_states: int = 400, budget: int = 2048, **states: int
+        self, index: str, num_states: int = 400, num_blocks: int = 4096, **states: int
     ) -> None:
-        """Start with an empty cache of 64k tokens."""
+        """Start with an empty cache and steps of 2,048 tokens."""
         config = StateConfig(num_states, UNIT, **states)
-        caching = PrefixCacheConfig(4096, 16, index=index, states=config)
+        caching = PrefixCacheConfig(num_blocks, 16, index=index, states=config)
         self.cache = build_cache(caching, lambda: 0.0)
-        scheduling = SchedulerConfig(budget, max_num_seqs=64)
+        scheduling = SchedulerConfig(2048, max_num_seqs=64)
         self.scheduler = build_scheduler(scheduling, self.cache)
         self.num_computed: dict[str, int] = {}
         self._states = [0] * num_states
@@ -185,12 +185,12 @@ def test_a_preempted_sequence_returns_to_its_last_64_tokens(index):
 
 def test_a_checkpoint_goes_with_the_block_that_it_ends_in(index):
     """Without keys and values before it, it could never hit."""
-    server = StateServer(index)
-    for number in range(34):
+    server = StateServer(index, num_blocks=512)
+    for number in range(6):
         server.serve(str(number), draw(number, 2200))
     states = server.cache.states
     assert states is not None and states.stats.num_evicted > 0
-    newest = PrefixKey(Identity(), draw(33, 2200))
+    newest = PrefixKey(Identity(), draw(5, 2200))
     assert server.cache.manager.match(newest).num_tokens == 2176
 
 

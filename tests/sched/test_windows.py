@@ -4,7 +4,7 @@ Blocks of four, a window of five: a sequence needs the block that its next token
 the one before it. The pool of group 0 is large in all of these.
 """
 
-from ostinato.settings import WindowConfig
+from ostinato.settings import StateConfig, WindowConfig
 from tests.support.tiny_cache import on_both_indexes, windows_of
 from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
 
@@ -100,3 +100,10 @@ def test_a_failed_step_leaves_nothing_in_any_window(index):
     tiny.add("again", "ABCDEFGH", max_tokens=2)
     tiny.run()
     assert tiny.outputs["again"] == "ab"
+
+
+def test_a_window_with_room_for_less_than_a_chunk_of_states_computes_as_far_as_it_goes(index):
+    """Chunks of a model with states end at multiples of 16, but here at 8."""
+    tiny = windowed(index, window_blocks=2, states=StateConfig(4, 16, 0))
+    tiny.add("one", "ABCDEFGHIJKLMNOPQRST")
+    assert tiny.run() == ["one:ABCDEFGH", "one:IJKL", "one:MNOP", "one:QRST"]

@@ -11,7 +11,7 @@ from ostinato.tiers.folder import LocalFolder
 from ostinato.tiers.object_store import BucketStore
 from ostinato.tiers.port import KVTier
 from ostinato.tiers.remote import RemoteOptions, RemoteTier
-from ostinato.tiers.simulated import SimulatedFile, SimulatedFolder
+from ostinato.tiers.simulated import SimulatedFolder
 from ostinato.tiers.valkey_store import ValkeyStore
 
 SECRET = bytes(range(32))
@@ -35,12 +35,7 @@ class SimulatedDisk:
         return {name: bytes(file.content) for name, file in self.folder.files.items()}
 
     def put(self, name: str, value: bytes | None) -> None:
-        if value is None:
-            self.folder.files.pop(name, None)
-            return
-        file = self.folder.files.setdefault(name, SimulatedFile(self.folder.faults))
-        file.content[:] = value
-        file.durable[:] = value
+        self.folder.replace(name, value)
 
     def fail_writes(self, after_bytes: int | None) -> None:
         self.folder.faults.fail_after = after_bytes

@@ -1,9 +1,11 @@
 """The disk tier: leases, limits, permissions, and disks that fill up or vanish."""
 
+import errno
 import logging
 import stat
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -142,6 +144,22 @@ def test_files_are_the_users_alone(tmp_path):
     assert stat.S_IMODE((tmp_path / "kv").stat().st_mode) == 0o700
     assert set(modes) == {"000000000001.segment", "keys", "lock", "secret"}
     assert set(modes.values()) == {0o600}
+    tier.close()
+
+
+def test_a_folder_that_became_read_only_is_still_read(tmp_path, monkeypatch):
+    tier = DiskTier(tmp_path / "kv", SEGMENTS)
+    put(tier, conversation(1))
+    tier.close()
+
+    def refuse(path, mode):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    tier = DiskTier(tmp_path / "kv", SEGMENTS)
+    assert get(tier, conversation(1)) == 8
+    assert set(put(tier, conversation(2))) == {StoreResult.READ_ONLY}
+    assert get(tier, conversation(1)) == 8
     tier.close()
 
 

@@ -18,7 +18,7 @@ Rules:
 3. Idle nodes are in the eviction policy, held nodes and roots are not.
 4. Each content is published once: a second block of the same content is a duplicate, which
    its owner exchanges for the canonical one.
-5. All blocks of a node are of one identity; after a public prefix, another identity begins.
+5. All blocks of a node are of one identity; after a boundary, another identity begins.
 
 Source: RadixAttention, arXiv 2312.07104; SGLang's radix cache.
 """
@@ -228,7 +228,7 @@ class RadixIndex:
             assert node.num_blocks == len(node.blocks) == node.end - node.start, "miscounted blocks"
             assert parent is not None and node.start == parent.end, "not where its parent ends"
             assert (id(node) in idle) == (node.ref_count == 0), "idle nodes alone are evictable"
-            parted = node.identity != parent.identity and parent.parent is not None
+            parted = node.identity.tenant != parent.identity.tenant and parent.parent is not None
             assert not parted or parent.ref_count, "content after a public prefix that may go"
             assert not partial or (node.num_blocks == 1 and not node.children)
         assert len(idle) == sum(not node.ref_count for node in nodes), "a lost node is evictable"
@@ -260,10 +260,12 @@ class RadixIndex:
         if self._pool.learns:
             recalled = self._pool.recall(key, node.end, len(blocks), self.block_size, summary)
             uses, blocks = recalled[0] + 1, blocks[: recalled[1]]
-        is_public = key.identity.public_prefix is not None and node.identity != key.identity
-        extends = node.ref_count == 1 and node.uses == uses and node.is_leaf and not is_public
-        if not extends or node.parent is None:
-            child = RadixNode(node, key.identity if is_public else node.identity)
+        identity, next_stage = key.identity_of(node.end, self.block_size)
+        if next_stage - node.end < len(blocks):
+            blocks = blocks[: next_stage - node.end]
+        extends = node.ref_count == 1 and node.uses == uses and node.is_leaf
+        if not extends or node.parent is None or node.identity != identity:
+            child = RadixNode(node, identity)
             child.ref_count, child.uses, child.born_s = 1, uses, self._pool.now()
             text = name
             if key.has_extras:

@@ -20,6 +20,7 @@ from ostinato.lab.quantities import read_bytes
 _CACHE = "Model and cache"
 _cache = partial(option, panel=_CACHE)
 _computing = partial(option, panel="Computing")
+_lora = partial(option, panel="LoRA adapters")
 _scheduling = partial(option, panel="Scheduling")
 _caching = partial(option, panel="What stays cached")
 _events = partial(option, panel="KV events")
@@ -53,6 +54,19 @@ NumBlocks = Annotated[
         rich_help_panel=_CACHE,
     ),
 ]
+
+
+def named_paths(option_name: str, given: Sequence[str]) -> dict[str, str]:
+    """Return paths by name.
+
+    Raises:
+        ConfigError: One is not NAME=DIRECTORY.
+    """
+    pairs = [entry.partition("=") for entry in given]
+    for name, _, path in pairs:
+        if not name or not path:
+            raise ConfigError(f"{option_name}={name + path!r}: must be NAME=DIRECTORY")
+    return {name: path for name, _, path in pairs}
 
 
 @dataclass(frozen=True)
@@ -95,6 +109,10 @@ class EngineOptions:
         None, "Most tokens of prompt and answer together; else the model's own limit."
     )
     enable_prefix_caching: bool = _cache(True, "Keep and reuse prefixes.", "--cache/--no-cache")
+    enable_lora: bool = _lora(False, "Let LoRA adapters be loaded.", "--enable-lora")
+    max_loras: int = _lora(16, "Most adapters that are loaded at once.")
+    max_lora_rank: int = _lora(64, "Highest rank of an adapter, at most 512.")
+    max_lora_bytes: int = _lora(2**30, "Memory for the weights of all adapters.")
     keep_tokens: bool = _cache(
         True,
         "Keep the tokens of earlier answers as they were generated; off, every prompt is "

@@ -55,6 +55,9 @@ def run(
     prompt_logprobs: int | None = option(
         None, "With --json: the same of the prompt.", panel=_OUTPUT
     ),
+    lora: str | None = option(
+        None, "Directory of a LoRA adapter to continue with.", panel="LoRA adapters"
+    ),
     *,
     sampling: options.SamplingOptions,
     engine: options.EngineOptions,
@@ -73,8 +76,10 @@ def run(
     )
     _check_shown(params, as_json)
     settings = engine.settings(model)
+    settings["enable_lora"] |= lora is not None
+    show = _page(text, echo) if n == 1 and not as_json else None
     with loaded(model, settings) as llm:
-        output = _generate(llm, text, params, _page(text, echo) if n == 1 and not as_json else None)
+        output = _generate(llm, text, params, show, lora)
     if as_json:
         typer.echo(json.dumps(_as_json(model, output), indent=2))
     else:
@@ -128,10 +133,17 @@ def _page(prompt: str, echo: bool) -> Callable[[str], None]:
 
 
 def _generate(
-    llm: "AsyncLLM", prompt: str, params: SamplingParams, show: Callable[[str], None] | None
+    llm: "AsyncLLM",
+    prompt: str,
+    params: SamplingParams,
+    show: Callable[[str], None] | None,
+    lora: str | None,
 ) -> "RequestOutput":
     """Run the request, showing it live if wanted."""
-    outputs = llm.generate(prompt, params, request_id=_REQUEST_ID)
+    from ostinato import LoRARequest
+
+    adapter = None if lora is None else LoRARequest(lora, 1, lora)
+    outputs = llm.generate(prompt, params, request_id=_REQUEST_ID, lora_request=adapter)
     if show is not None:
         return follow(llm, outputs, _REQUEST_ID, show)
     with Console(stderr=True).status("Generating ..."):

@@ -22,6 +22,7 @@ from ostinato.cli._report_folder import open_folder, say_written, unwritable
 from ostinato.core.config import one_of
 from ostinato.core.errors import ConfigError
 from ostinato.hybrid.pool_sizes import TOKENS_PER_CHECKPOINT
+from ostinato.lab.adapter_bytes import adapter_bytes
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import StepCost
 from ostinato.lab.kv_bytes import kv_bytes
@@ -80,6 +81,9 @@ def run(
         "Of a GiB for an hour, beyond what the weights leave of the GPUs' memory.",
         panel=_MONEY,
     ),
+    lora: list[str] | None = option(
+        None, "Directory of a LoRA adapter in the GPUs' memory; may be repeated."
+    ),
     currency: str = option("USD", "Of both.", panel=_MONEY),
     out: Path | None = option(
         None, "A directory for the plot (PNG, SVG) and report.html.", "--out", "-o"
@@ -107,7 +111,7 @@ def run(
         cost,
         _groups(traffic, cost, config),
         prices,
-        *_gpus(cost),
+        *_gpus(cost, adapter_bytes(lora or [])),
         utilisation,
         cast("PolicyName", policy),
     )
@@ -139,10 +143,10 @@ def _groups(trace: BlockTrace, cost: StepCost, config: Config | None) -> KVGroup
     return KVGroups(trace.token_bytes)
 
 
-def _gpus(cost: StepCost) -> tuple[int, int]:
-    """Return the GPUs of a replica, and the memory that they have left."""
+def _gpus(cost: StepCost, num_adapter_bytes: int) -> tuple[int, int]:
+    """Return the GPUs of a replica, and the memory that weights and adapters leave of theirs."""
     if isinstance(cost, RooflineCost):
-        return cost.machine.num_gpus, cost.kv_memory_bytes
+        return cost.machine.num_gpus, max(0, cost.kv_memory_bytes - num_adapter_bytes)
     return 1, 0
 
 

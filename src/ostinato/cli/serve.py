@@ -72,6 +72,12 @@ class ServerOptions:
     prewarm: str | None = _server(
         None, "File of prompts to compute before the first request, one JSON object a line."
     )
+    lora_modules: list[str] | None = _server(
+        None, "Load a LoRA adapter as a model of its own: NAME=DIRECTORY; may be repeated."
+    )
+    lora_folder: list[str] | None = _server(
+        None, "Folder that adapters may be loaded from over HTTP; may be repeated."
+    )
     traces: str | None = _server(None, "Folder for traces that 'ostinato cache record' starts.")
 
 
@@ -117,17 +123,27 @@ def run(
         otel_traces=server.otel_traces,
         keys_file=server.keys,
         traces_folder=server.traces,
+        lora_folders=tuple(server.lora_folder or ()),
     )
+    adapters = options.named_paths("--lora-modules", server.lora_modules or [])
     settings = engine.settings(model)
+    settings["enable_lora"] |= bool(adapters)
     if server.keys is not None and settings["kv_sealed"] is None:
         settings["kv_sealed"] = True
     from ostinato.server.admin.prewarming import read_prewarm_file
-    from ostinato.server.lifecycle import listen, open_state, run_server, warm_up
+    from ostinato.server.lifecycle import (
+        listen,
+        load_adapters,
+        open_state,
+        run_server,
+        warm_up,
+    )
 
     prompts = [] if server.prewarm is None else read_prewarm_file(server.prewarm)
     with listen(config) as listener:
         with Console(stderr=True).status(f"Loading {model} ..."):
             state = open_state(model, settings, config)
+            load_adapters(state, adapters)
             warm_up(state, prompts)
         path = str(state.llm.engine.compute_path)
         run_server(state, listener, lambda address: _announce(model, address, server.keys, path))

@@ -16,6 +16,7 @@ from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._quantities import count
 from ostinato.core.config import SchedulerConfig, at_least
 from ostinato.hybrid.pool_sizes import split_states
+from ostinato.lab.adapter_bytes import adapter_bytes
 from ostinato.lab.image_tokens import image_tokens, read_size
 from ostinato.lab.kv_bytes import DTYPE_BITS, Footprint, KVBytes, LayerGroup, kv_bytes
 from ostinato.lab.kv_layers import Kind
@@ -34,6 +35,7 @@ class Question:
         num_tokens: Length of a sequence.
         num_requests: Sequences at once, which share nothing.
         memory: Memory for KV, as the user wrote it.
+        adapter_bytes: What LoRA adapters take of it.
         image: Size of an image, such as ``1024x768``; empty for none.
         image_tokens: How many tokens it takes.
     """
@@ -42,13 +44,14 @@ class Question:
     num_tokens: int
     num_requests: int
     memory: str
+    adapter_bytes: int = 0
     image: str = ""
     image_tokens: int | None = None
 
     @property
     def memory_bytes(self) -> int:
-        """Memory for KV in bytes."""
-        return read_bytes("memory", self.memory)
+        """Memory for KV in bytes, beside adapters."""
+        return max(0, read_bytes("memory", self.memory) - self.adapter_bytes)
 
 
 @grouped
@@ -62,6 +65,9 @@ def run(
     requests: int = option(100, "Sequences at once, sharing nothing."),
     memory: str = option("24GiB", "Memory for KV, such as 24GiB or 80GB."),
     image: str = option("", "Size of an image in the prompt, such as 1024x768."),
+    lora: list[str] | None = option(
+        None, "Directory of a LoRA adapter that takes a part of the memory; may be repeated."
+    ),
     as_json: bool = option(False, "Print exact bytes as JSON.", "--json"),
 ) -> None:
     """Size a model's KV cache from its config: no weights, no GPU.
@@ -73,7 +79,10 @@ def run(
     at_least("requests", requests, 1)
     config = load_config(model)
     num_image_tokens = image_tokens(config, *read_size(image)) if image else None
-    question = Question(model, tokens, requests, memory.strip(), image, num_image_tokens)
+    lora_bytes = adapter_bytes(lora or [])
+    question = Question(
+        model, tokens, requests, memory.strip(), lora_bytes, image, num_image_tokens
+    )
     size = kv_bytes(config, dtype)
     if as_json:
         typer.echo(json.dumps(_as_json(question, size), indent=2))
@@ -206,6 +215,9 @@ def _number(value: int | None, noun: str | None = None) -> str:
 def _notes(question: Question, size: KVBytes) -> Iterator[str]:
     """Return notes on the figures."""
     yield from size.notes
+    if question.adapter_bytes:
+        adapters = write_bytes(question.adapter_bytes)
+        yield f"The adapters take {adapters} of the memory, which are not counted as KV."
     if size.windowed is not None:
         yield "Windows kept: for engines that free what slid out of a window."
     if size.expanded is not None:
@@ -249,6 +261,7 @@ def _as_json(question: Question, size: KVBytes) -> dict[str, object]:
         "requests": question.num_requests,
         "memory_bytes": question.memory_bytes,
         "image_tokens": question.image_tokens,
+        "adapter_bytes": question.adapter_bytes,
         "model_type": size.model_type,
         "dtype": size.dtype,
         "num_layers": size.num_layers,

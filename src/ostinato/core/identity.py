@@ -1,17 +1,13 @@
 """What must be equal before KV may be shared.
 
-Law 3: KV is reused only for the identical identity. Two parts:
+Law 3: KV is reused only where the ``PrefixKey`` is the same: identity, tokens and images so far.
 
-* ``Identity``: what holds for a whole sequence (weights, epoch, KV format, adapter, tenant);
-* ``PrefixKey``: an identity, the tokens so far, and the images among them.
+A sequence may begin with a *public prefix*, published for several tenants, and an activated adapter
+(aLoRA) computes from its invocation on alone. At each *boundary* the next identity enters as an
+extra of the block, as an image does::
 
-A sequence may begin with a *public prefix*, published for several tenants. Its first blocks have
-the public prefix's own identity; at the *namespace boundary* after them the sequence's identity
-enters as an extra of the block, as an image does::
-
-    blocks   0     1     2            |  3     4
-             public prefix's identity | the tenant's own
-                                  boundary
+    blocks   0     1     2            |  3     4                |  5
+             public prefix's identity | the tenant's base model | with the adapter
 """
 
 import hashlib
@@ -30,10 +26,7 @@ SALT_SEPARATOR = "\x1f"
 
 
 def tenant_of(salt: bytes) -> bytes:
-    """Return a tenant's salt without what its client added to it.
-
-    Blocks, shares and counts are the tenant's: a client gets no more of them by new salts.
-    """
+    """Return a tenant's salt without what its client added to it, which gets no share more."""
     return salt.partition(SALT_SEPARATOR.encode())[0]
 
 
@@ -49,12 +42,7 @@ def salt_name(salt: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PublicPrefix:
-    """A published prefix that a sequence begins with.
-
-    Attributes:
-        tenant: Salt of the prefix itself, in place of a tenant's.
-        num_tokens: Its length, in whole blocks.
-    """
+    """A published prefix that a sequence begins with: its own salt, and its length in blocks."""
 
     tenant: bytes
     num_tokens: int
@@ -69,6 +57,7 @@ class Identity:
         epoch: Raised with each update of the weights.
         kv_dtype: Format of the KV store, such as ``"bfloat16"``.
         adapter: Digest of the adapter's content; empty without one.
+        adapter_start: First token that it computes, that of an activated adapter's invocation.
         tenant: Salt of the tenant, and what its client added; empty for the shared namespace.
         public_prefix: Published prefix that the sequence begins with, if any.
     """
@@ -77,18 +66,14 @@ class Identity:
     epoch: int = 0
     kv_dtype: str = ""
     adapter: bytes = b""
+    adapter_start: int = 0
     tenant: bytes = b""
     public_prefix: PublicPrefix | None = None
 
     def __post_init__(self) -> None:
         """Raise InvalidIdentity where a field is of the wrong type."""
-        if (
-            type(self.tenant) is bytes
-            and type(self.weights) is bytes
-            and type(self.adapter) is bytes
-            and type(self.epoch) is int
-            and self.epoch >= 0
-        ):
+        kinds = {type(self.tenant), type(self.weights), type(self.adapter)}
+        if kinds == {bytes} and type(self.epoch) is int and self.epoch >= 0:
             return
         for name in ("weights", "adapter", "tenant"):
             if type(value := getattr(self, name)) is not bytes:
@@ -107,21 +92,32 @@ class Identity:
         ]
         if (public := self.public_prefix) is not None:
             fields += [public.tenant, public.num_tokens.to_bytes(8, "little")]
+        if self.adapter_start:
+            fields.append(self.adapter_start.to_bytes(8, "little"))
         return b"".join(len(field).to_bytes(4, "little") + field for field in fields)
 
     @property
-    def root(self) -> "Identity":
-        """The identity of a sequence's first block: its public prefix's, else its own."""
-        return self if self.public_prefix is None else self._of_public_prefix
+    def stages(self) -> "tuple[tuple[int, Identity], ...]":
+        """The identities of a sequence's blocks, each with the token that it begins at."""
+        return self._stages if self.public_prefix or self.adapter_start else ((0, self),)
 
     @cached_property
-    def _of_public_prefix(self) -> "Identity":
-        assert self.public_prefix is not None
-        return replace(self, tenant=self.public_prefix.tenant, public_prefix=None)
+    def _stages(self) -> "tuple[tuple[int, Identity], ...]":
+        own = replace(self, adapter=b"", adapter_start=0) if self.adapter_start else self
+        stages = [(0, own)]
+        if (public := self.public_prefix) is not None:
+            root = replace(own, tenant=public.tenant, public_prefix=None)
+            stages = [(0, root), (public.num_tokens, own)]
+        return (*stages, (self.adapter_start, self)) if self.adapter_start else tuple(stages)
+
+    @property
+    def root(self) -> "Identity":
+        """The identity of a sequence's first block."""
+        return self.stages[0][1]
 
     @cached_property
     def boundary(self) -> bytes:
-        """Keeps tenants apart after a public prefix, without telling their salts."""
+        """Keeps what follows apart from other identities, without telling salts."""
         return _BOUNDARY + hashlib.sha256(self.encoded).digest()
 
     @property
@@ -158,10 +154,10 @@ class BlockExtra:
     """Part of a block's identity besides its tokens: images, and a boundary before it.
 
     Attributes:
-        encoded: The boundary, if the block is the first after a public prefix; then content
-            digest, offset relative to the block and length of each image.
+        encoded: The boundaries in it; then content digest, offset relative to the block and length
+            of each image.
         num_text_tokens: Leading tokens that may be shared one by one: those before the first
-            image token, and none after a boundary.
+            boundary or image token.
     """
 
     encoded: bytes
@@ -194,7 +190,7 @@ class PrefixKey:
         self.images = tuple(sorted(images, key=lambda image: image.start)) if images else ()
         self.digests: dict[object, list[BlockDigest]] = {}
         # Whether any of its blocks has an extra.
-        self.has_extras = bool(self.images) or identity.public_prefix is not None
+        self.has_extras = bool(self.images) or len(identity.stages) > 1
         if self.images:
             _check_images(self.images, len(self.tokens))
 
@@ -216,12 +212,6 @@ class PrefixKey:
         return twin
 
     @property
-    def public_tokens(self) -> int:
-        """Tokens of its public prefix; 0 without one."""
-        public = self.identity.public_prefix
-        return 0 if public is None else public.num_tokens
-
-    @property
     def packed(self) -> bytes:
         """All tokens as little-endian ``uint32``, shape (num_tokens * 4,)."""
         return self.tokens.tobytes()
@@ -240,10 +230,9 @@ class PrefixKey:
 
     def extra(self, start: int, stop: int) -> BlockExtra | None:
         """What images and a boundary add to the identity of a block of tokens ``start .. stop``."""
-        public = self.identity.public_prefix
-        is_boundary = public is not None and start <= public.num_tokens < stop
+        begun = [stage for stage in self.identity.stages[1:] if start <= stage[0] < stop]
         touching = [i for i in self.images if i.start < stop and i.end > start]
-        if not touching and not is_boundary:
+        if not touching and not begun:
             return None
         encoded = b"".join(
             len(image.digest).to_bytes(4, "little")
@@ -252,33 +241,42 @@ class PrefixKey:
             + image.length.to_bytes(8, "little")
             for image in touching
         )
-        if is_boundary:
-            return BlockExtra(self.identity.boundary + encoded, 0)
-        return BlockExtra(encoded, max(0, touching[0].start - start))
+        first = min(*(stage[0] for stage in begun), *(image.start for image in touching), stop)
+        boundaries = b"".join(identity.boundary for _, identity in begun)
+        return BlockExtra(boundaries + encoded, max(0, first - start))
 
     def blocks_with_extras(self, first: int, last: int, block_size: int) -> Iterable[int]:
         """Name the blocks among ``first .. last`` that may have an extra."""
         if self.images:
             return range(first, last)
-        public = self.identity.public_prefix
-        boundary = -1 if public is None else public.num_tokens // block_size
-        return (boundary,) if first <= boundary < last else ()
+        boundaries = sorted({start // block_size for start, _ in self.identity.stages[1:]})
+        return [index for index in boundaries if first <= index < last]
+
+    def identity_of(self, index: int, block_size: int) -> tuple[Identity, int]:
+        """Return the identity of a block, and which block the next one begins at, if any."""
+        identity = self.identity.root
+        for start, stage in self.identity.stages[1:]:
+            if start // block_size > index:
+                return identity, start // block_size
+            identity = stage
+        return identity, 2**31
 
     def num_common_tokens(self, other: "PrefixKey") -> int:
         """Return the length of the longest prefix whose KV the two sequences could share.
 
         Two images at one place are the same if digest, start and length are.
         """
-        if self.identity.root != other.identity.root:
-            return 0
         mine, theirs = memoryview(self.tokens).cast("B"), memoryview(other.tokens).cast("B")
         common = num_common_tokens(mine, theirs)
-        if self.identity != other.identity:  # they share a public prefix at most
-            common = min(common, max(self.public_tokens, other.public_tokens))
-        for pair in zip_longest(self.images, other.images):
+        for pair in zip_longest(self._parts(), other._parts()):
             if pair[0] != pair[1]:
-                return min(common, *(image.start for image in pair if image is not None))
+                return min(common, *(part[0] for part in pair if part is not None))
         return common
+
+    def _parts(self) -> list[tuple[int, object]]:
+        """List its identities and images, each with the token that it begins at."""
+        images = [(image.start, image) for image in self.images]
+        return sorted([*self.identity.stages, *images], key=lambda part: part[0])
 
     def num_text_tokens(self, start: int, stop: int) -> int:
         """Number of tokens from ``start`` on that may be shared one by one, up to ``stop``."""

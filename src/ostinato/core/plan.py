@@ -19,7 +19,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ostinato.core.identity import ImageSpan
+from ostinato.core.identity import Identity, ImageSpan
 from ostinato.core.ids import SequenceId, SlotId
 from ostinato.core.sampling_params import SamplingParams
 
@@ -121,6 +121,7 @@ class ScheduledSequence:
         prompt_targets: For prompt log-probs, the prompt ids that follow each new token, shape
             (<= num_new_tokens,); empty if none are requested.
         num_prompt_logprobs: Alternatives per prompt target.
+        identity: Names the adapter that computes it, and from which token on.
         state_slot: Slot of the state that the step reads and writes; -1 if no layer keeps one.
         images: Images anywhere in the sequence, in order.
     """
@@ -132,6 +133,7 @@ class ScheduledSequence:
     sample: SampleTask | None = None
     prompt_targets: "array[int]" = field(default_factory=lambda: array("I"))
     num_prompt_logprobs: int = 0
+    identity: Identity = field(default_factory=Identity)
     state_slot: int = -1
     images: tuple[ImageSpan, ...] = ()
 

@@ -22,6 +22,7 @@ Files in reading order:
 * ``grammar_vocabulary``, ``grammar_worker``, ``grammar_check``: compile a grammar within limits
 * ``grammar``: which tokens may come next under a grammar
 * ``public_prefixes``: which prefixes are public, and which prompt begins with one
+* ``adapters``: loaded LoRA adapters by name, and which are about to go
 * ``trace_writer``, ``recorder``: record what happens to an engine
 * ``audit``: computes a share of the hits again, and compares
 * ``load_note``, ``tier_reader``, ``tier_loads``: load prefixes from tiers into the pool
@@ -29,6 +30,7 @@ Files in reading order:
 * ``tiered_cache``, ``open_tiers``: the tiers of one engine, and how they are opened
 * ``engine``: the loop
 * ``snapshot``, ``explain_api``: copies of its counters, explanations of its requests
+* ``adapter_api``: loads and unloads adapters between steps
 * ``interrupts``, ``batch``, ``llm``: batches, with a progress bar and Ctrl-C
 * ``thread_bridge``, ``engine_thread``: the engine's thread, and how event loops talk to it
 * ``tenant_queue``, ``tokenizer_executor``: tokenizing without blocking the event loop

@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ostinato.engine.adapter_api import load_adapter_between, remove_adapter
+from ostinato.engine.adapters import LoRARequest
 from ostinato.engine.admin_api import AdminApi, AsyncAdminApi
 from ostinato.engine.chat import Message, sections_of
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
@@ -204,6 +206,7 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
         **unsupported: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continue a prompt, and yield an output of ``output_kind`` whenever there is more.
@@ -213,6 +216,8 @@ class AsyncLLM:
             sampling_params: How to sample; None is ``SamplingParams()``.
             request_id: For ``abort``; None generates one.
             priority: Lower goes first.
+            lora_request: A LoRA adapter, loaded if it is not; None is the base model, or the
+                loaded adapter that the prompt's dict names.
             **unsupported: vLLM's arguments, at values that change nothing.
 
         Raises:
@@ -227,7 +232,7 @@ class AsyncLLM:
         async def as_it_is() -> Prompt:
             return parsed
 
-        return self._stream(as_it_is, sampling_params, request_id, priority)
+        return self._stream(as_it_is, sampling_params, request_id, priority, lora_request)
 
     def chat(
         self,
@@ -238,6 +243,7 @@ class AsyncLLM:
         add_generation_prompt: bool = True,
         request_id: str | None = None,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
         keep_tokens: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continue a conversation; as ``generate``, and ``keep_tokens`` as in ``LLM.chat``.
@@ -254,7 +260,7 @@ class AsyncLLM:
             ids = await self.render(loaded, chat_template, add_generation_prompt, whose=whose)
             return replace(whose, token_ids=ids, known=ids)
 
-        return self._stream(prompt, sampling_params, request_id, priority)
+        return self._stream(prompt, sampling_params, request_id, priority, lora_request)
 
     async def explain(
         self,
@@ -300,6 +306,23 @@ class AsyncLLM:
         """
         update = await asyncio.to_thread(read_weights, source, self._engine.loaded)
         return await self._thread.call(lambda: self._admin.update_weights(update))
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load a LoRA adapter, while requests run; as ``LLM.add_lora``."""
+        return await load_adapter_between(self._thread, lora_request)
+
+    async def remove_lora(self, lora_id: int | str) -> bool:
+        """Unload a LoRA adapter, by its number or name; returns whether there was one.
+
+        Effects: requests that have it finish, and publish nothing more.
+        """
+        return await self._thread.call(lambda: remove_adapter(self._engine, lora_id))
+
+    async def list_loras(self) -> set[int]:
+        """Return the numbers of the loaded adapters."""
+        return await self.look(
+            lambda engine: {it.request.lora_int_id for it in engine.adapters.by_name.values()}
+        )
 
     async def lease(self, prompt: PromptInput, terms: LeaseTerms = PINNED) -> LeaseReceipt:
         """Keep a prompt's cached blocks from being evicted; as ``LLM.lease``."""
@@ -367,10 +390,15 @@ class AsyncLLM:
         params: SamplingParams | None,
         request_id: str | None,
         priority: int,
+        lora_request: LoRARequest | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         wanted = SamplingParams() if params is None else params
 
         async def make() -> PreparedRequest:
-            return await self._tokenizing.request(await prompt(), wanted, request_id, priority)
+            made = await prompt()
+            if lora_request is not None:
+                await self.add_lora(lora_request)
+                made = replace(made, adapter=lora_request.lora_name)
+            return await self._tokenizing.request(made, wanted, request_id, priority)
 
         return self._thread.stream(make)

@@ -33,6 +33,7 @@ from ostinato.core.request import Request
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.inputs import build_inputs
 from ostinato.runner.kv_store import KVStore
+from ostinato.runner.lora import StepAdapters
 from ostinato.runner.model_runner import ModelRunner
 
 logger = logging.getLogger("ostinato")
@@ -130,6 +131,12 @@ class HitAudit:
             tokens = request.prompt_token_ids[:num_tokens]
             self._waiting.append(PrefixKey(request.identity, tokens))
             self._count(num_drawn=1)
+
+    def forget_adapter(self, adapter: bytes) -> None:
+        """Drop what an adapter that is no longer loaded has computed."""
+        self._waiting = deque(key for key in self._waiting if key.identity.adapter != adapter)
+        if self._running is not None and self._running.key.identity.adapter == adapter:
+            self._running = None
 
     def rest(self) -> bool:
         """Compute a chunk, or compare; returns whether there is more to do."""
@@ -236,9 +243,11 @@ class _Recomputation:
         first, last = chunk
         tables = (self._table,) * len(self._cached)
         tokens = self.key.tokens[first:last]
-        plan = StepPlan((ScheduledSequence(SequenceId(0), tokens, first, tables),))
+        sequence = ScheduledSequence(SequenceId(0), tokens, first, tables, None)
+        plan = StepPlan((replace(sequence, identity=self.key.identity),))
         store = self._cached[0]
-        self._runner.forward(build_inputs(plan, store.block_size, store.device))
+        adapters = StepAdapters.of(plan, self._runner.adapters)
+        self._runner.forward(build_inputs(plan, store.block_size, store.device), adapters)
         return True
 
     def compared(self, table: BlockTable) -> AuditFinding | None:

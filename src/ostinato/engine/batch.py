@@ -47,6 +47,7 @@ def run_batch(
         finally:
             for request in made:  # after an interruption, nothing stays behind
                 engine.discard(request.request.request_id)
+            engine.drain_tiers()
     return _raise_failures([outputs[request.request.request_id] for request in made])
 
 

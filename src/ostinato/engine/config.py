@@ -13,6 +13,7 @@ from ostinato.core.errors import ConfigError
 from ostinato.engine.vllm_keywords import translate_settings
 from ostinato.images.media import MediaLimits
 from ostinato.runner.settings import (
+    MAX_LORA_RANK,
     NATIVE_BLOCK,
     AttentionName,
     ForwardName,
@@ -137,6 +138,10 @@ class EngineConfig:
         allowed_media_domains: Hosts from which they may name images as URLs; ``*`` is every host
             with a public address, empty fetches none. Data URIs are always read.
         seed: Of the generator of seeds, for requests without one.
+        enable_lora: Whether LoRA adapters may be loaded.
+        max_loras: Most adapters that are loaded at once; all of them may be in one batch.
+        max_lora_rank: Highest rank of an adapter, at most 512.
+        max_lora_bytes: Memory for the weights of all adapters.
     """
 
     model: str = DEFAULT_MODEL
@@ -193,6 +198,10 @@ class EngineConfig:
     allowed_local_media_path: str = ""
     allowed_media_domains: Sequence[str] = ()
     seed: int = 0
+    enable_lora: bool = False
+    max_loras: int = 16
+    max_lora_rank: int = 64
+    max_lora_bytes: int = 2**30
 
     def __post_init__(self) -> None:
         """Check the settings, before a model is loaded.
@@ -222,7 +231,13 @@ class EngineConfig:
         self._check_attention()
         if not isinstance(self.audit_share, (int, float)) or not 0 <= self.audit_share <= 1:
             raise ConfigError(f"audit_share={self.audit_share!r}: must be a number from 0 to 1")
-        for name in ("enable_prefix_caching", "seal_tails", "keep_tokens", "audit_quarantine"):
+        for name in ("max_loras", "max_lora_rank", "max_lora_bytes"):
+            at_least(name, getattr(self, name), 1)
+        if self.max_lora_rank > MAX_LORA_RANK:
+            raise ConfigError(f"max_lora_rank={self.max_lora_rank}: at most {MAX_LORA_RANK}")
+        for name in (
+            "enable_prefix_caching", "seal_tails", "keep_tokens", "audit_quarantine", "enable_lora"
+        ):  # fmt: skip
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be True or False")
         for name in ("num_blocks", "num_state_slots", "kv_cache_memory", "max_model_len"):

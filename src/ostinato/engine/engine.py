@@ -19,11 +19,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ostinato.assembly import build_cache, build_scheduler
+from ostinato.cache.observer import CacheObserver
 from ostinato.core.errors import InvalidSamplingParams, RequestError
 from ostinato.core.identity import Identity, ImageSpan
 from ostinato.core.ids import RequestId
 from ostinato.core.plan import TokenConstraint
 from ostinato.core.request import FinishReason, Request
+from ostinato.engine.adapters import Adapters, NamedAdapter
 from ostinato.engine.audit import HitAudit
 from ostinato.engine.caller import Owner
 from ostinato.engine.config import EngineConfig
@@ -54,6 +56,7 @@ from ostinato.engine.token_table import TokenTable
 from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.observe.counters import CacheStats
 from ostinato.runner.image_store import ServedImage
+from ostinato.runner.lora import LoraAdapter
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.sched.sequence import Sequence, SequenceUpdate
 from ostinato.sched.stats import SchedulerStats
@@ -71,6 +74,7 @@ class Engine:
         loaded: The model.
         runner: Executes steps.
         compute_path: How it does so, and why not faster.
+        adapters: LoRA adapters by name.
         cache: The prefix cache.
         public_prefixes: The prefixes that several tenants share.
         scheduler: Plans steps.
@@ -102,10 +106,13 @@ class Engine:
         self.recorder = Recorder(clock)
         stores = TierStores(config.block_size)
         held: HeldRequests = set()
-        more = (stores,) if config.has_tiers else ()
+        more: tuple[CacheObserver, ...] = (stores,) if config.has_tiers else ()
         caching = config.cache(
             sizes.num_blocks, sizes.windows, min(longest, sizes.num_blocks), sizes.states
         )
+        self.adapters = Adapters(config, self.runner.adapters)
+        if config.enable_lora:
+            more = (*more, self.adapters)
         self.cache = build_cache(caching, self.recorder.clock, more_observers=more)
         self.public_prefixes = PublicPrefixes(self.cache.admin, config.block_size)
         self.scheduler = build_scheduler(
@@ -277,6 +284,9 @@ class Engine:
                 "the tenant of the request, or a public prefix that it begins with, is being "
                 "erased: send it again when that is done"
             )
+        adapter = made.request.identity.adapter
+        if adapter and not self.adapters.is_usable(adapter):
+            raise RequestError("the adapter of the request was unloaded: load it again")
         self.recorder.tick()
         self.scheduler.add(made.request, made.seeds)
         self.recorder.on_added(made.request, made.arrival_s)
@@ -349,12 +359,14 @@ class Engine:
             state.take(sequence, None, now_s)
         state.fail(FinishReason.ABORT, None, now_s)
         self._note_answers(state)
+        self._free_adapters()
         return state.output()
 
     def discard(self, request_id: str) -> None:
         """End a request without an output; unknown ids are ignored."""
         self._cancel(RequestId(request_id))
         self._states.pop(RequestId(request_id), None)
+        self._free_adapters()
 
     def reset_cache(self, preempt_running: bool = False) -> None:
         """Remove every cached prefix, between steps.
@@ -388,6 +400,39 @@ class Engine:
         """Accept a tenant's requests again."""
         self._blocked.remove(_packed(salt))
 
+    def add_adapter(self, named: NamedAdapter) -> None:
+        """Let requests use an adapter from now on, between steps.
+
+        Raises:
+            RequestError: There are too many, or its number is another one's.
+
+        Effects: one of the same name is unloaded, as ``remove_adapter`` does.
+        """
+        replaced = self.adapters.add(named)
+        if replaced is not None:
+            self._end_adapter(replaced)
+
+    def remove_adapter(self, name: str) -> None:
+        """Let no new request use an adapter, between steps.
+
+        Raises:
+            RequestError: None of that name is loaded.
+
+        Effects: requests that have it finish, and publish nothing more; then its weights are
+        freed. What it has cached stays, for when the same content is loaded again.
+        """
+        self._end_adapter(self.adapters.remove(name))
+
+    def _end_adapter(self, adapter: LoraAdapter) -> None:
+        if self.adapters.end(adapter, self.cache.manager.live_tables):
+            self.audit.forget_adapter(adapter.digest)
+        self._free_adapters()
+
+    def _free_adapters(self) -> None:
+        """Free the weights of unloaded adapters that no live request has."""
+        if self.adapters.num_ending:
+            self.adapters.free({s.request.identity.adapter for s in self._states.values()})
+
     def drain_tiers(self) -> None:
         """End all loads from tiers; their requests compute what is missing."""
         if self.tiers is not None:
@@ -413,8 +458,13 @@ class Engine:
         own = self.identity(prompt.cache_salt)
         if prompt.publishes is not None:
             return replace(own, tenant=salt_of_public(prompt.publishes))
+        if prompt.adapter:
+            own = self.adapters.identity_of(own, prompt.adapter, tokens)
         prefixes = prompt.public_prefixes if reads else ()
-        return replace(own, public_prefix=self.public_prefixes.longest_of(tokens, prefixes))
+        public = self.public_prefixes.longest_of(tokens, prefixes)
+        if public is not None and 0 < own.adapter_start < public.num_tokens:
+            public = None  # the adapter computes the end of it
+        return replace(own, public_prefix=public)
 
     def close(self) -> None:
         """Stop recording and publishing; a second call does nothing, nor does one in a fork."""
@@ -465,6 +515,7 @@ class Engine:
                 self._note_answers(state)
                 self.audit.note(state.request, state.num_cached_tokens)
                 self.recorder.on_ended(request_id)
+        self._free_adapters()
         return list(touched.values())
 
     def _note_answers(self, state: RequestState) -> None:

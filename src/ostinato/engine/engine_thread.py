@@ -164,8 +164,10 @@ class EngineThread:
 
     def _run_idle_work(self) -> bool:
         """Do a little of the work that waits for idle moments; returns whether there is more."""
-        ghost = self.engine.cache.ghost
-        return self.engine.audit.rest() or (ghost is not None and ghost.rest())
+        ghost, tiers = self.engine.cache.ghost, self.engine.tiers
+        if self.engine.audit.rest() or (ghost is not None and ghost.rest()):
+            return True
+        return tiers is not None and tiers.rest()
 
     def _wait_for_turns(self, num_ended: int, step_s: float) -> None:
         """Give callers that were answered a moment to ask again, unless they never do."""

@@ -55,7 +55,8 @@ def explain_request(
     if not isinstance(request, str):
         prompt = pack_tokens(request.prompt_token_ids).tobytes()
     tenant = None if cache_salt is None else cache_salt.encode()
-    found = explain(engine.cache.history, name, Viewer(administrator, decode, prompt, tenant))
+    viewer = Viewer(administrator, decode, prompt, tenant, engine.adapters.names)
+    found = explain(engine.cache.history, name, viewer)
     note = None if engine.tiers is None else engine.tiers.note_of(name)
     return found if note is None else with_load(found, note)
 

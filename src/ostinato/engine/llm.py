@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from ostinato.core.errors import EngineStopped
+from ostinato.engine.adapter_api import load_adapter, remove_adapter, with_adapters
+from ostinato.engine.adapters import LoRARequest
 from ostinato.engine.admin_api import AdminApi
 from ostinato.engine.batch import ShowProgress, run_batch
 from ostinato.engine.caller import CallGate
@@ -94,6 +96,7 @@ class LLM:
         *,
         use_tqdm: ShowProgress = True,
         priority: int | Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         **unsupported: Any,
     ) -> list[RequestOutput]:
         """Continue prompts.
@@ -104,6 +107,8 @@ class LLM:
                 are complete, whatever their ``output_kind``.
             use_tqdm: Whether to show progress, or what makes the bar.
             priority: One for all, or one per prompt; lower goes first, None is 0.
+            lora_request: One for all, or one per prompt; None is the base model. An adapter is
+                loaded when it is first used, and again when its files have changed.
             **unsupported: vLLM's arguments, at values that change nothing.
 
         Returns:
@@ -117,7 +122,8 @@ class LLM:
         Effects: prompts and outputs stay cached for later calls.
         """
         refuse_arguments(unsupported)
-        return run_batch(self.engine, parse_prompts(prompts), sampling_params, use_tqdm, priority)
+        parsed = with_adapters(self.engine, parse_prompts(prompts), lora_request)
+        return run_batch(self.engine, parsed, sampling_params, use_tqdm, priority)
 
     @_one_at_a_time
     def chat(
@@ -132,6 +138,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: int | Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         keep_tokens: bool = True,
         **unsupported: Any,
     ) -> list[RequestOutput]:
@@ -148,6 +155,7 @@ class LLM:
             tools: Functions that the model may call, in OpenAI's format.
             chat_template_kwargs: Other variables of the template, such as ``enable_thinking``.
             priority: As in ``generate``.
+            lora_request: As in ``generate``.
             keep_tokens: Whether earlier answers keep the tokens that were generated; False
                 tokenizes the whole conversation anew.
             **unsupported: As in ``generate``.
@@ -174,6 +182,7 @@ class LLM:
             )
             prompt = Prompt(keep_tokens=keep_tokens, sections=sections_of(m), images=images)
             prompts.append(self.engine.tokenized_chat(prompt, text))
+        prompts = with_adapters(self.engine, prompts, lora_request)
         return run_batch(self.engine, prompts, sampling_params, use_tqdm, priority)
 
     def get_tokenizer(self) -> Any:
@@ -230,6 +239,27 @@ class LLM:
         """
         update = read_weights(source, self.engine.loaded)
         return AdminApi(self.engine).update_weights(update)
+
+    @_one_at_a_time
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load a LoRA adapter, or load it again where its files have changed.
+
+        Returns:
+            Whether anything was loaded.
+
+        Raises:
+            RequestError: It cannot be served, or is above a limit; nothing has changed.
+        """
+        return load_adapter(self.engine, lora_request)
+
+    @_one_at_a_time
+    def remove_lora(self, lora_id: int | str) -> bool:
+        """Unload a LoRA adapter, by its number or name; returns whether there was one."""
+        return remove_adapter(self.engine, lora_id)
+
+    def list_loras(self) -> set[int]:
+        """Return the numbers of the loaded adapters."""
+        return {it.request.lora_int_id for it in self.engine.adapters.by_name.values()}
 
     @_one_at_a_time
     def lease(self, prompt: PromptInput, terms: LeaseTerms = PINNED) -> LeaseReceipt:

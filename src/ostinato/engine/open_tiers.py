@@ -8,8 +8,7 @@ from ostinato.runner.model_runner import ModelRunner
 from ostinato.tiers.chain import TierChain
 from ostinato.tiers.disk import DiskOptions, DiskTier
 from ostinato.tiers.port import KVTier
-from ostinato.tiers.remote import RemoteOptions, RemoteTier
-from ostinato.tiers.valkey_store import ValkeyStore
+from ostinato.tiers.remote import RemoteOptions, RemoteTier, open_store
 
 LEAST_DISK_BLOCKS = 64
 """Blocks that a disk must hold: it is divided into 32 segments, and a segment keeps some."""
@@ -29,7 +28,7 @@ def open_tier(config: EngineConfig, runner: ModelRunner) -> KVTier:
         tiers.append(_open_disk(config, config.kv_disk, runner, secret))
     if config.kv_remote is not None:
         options = RemoteOptions(sealed=config.is_sealed, secret=secret)
-        tiers.append(RemoteTier(ValkeyStore(config.kv_remote, options.timeout_s), options))
+        tiers.append(RemoteTier(open_store(config.kv_remote, options.timeout_s), options))
     return tiers[0] if len(tiers) == 1 else TierChain(tiers)
 
 

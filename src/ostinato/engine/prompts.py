@@ -26,6 +26,7 @@ class PromptDict(TypedDict, total=False):
         cache_read: False computes every token, whatever is cached.
         cache_write: False keeps nothing of it for other requests.
         public_prefixes: Names of published prefixes that it may begin with; ``"*"`` is all.
+        adapter: Name of a loaded LoRA adapter; empty for the base model.
         keep_tokens: False tokenizes all of the text anew, also what the model generated.
         sections: Names and texts of its messages and fields, in order; for explanations.
         multi_modal_data: ``{"image": ...}``: an image or a list of them, in the order of their
@@ -38,6 +39,7 @@ class PromptDict(TypedDict, total=False):
     cache_read: bool
     cache_write: bool
     public_prefixes: Sequence[str]
+    adapter: str
     keep_tokens: bool
     sections: Sequence[tuple[str, str]]
     multi_modal_data: Mapping[str, Any]
@@ -57,6 +59,7 @@ class Prompt:
         cache_read: Whether cached KV may be used.
         cache_write: Whether computed KV may be found by others.
         public_prefixes: Names of published prefixes that it may begin with; ``"*"`` is all.
+        adapter: Name of a loaded LoRA adapter; empty for the base model.
         publishes: Name of the prefix that it is computed for, to be published; None is usual.
         keep_tokens: Whether text that is known keeps its tokens.
         sections: Names and texts of its messages and fields, in order; for explanations.
@@ -70,6 +73,7 @@ class Prompt:
     cache_read: bool = True
     cache_write: bool = True
     public_prefixes: tuple[str, ...] = ()
+    adapter: str = ""
     publishes: str | None = None
     keep_tokens: bool = True
     sections: tuple[tuple[str, str], ...] = ()
@@ -136,6 +140,9 @@ def _parse_dict(prompt: dict[str, Any]) -> Prompt:
         raise RequestError(f"prompt_token_ids={token_ids!r:.80}: must be a list of token ids")
     whole_characters("prompt", prompt.get("prompt", ""))
     settings = {k: v for k, v in prompt.items() if k.startswith("cache_") or k == "keep_tokens"}
+    settings["adapter"] = prompt.get("adapter", "")
+    if not isinstance(settings["adapter"], str):
+        raise RequestError(f"adapter={prompt['adapter']!r:.80}: must be a name")
     names = _parse_names(prompt.get("public_prefixes", ()))
     settings["sections"] = _parse_sections(prompt.get("sections", ()))
     settings["known"] = _known(token_ids)

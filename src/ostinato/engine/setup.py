@@ -29,7 +29,7 @@ from ostinato.settings import StateConfig, WindowConfig, window_blocks
 logger = logging.getLogger("ostinato")
 
 _MOST_CHECKPOINTS = 4096
-"""Of the slots that nobody asked for: to find a victim takes time with their number."""
+"""Unless ``num_state_slots`` is set: finding the one to evict takes time with their number."""
 
 
 @dataclass(frozen=True, slots=True)

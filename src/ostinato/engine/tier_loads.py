@@ -196,6 +196,10 @@ class TierLoads:
         self._loads.clear()
         self.settle()
 
+    def wipe(self) -> None:
+        """Forget what was read last; no load runs."""
+        self._reader.wipe()
+
     def close(self) -> None:
         """End all loads and the threads."""
         self.drain()

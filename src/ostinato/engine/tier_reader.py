@@ -97,6 +97,7 @@ class TierReader:
         self._tier, self._store = tier, store
         self._changed = threading.Condition()
         self._local = threading.local()
+        self._buffers: list[npt.NDArray[np.uint8]] = []
         self._look_ups = ThreadPoolExecutor(1, "ostinato-tier-look-up")
         self._readers = ThreadPoolExecutor(NUM_READERS, "ostinato-tier-read")
 
@@ -113,6 +114,11 @@ class TierReader:
         """Wait until threads have brought something."""
         with self._changed:
             self._changed.wait_for(is_there, seconds)
+
+    def wipe(self) -> None:
+        """Overwrite what threads have read last; none of them may be reading."""
+        for buffer in self._buffers:
+            buffer.fill(0)
 
     def close(self) -> None:
         """End the threads."""
@@ -162,6 +168,7 @@ class TierReader:
         kept: npt.NDArray[np.uint8] | None = getattr(self._local, "buffer", None)
         if kept is None or len(kept) < num_bytes:
             kept = self._local.buffer = np.empty(num_bytes, np.uint8)
+            self._buffers.append(kept)
         return kept.data[:num_bytes]
 
 

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
@@ -113,6 +114,7 @@ class TierStores(CacheObserver):
         self._marked: set[int] = set()  # blocks that are stored, or on their way
         self._running: Future[None] | None = None
         self._credit_s = MOST_CREDIT_S
+        self._pressure: Literal["none", "new", "known"] = "none"
         self._paused_until_s = 0.0
         self._changed = threading.Condition()
         self._is_open = self._is_looking = False
@@ -151,8 +153,11 @@ class TierStores(CacheObserver):
     ) -> None:
         """What a request leaves may be evicted before its second use."""
         pool, whole = self._manager.pool, num_findable // self._size
-        is_pressed = pool.num_unused < LOW_UNUSED * pool.num_blocks
-        if whole and table.writes and is_pressed and table.blocks[whole - 1] not in self._marked:
+        if pool.num_unused >= LOW_UNUSED * pool.num_blocks:
+            self._pressure = "none"
+        elif self._pressure == "none":
+            self._pressure = "new"  # and everything that was left before is to be written
+        elif whole and table.writes and table.blocks[whole - 1] not in self._marked:
             self._want(_Wanted(table.key, whole * self._size))
 
     def on_evict(self, eviction: Eviction) -> None:
@@ -216,6 +221,9 @@ class TierStores(CacheObserver):
         if self._running is not None and not self._running.done():
             return True
         self._running = None
+        if self._pressure == "new":
+            self._pressure = "known"
+            self.want_everything()
         may_copy = is_idle or self._credit_s > 0
         if not self._waiting or not may_copy or time.monotonic() < self._paused_until_s:
             return False

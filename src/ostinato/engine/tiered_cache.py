@@ -140,7 +140,8 @@ class TieredCache:
 
     def namespace_of(self, identity: Identity) -> Namespace:
         """Return all that bytes of an identity depend on, besides tenant and tokens."""
-        shared = Identity(identity.weights, 0, identity.kv_dtype, identity.adapter)
+        adapter, start = identity.adapter, identity.adapter_start
+        shared = Identity(identity.weights, 0, identity.kv_dtype, adapter, start)
         known = self._namespaces.get(shared)
         if known is None:
             loaded, store, path = self._runner.loaded, self._runner.kv_stores[0], self._compute_path
@@ -153,7 +154,8 @@ class TieredCache:
                 block_size=store.block_size,
                 block_bytes=store.block_bytes,
                 layer_groups=("full",),
-                adapter=identity.adapter,
+                # An activated one gives other bits to the same tokens if it starts elsewhere.
+                adapter=adapter + (start.to_bytes(8, "little") if start else b""),
                 numerics=NUMERICS,
             )
         return known
@@ -203,7 +205,7 @@ class TieredCache:
 
     def rest(self) -> bool:
         """Write in an idle moment; returns whether there is more to do."""
-        self.loads.settle()
+        self.loads.drain()  # of requests that were cancelled
         if not self.stores.pump(is_idle=True):
             return False
         self.stores.wait(WAIT_S)
@@ -227,6 +229,7 @@ class TieredCache:
     def erase(self, salt: bytes) -> tuple[TierReceipt, ...]:
         """Remove everything of a tenant from every tier; its requests have ended."""
         self.drain()
+        self.loads.wipe()
         self.stores.forget(salt)
         return tuple(self._tier.erase(salt))
 

@@ -21,7 +21,8 @@ ALIASES = {
 
 _ONE_PROCESS = "a model runs in one process; run several engines behind a load balancer"
 _NO_CUDA = "nothing is compiled or captured in CUDA graphs"
-_NO_LORA = "adapters are not served; merge them into the weights (peft: merge_and_unload)"
+_NO_LORA = "LoRA adapters are kept whole, in the model's dtype; max_loras counts all loaded ones"
+_NO_PROMPT_ADAPTERS = "prompt adapters are not served; LoRA adapters are"
 _NO_IMAGES = "images are processed as the checkpoint says; audio and video are not served"
 _NO_GPU_MEMORY = "set kv_cache_memory (bytes) or num_blocks; unset, half of the free memory is used"
 _NO_SWAP = "nothing is moved between memories; blocks of preempted requests stay cached"
@@ -185,9 +186,6 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
         "language_model_only": (False,),
     },
     _NO_LORA: {
-        "enable_lora": (False,),
-        "max_loras": (),
-        "max_lora_rank": (),
         "max_cpu_loras": (),
         "lora_dtype": ("auto",),
         "lora_extra_vocab_size": (),
@@ -235,8 +233,7 @@ UNSUPPORTED_SETTINGS: Mapping[str, Unsupported] = {
 """Settings of vLLM's ``LLM`` that have no counterpart here."""
 
 UNSUPPORTED_ARGUMENTS: Mapping[str, Unsupported] = {
-    "lora_request": Unsupported(_NO_LORA),
-    "prompt_adapter_request": Unsupported(_NO_LORA),
+    "prompt_adapter_request": Unsupported(_NO_PROMPT_ADAPTERS),
     "prompt_token_ids": Unsupported("give a list of ids as the prompt"),
     "guided_options_request": Unsupported("use SamplingParams(structured_outputs=...)"),
     "mm_processor_kwargs": Unsupported(_NO_IMAGES, (None, {})),
@@ -293,10 +290,7 @@ UNSUPPORTED_CALLS: Mapping[str, str] = {
     "add_request": "AsyncLLM.generate() adds one request and streams its output",
     "pause_generation": "abort() the requests, and send them again",
     "resume_generation": "send the requests again",
-    "add_lora": _NO_LORA,
-    "remove_lora": _NO_LORA,
-    "list_loras": _NO_LORA,
-    "pin_lora": _NO_LORA,
+    "pin_lora": "adapters stay until remove_lora() is called",
 }
 """Attributes of vLLM's ``LLM`` and ``AsyncLLM`` that have no counterpart here."""
 

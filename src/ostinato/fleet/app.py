@@ -6,6 +6,7 @@ millisecond; everything that a request needs is decided in ``proxy``.
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import cache
 from importlib.resources import files
 from urllib.parse import urlsplit
 
@@ -34,6 +35,8 @@ from ostinato.server.page import TYPES
 logger = logging.getLogger("ostinato")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_KEY_FORM_HERE = "<!-- the server's form for a key -->"
 
 _IDLE_S = 4.0
 """How long a connection to a worker is kept without use: shorter than uvicorn's five seconds."""
@@ -226,14 +229,21 @@ def _is_of_this_machine(address: str) -> bool:
         return False
 
 
+@cache
+def _key_form() -> str:
+    page = files("ostinato.server").joinpath("static", "index.html").read_text("utf-8")
+    start, end = page.index('<form id="key-form">'), page.index("</form>")
+    return page[start:end] + "</form>"
+
+
 async def _page(request: web.Request) -> web.Response:
-    """Return a file of the page; the style is the server's."""
+    """Return a file of the page; the style, and the form for a key, are the server's."""
     name = request.match_info.get("file", "index.html")
     for room in ("ostinato.fleet", "ostinato.server"):
         entry = files(room).joinpath("static", name)
         known = {each.name for each in files(room).joinpath("static").iterdir()}
         if name in known:
             kind = TYPES[name.rpartition(".")[2]]
-            text = entry.read_text("utf-8")
+            text = entry.read_text("utf-8").replace(_KEY_FORM_HERE, _key_form())
             return web.Response(text=text, content_type=kind, charset="utf-8", headers=PAGE_HEADERS)
     raise ApiError(404, f"GET /ui/{name:.100}: the page has no such file", code="unknown_url")

@@ -74,7 +74,7 @@ class Sampler:
         self._first = step // 2 * block_size
         self._limit = int(2**32 * step / stride)
         self._salt = crc32(salt.to_bytes(8, "little"))
-        self._last: tuple[Identity | None, int, int | None] = (None, 0, None)
+        self._last: tuple[Identity | None, list[tuple[int, int]]] = (None, [])
 
     def choose(self, key: PrefixKey, num_tokens: int) -> list[tuple[int, int]]:
         """Choose among the full blocks of a sequence's first tokens.
@@ -97,13 +97,13 @@ class Sampler:
         """Name the chosen ones; the same name means the same content, identity and images."""
         identity, tokens, size, names = key.identity, key.tokens, self._block_size, array("I")
         if identity != self._last[0]:  # most requests have the same
-            boundary = None if identity.public_prefix is None else crc32(identity.encoded)
-            self._last = identity, crc32(identity.root.encoded), boundary
-        _, before, boundary = self._last
+            stages = [(start, crc32(stage.encoded)) for start, stage in identity.stages]
+            self._last = identity, stages
+        (_, before), *stages = self._last[1]
         seen = 0
         for start, digest in chosen:
-            if boundary is not None and start >= key.public_tokens:
-                before, boundary = before ^ boundary, None
+            while stages and start + size > stages[0][0]:
+                before ^= stages.pop(0)[1]
             before = crc32(tokens[seen : start : _BEFORE * size], before)
             seen = start
             name = crc32(tokens[start : start + size], before)

@@ -241,7 +241,7 @@ class HashIndex:
         for content in contents:
             parent = content.parent
             assert content.copies and parent is not None, "a content without a copy"
-            parted = parent.copies and parent.identity != content.identity
+            parted = parent.copies and parent.identity.tenant != content.identity.tenant
             is_held = any(copy.ref_count for copy in parent.copies)
             assert not parted or is_held, "content after a public prefix that may go"
             assert content.digest is not None or not content.children, "a partial block goes on"
@@ -273,7 +273,8 @@ class HashIndex:
         start, stop = index * self.block_size, (index + 1) * self.block_size
         text = key.packed_range(start, start + key.num_text_tokens(start, stop))
         name, digest = key.block_name(index, self.block_size), self._hasher.digests(key, index + 1)
-        content = CachedContent(parent, digest[index], name, text, key.identity)
+        identity, _ = key.identity_of(index, self.block_size)
+        content = CachedContent(parent, digest[index], name, text, identity)
         self._contents.setdefault(digest[index], []).append(content)
         parent.children.add(name, text, content)
         return content

@@ -35,6 +35,7 @@ class SimulatedDisk(CacheObserver):
         self.num_written = self.last_found = 0
         self._size = block_size
         self._blocks: OrderedDict[int, None] = OrderedDict()
+        self._unwritten: list[tuple[PrefixKey, int]] = []  # left before the pool was full
 
     def open(self, manager: CacheManager) -> None:
         """Watch a pool."""
@@ -57,8 +58,11 @@ class SimulatedDisk(CacheObserver):
         self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool
     ) -> None:
         """Write what a request leaves in a full pool."""
+        self._unwritten.append((table.key, num_findable // self._size))
         if self._pool.num_unused < LOW_UNUSED * self._pool.num_blocks:
-            self._write(table.key, num_findable // self._size)
+            for key, num_blocks in self._unwritten:
+                self._write(key, num_blocks)
+            self._unwritten.clear()
 
     def _write(self, key: PrefixKey, num_blocks: int) -> None:
         """Have a sequence's first blocks, as used last; ancestors go later than descendants."""

@@ -34,20 +34,22 @@ class EventRecorder(CacheObserver):
             self._digests[group, blocks[place]] = digests[place]
             self._copies[group, digests[place]] += 1
         first += result.num_known
-        if first >= last:
-            return
-        extras = [key.extra(i * size, (i + 1) * size) for i in range(first, last)]
-        self._log.add(
-            BlockStored(
-                tuple(digests[first:last]),
-                digests[first - 1] if first else None,
-                key.tokens[first * size : last * size],
-                size,
-                key.identity,
-                tuple(None if extra is None else extra.encoded for extra in extras),
-                group,
+        while first < last:
+            identity, next_stage = key.identity_of(first, size)
+            end = min(last, next_stage)
+            extras = [key.extra(i * size, (i + 1) * size) for i in range(first, end)]
+            self._log.add(
+                BlockStored(
+                    tuple(digests[first:end]),
+                    digests[first - 1] if first else None,
+                    key.tokens[first * size : end * size],
+                    size,
+                    identity,
+                    tuple(None if extra is None else extra.encoded for extra in extras),
+                    group,
+                )
             )
-        )
+            first = end
 
     def on_evict(self, eviction: Eviction) -> None:
         """Log evicted and removed contents."""

@@ -15,10 +15,12 @@ Rules:
 2. Of other tenants nothing is told but that they exist, and that to administrators alone.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 from ostinato.core.errors import RequestError
+from ostinato.core.identity import Identity
 from ostinato.core.ids import BlockId
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 from ostinato.observe.explanation import (
@@ -42,12 +44,20 @@ class Viewer:
         decode: From token ids to text; None shows no text.
         prompt: Packed tokens of the prompt, for requests whose tokens are not kept.
         tenant: Salt of the caller's tenant, which sees its own requests only; None sees all.
+        adapter_names: Names of adapters by their digests; others are shown by digest.
     """
 
     administrator: bool = False
     decode: Decode | None = None
     prompt: bytes = b""
     tenant: bytes | None = None
+    adapter_names: Mapping[bytes, str] = field(default_factory=dict)
+
+    def model_of(self, identity: Identity) -> str:
+        """Say what computes a request: the base model, or an adapter of it."""
+        digest = identity.adapter
+        name = self.adapter_names.get(digest, digest.hex()[:12])
+        return f"adapter {name!r}" if digest else "the base model"
 
     def may_see(self, record: RequestRecord) -> bool:
         """Whether a request is the caller's."""
@@ -171,19 +181,32 @@ class _ExplanationBuilder:
         return other.num_common(self.record, self.prompt)
 
     def _nearest(self) -> tuple[RequestRecord | None, int]:
-        """Find the sequence of this identity with the longest common prefix.
+        """Find the sequence with the longest common prefix of the same identity.
 
         Returns:
             It and the tokens in common; of several the newest, and if no token is in common, the
             most similar one.
         """
-        mine = [v for v in self.earlier if v.identity == self.record.identity]
-        common = [v.num_common(self.record, self.prompt) for v in mine]
+        limits = {v: self._num_of_one_identity(v) for v in self.earlier}
+        mine = [v for v in self.earlier if limits[v]]
+        common = [min(limits[v], v.num_common(self.record, self.prompt)) for v in mine]
         most = max(common, default=0)
         best = [v for v, count in zip(mine, common, strict=True) if count == most]
         if not most and best:
             best.sort(key=lambda v: -similarity(v.prompt, self.prompt, 0))
         return (best[0], most) if best else (None, 0)
+
+    def _num_of_one_identity(self, other: RequestRecord) -> int:
+        """Count the tokens up to where an adapter is active in one of two sequences alone."""
+        mine, theirs = self.record.identity, other.identity
+        if mine == theirs:
+            return self.length
+        if (mine.tenant, mine.public_prefix) != (theirs.tenant, theirs.public_prefix):
+            return 0
+        for pair in zip_longest(mine.stages, theirs.stages):
+            if pair[0] != pair[1]:
+                return min(stage[0] for stage in pair if stage is not None)
+        return self.length
 
     def _known(self, owner: RequestRecord | None, start: int, stop: int) -> Iterator[PromptSpan]:
         """Explain each block that was computed for another request and not found."""
@@ -260,7 +283,11 @@ class _ExplanationBuilder:
             return None, 0
         reason = self._what_differs(best[1])
         whose = None if reason is MissReason.OTHER_TENANT else best[1].name
-        return self._computed(0, 0, reason, request=whose), best[0]
+        setting = None
+        if reason is MissReason.OTHER_ADAPTER:
+            models = map(self.viewer.model_of, (best[1].identity, self.record.identity))
+            setting = "computed by {}, and this request asks for {}".format(*models)
+        return self._computed(0, 0, reason, request=whose, setting=setting), best[0]
 
     def _may_know(self, other: RequestRecord) -> bool:
         return self.viewer.administrator or other.identity.tenant == self.record.identity.tenant
@@ -280,7 +307,7 @@ class _ExplanationBuilder:
         mine, theirs = self.record.identity, other.identity
         if mine.tenant != theirs.tenant:
             return MissReason.OTHER_TENANT
-        if mine.adapter != theirs.adapter:
+        if (mine.adapter, mine.adapter_start) != (theirs.adapter, theirs.adapter_start):
             return MissReason.OTHER_ADAPTER
         if mine == theirs:
             return MissReason.OTHER_IMAGE

@@ -140,7 +140,7 @@ _COMPUTED = {
     MissReason.DIFFERS: "differs at token {start} from {other}, the nearest prompt",
     MissReason.SAME_TEXT: "the same text as {other}, but other tokens from token {start} on",
     MissReason.OTHER_TENANT: "seen from another tenant; tenants share nothing",
-    MissReason.OTHER_ADAPTER: "seen from {other}, under another adapter",
+    MissReason.OTHER_ADAPTER: "seen from {other}: {setting}",
     MissReason.OTHER_IMAGE: "the tokens of {other}, but another image at or before them",
     MissReason.OTHER_PUBLIC_PREFIX: (
         "seen from {other}, which began with another public prefix or with none"

@@ -11,6 +11,9 @@ Files in reading order:
 * ``inputs``: how does a plan become arrays?
 * ``states/``: how are layers served that carry a state from token to token?
 * ``attention/``: how does a query read scattered blocks?
+* ``lora``: which rows of a step get which low-rank update?
+* ``lora_records``: how is it added to the outputs of a linear layer?
+* ``lora_files``: can an adapter of ``peft`` be served with this model?
 * ``model_call``: how is a model called?
 * ``vision``: how does an image become rows of the model's input?
 * ``image_store``: where are the images of live requests, and what was made of them?

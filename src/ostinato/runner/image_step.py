@@ -22,6 +22,7 @@ As any other, but for three things:
   So chunks may end and hits may begin anywhere, at the cost of the rest of one image per chunk.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,7 @@ from ostinato.runner.image_store import ImageStore
 from ostinato.runner.inputs import Ints, StepInputs
 from ostinato.runner.kv_store import KVStore
 from ostinato.runner.layer_groups import LayerGroups
+from ostinato.runner.lora import AdapterSegment, LoraAdapter, StepAdapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,24 @@ def lay_out(plan: StepPlan, inputs: StepInputs, store: ImageStore) -> ImageStep:
         rows = image.rows()
         vectors[rows.to(vectors.device)] = found[: len(rows)]
     return ImageStep(vectors, positions, images)
+
+
+def adapted_ahead(
+    adapters: StepAdapters | None,
+    images: tuple[ImageRows, ...],
+    loaded: Mapping[bytes, LoraAdapter],
+) -> StepAdapters | None:
+    """Return a step's adapters with those of the rows that are computed ahead."""
+    ahead = tuple(
+        AdapterSegment(image.ahead, image.ahead + image.num_ahead, loaded[identity.adapter])
+        for image in images
+        if (identity := image.sequence.identity).adapter
+        and image.num_ahead
+        and image.last >= identity.adapter_start
+    )
+    if not ahead:
+        return adapters
+    return StepAdapters((*(() if adapters is None else adapters.segments), *ahead))
 
 
 def _image_rows(plan: StepPlan, inputs: StepInputs, sees_ahead: bool) -> tuple[ImageRows, ...]:

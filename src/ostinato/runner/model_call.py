@@ -1,6 +1,7 @@
 """How is a model called?"""
 
 import inspect
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -9,6 +10,8 @@ from transformers import PreTrainedModel
 
 from ostinato.runner.attention.registration import STEP_KEYWORD, LayerAttention
 from ostinato.runner.inputs import Ints
+from ostinato.runner.lora import LoraAdapter, StepAdapters
+from ostinato.runner.lora_records import add_updates
 from ostinato.runner.states.mixers import bind_mixers
 
 
@@ -29,6 +32,8 @@ class ModelCall:
         self.vocab_size = cast(Tensor, model.get_input_embeddings().weight).shape[0]
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._step: LayerAttention | None = None
+        self._adapters: StepAdapters | None = None
+        self._adapted: set[str] = set()
         bind_mixers(model, lambda: None if self._step is None else self._step.states)
 
     def __call__(
@@ -37,6 +42,7 @@ class ModelCall:
         position_ids: Ints | None,
         step: LayerAttention | None,
         rows: Ints | None = None,
+        adapters: StepAdapters | None = None,
         vectors: Tensor | None = None,
     ) -> Tensor:
         """Return logits, shape (num_rows, vocab_size).
@@ -47,8 +53,11 @@ class ModelCall:
                 None lets the model count by itself.
             step: What the layers' attention is handed; None for the model's own attention.
             rows: Rows whose logits are wanted, shape (num_rows,), int64; None wants all.
+            adapters: Rows that adapters compute; None is none.
             vectors: What goes into the first layer in place of the ids' embeddings, shape
                 (num_tokens, width).
+
+        Effects: hooks on the linear layers that an adapter is the first to change.
         """
         keywords: dict[str, Any] = {} if step is None else {STEP_KEYWORD: step}
         if position_ids is not None:
@@ -60,11 +69,13 @@ class ModelCall:
             keywords["input_ids"] = self._tensor(input_ids)[None]
         else:
             keywords["inputs_embeds"] = vectors[None]
-        self._step = step
+        for segment in () if adapters is None else adapters.segments:
+            self._hook_linears(segment.adapter)
+        self._step, self._adapters = step, adapters
         try:
             output = self.model(use_cache=False, **keywords)
         finally:
-            self._step = None
+            self._step = self._adapters = None
         logits = cast(Tensor, output.logits)[0]
         if kept is not None and not self._keeps_rows:
             logits = logits.index_select(0, kept)
@@ -83,6 +94,23 @@ class ModelCall:
         self, _module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return inputs, keywords if self._step is None else {**keywords, STEP_KEYWORD: self._step}
+
+    def _hook_linears(self, adapter: LoraAdapter) -> None:
+        """Let each linear layer that an adapter changes add the updates of a call."""
+        for name in adapter.layers.keys() - self._adapted:
+            module = self.model.get_submodule(name)
+            module.register_forward_hook(partial(self._with_updates, name))
+            self._adapted.add(name)
+
+    def _with_updates(
+        self, name: str, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
+    ) -> Tensor:
+        if self._adapters is None:
+            return output
+        rows = output.reshape(-1, output.shape[-1])
+        read = inputs[0].reshape(len(rows), -1)
+        add_updates(name, read, rows, self._adapters)
+        return rows.view(output.shape)
 
     def _tensor(self, numbers: Ints) -> Tensor:
         """Put numbers where the model is."""

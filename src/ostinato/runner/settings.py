@@ -7,5 +7,8 @@ ReadOnce = Literal["auto", "always", "never"]
 ForwardName = Literal["auto", "packed", "plain"]
 QuantizationName = Literal["int8", "int4", "w8a8", "w4a8"]
 
+MAX_LORA_RANK = 512
+"""Highest rank of an adapter, ``OST_MAX_LORA_RANK`` of the native library."""
+
 NATIVE_BLOCK = 16
 """The native library needs blocks of a multiple of this many tokens."""

@@ -198,15 +198,15 @@ class ScheduledChunk:
         """Write the chunk down for the runner."""
         sequence, start = self.sequence, self.sequence.num_computed
         assert sequence.table is not None
-        seeds = (sequence.seed, *(child.seed for child in self.children))
         return ScheduledSequence(
             sequence.sequence_id,
             sequence.key.tokens[start : self.end],
             start,
             sequence.table.groups,
-            sequence.sample_task(seeds) if self.samples else None,
+            sequence.sample_task(tuple(m.seed for m in self.members)) if self.samples else None,
             sequence.prompt_targets(start, self.end),
             sequence.request.params.prompt_logprobs or 0,
+            sequence.key.identity,
             sequence.table.state_slot,
             sequence.key.images,
         )

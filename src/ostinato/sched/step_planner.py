@@ -220,10 +220,10 @@ class StepPlanner:
             sequence.num_shared_tokens = table.num_shared_tokens
             sequence.num_copied_tokens = table.num_copied_tokens
             self._stats.waited_prompt_tokens += sequence.num_waited_tokens
-        end = min(sequence.num_computed + self._most, len(sequence.key), table.num_slots)
+        end = sequence.num_computed + min(sequence.num_uncomputed, self._most)
         if self._cache.cuts is not None:
             end = self._cut(sequence, end)
-        chunk = self._add_chunk(sequence, end - sequence.num_computed)
+        chunk = self._add_chunk(sequence, min(end, table.num_slots) - sequence.num_computed)
         self._in_flight.add(sequence, chunk.end)
         self._publish(chunk)
 

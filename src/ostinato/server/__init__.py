@@ -18,6 +18,7 @@ Files in reading order:
 * ``connections``: which connections are kept open?
 * ``health``: is the server alive, and does it take requests?
 * ``models``: which models are there?
+* ``adapters``: which LoRA adapters are loaded and unloaded over HTTP?
 * ``protocol``: what do bodies look like? (a folder)
 * ``deltas``: what is new since the last look?
 * ``streaming``: how does an answer reach a client that may go away at any moment?

@@ -100,6 +100,7 @@ class EndedRequest:
         output_tokens: Generated tokens.
         took_s: Seconds from its arrival to its end.
         ended: ``stop``, ``length`` and so on; ``error``; ``gone`` if its reader left.
+        adapter: Name of its LoRA adapter; empty for the base model.
     """
 
     request_id: str
@@ -110,6 +111,7 @@ class EndedRequest:
     output_tokens: int
     took_s: float
     ended: str
+    adapter: str = ""
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from fastapi.middleware.cors import CORSMiddleware
 
 import ostinato
 from ostinato.server import (
+    adapters,
     chat,
     completions,
     explaining,
@@ -30,6 +31,7 @@ from ostinato.server.state import ServerState
 ROUTERS = (
     health.router,
     models.router,
+    adapters.router,
     completions.router,
     chat.router,
     responses.router,

@@ -20,6 +20,7 @@ class GenerateCall:
         text: The prompt; or
         token_ids: its ids.
         images: In the order of their placeholders.
+        adapter: Name of a loaded LoRA adapter; empty for the base model.
         cache_salt: Only requests of the same salt share blocks; narrows the caller's.
         cache_read: Whether cached KV may be used.
         cache_write: Whether computed KV may be found by others.
@@ -38,6 +39,7 @@ class GenerateCall:
     text: str | None = None
     token_ids: TokenIds | None = None
     images: tuple[Any, ...] = ()
+    adapter: str = ""
     cache_salt: str = ""
     cache_read: bool = True
     cache_write: bool = True
@@ -62,6 +64,7 @@ class GenerateCall:
             cache_read=self.cache_read,
             cache_write=self.cache_write,
             public_prefixes=public_prefixes,
+            adapter=self.adapter,
             keep_tokens=self.keep_tokens,
             sections=self.sections,
         )

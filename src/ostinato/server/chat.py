@@ -26,7 +26,7 @@ from ostinato.server.answer_parser import (
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.deltas import Delta, Deltas
-from ostinato.server.models import check_model
+from ostinato.server.models import adapter_of
 from ostinato.server.prompting import (
     AnswerReader,
     load_images,
@@ -52,11 +52,12 @@ router = APIRouter(tags=["chat"])
 async def chat(body: ChatBody, request: Request, caller: CallerOfRequest) -> Response:
     """Continue a conversation, all at once or as a stream of server-sent events."""
     state: ServerState = request.app.state.server
-    check_model(state, body.model)
+    adapter = adapter_of(state, body.model)
     use = body.tool_use()
     messages: Sequence[Message] = [message.rendered() for message in body.messages]
     call = GenerateCall(
         endpoint=ENDPOINT,
+        adapter=adapter,
         params=body.params(state.formats),
         priority=body.priority,
         user=body.acts_for,

@@ -16,7 +16,7 @@ from ostinato.engine.outputs import RequestOutput
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.deltas import Delta, Deltas
-from ostinato.server.models import check_model
+from ostinato.server.models import adapter_of
 from ostinato.server.protocol.answers import Completion
 from ostinato.server.protocol.completions import CompletionBody
 from ostinato.server.protocol.logprobs import (
@@ -38,8 +38,8 @@ router = APIRouter(tags=["completions"])
 async def complete(body: CompletionBody, request: Request, caller: CallerOfRequest) -> Response:
     """Continue prompts, all at once or as a stream of server-sent events."""
     state: ServerState = request.app.state.server
-    check_model(state, body.model)
-    answer = Answer(state, body, caller)
+    adapter = adapter_of(state, body.model)
+    answer = Answer(state, body, caller, adapter)
     check_room(state, caller, answer.calls)
     if body.stream:
         return await begin(request, answer.events())
@@ -56,6 +56,7 @@ class Answer:
     state: ServerState
     body: CompletionBody
     caller: Caller
+    adapter: str
     name: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     calls: list[GenerateCall] = field(init=False)
@@ -68,6 +69,7 @@ class Answer:
         self.calls = [
             GenerateCall(
                 endpoint=ENDPOINT,
+                adapter=self.adapter,
                 params=params,
                 text=prompt if isinstance(prompt, str) else None,
                 token_ids=None if isinstance(prompt, str) else prompt,

@@ -47,6 +47,7 @@ class ServerConfig:
         reasoning_parser: Format of reasoning; None leaves it in the answer's text.
         drain_timeout_s: How long running requests may go on after SIGTERM.
         traces_folder: Where the administrator's recordings go; None records nothing.
+        lora_folders: Folders that adapters may be loaded from over HTTP; empty loads none.
         metrics_tenant_names: Whether metrics and spans may name tenants; else metrics number them.
         otel_traces: Whether spans are sent to OpenTelemetry; needs the extra ``otel``.
     """
@@ -74,6 +75,7 @@ class ServerConfig:
     metrics_tenant_names: bool = False
     otel_traces: bool = False
     traces_folder: str | None = None
+    lora_folders: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, or would let everybody in.
@@ -109,6 +111,9 @@ class ServerConfig:
         for path in filter(None, (self.tls_key_file, self.tls_certificate_file)):
             if not Path(path).is_file():
                 raise ConfigError(f"{path!r}: there is no such file, and TLS needs it")
+        for folder in self.lora_folders:
+            if not Path(folder).is_dir():
+                raise ConfigError(f"lora_folders={folder!r}: there is no such folder")
         if self.tool_call_parser not in ("auto", *TOOL_FORMATS):
             raise ConfigError(
                 f"tool_call_parser={self.tool_call_parser!r}: choose one of auto, "

@@ -13,7 +13,7 @@ import gc
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -22,6 +22,7 @@ import uvicorn
 from ostinato.core.errors import ConfigError
 from ostinato.engine.async_llm import AsyncLLM
 from ostinato.engine.engine import logger
+from ostinato.server.adapters import load_named
 from ostinato.server.admin.bodies import PrewarmLine
 from ostinato.server.admin.prewarming import prewarm_all
 from ostinato.server.app import create_app
@@ -69,6 +70,24 @@ def warm_up(state: ServerState, prompts: list[PrewarmLine]) -> None:
         return
     try:
         asyncio.run(prewarm_all(state, prompts))
+    except BaseException:
+        state.llm.shutdown()
+        raise
+
+
+def load_adapters(state: ServerState, adapters: Mapping[str, str]) -> None:
+    """Load adapters, paths by name, before the first request.
+
+    Raises:
+        RequestError: One of them cannot be served; the engine has ended then.
+    """
+
+    async def load_all() -> None:
+        for name, path in adapters.items():
+            await load_named(state, name, path)
+
+    try:
+        asyncio.run(load_all())
     except BaseException:
         state.llm.shutdown()
         raise

@@ -35,7 +35,7 @@ from ostinato.server.breakpoints import Covered, Kept, keep, measure
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.deltas import Delta, Deltas
-from ostinato.server.models import check_model
+from ostinato.server.models import adapter_of
 from ostinato.server.prompting import (
     AnswerReader,
     load_images,
@@ -58,7 +58,7 @@ router = APIRouter(tags=["messages"])
 async def create_message(body: MessagesBody, request: Request, caller: CallerOfRequest) -> Response:
     """Continue a conversation, all at once or as a stream of server-sent events."""
     state: ServerState = request.app.state.server
-    check_model(state, body.model)
+    adapter = adapter_of(state, body.model)
     params, use = body.params(state.formats), body.tool_use()
     state.check_room(1, 1)
     whose = sender(caller, body.cache_salt, body.keep_tokens)
@@ -67,6 +67,7 @@ async def create_message(body: MessagesBody, request: Request, caller: CallerOfR
     reader = await read_with(state, tokens, use)
     call = GenerateCall(
         endpoint=ENDPOINT,
+        adapter=adapter,
         params=reader.settle(params),
         token_ids=tokens,
         images=whose.images,
@@ -91,7 +92,7 @@ async def count_tokens(
 ) -> dict[str, int]:
     """Count the tokens of a prompt, without running it."""
     state: ServerState = request.app.state.server
-    check_model(state, body.model)
+    adapter_of(state, body.model)
     whose = sender(caller, body.cache_salt, body.keep_tokens)
     conversation, whose = await load_images(state, body.conversation(), whose)
     tokens = await render_prompt(state, conversation, body.tool_use(), whose, **body.template())
@@ -154,6 +155,7 @@ class MessageAnswer:
         whose = PromptDict(
             cache_salt=self.caller.narrow(self.call.cache_salt),
             public_prefixes=self.caller.public_prefixes,
+            adapter=self.call.adapter,
         )
         if self.call.images:
             whose["multi_modal_data"] = {"image": self.call.images}

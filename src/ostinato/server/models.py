@@ -14,29 +14,34 @@ router = APIRouter(prefix="/v1", tags=["models"])
 
 @router.get("/models", response_model=ModelList)
 async def list_models(request: Request, caller: CallerOfRequest) -> dict[str, Any]:
-    """List the model under each of its names."""
+    """List the model under each of its names, and its adapters."""
     state: ServerState = request.app.state.server
-    data = [_card(state, name) for name in state.config.model_names]
-    return {"object": "list", "data": data}
+    names = [*state.config.model_names, *state.llm.engine.adapters.by_name]
+    return {"object": "list", "data": [_card(state, name) for name in names]}
 
 
 @router.get("/models/{name:path}", response_model=ModelCard)
 async def get_model(name: str, request: Request, caller: CallerOfRequest) -> dict[str, Any]:
     """Describe the model of that name."""
     state: ServerState = request.app.state.server
-    return _card(state, check_model(state, name))
+    adapter_of(state, name)
+    return _card(state, name)
 
 
-def check_model(state: ServerState, name: str) -> str:
-    """Return a model's name.
+def adapter_of(state: ServerState, name: str) -> str:
+    """Return the adapter that a model's name means; empty for the base model.
 
     Raises:
         ApiError: This server has no such model (404).
     """
-    if name not in state.config.model_names:
+    if name in state.config.model_names:
+        return ""
+    adapters = state.llm.engine.adapters.by_name
+    if name not in adapters:
+        known = ", ".join([*state.config.model_names, *adapters])
         raise ApiError(
             404,
-            f"model={name!r:.200}: this server has {', '.join(state.config.model_names)}",
+            f"model={name!r:.200}: this server has {known}",
             param="model",
             code="model_not_found",
         )
@@ -44,7 +49,12 @@ def check_model(state: ServerState, name: str) -> str:
 
 
 def _card(state: ServerState, name: str) -> dict[str, Any]:
+    named = state.llm.engine.adapters.by_name.get(name)
+    of_adapter = {} if named is None else {
+        "parent": state.config.model_names[0], "adapter": named.adapter.digest.hex()
+    }  # fmt: skip
     return {
+        **of_adapter,
         "id": name,
         "object": "model",
         "created": state.started_s,

@@ -183,6 +183,7 @@ def ended_requests(account: Account, now_s: float) -> list[dict[str, Any]]:
             "id": request.request_id,
             "ago_s": now_s - request.at_s,
             "tenant": request.tenant,
+            "adapter": request.adapter,
             "prompt": request.prompt.total,
             "hit": request.prompt.hit,
             "first_token_s": request.first_token_s,

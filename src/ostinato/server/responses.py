@@ -18,7 +18,7 @@ from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.errors import ApiError
-from ostinato.server.models import check_model
+from ostinato.server.models import adapter_of
 from ostinato.server.prompting import AnswerReader, read_with, render_prompt, sender
 from ostinato.server.protocol.answers import DeletedResponse, ItemList, ResponseBody
 from ostinato.server.protocol.logprobs import chat_logprobs
@@ -42,7 +42,7 @@ async def create_response(
 ) -> Response:
     """Continue a conversation, all at once or as a stream of server-sent events."""
     state: ServerState = request.app.state.server
-    check_model(state, body.model)
+    adapter = adapter_of(state, body.model)
     params, use = body.params(state.formats), body.tool_use()
     state.check_room(1, 1)
     old: list[Message] = []
@@ -56,6 +56,7 @@ async def create_response(
     reader = await read_with(state, tokens, use)
     call = GenerateCall(
         endpoint=ENDPOINT,
+        adapter=adapter,
         params=reader.settle(params),
         token_ids=tokens,
         user=body.user,

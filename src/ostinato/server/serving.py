@@ -100,7 +100,11 @@ async def _keep(
     state: ServerState, record: ServedRequest, terms: LeaseTerms, output: RequestOutput
 ) -> None:
     """Lease a prompt that was just computed; what it asks for again is leased once."""
-    whose = PromptDict(cache_salt=record.salt, public_prefixes=record.caller.public_prefixes)
+    whose = PromptDict(
+        cache_salt=record.salt,
+        public_prefixes=record.caller.public_prefixes,
+        adapter=record.call.adapter,
+    )
     if record.call.images:
         whose["multi_modal_data"] = {"image": record.call.images}
     record.lease = await state.held_prefixes.hold(

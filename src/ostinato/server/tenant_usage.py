@@ -169,4 +169,5 @@ def _ended(record: ServedRequest, now_s: float, output_tokens: int) -> EndedRequ
         output_tokens,
         first_token_s + sum(record.gaps_s),
         "error" if record.error else "gone" if record.is_gone else str(reason),
+        record.call.adapter,
     )

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 
 from ostinato.server.callers import CallerOfRequest
-from ostinato.server.models import check_model
+from ostinato.server.models import adapter_of
 from ostinato.server.prompting import load_images, render_prompt, sender
 from ostinato.server.protocol.answers import Detokenized, Tokenized
 from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
@@ -54,7 +54,7 @@ class DetokenizeBody(Body):
 async def tokenize(body: TokenizeBody, request: Request, caller: CallerOfRequest) -> dict[str, Any]:
     """Return the ids that a completion or a chat would compute."""
     state: ServerState = request.app.state.server
-    check_model(state, body.model or state.config.model_names[0])
+    adapter_of(state, body.model or state.config.model_names[0])
     whose = sender(caller, body.cache_salt, body.keep_tokens)
     if body.messages is not None:
         conversation, use = [m.rendered() for m in body.messages], tool_use(body.tools, None, True)
@@ -77,5 +77,5 @@ async def detokenize(
 ) -> dict[str, str]:
     """Return the text of ids, special ones included."""
     state: ServerState = request.app.state.server
-    check_model(state, body.model or state.config.model_names[0])
+    adapter_of(state, body.model or state.config.model_names[0])
     return {"prompt": await state.llm.decode(body.tokens)}

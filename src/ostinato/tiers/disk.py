@@ -210,26 +210,25 @@ class DiskTier:
         return [TierReceipt(self.name, self._folder.path, *counts, num_keys, complete)]
 
     def stats(self) -> list[TierStats]:
-        """State and counts; see ``KVTier``."""
-        with self._writing:
-            return [
-                TierStats(
-                    tier=self.name,
-                    where=self._folder.path,
-                    state=self._state,
-                    reason=self._reason,
-                    num_extents=self._index.num_records(),
-                    num_blocks=len(self._index),
-                    num_bytes=self._log.num_bytes(),
-                    limit_bytes=self._options.limit_bytes,
-                    leased_bytes=self._log.leased_bytes(),
-                    written_bytes=self._log.written_bytes,
-                    loaded_bytes=self._loaded_bytes,
-                    stores=dict(self._stores),
-                    loads=dict(self._loads),
-                    num_evicted=self._log.num_evicted,
-                )
-            ]
+        """State and counts; see ``KVTier``. Does not wait for a store that runs."""
+        return [
+            TierStats(
+                tier=self.name,
+                where=self._folder.path,
+                state=self._state,
+                reason=self._reason,
+                num_extents=self._index.num_records(),
+                num_blocks=len(self._index),
+                num_bytes=self._log.num_bytes(),
+                limit_bytes=self._options.limit_bytes,
+                leased_bytes=self._log.leased_bytes(),
+                written_bytes=self._log.written_bytes,
+                loaded_bytes=self._loaded_bytes,
+                stores=dict(self._stores),
+                loads=dict(self._loads),
+                num_evicted=self._log.num_evicted,
+            )
+        ]
 
     def close(self) -> None:
         """Wait for a store that runs, then let other processes use the folder."""

@@ -1,14 +1,17 @@
 """Values in an object store, through ``obstore``: S3, Google, Azure, a folder, or memory."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ostinato.core.errors import ConfigError
 from ostinato.tiers.byte_store import StoreError
 
+_NUM_THREADS = 16
+
 
 class BucketStore:
-    """A bucket, or what stands for one.
+    """A bucket, or what stands for one; it answers for each key apart.
 
     Objects have no time to live of their own: let the bucket's rules remove old ones.
 
@@ -42,19 +45,17 @@ class BucketStore:
         self._api: Any = obstore
         self._failed: Any = (obstore.exceptions.BaseError, OSError)
         self.where = url
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="kv-bucket")
 
     def starts(self, keys: Sequence[str], size: int) -> list[bytes]:
         """Return the first bytes of each value; empty where there is none."""
-        return [self.get(key, 0, size) for key in keys]
+        return list(self._threads.map(lambda key: self.get(key, 0, size), keys))
 
     def get(self, key: str, start: int, size: int) -> bytes:
         """Return bytes of a value; fewer where it ends, none if it is missing."""
         try:
-            length = self._api.head(self._store, key)["size"]
-            end = min(start + size, length)
-            if start >= end:
-                return b""
-            return bytes(self._api.get_range(self._store, key, start=start, end=end))
+            part = {"range": (start, start + size)}
+            return bytes(self._api.get(self._store, key, options=part).bytes())
         except FileNotFoundError:
             return b""
         except self._failed as error:
@@ -96,4 +97,5 @@ class BucketStore:
         """Do nothing: every call ends with its own timeout."""
 
     def close(self) -> None:
-        """Do nothing: there are no connections to close."""
+        """End the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

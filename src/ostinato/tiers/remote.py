@@ -384,7 +384,7 @@ def open_store(url: str, timeout_s: float = 1.0) -> ByteStore:
     """Return the store of an address: an object store, or else a server of the Redis protocol.
 
     Args:
-        url: Such as ``redis://host:6379/0``, ``s3://bucket/folder``, ``file:///folder``.
+        url: Such as ``redis://host:6379/0``, ``s3://bucket/folder``.
         timeout_s: For connecting, and for each part of an answer.
 
     Raises:

@@ -90,7 +90,7 @@ class SegmentLog:
 
     def num_bytes(self) -> int:
         """Bytes that the files take."""
-        return sum(segment.end for segment in self.segments)
+        return sum(segment.end for segment in list(self.segments))
 
     def fit(self) -> None:
         """Evict until the limit holds: after a crash in an eviction, or with a lower limit."""
@@ -171,7 +171,7 @@ class SegmentLog:
 
     def leased_bytes(self) -> int:
         """Bytes of records under a lease."""
-        return sum(self._split(segment)[0] for segment in self.segments)
+        return sum(self._split(segment)[0] for segment in list(self.segments))
 
     def _open_all(self) -> list[Segment]:
         segments = list[Segment]()
@@ -255,12 +255,12 @@ class SegmentLog:
         now, kept = self._clock(), list[Record]()
         live = [x for x in segment.records if self.index.is_live(x)]
         live.sort(key=lambda x: (x.lease[1] <= now, -x.last_use, x.header.first_block))
-        half = min(room, self.limits.segment // 2)
+        half = self.limits.segment // 2
         for record in live:
             is_leased, size = record.lease[1] > now, record.header.total_bytes
-            if size <= (room if is_leased else half) and (is_leased or record.last_use):
+            if size <= (room if is_leased else min(room, half)) and (is_leased or record.last_use):
                 kept.append(record)
-                room, half = room - size, half - size
+                room, half = room - size, half if is_leased else half - size
         return kept
 
     def _copy(self, record: Record) -> Record:

@@ -101,7 +101,7 @@ class Segment:
                 f"{folder.path}/{name}: format {header[7:8]!r}, where this version reads "
                 f"{_MAGIC[7:]!r}: give it another folder, or remove this one"
             )
-        if len(header) < _HEADER.size or xxhash.xxh3_128_digest(header[:-16]) != header[-16:]:
+        if file.size() < ALIGNMENT or xxhash.xxh3_128_digest(header[:-16]) != header[-16:]:
             raise UnreadableSegment(name)
         _, sequence, seed, created, _ = _HEADER.unpack(header)
         if name != _name(sequence):
@@ -128,13 +128,12 @@ class Segment:
     def overwrite(self, offset: int, size: int) -> None:
         """Overwrite a record, or damage, with zeros; then durably call it erased.
 
-        The header goes last: after a crash in between, the record is found and erased again.
+        The header goes last: after a crash in between, it is damage that is overwritten again.
         """
-        for start in range(offset + ALIGNMENT, offset + size, _SEARCH_BYTES):
+        for start in range(offset + FIXED_BYTES, offset + size, _SEARCH_BYTES):
             self.file.write([bytes(min(_SEARCH_BYTES, offset + size - start))], start)
         self.file.sync()
-        header = filler(ERASED, size, self.seed, self.durable)
-        self.file.write([header + bytes(ALIGNMENT - len(header))], offset)
+        self.file.write([filler(ERASED, size, self.seed, self.durable)], offset)
         self.file.sync()
 
     def mark(self) -> None:

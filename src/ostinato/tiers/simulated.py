@@ -160,6 +160,15 @@ class SimulatedFolder:
     def close(self) -> None:
         """Do nothing: no other process is simulated."""
 
+    def replace(self, name: str, content: bytes | None) -> None:
+        """Put other content in the place of a file's, durably; None removes the file."""
+        if content is None:
+            self.files.pop(name, None)
+            return
+        file = self.files.setdefault(name, SimulatedFile(self.faults))
+        file.content[:] = content
+        file.durable[:] = content
+
     def num_bytes(self) -> int:
         """Bytes of all segments."""
         return sum(file.size() for name, file in self.files.items() if "segment" in name)

@@ -13,6 +13,7 @@ Files in reading order:
 * ``ops``: how does Python call what lies between products?
 * ``workspace``: buffers for the numbers of a step that is not a program
 * ``decoder``: is a model a decoder that the fused forward knows?
+* ``lora_products``: which low-rank updates does an adapter bring to each product?
 * ``lookups``: where do the vectors and the angles of a step come from?
 * ``arena``: buffers for the numbers that a program works on
 * ``program``: how are the operations of all layers run by one call?

@@ -15,6 +15,7 @@ Parts do not show what is done between them: a scale, an order. So this only say
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import cast
 
 import torch
@@ -33,6 +34,14 @@ _NORMS = frozenset({"q_norm", "k_norm"})
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _GATE_UP = ("gate_proj", "up_proj")
 
+PRODUCTS: dict[str, tuple[str, ...]] = {
+    "project": tuple(f"self_attn.{name}" for name in _PROJECTIONS),
+    "combine": ("self_attn.o_proj",),
+    "gate_up": tuple(f"mlp.{name}" for name in _GATE_UP),
+    "down": ("mlp.down_proj",),
+}
+"""A layer's products, in order, and the linear layers that each of them joins."""
+
 
 @dataclass(frozen=True, slots=True)
 class Projection:
@@ -41,10 +50,12 @@ class Projection:
     Attributes:
         weight: Shape (num_outputs, num_inputs).
         biases: One per layer in it, end to end; empty for none.
+        widths: Outputs of each layer in it.
     """
 
     weight: PackedWeight
     biases: tuple[Tensor, ...] = ()
+    widths: tuple[int, ...] = ()
 
     def bias(self) -> Tensor | None:
         """Return the biases as one; they are joined anew, since they may be replaced in place."""
@@ -66,6 +77,7 @@ class DecoderLayer:
         output_norm: Before the feed-forward part.
         gate_up: Gate and up.
         down: Back to the residual stream.
+        name: The module's name in the model.
     """
 
     input_norm: Norm
@@ -76,6 +88,13 @@ class DecoderLayer:
     output_norm: Norm
     gate_up: Projection
     down: Projection
+    name: str
+
+    def joined(self, product: str) -> list[tuple[str, int]]:
+        """List the linear layers that a product joins, each with its first output."""
+        widths: tuple[int, ...] = getattr(self, product).widths
+        names = (f"{self.name}.{name}" for name in PRODUCTS[product])
+        return list(zip(names, accumulate(widths[:-1], initial=0), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +152,9 @@ def take_apart(
     """
     inner = cast(nn.Module, _inner(model))
     head, embedding = cast(nn.Linear, model.lm_head), cast(nn.Embedding, inner.embed_tokens)
+    names = {id(module): name for name, module in model.named_modules()}
     layers = tuple(
-        _layer(layer, style, pack)
+        _layer(layer, style, pack, names[id(layer)])
         for layer, style in zip(cast(nn.ModuleList, inner.layers), styles, strict=True)
     )
     weight = cast(nn.Parameter, head.weight)
@@ -157,7 +177,7 @@ def _inner(model: PreTrainedModel) -> nn.Module | None:
     return inner if isinstance(inner, nn.Module) else None
 
 
-def _layer(layer: nn.Module, style: AttentionStyle, pack: Pack) -> DecoderLayer:
+def _layer(layer: nn.Module, style: AttentionStyle, pack: Pack, name: str) -> DecoderLayer:
     attention, mlp = cast(nn.Module, layer.self_attn), cast(nn.Module, layer.mlp)
     shape = _head_shape(attention)
     return DecoderLayer(
@@ -169,13 +189,15 @@ def _layer(layer: nn.Module, style: AttentionStyle, pack: Pack) -> DecoderLayer:
         output_norm=_norm(layer.post_attention_layernorm),
         gate_up=_projection(mlp, _GATE_UP, pack),
         down=_projection(mlp, ("down_proj",), pack),
+        name=name,
     )
 
 
 def _projection(parent: nn.Module, names: tuple[str, ...], pack: Pack) -> Projection:
     packed = stack(parent, names, pack)
     biases = [parent.get_submodule(name).bias for name in names]
-    return Projection(packed, tuple(b.detach() for b in biases if isinstance(b, Tensor)))
+    widths = tuple(cast(int, parent.get_submodule(name).out_features) for name in names)
+    return Projection(packed, tuple(b.detach() for b in biases if isinstance(b, Tensor)), widths)
 
 
 def _head_shape(attention: nn.Module) -> HeadShape:

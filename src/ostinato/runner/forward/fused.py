@@ -18,6 +18,7 @@ what is left for attention in torch, and for layers with scores of a kind that p
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +31,8 @@ from ostinato.runner.forward.steps import Steps
 from ostinato.runner.forward.workspace import Workspace
 from ostinato.runner.heap import LARGEST_KEPT_BYTES
 from ostinato.runner.inputs import Ints
+from ostinato.runner.lora import StepAdapters
+from ostinato.runner.lora_records import add_updates
 
 _PRODUCT_BYTES = LARGEST_KEPT_BYTES * 7 // 8
 """Most bytes of one product: above a certain size its memory would be faulted in each time."""
@@ -57,6 +60,7 @@ class FusedForward:
         position_ids: Ints | None,
         step: LayerAttention | None,
         rows: Ints | None = None,
+        adapters: StepAdapters | None = None,
         vectors: Tensor | None = None,
     ) -> Tensor:
         """Return logits, shape (num_rows, vocab_size).
@@ -66,6 +70,7 @@ class FusedForward:
             position_ids: Shape (num_tokens,), int64.
             step: Who answers the layers' attention.
             rows: Rows whose logits are wanted, shape (num_rows,), int64; None wants all.
+            adapters: Rows that adapters compute; None is none.
             vectors: What goes into the first layer in place of the ids' embeddings, shape
                 (num_tokens, width).
 
@@ -75,31 +80,38 @@ class FusedForward:
         decoder = self._decoder
         given = self._vectors.of(input_ids) if vectors is None else Lookup.whole(vectors)
         angles = self._angles.of(position_ids)
-        found = self._steps.run(given, angles, step, rows)
+        found = self._steps.run(given, angles, step, rows, adapters)
         if found is not None:
             return found
         stream = given.rows()  # (num_tokens, width): the residual stream, added to in place
         turns = Turns(*angles.rows().chunk(2, dim=1))
-        wanted = None if rows is None else torch.from_numpy(rows)
         normed = self._workspace.rows("normed", *stream.shape)
         for first, last in self._chunks(len(stream)):
             into = normed[first:last]
             self._ops.add_norm(stream[first:last], None, decoder.layers[0].input_norm, into)
         for index in range(len(decoder.layers)):
-            attended = self._attend(index, normed, turns, step)
-            if wanted is not None and index == len(decoder.layers) - 1:
-                stream, attended = stream[wanted], attended[wanted]
+            attended = self._attend(index, normed, turns, step, adapters)
+            if rows is not None and index == len(decoder.layers) - 1:
+                stream, attended = stream[rows], attended[rows]
+                adapters = None if adapters is None else adapters.of_rows(rows)
             for first, last in self._chunks(len(stream)):
-                self._feed_forward(index, attended[first:last], stream, normed, first)
+                self._feed_forward(index, attended[first:last], stream, normed, first, adapters)
         return self._logits(normed, len(stream))
 
-    def _attend(self, index: int, normed: Tensor, turns: Turns, step: LayerAttention) -> Tensor:
+    def _attend(
+        self,
+        index: int,
+        normed: Tensor,
+        turns: Turns,
+        step: LayerAttention,
+        adapters: StepAdapters | None,
+    ) -> Tensor:
         """Project the normed rows and let them look back; (num_tokens, num_heads * dim)."""
         layer, num_tokens = self._decoder.layers[index], len(turns.cosines)
         shape = layer.shape
         heads = self._heads(layer, num_tokens)
         for first, last in self._chunks(num_tokens):
-            projected = _multiply(layer.project, normed[first:last])
+            projected = self._product(index, "project", normed[first:last], first, adapters)
             part = heads.rows(first, last)
             self._ops.heads(projected, shape, turns.rows(first, last), part)
         attended = step.attend(
@@ -112,19 +124,37 @@ class FusedForward:
         return attended.reshape(num_tokens, -1)
 
     def _feed_forward(
-        self, index: int, attended: Tensor, stream: Tensor, normed: Tensor, first: int
+        self,
+        index: int,
+        attended: Tensor,
+        stream: Tensor,
+        normed: Tensor,
+        first: int,
+        adapters: StepAdapters | None,
     ) -> None:
         """Bring some rows from their attention to the norm of the next layer."""
         layer = self._decoder.layers[index]
         last = first + len(attended)
         stream, into = stream[first:last], normed[first:last]
-        combined = _multiply(layer.combine, attended)
+        combined = self._product(index, "combine", attended, first, adapters)
         self._ops.add_norm(stream, combined, layer.output_norm, into)
-        gate_up = _multiply(layer.gate_up, into)
+        gate_up = self._product(index, "gate_up", into, first, adapters)
         gated = self._workspace.rows("gated", len(gate_up), gate_up.shape[1] // 2)
         self._ops.gated(gate_up, gated)
-        down = _multiply(layer.down, gated)
+        down = self._product(index, "down", gated, first, adapters)
         self._ops.add_norm(stream, down, self._next_norm(index), into)
+
+    def _product(
+        self, index: int, name: str, rows: Tensor, first: int, adapters: StepAdapters | None
+    ) -> Tensor:
+        """Multiply some rows, from row ``first`` of the step on, and add what adapters add."""
+        layer = self._decoder.layers[index]
+        product = _multiply(getattr(layer, name), rows)
+        if adapters is not None:
+            step = adapters.of_rows(np.arange(first, first + len(rows)))
+            for module, column in layer.joined(name):
+                add_updates(module, rows, product[:, column:], step)
+        return product
 
     def _chunks(self, num_rows: int) -> Iterator[tuple[int, int]]:
         """Cut rows into chunks; yields first and last + 1."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from ostinato.runner.forward.arena import Arena
 from ostinato.runner.forward.lookups import Lookup
 from ostinato.runner.forward.records import AddNorm, Gated, Product, TakeApart
+from ostinato.runner.lora_records import LoraProduct
 from ostinato.runner.native.checks import address_of
 from ostinato.runner.native.face import Attention, Kv, Rows
 
@@ -32,6 +33,7 @@ class Kind(enum.IntEnum):
     COPY = 6
     TAKE = 7
     GATED_PRODUCT = 8
+    LORA = 9
 
 
 _CHUNK_STEP = 32
@@ -117,7 +119,18 @@ class Take(ctypes.Structure):
         self.rows = address_of(lookup.places)
 
 
-Record = AddNorm | TakeApart | Gated | Product | GatedProduct | Write | Copy | Attend | Take
+Record = (
+    AddNorm
+    | TakeApart
+    | Gated
+    | Product
+    | GatedProduct
+    | Write
+    | Copy
+    | Attend
+    | Take
+    | LoraProduct
+)
 
 _KINDS: dict[type[Any], Kind] = {
     AddNorm: Kind.ADD_NORM,
@@ -129,6 +142,7 @@ _KINDS: dict[type[Any], Kind] = {
     Attend: Kind.ATTEND,
     Copy: Kind.COPY,
     Take: Kind.TAKE,
+    LoraProduct: Kind.LORA,
 }
 
 

@@ -26,8 +26,9 @@ from ostinato.runner.attention.backend import GroupedStep
 from ostinato.runner.attention.native_backend import NativeStep
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.arena import Arena
-from ostinato.runner.forward.decoder import Decoder, DecoderLayer, Projection
+from ostinato.runner.forward.decoder import PRODUCTS, Decoder, DecoderLayer, Projection
 from ostinato.runner.forward.lookups import Lookup
+from ostinato.runner.forward.lora_products import AdapterParts
 from ostinato.runner.forward.packed import row_stride
 from ostinato.runner.forward.parts import Heads, Norm, Turns
 from ostinato.runner.forward.program import (
@@ -42,6 +43,8 @@ from ostinato.runner.forward.program import (
 )
 from ostinato.runner.forward.records import AddNorm, Gated, Matrix, Product, TakeApart
 from ostinato.runner.inputs import Ints
+from ostinato.runner.lora import StepAdapters
+from ostinato.runner.lora_records import LoraProduct, Segments
 from ostinato.runner.native.checks import address_of, fill_rows, within
 from ostinato.runner.native.face import Attention, Rows
 
@@ -61,10 +64,15 @@ class Steps:
         self._decoder = decoder
         self._library = library
         self._can = all(layer.style.plain for layer in decoder.layers)
-        self._laid: _LaidDown | None = None
+        self._laid: dict[bool, _LaidDown] = {}  # whether adapters take part
 
     def run(
-        self, vectors: Lookup, angles: Lookup, step: LayerAttention, wanted: Ints | None
+        self,
+        vectors: Lookup,
+        angles: Lookup,
+        step: LayerAttention,
+        wanted: Ints | None,
+        adapters: StepAdapters | None = None,
     ) -> Tensor | None:
         """Compute a step, if it is one for a program.
 
@@ -73,6 +81,7 @@ class Steps:
             angles: Cosines and sines of the rows, side by side.
             step: Who answers the layers' attention.
             wanted: Rows whose logits are wanted, shape (num_wanted,); None wants all.
+            adapters: Rows that adapters compute; None is none.
 
         Returns:
             Logits, fresh, shape (num_wanted, vocab_size); None if nothing was computed.
@@ -83,10 +92,14 @@ class Steps:
         steps = _native_steps(step, len(self._decoder.layers)) if self._can else None
         if steps is None:
             return None
-        if self._laid is None or not self._laid.fits(steps, len(vectors)):
-            self._laid = _LaidDown(self._decoder, self._library, steps, _room_for(len(vectors)))
+        laid = self._laid.get(adapters is not None)
+        if laid is None or not laid.fits(steps, len(vectors)):
+            lora = None if adapters is None else AdapterParts(self._decoder)
+            room = _room_for(len(vectors))
+            laid = _LaidDown(self._decoder, self._library, steps, room, lora)
+            self._laid[adapters is not None] = laid
         everything = np.arange(len(vectors)) if wanted is None else wanted
-        return self._laid.run(vectors, angles, steps, everything)
+        return laid.run(vectors, angles, steps, everything, adapters)
 
 
 class _LaidDown:
@@ -98,9 +111,12 @@ class _LaidDown:
         library: ctypes.CDLL,
         steps: tuple[NativeStep, ...],
         most_rows: int,
+        lora: AdapterParts | None,
     ) -> None:
         """Lay it down for so many rows; ``steps`` say which store each layer has."""
         self._decoder = decoder
+        self._lora = lora
+        self._on_all, self._on_some = Segments(), Segments()  # of a step, and of its wanted rows
         self._stores = tuple(step.store for step in steps)
         dtype = decoder.norm.weight.dtype
         self._arena = Arena(most_rows, ROWS_PER_CHUNK, _width_in_arena(decoder), dtype)
@@ -122,9 +138,17 @@ class _LaidDown:
         )
 
     def run(
-        self, vectors: Lookup, angles: Lookup, steps: tuple[NativeStep, ...], wanted: Ints
+        self,
+        vectors: Lookup,
+        angles: Lookup,
+        steps: tuple[NativeStep, ...],
+        wanted: Ints,
+        adapters: StepAdapters | None,
     ) -> Tensor:
         """Compute a step; see ``Steps``."""
+        if adapters is not None and self._lora is not None:
+            self._on_all.take(self._lora.segments_of(adapters))
+            self._on_some.take(self._lora.segments_of(adapters.of_rows(wanted)))
         num_rows, num_wanted = len(vectors), len(wanted)
         assert len(angles) == num_rows, "angles for each row"
         self._takes["stream"].look_up(vectors)
@@ -198,12 +222,17 @@ class _LaidDown:
     ) -> Generator[Record, None, None]:
         """Yield what leads from attention to the norm of the next layer."""
         layer = self._decoder.layers[index]
-        combined = yield from self._product(layer.combine, attended, "added")
+        combined = yield from self._product(index, "combine", attended, "added")
         yield AddNorm.of(stream, combined, layer.output_norm, normed)
         product, gate_up = self._product_into(layer.gate_up, normed, "gate_up")
         gated = self._chunk("gated", gate_up.shape[1] // 2)
-        yield GatedProduct(product, Gated.of(gate_up, gated))
-        down = yield from self._product(layer.down, gated, "added")
+        if self._lora is None:
+            yield GatedProduct(product, Gated.of(gate_up, gated))
+        else:
+            yield product
+            yield self._updates(index, "gate_up", normed, gate_up)
+            yield Gated.of(gate_up, gated)
+        down = yield from self._product(index, "down", gated, "added")
         yield AddNorm.of(stream, down, self._norm_behind(index), normed)
 
     def _attention(
@@ -212,7 +241,7 @@ class _LaidDown:
         """Yield what leads from normed rows to what they attend to; returns where that is."""
         shape, rows = layer.shape, self._first_chunk
         num_values, num_kv = shape.num_heads * shape.dim, shape.num_kv_heads * shape.dim
-        projected = yield from self._product(layer.project, normed, "projected")
+        projected = yield from self._product(index, "project", normed, "projected")
         turns = Turns(*rows("turns", 2 * shape.dim).chunk(2, dim=1))
         heads = Heads(rows("queries", num_values), rows("keys", num_kv), rows("values", num_kv))
         yield TakeApart.of(projected, shape, turns, heads)
@@ -232,12 +261,22 @@ class _LaidDown:
         return rows("attended", num_values)
 
     def _product(
-        self, projection: Projection, inputs: Tensor, name: str
+        self, index: int, name: str, inputs: Tensor, into: str
     ) -> Generator[Record, None, Tensor]:
-        """Yield a product; returns where it is put."""
-        product, outputs = self._product_into(projection, inputs, name)
+        """Yield a layer's product, and what adapters add to it; returns where it is put."""
+        projection = getattr(self._decoder.layers[index], name)
+        product, outputs = self._product_into(projection, inputs, into)
         yield product
+        if self._lora is not None:
+            yield self._updates(index, name, inputs, outputs)
         return outputs
+
+    def _updates(self, index: int, name: str, inputs: Tensor, outputs: Tensor) -> LoraProduct:
+        """Describe what adapters add; behind the last attention, only wanted rows go on."""
+        is_on_some = index + 1 == len(self._decoder.layers) and name != "project"
+        step = self._on_some if is_on_some else self._on_all
+        place = index * len(PRODUCTS) + list(PRODUCTS).index(name)
+        return LoraProduct.of(inputs, outputs, step, place)
 
     def _product_into(
         self, projection: Projection, inputs: Tensor, name: str

@@ -166,6 +166,7 @@ def declare(native: ctypes.CDLL) -> None:
         "ost_kv_zero": (pointer, pointer, many),
         "ost_attend": (pointer,),
         "ost_ops_best": (pointer,),
+        "ost_ops_lora": (pointer,),
         "ost_ops_delta": (pointer,),
         "ost_ops_product": (pointer,),
         "ost_pack": (pointer,),

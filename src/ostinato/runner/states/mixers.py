@@ -11,13 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from ostinato.runner.states.recurrences import (
-    RECURRENCES,
-    Call,
-    LightningAttention,
-    Recurrence,
-    names_of,
-)
+from ostinato.runner.states.recurrence import Call, Recurrence, names_of
+from ostinato.runner.states.recurrences import RECURRENCES, LightningAttention
 from ostinato.runner.states.step import LayerStates
 
 CurrentStates = Callable[[], LayerStates | None]

@@ -15,11 +15,9 @@ Each has a form for many tokens (``chunk``) and one for a single token (``step``
 uses the same two in prefill and decode.
 """
 
-import inspect
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,92 +26,7 @@ from transformers.activations import ACT2FN
 
 from ostinato.runner.native import delta
 from ostinato.runner.native.library import library
-
-State = Tensor
-"""Shape (num_sequences, ...)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of one of those functions, as a mixer makes it.
-
-    Attributes:
-        function: What is called.
-        arguments: By position.
-        keywords: By name.
-        names: The names of those by position.
-        siblings: Functions of the same module, by name.
-    """
-
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    keywords: Mapping[str, Any]
-    names: tuple[str, ...]
-    siblings: Mapping[str, Any]
-
-    def __getitem__(self, name: str) -> Any:
-        """Return an argument; None if it is not given."""
-        given = dict(zip(self.names, self.arguments, strict=False))
-        return given[name] if name in given else self.keywords.get(name)
-
-    def run(self, **others: Any) -> Any:
-        """Call the function, with some keywords added or replaced."""
-        return self.function(*self.arguments, **{**self.keywords, **others})
-
-    def changed(self, change: Callable[[str, Any], Any]) -> "Call":
-        """Return the call with every argument put through a function of its name and value."""
-        pairs = zip(self.names, self.arguments, strict=False)
-        return replace(
-            self,
-            arguments=tuple(change(name, value) for name, value in pairs),
-            keywords={name: change(name, value) for name, value in self.keywords.items()},
-        )
-
-
-class Recurrence(ABC):
-    """A function that carries a state along tokens.
-
-    Attributes:
-        name: Its name in the modules of ``transformers``.
-        axes: Which dimension of which argument is that of tokens.
-        output_axis: Likewise of its output.
-        gives_state: Whether it returns a state beside the output, even if none is asked for.
-    """
-
-    name: ClassVar[str]
-    axes: ClassVar[Mapping[str, int]]
-    output_axis: ClassVar[int] = 1
-    gives_state: ClassVar[bool] = False
-
-    @abstractmethod
-    def chunk(self, call: Call, state: State | None) -> tuple[Tensor, State]:
-        """Compute some tokens of sequences of one length.
-
-        Args:
-            call: The mixer's call, cut to these tokens.
-            state: Before the first of them; None at the beginning of the sequences.
-
-        Returns:
-            The output and the state after the last token.
-        """
-
-    def step(self, call: Call, states: State) -> tuple[Tensor, State]:
-        """Compute one token of each of several sequences; like ``chunk``."""
-        return self.chunk(call, states)
-
-    def step_slots(self, call: Call, states: Tensor, slots: Tensor) -> Tensor:
-        """Compute one token of each of several sequences on the states in their slots.
-
-        Args:
-            call: The mixer's call, cut to these tokens.
-            states: Of all slots, shape (num_slots, ...).
-            slots: Of these sequences, shape (num_sequences,), int64.
-
-        Effects: overwrites the states of those slots.
-        """
-        output, after = self.step(call, states.index_select(0, slots))
-        states.index_copy_(0, slots, after.to(states.dtype))
-        return output
+from ostinato.runner.states.recurrence import Call, Recurrence, State
 
 
 class ShortConvolution(Recurrence):
@@ -309,11 +222,6 @@ RECURRENCES: Mapping[str, Recurrence] = {
 """Those that are functions of a module, by name."""
 
 
-def names_of(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of a function's parameters in order."""
-    return tuple(inspect.signature(function).parameters)
-
-
 def _as_scanned(output: Tensor) -> Tensor:
-    """Return an output in the precision of a scan, lest it depend on its neighbours in a row."""
+    """Return an output in the precision of a scan, whatever it is computed beside."""
     return output.to(torch.promote_types(output.dtype, torch.float32))

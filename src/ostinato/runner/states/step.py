@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ostinato.core.errors import UnsupportedModel
 from ostinato.runner.inputs import StateInputs
-from ostinato.runner.states.recurrences import Call, Recurrence
+from ostinato.runner.states.recurrence import Call, Recurrence
 from ostinato.runner.states.store import StateShape, StateSpec, StateStore
 
 

@@ -148,13 +148,15 @@ class Counted(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """A model under one of its names."""
+    """A model under one of its names, or an adapter: ``parent`` is its base model then."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
+    parent: str | None = None
+    adapter: str | None = None
 
 
 class ModelList(BaseModel):

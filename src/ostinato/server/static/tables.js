@@ -50,6 +50,7 @@ export function drawRequests(requests, administrator) {
         cell(percent(request.prompt ? request.hit / request.prompt : 0)),
         cell(duration(request.first_token_s)), cell(count(request.output)),
         cell(rest > 0 ? (Math.max(0, request.output - 1) / rest).toFixed(0) : "–"), cell(request.ended, ""),
+        cell(request.adapter || "–", ""),
       );
       if (administrator) row.append(cell(request.tenant || "–", ""));
       row.append(element("td", {}, element("a", { href: `#explain/${request.id}` }, "explain")));

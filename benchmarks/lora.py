@@ -1,0 +1,123 @@
+"""How fast is a batch that mixes adapters, compared with the base model's?
+
+::
+
+    python -m benchmarks.lora CHECKPOINT                  # 16 requests, four adapters of rank 16
+    python -m benchmarks.lora CHECKPOINT --requests 32 --rank 64 --rounds 7
+    python -m benchmarks.lora CHECKPOINT --json FILE
+
+The same prompts run with the base model and with four adapters by turns, in one process, so that
+a busy machine slows both down. Each request has 128 prompt tokens and 32 answers; every linear
+layer of the decoder is adapted. Figures are medians of tokens per second of processor time.
+``benchmarks/peers/checkpoint.py`` makes a checkpoint.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import save_file
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ostinato import LLM, LoRARequest, SamplingParams
+
+NUM_ADAPTERS, PROMPT_TOKENS, OUTPUT_TOKENS = 4, 128, 32
+Figures = dict[str, float]
+
+
+def save_adapter(checkpoint: Path, folder: Path, rank: int, seed: int) -> Path:
+    """Write an adapter of all linear layers of the decoder, as ``peft`` does."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint))
+    generator, tensors = torch.Generator().manual_seed(seed), {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and module is not model.get_output_embeddings():
+            for part, size in (
+                ("A", (rank, module.in_features)),
+                ("B", (module.out_features, rank)),
+            ):
+                weights = torch.randn(size, generator=generator) * 0.02
+                tensors[f"base_model.model.{name}.lora_{part}.weight"] = weights.bfloat16()
+    folder.mkdir()
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def run(llm: LLM, prompts: list[list[int]], adapters: list[LoRARequest | None]) -> Figures:
+    """Serve prompts together; returns tokens per second of processor time."""
+    llm.reset_prefix_cache()
+    figures: Figures = {}
+    for kind, num_new in (("prefill", 1), ("decode", OUTPUT_TOKENS)):
+        params = SamplingParams(
+            max_tokens=num_new, temperature=0, ignore_eos=True, detokenize=False
+        )
+        before_s = time.process_time()
+        llm.generate(prompts, params, lora_request=adapters, use_tqdm=False)
+        took_s = time.process_time() - before_s
+        num_tokens = len(prompts) * (PROMPT_TOKENS if kind == "prefill" else OUTPUT_TOKENS)
+        figures[kind] = num_tokens / took_s
+    return figures
+
+
+def measure(checkpoint: Path, num_requests: int, rank: int, rounds: int) -> dict[str, Figures]:
+    """Run base and mix by turns; returns medians and their ratios."""
+    llm = LLM(
+        checkpoint, num_blocks=num_requests * 16 + 16, max_model_len=1024,
+        max_num_batched_tokens=num_requests * PROMPT_TOKENS, keep_explanations=0, ghost_blocks=0,
+        enable_lora=True, max_lora_rank=rank,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    size = (num_requests, PROMPT_TOKENS)
+    prompts = torch.randint(10, llm.engine.loaded.vocab_size, size, generator=generator).tolist()
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [
+            save_adapter(checkpoint, Path(folder) / str(i), rank, i) for i in range(NUM_ADAPTERS)
+        ]
+        requests = [LoRARequest(f"adapter-{i}", i + 1, path) for i, path in enumerate(paths)]
+        mix: list[LoRARequest | None] = [requests[i % NUM_ADAPTERS] for i in range(num_requests)]
+        kinds: dict[str, list[LoRARequest | None]] = {"base": [None] * num_requests, "mix": mix}
+        seen: dict[str, list[Figures]] = {kind: [] for kind in kinds}
+        for number in range(rounds + 1):
+            for kind, adapters in kinds.items():
+                figures = run(llm, prompts, adapters)
+                if number:  # the first round makes programs and reads weights
+                    seen[kind].append(figures)
+    print(llm.engine.compute_path)
+    found = {
+        kind: {part: median(one[part] for one in each) for part in ("prefill", "decode")}
+        for kind, each in seen.items()
+    }
+    found["ratio"] = {part: found["mix"][part] / found["base"][part] for part in found["base"]}
+    return found
+
+
+def main() -> None:
+    """Read the command line, measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = measure(options.checkpoint, options.requests, options.rank, options.rounds)
+    table = Table("", "prefill, tokens/s", "decode, tokens/s")
+    for kind, figures in found.items():
+        digits = 2 if kind == "ratio" else 0
+        table.add_row(kind, *(f"{figures[part]:.{digits}f}" for part in ("prefill", "decode")))
+    Console().print(table)
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()

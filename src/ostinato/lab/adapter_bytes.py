@@ -1,0 +1,37 @@
+"""How much memory do LoRA adapters take beside the KV? Counted from the heads of their files."""
+
+import json
+import math
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from ostinato.core.errors import ConfigError
+
+WEIGHT_BYTES = 2
+"""Bytes of a weight in bfloat16, which models are served in."""
+
+_MOST_HEAD_BYTES = 100 * 2**20
+
+
+def adapter_bytes(folders: Sequence[str]) -> int:
+    """Return the memory of the adapters in some directories, in bfloat16.
+
+    Raises:
+        ConfigError: One has no readable ``adapter_model.safetensors``.
+    """
+    return sum(map(_bytes_of, folders))
+
+
+def _bytes_of(folder: str) -> int:
+    path = Path(folder) / "adapter_model.safetensors"
+    try:
+        with path.open("rb") as file:
+            (num_bytes,) = struct.unpack("<Q", file.read(8))
+            if num_bytes > _MOST_HEAD_BYTES:
+                raise ValueError("its head is too long")
+            head = json.loads(file.read(num_bytes))
+        shapes = [entry["shape"] for name, entry in head.items() if name != "__metadata__"]
+        return sum(map(math.prod, shapes)) * WEIGHT_BYTES
+    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"--lora {folder!r}: {path} cannot be read: {error}") from error

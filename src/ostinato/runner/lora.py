@@ -1,0 +1,105 @@
+"""LoRA adapters (Hu et al., arXiv 2106.09685): which rows of a step get which low-rank update.
+
+A linear layer of the base model computes ``x W^T``; an adapter adds ``scale * (x down^T) up``. The
+base weights stay as they are, so one step mixes rows of several adapters and of none::
+
+    row        0   1   2   3   4   5   6
+    sequence   A   B   B   B   C   C   D
+    adapter    sql -   -   -   sql sql fr        segments: [0, 1) sql, [4, 6) sql, [6, 7) fr
+
+An activated adapter (aLoRA, arXiv 2512.17910) starts at its invocation: rows before are the base
+model's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from ostinato.core.plan import StepPlan
+from ostinato.runner.inputs import Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoraLayer:
+    """The update of one linear layer.
+
+    Attributes:
+        down: Shape (rank, in_features), contiguous; ``lora_A`` of ``peft``.
+        up: Shape (rank, out_features), contiguous; ``lora_B`` of ``peft``, transposed.
+        scale: Factor of the update.
+    """
+
+    down: Tensor
+    up: Tensor
+    scale: float
+
+    def add(self, inputs: Tensor, outputs: Tensor) -> None:
+        """Add the update of some rows to the layer's outputs, in place, in torch."""
+        outputs += (inputs @ self.down.T) @ self.up * self.scale
+
+
+@dataclass(frozen=True, eq=False)
+class LoraAdapter:
+    """An adapter that was read and checked against a model.
+
+    Attributes:
+        digest: SHA-256 over all that changes what it computes; its name and path do not.
+        rank: The highest of its layers.
+        layers: Updates by the name of the model's linear layer.
+        invocation: Token ids that activate it (aLoRA); empty for an adapter of whole sequences.
+        num_bytes: Memory of its weights.
+    """
+
+    digest: bytes
+    rank: int
+    layers: Mapping[str, LoraLayer]
+    invocation: tuple[int, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSegment:
+    """Rows ``first .. end`` of a step, which one adapter computes."""
+
+    first: int
+    end: int
+    adapter: LoraAdapter
+
+
+@dataclass(frozen=True, slots=True)
+class StepAdapters:
+    """The rows of a step that adapters compute.
+
+    Attributes:
+        segments: Ascending, without overlap, at least one.
+    """
+
+    segments: tuple[AdapterSegment, ...]
+
+    @classmethod
+    def of(cls, plan: StepPlan, loaded: Mapping[bytes, LoraAdapter]) -> "StepAdapters | None":
+        """Find the adapters of a plan's sequences; None if all rows are the base model's."""
+        segments: list[AdapterSegment] = []
+        end = 0
+        for sequence in plan.sequences:
+            first, end = end, end + len(sequence.tokens)
+            identity = sequence.identity
+            if not identity.adapter:
+                continue
+            first = max(first, first + identity.adapter_start - sequence.start)
+            adapter = loaded[identity.adapter]
+            if segments and segments[-1].end == first and segments[-1].adapter is adapter:
+                first = segments.pop().first
+            if first < end:
+                segments.append(AdapterSegment(first, end, adapter))
+        return cls(tuple(segments)) if segments else None
+
+    def of_rows(self, rows: Ints) -> "StepAdapters":
+        """Return the same for some of the rows, ascending, which are numbered anew."""
+        bounds = np.searchsorted(rows, [(s.first, s.end) for s in self.segments]).tolist()
+        pairs = zip(bounds, self.segments, strict=True)
+        return StepAdapters(
+            tuple(AdapterSegment(a, b, segment.adapter) for (a, b), segment in pairs if a < b)
+        )

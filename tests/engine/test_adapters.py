@@ -1,0 +1,237 @@
+"""Adapters come and go while requests run, and are told apart by their content."""
+
+import json
+import shutil
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ostinato import LLM, LoRARequest, MissReason, RequestOutput, SamplingParams
+from ostinato.core.errors import ConfigError, RequestError
+from ostinato.engine.kv_events_wire import BatchEncoder, BlockStored, decode
+from ostinato.engine.prompts import parse_prompt
+from tests.support.adapters import INVOCATION, adapters
+from tests.support.checkpoints import Checkpoints, checkpoints
+from tests.support.engines import assert_idle
+
+__all__ = ["adapters", "checkpoints"]
+
+ONE = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
+PROMPT = list(range(20, 41))  # five blocks of four, and one token
+
+
+@pytest.fixture(scope="module")
+def shared(checkpoints: Checkpoints) -> LLM:
+    path = str(checkpoints.path("llama"))
+    return LLM(
+        path, dtype="float64", block_size=4, num_blocks=256, enable_lora=True, max_loras=12,
+        max_lora_rank=8, max_lora_bytes=2**20, keep_event_batches=10_000,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def llm(shared: LLM) -> Iterator[LLM]:
+    """Lend an engine with a cold cache and no adapter."""
+    shared.reset_prefix_cache()
+    yield shared
+    for number in shared.list_loras():
+        assert shared.remove_lora(number)
+    assert not shared.engine.runner.adapters, "weights of an adapter were kept"
+    assert_idle(shared.engine)
+
+
+def hit(llm: LLM, prompt: list[int], request: LoRARequest | None = None) -> int:
+    """Serve a prompt; returns how many tokens hit."""
+    (output,) = llm.generate(prompt, ONE, lora_request=request, use_tqdm=False)
+    return output.num_cached_tokens
+
+
+def rewritten(folder: Path, target: Path, **changes: Any) -> Path:
+    """Copy an adapter with other entries in its config; ``weights`` scales its weights."""
+    shutil.copytree(folder, target, dirs_exist_ok=True)
+    factor = changes.pop("weights", None)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (target / "adapter_config.json").write_text(json.dumps(config | changes))
+    if factor is not None:
+        tensors = load_file(folder / "adapter_model.safetensors")
+        scaled = {name: tensor * factor for name, tensor in tensors.items()}
+        save_file(scaled, target / "adapter_model.safetensors")
+    return target
+
+
+def test_an_adapter_shares_with_its_own_content_alone(llm: LLM, adapters: Path, tmp_path: Path):
+    """Base, adapter, the same content under another name, other content under the old name."""
+    sql = LoRARequest("sql", 1, adapters / "sql")
+    assert (hit(llm, PROMPT), hit(llm, PROMPT)) == (0, 20)
+    assert (hit(llm, PROMPT, sql), hit(llm, PROMPT, sql)) == (0, 20)
+    twin = rewritten(adapters / "sql", tmp_path / "twin")
+    assert hit(llm, PROMPT, LoRARequest("twin", 2, twin)) == 20
+    assert len(llm.engine.runner.adapters) == 1, "one content is in memory once"
+    rewritten(adapters / "sql", twin, weights=0.5)
+    assert hit(llm, PROMPT, LoRARequest("twin", 2, twin)) == 0, "new content, old name and path"
+    assert hit(llm, PROMPT, sql) == 20
+    assert llm.remove_lora("sql") and hit(llm, PROMPT, sql) == 20, "loaded again, by its content"
+
+
+def test_ten_specialists_compute_their_context_once(llm: LLM, adapters: Path, tmp_path: Path):
+    """Activated adapters share everything before their invocation with the base model."""
+    context = list(range(20, 70))
+    for number in range(1, 11):
+        folder = rewritten(adapters / "judge", tmp_path / str(number), weights=number / 8)
+        request = LoRARequest(f"judge-{number}", number, folder)
+        found = hit(llm, [*context, *INVOCATION, 11, 12], request)
+        assert found == (50 if number > 1 else 0)
+        assert hit(llm, [*context, *INVOCATION, 11, 12], request) == 54
+    assert hit(llm, context) == 49, "the base model's own"
+    assert hit(llm, context[:9], request) == 8, "without the invocation it is the base model"
+
+
+def test_an_activated_adapter_starts_at_the_last_invocation(llm: LLM, adapters: Path):
+    llm.add_lora(LoRARequest("judge", 1, adapters / "judge"))
+    prompt = parse_prompt({"prompt_token_ids": [1], "adapter": "judge"})
+    tokens = array("I", [*INVOCATION, 20, 21, *INVOCATION, 7, 8])
+    assert llm.engine.identity_of(prompt, tokens).adapter_start == 5
+    assert llm.engine.identity_of(prompt, tokens[-2:]).adapter == b""
+
+
+def test_requests_of_an_unloaded_adapter_finish_and_publish_nothing_more(llm: LLM, adapters: Path):
+    """One runs and one waits when it is unloaded; afterwards none of their new blocks are found."""
+    engine, sql = llm.engine, LoRARequest("sql", 1, adapters / "sql")
+    llm.add_lora(sql)
+    params = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True, detokenize=False)
+    prompt = parse_prompt({"prompt_token_ids": PROMPT, "adapter": "sql"})
+    other = parse_prompt({"prompt_token_ids": PROMPT[::-1], "adapter": "sql"})
+    made = [engine.make_request(one, params, name) for one, name in ((prompt, "a"), (other, "b"))]
+    late = engine.make_request(prompt, params, "late")
+    engine.add(made[0])
+    engine.step()
+    engine.add(made[1])
+    engine.remove_adapter("sql")
+    with pytest.raises(RequestError, match="was unloaded"):
+        engine.add(late)
+    with pytest.raises(RequestError, match="'sql' is not loaded"):
+        engine.make_request(prompt, params)
+    outputs: dict[str, RequestOutput] = {}
+    while engine.has_work:
+        outputs.update({s.request.request_id: s.output() for s in engine.step() if s.finished})
+    assert [len(outputs[name].outputs[0].token_ids) for name in "ab"] == [9, 9]
+    assert not engine.runner.adapters, "its weights went with its last request"
+    whole = [*PROMPT, *outputs["a"].outputs[0].token_ids, 5]
+    assert hit(llm, whole, sql) == 20, "what it had published before"
+    assert hit(llm, PROMPT[::-1], sql) == 0
+
+
+def test_explanations_name_the_adapters(llm: LLM, adapters: Path):
+    """The context of an activated adapter counts as the base model's."""
+    sql = LoRARequest("sql", 1, adapters / "sql")
+    prompt = [number + 100 for number in PROMPT]
+    hit(llm, prompt)
+    (output,) = llm.generate(prompt, ONE, lora_request=sql, use_tqdm=False)
+    span = llm.explain(output).spans[0]
+    assert span.reason is MissReason.OTHER_ADAPTER
+    assert "computed by the base model, and this request asks for adapter 'sql'" in span.sentence
+
+    long = [*prompt, *INVOCATION, 11, 12]
+    hit(llm, long)
+    judge = LoRARequest("judge", 2, adapters / "judge")
+    (output,) = llm.generate(long, ONE, lora_request=judge, use_tqdm=False)
+    spans = llm.explain(output).spans
+    assert [(span.start, span.stop, span.reason) for span in spans][-2:] == [
+        (21, 25, MissReason.OTHER_ADAPTER),
+        (25, 26, MissReason.LAST_TOKEN),
+    ]
+
+
+def test_events_name_the_adapter_from_its_first_block_on(llm: LLM, adapters: Path):
+    """Vllm's ``lora_name`` is the digest, and the boundary is among the block's extra keys."""
+    log = llm.engine.cache.events
+    assert log is not None
+    before = log.next_sequence
+    judge = LoRARequest("judge", 1, adapters / "judge")
+    hit(llm, [*PROMPT, *INVOCATION, 11, 12, 13, 14], judge)
+    stored = [
+        event
+        for batch in log.replay(before) or ()
+        for event in decode(BatchEncoder("CPU").encode(batch)).events
+        if isinstance(event, BlockStored)
+    ]
+    digest = llm.engine.adapters.of("judge").digest.hex()
+    names = [(event.lora_name, len(event.block_hashes)) for event in stored]
+    assert names == [(None, 5), (digest, 2)]
+    assert stored[0].extra_keys is None
+    assert stored[1].extra_keys is not None and stored[1].extra_keys[0] is not None
+
+
+REFUSED = [
+    ({"use_dora": True}, "DoRA"),
+    ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+    ({"bias": "all"}, "bias='all'"),
+    ({"lora_bias": True}, "lora_bias"),
+    ({"peft_type": "PREFIX_TUNING"}, "only LORA is served"),
+    ({"init_lora_weights": "pissa"}, "changes the base"),
+    ({"target_parameters": ["experts.weight"]}, "target_parameters"),
+    ({"alora_invocation_tokens": [10**6]}, "alora_invocation_tokens"),
+    ({"lora_alpha": "eight"}, "lora_alpha='eight'"),
+    ({"weights": float("nan")}, "not finite"),
+    ({"weights": torch.ones(2, 1, 1)}, "another base model"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=str)
+def test_what_cannot_be_served_is_refused_by_name(
+    llm: LLM, adapters: Path, tmp_path: Path, changes: dict[str, Any], message: str
+):
+    folder = rewritten(adapters / "sql", tmp_path / "bad", **changes)
+    with pytest.raises(RequestError, match=message):
+        llm.add_lora(LoRARequest("bad", 1, folder))
+    assert not llm.list_loras() and not llm.engine.runner.adapters
+
+
+def test_broken_files_are_refused(llm: LLM, adapters: Path, tmp_path: Path):
+    folder = rewritten(adapters / "sql", tmp_path / "bad")
+    weights = folder / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(RequestError, match="no readable adapter_model"):
+        llm.add_lora(LoRARequest("bad", 1, folder))
+    weights.unlink()
+    with pytest.raises(RequestError, match="cannot be read"):
+        llm.add_lora(LoRARequest("bad", 1, folder))
+    save_file({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(2, 2)}, weights)
+    with pytest.raises(RequestError, match="lora_embedding_A"):
+        llm.add_lora(LoRARequest("bad", 1, folder))
+    for name in ("lm_head", "model.layers.9.mlp.up_proj"):
+        save_file({f"base_model.model.{name}.lora_A.weight": torch.ones(2, 2)}, weights)
+        with pytest.raises(RequestError, match=name):
+            llm.add_lora(LoRARequest("bad", 1, folder))
+
+
+def test_limits_are_named(llm: LLM, adapters: Path, monkeypatch: pytest.MonkeyPatch):
+    sql = LoRARequest("sql", 1, adapters / "sql")
+    for setting, value in (("max_lora_rank", 3), ("max_lora_bytes", 5000), ("enable_lora", False)):
+        with monkeypatch.context() as patch:
+            patch.setattr(llm.engine.adapters, "_config", _changed(llm, setting, value))
+            with pytest.raises(RequestError, match=setting):
+                llm.add_lora(sql)
+    llm.add_lora(sql)
+    with pytest.raises(RequestError, match="lora_int_id=1 is that of 'sql'"):
+        llm.add_lora(LoRARequest("fr", 1, adapters / "fr"))
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.adapters, "_config", _changed(llm, "max_loras", 1))
+        with pytest.raises(RequestError, match="max_loras=1"):
+            llm.add_lora(LoRARequest("fr", 2, adapters / "fr"))
+    with pytest.raises(ConfigError, match="max_lora_rank=513"):
+        LLM(enable_lora=True, max_lora_rank=513)
+    with pytest.raises(RequestError, match="lora_int_id=0"):
+        LoRARequest("sql", 0, adapters / "sql")
+    with pytest.raises(RequestError, match="2 lora_request for 1 prompts"):
+        llm.generate([PROMPT], ONE, lora_request=[sql, None], use_tqdm=False)
+
+
+def _changed(llm: LLM, setting: str, value: object) -> Any:
+    return replace(llm.engine.config, **{setting: value})

@@ -1,0 +1,94 @@
+"""Adapters over HTTP: a model name of their own, loaded by the administrator alone."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import anthropic
+import openai
+import pytest
+
+from ostinato.runner.resolve import resolve_model
+from tests.server.keyed import MODEL, Keyed, keyed_server
+from tests.support.adapters import save_adapter
+
+TARGETS = ["q_proj", "v_proj"]
+
+
+@pytest.fixture(scope="module")
+def allowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with adapters that may be loaded, and a link to one outside."""
+    folder, base = tmp_path_factory.mktemp("allowed"), resolve_model(MODEL)
+    save_adapter(base, folder / "sql", 1, target_modules=TARGETS)
+    save_adapter(base, folder / "dora", 1, target_modules=TARGETS, use_dora=True)
+    save_adapter(base, folder.parent / "elsewhere", 1, target_modules=TARGETS)
+    (folder / "link").symlink_to(folder.parent / "elsewhere")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, allowed: Path) -> Iterator[Keyed]:
+    settings = {"lora_folders": (str(allowed),)}
+    with keyed_server(tmp_path_factory.mktemp("keys"), server=settings, enable_lora=True) as keyed:
+        yield keyed
+
+
+def load(server: Keyed, name: str, path: Path, tenant: str = "ops") -> tuple[int, str]:
+    """Load an adapter; returns the status and the error's code."""
+    body = {"lora_name": name, "lora_path": str(path)}
+    answer = server.ask(tenant, "/v1/load_lora_adapter", body)
+    return answer.status_code, answer.json().get("error", {}).get("code", "")
+
+
+def test_an_adapter_is_a_model_for_the_official_clients(server: Keyed, allowed: Path):
+    """Listed, asked through both APIs, shown on the page, unloaded, and gone."""
+    assert load(server, "sql", allowed / "sql") == (200, "")
+    key = server.keys["ann"]
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+    with client, anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0) as other:
+        cards = {card.id: card for card in client.models.list()}
+        assert cards["sql"].model_dump()["parent"] == MODEL
+
+        def said(model: str) -> tuple[str, int]:
+            answer = client.completions.create(
+                model=model, prompt="ROMEO: " * 20, max_tokens=8, temperature=0
+            )
+            assert answer.model == model and answer.usage is not None
+            details = answer.usage.prompt_tokens_details
+            assert details is not None
+            return answer.choices[0].text, details.cached_tokens or 0
+
+        base, adapted = said(MODEL), said("sql")
+        assert (base[1], adapted[1]) == (0, 0) and base[0] != adapted[0]
+        assert said("sql")[1] > 16 and said(MODEL) == (base[0], said(MODEL)[1])
+        message = other.messages.create(
+            model="sql", max_tokens=1, messages=[{"role": "user", "content": "Who?"}]
+        )
+        assert message.model == "sql"
+        page = server.ask("ann", "/ui/state", method="GET").json()
+        assert [row["adapter"] for row in page["requests"]][-2:] == ["sql", ""]
+
+        body = {"lora_name": "sql"}
+        assert server.ask("ops", "/v1/unload_lora_adapter", body).status_code == 200
+        assert server.ask("ops", "/v1/unload_lora_adapter", body).status_code == 404
+        with pytest.raises(openai.NotFoundError, match="model='sql'"):
+            said("sql")
+        assert said(MODEL)[0] == base[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "tenant", "wanted"),
+    [
+        ("sql", "sql", "ann", (403, "not_an_administrator")),
+        ("far", "../elsewhere", "ops", (403, "path_not_allowed")),
+        ("link", "link", "ops", (403, "path_not_allowed")),
+        ("dora", "dora", "ops", (400, "invalid_value")),
+        ("none", "none", "ops", (400, "invalid_value")),
+        (MODEL, "sql", "ops", (400, "")),
+    ],
+)
+def test_who_may_not_load_what_is_told_so(
+    server: Keyed, allowed: Path, name: str, place: str, tenant: str, wanted: tuple[int, str]
+):
+    status, code = load(server, name, allowed / place, tenant)
+    assert (status, code or "") == wanted
+    assert not server.state.llm.engine.adapters.by_name

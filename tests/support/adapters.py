@@ -1,0 +1,99 @@
+"""LoRA adapters with random weights, in the files of ``peft``, and what ``peft`` says with them."""
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.support.checkpoints import Checkpoints
+
+ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+INVOCATION = [7, 8, 9]
+"""Token ids that activate the tests' activated adapters."""
+
+
+def save_adapter(base: Path, folder: Path, seed: int, **config: Any) -> Path:
+    """Save an adapter of a checkpoint with random weights; returns its directory."""
+    settings: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(base),
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": ALL_LINEAR,
+        "bias": "none",
+        **config,
+    }
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(base))
+    generator, tensors, rank = torch.Generator().manual_seed(seed), {}, settings["r"]
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name.endswith(tuple(settings["target_modules"])):
+            sizes = {"A": (rank, module.in_features), "B": (module.out_features, rank)}
+            for part, size in sizes.items():
+                weights = torch.randn(size, generator=generator) * 0.3
+                tensors[f"base_model.model.{name}.lora_{part}.weight"] = weights
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+class PeftReference:
+    """A checkpoint with adapters of ``peft``, in float64 with eager attention."""
+
+    def __init__(self, base: Path, folders: Sequence[Path]) -> None:
+        """Load both."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from peft import PeftModel
+
+            model = AutoModelForCausalLM.from_pretrained(
+                base, dtype=torch.float64, attn_implementation="eager"
+            )
+            model.generation_config.eos_token_id = None
+            self._model = PeftModel.from_pretrained(model, folders[0], folders[0].name)
+            for folder in folders[1:]:
+                self._model.load_adapter(folder, folder.name)
+        self._model.double().eval()
+
+    def generated(self, prompt: Sequence[int], adapter: str, num_new: int) -> list[int]:
+        """Continue a prompt greedily with an adapter, or none."""
+        ids = {
+            "input_ids": torch.tensor([prompt]),
+            "attention_mask": torch.ones(1, len(prompt), dtype=torch.int64),
+        }
+        options: dict[str, Any] = {"max_new_tokens": num_new, "do_sample": False}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if adapter:
+                self._model.set_adapter(adapter)
+                output = self._model.generate(**ids, **options)
+            else:
+                with self._model.disable_adapter():
+                    output = self._model.generate(**ids, **options)
+        return list(output[0, len(prompt) :].tolist())
+
+    def save(self, folder: Path) -> None:
+        """Save all adapters as ``peft`` does, each in a directory of its name."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._model.save_pretrained(str(folder))
+
+
+@pytest.fixture(scope="session")
+def adapters(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save adapters of the tests' Llama: ``sql``, ``fr`` (rsLoRA) and ``judge`` (activated)."""
+    base, folder = checkpoints.path("llama"), tmp_path_factory.mktemp("adapters")
+    save_adapter(base, folder / "sql", 1)
+    targets = ["q_proj", "down_proj"]
+    save_adapter(base, folder / "fr", 2, r=3, use_rslora=True, target_modules=targets)
+    save_adapter(base, folder / "judge", 3, alora_invocation_tokens=INVOCATION)
+    return folder
