@@ -26,6 +26,15 @@ DEEPSEEK_V3 = {"model_type": "deepseek_v3", "dtype": "bfloat16"}
 HYBRID = {"model_type": "qwen3_5_text", "dtype": "bfloat16", "num_hidden_layers": 64}
 
 
+def test_an_image_is_counted_in_tokens_and_bytes(tmp_path: Path, terminal: Terminal):
+    """Gemma 3's images have 256 tokens, whatever their size."""
+    path = written(tmp_path, {"model_type": "gemma3", "text_config": GEMMA_3, "vision_config": {}})
+
+    said = terminal.run("size", str(path), "--image", "640x480").stdout
+
+    assert "An image of 640x480 pixels is 256 tokens of a prompt" in " ".join(said.split())
+
+
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """A directory with the config of Llama 2 7B and nothing else."""

@@ -10,7 +10,12 @@ from tests.docs.reading import ROOT, name_of, pages, prose, tracked_files
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # A folder at the root of somebody's machine, unless it ends a longer path or an address.
 MACHINE_PATH = re.compile(r"(?<![\w.)}\"'/-])/(?:home|root|Users|work|opt|mnt|srv|tmp)/\w+")
-LOCAL_ADDRESS = re.compile("file" + "://|--(?:extra-)?index-" + "url|--find-" + "links")
+LOCAL_ADDRESS = re.compile(
+    "file"
+    + ":///(?:home|root|Users|work|opt|mnt|srv|tmp)/|--(?:extra-)?index-"
+    + "url|--find-"
+    + "links"
+)
 TEXT = {".py", ".md", ".toml", ".txt", ".yml", ".yaml", ".json", ".jinja", ".cfg", ""}
 
 

@@ -84,5 +84,5 @@ def test_an_image_in_a_conversation_is_refused_by_its_place(kind: str):
         {"role": "user", "content": [{"type": "text", "text": "What is it?"}, {"type": kind}]},
     ]
 
-    with pytest.raises(RequestError, match=rf"message 1 .*{kind!r}.*only text is served"):
+    with pytest.raises(RequestError, match=rf"message 1 .*{kind!r}.*nothing is loaded"):
         render_chat(make_tokenizer(), messages)

@@ -3,6 +3,7 @@
 Ranges are checked by ``EngineConfig`` and ``SamplingParams``, before anything is loaded.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -23,6 +24,7 @@ _lora = partial(option, panel="LoRA adapters")
 _scheduling = partial(option, panel="Scheduling")
 _caching = partial(option, panel="What stays cached")
 _events = partial(option, panel="KV events")
+_images = partial(option, panel="Images")
 _tiers = partial(option, panel="What outlives the pool")
 _sampling = partial(option, panel="Sampling")
 
@@ -128,6 +130,9 @@ class EngineOptions:
             ConfigError: A setting is out of range, or two contradict each other.
         """
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        if (limits := settings.get("limit_mm_per_prompt")) is not None:
+            settings["limit_mm_per_prompt"] = _read_json("limit_mm_per_prompt", limits)
+            settings["allowed_media_domains"] = settings["allowed_media_domains"] or ()
         for name in ("kv_cache_memory", "kv_disk_bytes", "kv_disk_bytes_per_day"):
             if isinstance(text := settings.get(name), str):
                 settings[name] = read_bytes(name, text)
@@ -210,7 +215,29 @@ class ServedEngineOptions(EngineOptions):
     )
     kv_events_replay_endpoint: str | None = _events(None, "Replay missed KV events there.")
     kv_events_topic: str = _events("", "First frame of every message with KV events.")
+    limit_mm_per_prompt: str = _images(
+        "{}", """Most images of a prompt, as '{"image": 4}'; 0 serves text alone."""
+    )
+    mm_encoder_cache_bytes: int = _images(
+        256 * 2**20, "Memory for what the encoder has made of images."
+    )
+    max_image_pixels: int = _images(2**25, "Most pixels of an image.")
+    max_image_bytes: int = _images(20 * 2**20, "Longest file of an image.")
+    media_timeout_s: float = _images(5.0, "Seconds to fetch an image, redirects included.")
+    allowed_local_media_path: str = _images(
+        "", "Directory below which file:// URLs are read; else none are."
+    )
+    allowed_media_domains: list[str] | None = _images(
+        None, "Host that images are fetched from; may be repeated, * is every public one."
+    )
     seed: int = _scheduling(0, "Seed of the generator of seeds, for requests without one.")
+
+
+def _read_json(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}={text!r}: must be JSON ({error})") from error
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from ostinato.cli._quantities import count
 from ostinato.core.config import SchedulerConfig, at_least
 from ostinato.hybrid.pool_sizes import split_states
 from ostinato.lab.adapter_bytes import adapter_bytes
+from ostinato.lab.image_tokens import image_tokens, read_size
 from ostinato.lab.kv_bytes import DTYPE_BITS, Footprint, KVBytes, LayerGroup, kv_bytes
 from ostinato.lab.kv_layers import Kind
 from ostinato.lab.quantities import read_bytes, write_bytes
@@ -35,6 +36,8 @@ class Question:
         num_requests: Sequences at once, which share nothing.
         memory: Memory for KV, as the user wrote it.
         adapter_bytes: What LoRA adapters take of it.
+        image: Size of an image, such as ``1024x768``; empty for none.
+        image_tokens: How many tokens it takes.
     """
 
     model: str
@@ -42,6 +45,8 @@ class Question:
     num_requests: int
     memory: str
     adapter_bytes: int = 0
+    image: str = ""
+    image_tokens: int | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -59,6 +64,7 @@ def run(
     tokens: int = option(1000, "Length of a sequence."),
     requests: int = option(100, "Sequences at once, sharing nothing."),
     memory: str = option("24GiB", "Memory for KV, such as 24GiB or 80GB."),
+    image: str = option("", "Size of an image in the prompt, such as 1024x768."),
     lora: list[str] | None = option(
         None, "Directory of a LoRA adapter that takes a part of the memory; may be repeated."
     ),
@@ -71,8 +77,13 @@ def run(
     """
     at_least("tokens", tokens, 1)
     at_least("requests", requests, 1)
-    question = Question(model, tokens, requests, memory.strip(), adapter_bytes(lora or []))
-    size = kv_bytes(load_config(model), dtype)
+    config = load_config(model)
+    num_image_tokens = image_tokens(config, *read_size(image)) if image else None
+    lora_bytes = adapter_bytes(lora or [])
+    question = Question(
+        model, tokens, requests, memory.strip(), lora_bytes, image, num_image_tokens
+    )
+    size = kv_bytes(config, dtype)
     if as_json:
         typer.echo(json.dumps(_as_json(question, size), indent=2))
         return
@@ -218,6 +229,10 @@ def _notes(question: Question, size: KVBytes) -> Iterator[str]:
         prefix = count(question.num_tokens, "token")
         kept = write_bytes(size.whole.tokens_bytes(question.num_tokens))
         yield f"A cached prefix of {prefix} takes {kept}, once for all that begin with it."
+    if question.image_tokens is not None:
+        kept = write_bytes(size.whole.tokens_bytes(question.image_tokens))
+        amount = count(question.image_tokens, "token")
+        yield f"An image of {question.image} pixels is {amount} of a prompt and takes {kept}."
 
 
 def _about_checkpoints(question: Question, size: KVBytes) -> Iterator[str]:
@@ -245,6 +260,7 @@ def _as_json(question: Question, size: KVBytes) -> dict[str, object]:
         "tokens": question.num_tokens,
         "requests": question.num_requests,
         "memory_bytes": question.memory_bytes,
+        "image_tokens": question.image_tokens,
         "adapter_bytes": question.adapter_bytes,
         "model_type": size.model_type,
         "dtype": size.dtype,

@@ -19,7 +19,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ostinato.core.identity import Identity
+from ostinato.core.identity import Identity, ImageSpan
 from ostinato.core.ids import SequenceId, SlotId
 from ostinato.core.sampling_params import SamplingParams
 
@@ -123,6 +123,7 @@ class ScheduledSequence:
         num_prompt_logprobs: Alternatives per prompt target.
         identity: Names the adapter that computes it, and from which token on.
         state_slot: Slot of the state that the step reads and writes; -1 if no layer keeps one.
+        images: Images anywhere in the sequence, in order.
     """
 
     sequence_id: SequenceId
@@ -134,6 +135,7 @@ class ScheduledSequence:
     num_prompt_logprobs: int = 0
     identity: Identity = field(default_factory=Identity)
     state_slot: int = -1
+    images: tuple[ImageSpan, ...] = ()
 
     @property
     def end(self) -> int:
@@ -186,8 +188,7 @@ class SampledToken:
         token_id: The token.
         logprobs: If requested, its own log-probability first, then those of the alternatives
             from the most likely one on.
-        error: Why nothing could be sampled; empty if something was. It ends this sequence
-            and no other of the batch.
+        error: Why nothing could be sampled, which ends this sequence alone; else empty.
     """
 
     token_id: int

@@ -34,8 +34,7 @@ class Request:
         identity: What must be equal before KV may be shared.
         images: Images among the prompt's tokens.
         priority: Lower goes first, as in nice(1).
-        cache_read: Whether cached KV may be used. Prompt log-probs need the logits of every
-            token, so with them it is used only once they are computed.
+        cache_read: Whether cached KV may be used; with prompt log-probs, once they are computed.
         cache_write: Whether computed KV may be found by others.
         eos_token_ids: The model's end-of-sequence ids.
         constraint: Restricts each continuation, in its first state; each works on a copy.

@@ -10,6 +10,7 @@ Files in reading order:
 * ``tokenized_text``: a text with the tokens that stand for it
 * ``text_boundaries``: where a text can be cut so that its parts have the tokens of the whole
 * ``known_texts``: which texts are known with their tokens, by tenant
+* ``image_prompts``: the images of a prompt, and their places among its tokens
 * ``outputs``: what the caller gets
 * ``token_table``, ``detokenizer``, ``stop_strings``: from token ids to text, and to its end
 * ``request_validation``: tokenizes a prompt and checks a request, before it is added

@@ -53,11 +53,13 @@ class AdminApi:
         Raises:
             RequestError: It is no prompt of this model.
         """
-        tokens = self._tokens(prompt)
+        prompt = self._engine.with_placeholders(prompt)
+        tokens, _, images = self._engine.placed(prompt, self._tokens(prompt))
         if not tokens:
             raise EmptyPrompt("a lease needs at least one token: the prompt is empty")
-        identity = self._engine.identity_of(prompt, tokens)
-        key, recorder = PrefixKey(identity, tokens), self._engine.recorder
+        text = tokens[: images[0].start] if images else tokens
+        identity = self._engine.identity_of(prompt, text)
+        key, recorder = PrefixKey(identity, tokens, images), self._engine.recorder
         recorder.tick()
         receipt = self._engine.cache.admin.lease(key, terms)
         recorder.on_leased(key, terms, receipt.lease_id)
@@ -83,6 +85,8 @@ class AdminApi:
         Raises:
             RequestError: It is no prompt of this model, fills no block, or the name is taken.
         """
+        if prompt.images:
+            raise RequestError("a public prefix is text: publish what comes before the first image")
         prompt = self._engine.tokenized(prompt)
         tokens = self._tokens(prompt)
         whole = self._engine.public_prefixes.whole_blocks(name, tokens)
@@ -157,6 +161,8 @@ class AdminApi:
         self._engine.grammars.forget(salt.decode(errors="replace"))
         num_texts = self._engine.forget_texts(salt)
         self._engine.audit.forget(salt)
+        if self._engine.runner.images is not None:
+            self._engine.runner.images.forget(salt)
         self._engine.recorder.on_erased(salt)
         tiers = self._engine.tiers
         return EraseReceipt(
@@ -185,6 +191,8 @@ class AdminApi:
         epoch = engine.cache.admin.new_epoch(engine.loaded.fingerprint)
         engine.recorder.on_new_epoch()
         engine.forget_texts()
+        if engine.runner.images is not None:
+            engine.runner.images.forget()
         return epoch
 
     def start_recording(self, path: str | Path) -> Path:

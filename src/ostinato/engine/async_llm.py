@@ -12,6 +12,7 @@ delays no other. The reader's side takes the new part of it, if ``output_kind`` 
 """
 
 import asyncio
+from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.engine.tokenizer_executor import TokenizerExecutor
 from ostinato.engine.vllm_keywords import refuse_arguments, refuse_call
 from ostinato.engine.weights import WeightSource, read_weights
+from ostinato.images.picture import Picture
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.explanation import Explanation
 from ostinato.tenants.terms import PINNED, EraseReceipt, LeaseId, LeaseReceipt, LeaseTerms
@@ -129,7 +131,10 @@ class AsyncLLM:
         return await self._tokenizing.decode(parse_prompt(token_ids))
 
     async def decode_each(self, rows: Sequence[list[int]]) -> list[str]:
-        """Return the texts of several rows of the model's own ids; numbers without a tokenizer."""
+        """Return the texts of several rows of the model's own ids; numbers without a tokenizer.
+
+        An image is shown as one, with its number of tokens.
+        """
         return await self._tokenizing.decode_each(rows)
 
     async def pieces(self, token_ids: TokenIds) -> list[str]:
@@ -169,6 +174,30 @@ class AsyncLLM:
             tools=tools,
             **options,
         )
+
+    async def load_images(
+        self, messages: Sequence[Message], cache_salt: str = ""
+    ) -> tuple[Sequence[Any], tuple[Picture, ...]]:
+        """Fetch and decode the images of a conversation, off the event loop.
+
+        Returns:
+            The conversation as ``render`` takes it, with ``whose.images`` set, and its images.
+
+        Raises:
+            RequestError: The model takes none or not as many, or one cannot be had.
+        """
+        return await self._tokenizing.load_images(messages, cache_salt)
+
+    async def with_images(self, tokens: TokenizedText, images: Sequence[Picture]) -> list[int]:
+        """Return a rendered conversation's token ids, with all placeholders of its images."""
+        place = self._engine.image_prompts.place
+        if not images:
+            return tokens.tokens.tolist()
+        return await self._tokenizing.do(lambda: place(images, tokens.tokens, b"")[0].tolist())
+
+    def num_tokens(self, images: Sequence[Picture], tokens: "array[int]") -> int:
+        """Return how many tokens the beginning of a rendered conversation has with its images."""
+        return self._engine.image_prompts.num_tokens(images, tokens)
 
     def generate(
         self,
@@ -226,15 +255,10 @@ class AsyncLLM:
         self._engine.loaded.require_tokenizer()
 
         async def prompt() -> Prompt:
-            ids = await self.render(
-                messages,
-                chat_template,
-                add_generation_prompt,
-                whose=Prompt(keep_tokens=keep_tokens),
-            )
-            return Prompt(
-                token_ids=ids, known=ids, keep_tokens=keep_tokens, sections=sections_of(messages)
-            )
+            loaded, images = await self.load_images(messages)
+            whose = Prompt(keep_tokens=keep_tokens, sections=sections_of(messages), images=images)
+            ids = await self.render(loaded, chat_template, add_generation_prompt, whose=whose)
+            return replace(whose, token_ids=ids, known=ids)
 
         return self._stream(prompt, sampling_params, request_id, priority, lora_request)
 

@@ -122,6 +122,8 @@ class HitAudit:
 
     def note(self, request: Request, num_cached_tokens: int) -> None:
         """Draw lots for a request that has ended, with so many cached tokens."""
+        if request.images:  # they are gone: the text before them can be computed again
+            num_cached_tokens = min(num_cached_tokens, request.images[0].start)
         num_tokens = num_cached_tokens - num_cached_tokens % self._cache.block_size
         if not num_tokens or self._random.random() >= self._share:
             return

@@ -4,6 +4,7 @@ With a template that keeps earlier turns unchanged, every turn is a prefix of th
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from ostinato.core.errors import RequestError
@@ -49,6 +50,7 @@ def render_text(
     chat_template: str | None = None,
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    has_images: bool = False,
     **options: Any,
 ) -> str:
     """Write a conversation as the text of a prompt, special tokens included.
@@ -60,6 +62,7 @@ def render_text(
         add_generation_prompt: Whether to open the assistant's turn.
         tools: Functions to tell the model of, in OpenAI's form; a template that knows none leaves
             them out.
+        has_images: Whether ``{"type": "image"}`` stands for an image that is loaded.
         **options: More arguments of ``apply_chat_template``: ``continue_final_message``, and what
             the template itself reads, such as ``enable_thinking``.
 
@@ -78,14 +81,14 @@ def render_text(
             raise RequestError(
                 f"message {position} is {message!r:.80}: it needs a 'role' and a 'content'"
             )
-        _check_is_text(position, message["content"])
+        _check_parts(position, message["content"], has_images)
     if chat_template is None and not getattr(tokenizer, "chat_template", None):
         raise RequestError(
             "the tokenizer has no chat template: give chat_template, or use generate()"
         )
     try:
         text = tokenizer.apply_chat_template(
-            list(messages),
+            _as_read(tokenizer, messages, chat_template),
             chat_template=chat_template,
             tools=list(tools) if tools else None,
             add_generation_prompt=add_generation_prompt,
@@ -97,12 +100,43 @@ def render_text(
     return whole_characters("messages", str(text))
 
 
-def _check_is_text(position: int, content: object) -> None:
-    """Refuse images and sound: a template would write their place into the text, empty."""
+def _check_parts(position: int, content: object, has_images: bool) -> None:
+    """Refuse media that were not loaded: a template would write their place, empty."""
     for part in content if isinstance(content, Sequence) and not isinstance(content, str) else ():
         kind = str(part.get("type")) if isinstance(part, Mapping) else ""
+        if has_images and part == {"type": "image"}:
+            continue
         if any(medium in kind for medium in ("image", "audio", "video")):
             raise RequestError(
-                f"message {position} has a part of type {kind!r}: only text is served, also by "
-                "models that know images; leave the part out or describe it in words"
+                f"message {position} has a part of type {kind!r}, of which nothing is loaded here: "
+                "images are taken by chat(), audio and video are not served; leave the part out"
             )
+
+
+def _as_read(
+    tokenizer: Any, messages: Sequence[Message], chat_template: str | None
+) -> list[Message]:
+    """Return messages in the form that a template reads: some know contents only as parts."""
+    template = chat_template or str(tokenizer.chat_template)
+    if "image" not in template or not _reads_parts_only(tokenizer, template):
+        return list(messages)
+    return [
+        {**message, "content": [{"type": "text", "text": message["content"]}]}
+        if isinstance(message["content"], str)
+        else message
+        for message in messages
+    ]
+
+
+@lru_cache(maxsize=16)
+def _reads_parts_only(tokenizer: Any, template: str) -> bool:
+    """Whether a template leaves out a content that is a text."""
+    messages = [{"role": "user", "content": _MARK}]
+    try:
+        text = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
+    except Exception:  # a template may raise anything
+        return True
+    return _MARK not in text
+
+
+_MARK = "a content as text"

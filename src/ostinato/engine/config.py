@@ -3,7 +3,7 @@
 The settings of cache and scheduler derive from them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from ostinato.core.config import SchedulerConfig, WaitingOrder, at_least, one_of
 from ostinato.core.errors import ConfigError
 from ostinato.engine.vllm_keywords import translate_settings
+from ostinato.images.media import MediaLimits
 from ostinato.runner.settings import (
     MAX_LORA_RANK,
     NATIVE_BLOCK,
@@ -35,6 +36,9 @@ KVDtypeName = Literal["auto", "float32", "bfloat16", "float16", "float64", "int8
 
 _ALIASES = {"half": "float16", "float": "float32"}
 _KV_ALIASES = {**_ALIASES, "int8_per_token_head": "int8"}
+
+MOST_IMAGES = 16
+"""Most images of a prompt, by default."""
 
 KEPT_EVENT_BATCHES = 10_000
 """Batches kept for consumers that missed some, by default, if KV events are published."""
@@ -123,6 +127,16 @@ class EngineConfig:
         audit_quarantine: Whether a prefix that an audit finds wrong is removed from the cache.
         record_trace: Where to record what happens, for ``ostinato simulate``: times, lengths
             and pseudonyms, no content; None records nothing until a recording is started.
+        limit_mm_per_prompt: Most images of a prompt, as ``{"image": 16}``; 0 serves text alone
+            and leaves the encoder out of memory.
+        mm_encoder_cache_bytes: Memory for what the encoder has made of images.
+        max_image_pixels: Most pixels of an image; more are refused before they are decoded.
+        max_image_bytes: Longest file of an image.
+        media_timeout_s: Time to fetch an image's URL, redirects included.
+        allowed_local_media_path: Directory below which conversations may name images as
+            ``file://`` URLs; empty reads none.
+        allowed_media_domains: Hosts from which they may name images as URLs; ``*`` is every host
+            with a public address, empty fetches none. Data URIs are always read.
         seed: Of the generator of seeds, for requests without one.
         enable_lora: Whether LoRA adapters may be loaded.
         max_loras: Most adapters that are loaded at once; all of them may be in one batch.
@@ -176,6 +190,13 @@ class EngineConfig:
     audit_share: float = 0.0
     audit_quarantine: bool = True
     record_trace: str | Path | None = None
+    limit_mm_per_prompt: Mapping[str, int] = field(default_factory=dict)
+    mm_encoder_cache_bytes: int = 256 * 2**20
+    max_image_pixels: int = 2**25
+    max_image_bytes: int = 20 * 2**20
+    media_timeout_s: float = 5.0
+    allowed_local_media_path: str = ""
+    allowed_media_domains: Sequence[str] = ()
     seed: int = 0
     enable_lora: bool = False
     max_loras: int = 16
@@ -230,6 +251,7 @@ class EngineConfig:
         if self.record_trace is not None and not isinstance(self.record_trace, (str, Path)):
             raise ConfigError(f"record_trace={self.record_trace!r}: must be the path of a file")
         self._check_kv_events()
+        self._check_images()
         self._check_tiers()
         self._check_tenant_shares()
         self.cache(self.num_blocks or 2**31)
@@ -254,6 +276,22 @@ class EngineConfig:
         if self.keep_event_batches is not None:
             return self.keep_event_batches
         return 0 if self.kv_events_endpoint is None else KEPT_EVENT_BATCHES
+
+    @property
+    def max_images(self) -> int:
+        """Most images of a prompt."""
+        return self.limit_mm_per_prompt.get("image", MOST_IMAGES)
+
+    @property
+    def media(self) -> MediaLimits:
+        """What images may be fetched and decoded."""
+        return MediaLimits(
+            self.allowed_local_media_path,
+            tuple(self.allowed_media_domains),
+            self.max_image_bytes,
+            self.max_image_pixels,
+            self.media_timeout_s,
+        )
 
     def cache(
         self,
@@ -348,6 +386,25 @@ class EngineConfig:
                     f"quantization={self.quantization!r} with {name}={given!r}: quantized weights "
                     f"are packed, for a CPU; set {name}={value!r}, or quantization=None"
                 )
+
+    def _check_images(self) -> None:
+        limits, domains = self.limit_mm_per_prompt, self.allowed_media_domains
+        if not isinstance(limits, Mapping) or set(limits) - {"image", "video", "audio"}:
+            raise ConfigError(f"limit_mm_per_prompt={limits!r}: must be like {{'image': 16}}")
+        at_least("limit_mm_per_prompt['image']", self.max_images, 0)
+        for name in ("video", "audio"):
+            if limits.get(name, 0):
+                raise ConfigError(f"limit_mm_per_prompt={limits!r}: {name} is not served, set 0")
+        at_least("mm_encoder_cache_bytes", self.mm_encoder_cache_bytes, 0)
+        for name in ("max_image_pixels", "max_image_bytes"):
+            at_least(name, getattr(self, name), 1)
+        if not isinstance(self.media_timeout_s, (int, float)) or not self.media_timeout_s > 0:
+            raise ConfigError(f"media_timeout_s={self.media_timeout_s!r}: must be above 0")
+        if isinstance(domains, str) or not all(isinstance(name, str) for name in domains):
+            raise ConfigError(f"allowed_media_domains={domains!r}: must be a list of hosts")
+        path = self.allowed_local_media_path
+        if not isinstance(path, str) or (path and not Path(path).is_dir()):
+            raise ConfigError(f"allowed_local_media_path={path!r}: must be a directory")
 
     def _check_tenant_shares(self) -> None:
         if not isinstance(self.tenant_shares, Mapping):

@@ -20,8 +20,8 @@ from dataclasses import replace
 
 from ostinato.assembly import build_cache, build_scheduler
 from ostinato.cache.observer import CacheObserver
-from ostinato.core.errors import RequestError
-from ostinato.core.identity import Identity
+from ostinato.core.errors import InvalidSamplingParams, RequestError
+from ostinato.core.identity import Identity, ImageSpan
 from ostinato.core.ids import RequestId
 from ostinato.core.plan import TokenConstraint
 from ostinato.core.request import FinishReason, Request
@@ -30,6 +30,7 @@ from ostinato.engine.audit import HitAudit
 from ostinato.engine.caller import Owner
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.grammar import GrammarCompiler
+from ostinato.engine.image_prompts import ImagePrompts
 from ostinato.engine.kv_events_publisher import publish_kv_events
 from ostinato.engine.open_tiers import LEAST_DISK_BLOCKS, open_tier
 from ostinato.engine.outputs import RequestOutput
@@ -54,6 +55,7 @@ from ostinato.engine.tiered_cache import TieredCache
 from ostinato.engine.token_table import TokenTable
 from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.observe.counters import CacheStats
+from ostinato.runner.image_store import ServedImage
 from ostinato.runner.lora import LoraAdapter
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.sched.sequence import Sequence, SequenceUpdate
@@ -83,6 +85,7 @@ class Engine:
         tiers: Where prefixes outlive the pool; None unless ``kv_disk`` or ``kv_remote`` is set.
         kv_events: Publishes KV events; None unless ``kv_events_endpoint`` is set.
         texts: Tokenizes texts, and remembers them; None if the checkpoint has no tokenizer.
+        image_prompts: Loads the images of prompts; safe in any thread.
     """
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -122,6 +125,7 @@ class Engine:
         self._tokens = None if tokenizer is None else TokenTable(tokenizer)
         room = config.keep_texts_bytes if config.keep_tokens else 0
         self.texts = None if tokenizer is None else TextTokenizer(tokenizer, room)
+        self.image_prompts = ImagePrompts(self.loaded, config.media, config.max_images)
         self.grammars = GrammarCompiler(self.loaded)
         self._states: dict[RequestId, RequestState] = {}
         self._random = random.Random(config.seed)
@@ -186,9 +190,15 @@ class Engine:
         name = self._new_id() if request_id is None else check_request_id(request_id)
         wanted = params.structured_outputs
         keep = kept_prompt_tokens(params, self.max_model_len)
+        if prompt.images and keep is not None:
+            raise InvalidSamplingParams(
+                f"truncate_prompt_tokens={params.truncate_prompt_tokens}: a prompt with images is "
+                "not cut; leave it out"
+            )
         if keep is None:
-            prompt = self.tokenized(prompt, self.max_model_len)
+            prompt = self.tokenized(self.with_placeholders(prompt), self.max_model_len)
         tokens = tokenize(prompt, self.loaded, self.max_model_len, keep=keep)
+        tokens, images, spans = self.placed(prompt, tokens)
         known = prompt.known if keep is None else None
         if wanted is not None and constraint is None:
             constraint = self.grammars.compile(wanted, prompt.cache_salt)
@@ -198,7 +208,8 @@ class Engine:
             RequestId(name),
             tokens,
             params,
-            identity=self.identity_of(prompt, tokens, reads),
+            identity=self.identity_of(prompt, tokens[: spans[0].start] if spans else tokens, reads),
+            images=spans,
             priority=check_priority(priority),
             cache_read=cache_read,
             cache_write=prompt.cache_write,
@@ -212,7 +223,21 @@ class Engine:
         is_noted = prompt.cache_write and prompt.keep_tokens and prompt.publishes is None
         if known is not None and not (is_noted and known.boundaries.ends):
             known = None
-        return PreparedRequest(request, params, prompt.text, seeds, arrival_s, known)
+        return PreparedRequest(request, params, prompt.text, seeds, arrival_s, known, images)
+
+    def with_placeholders(self, prompt: Prompt) -> Prompt:
+        """Return a prompt whose text has one placeholder token for each of its images."""
+        if not prompt.images or prompt.text is None or prompt.token_ids is not None:
+            return prompt
+        return replace(prompt, text=self.image_prompts.spelled(prompt.text, prompt.images))
+
+    def placed(
+        self, prompt: Prompt, tokens: "array[int]"
+    ) -> tuple["array[int]", tuple[ServedImage, ...], tuple[ImageSpan, ...]]:
+        """Return a prompt's tokens, its images, and where they are among them."""
+        if not prompt.images:
+            return tokens, (), ()
+        return self.image_prompts.place(prompt.images, tokens, prompt.cache_salt.encode())
 
     def tokenized(self, prompt: Prompt, most: int | None = None) -> Prompt:
         """Return a prompt with its ids: those of its text as far as that is known.
@@ -231,6 +256,7 @@ class Engine:
     def tokenized_chat(self, prompt: Prompt, text: str) -> Prompt:
         """Return a prompt that is a conversation, written as a text, with its ids."""
         assert self.texts is not None, "conversations need a tokenizer"
+        text = self.image_prompts.spelled(text, prompt.images)
         known = self.texts.finish(self.begin_text(text, prompt))
         return replace(prompt, token_ids=known, known=known)
 
@@ -264,6 +290,10 @@ class Engine:
         self.recorder.tick()
         self.scheduler.add(made.request, made.seeds)
         self.recorder.on_added(made.request, made.arrival_s)
+        state = RequestState(made, self._tokens)
+        if made.images and self.runner.images is not None:
+            state.images = self.runner.images.add(made.images)
+        self._states[made.request.request_id] = state
         self._states[made.request.request_id] = RequestState(made, self._tokens)
         if self.tiers is not None:
             self.tiers.begin(made.request.request_id)

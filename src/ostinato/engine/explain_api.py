@@ -6,9 +6,11 @@ output adds tokens that the history was told not to keep.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from ostinato.core.tokens import pack_tokens
 from ostinato.engine.engine import Engine
+from ostinato.engine.image_prompts import decode_prompt
 from ostinato.engine.load_note import LoadNote
 from ostinato.engine.outputs import RequestOutput
 from ostinato.observe.explain import Viewer, explain
@@ -43,9 +45,10 @@ def explain_request(
     tokenizer = engine.loaded.tokenizer
     decode = None
     if tokenizer is not None:
+        spell = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
 
         def decode(ids: list[int]) -> str:
-            return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+            return decode_prompt(ids, spell, engine.loaded.vision)
 
     name = request if isinstance(request, str) else request.request_id
     prompt = b""

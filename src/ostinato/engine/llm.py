@@ -175,9 +175,12 @@ class LLM:
         if continue_final_message:
             options["continue_final_message"] = True
         prompts = []
-        for m in conversations:
-            text = render_text(tokenizer, m, chat_template, add_generation_prompt, tools, **options)
-            prompt = Prompt(keep_tokens=keep_tokens, sections=sections_of(m))
+        for conversation in conversations:
+            m, images = self.engine.image_prompts.load_now(conversation)
+            text = render_text(
+                tokenizer, m, chat_template, add_generation_prompt, tools, bool(images), **options
+            )
+            prompt = Prompt(keep_tokens=keep_tokens, sections=sections_of(m), images=images)
             prompts.append(self.engine.tokenized_chat(prompt, text))
         prompts = with_adapters(self.engine, prompts, lora_request)
         return run_batch(self.engine, prompts, sampling_params, use_tqdm, priority)

@@ -4,7 +4,7 @@ Lists of those are batches. ``"To be"`` and ``[5, 6, 7]`` are one prompt each, `
 and ``[[5, 6, 7]]`` are batches of one, and ``[]`` is a batch of none.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -29,6 +29,8 @@ class PromptDict(TypedDict, total=False):
         adapter: Name of a loaded LoRA adapter; empty for the base model.
         keep_tokens: False tokenizes all of the text anew, also what the model generated.
         sections: Names and texts of its messages and fields, in order; for explanations.
+        multi_modal_data: ``{"image": ...}``: an image or a list of them, in the order of their
+            placeholders; each a ``PIL.Image``, an RGB array of uint8, or a file's bytes.
     """
 
     prompt: str
@@ -40,6 +42,7 @@ class PromptDict(TypedDict, total=False):
     adapter: str
     keep_tokens: bool
     sections: Sequence[tuple[str, str]]
+    multi_modal_data: Mapping[str, Any]
 
 
 PromptInput = str | TokenIds | PromptDict
@@ -61,6 +64,7 @@ class Prompt:
         keep_tokens: Whether text that is known keeps its tokens.
         sections: Names and texts of its messages and fields, in order; for explanations.
         known: Its text with its tokens, where it is known how they belong together.
+        images: In the order of their placeholders.
     """
 
     text: str | None = None
@@ -74,6 +78,7 @@ class Prompt:
     keep_tokens: bool = True
     sections: tuple[tuple[str, str], ...] = ()
     known: TokenizedText | None = None
+    images: tuple[Any, ...] = ()
 
 
 def parse_prompts(prompts: PromptInput | Iterable[PromptInput]) -> list[Prompt]:
@@ -141,6 +146,7 @@ def _parse_dict(prompt: dict[str, Any]) -> Prompt:
     names = _parse_names(prompt.get("public_prefixes", ()))
     settings["sections"] = _parse_sections(prompt.get("sections", ()))
     settings["known"] = _known(token_ids)
+    settings["images"] = _parse_images(prompt.get("multi_modal_data", {}))
     return Prompt(text=text, token_ids=token_ids, public_prefixes=names, **settings)
 
 
@@ -162,6 +168,18 @@ def _parse_sections(sections: Any) -> tuple[tuple[str, str], ...]:
     if any([type(part) for part in pair] != [str, str] for pair in pairs):
         raise RequestError(f"sections={sections!r:.80}: must be pairs of a name and a text")
     return tuple(pairs)
+
+
+def _parse_images(data: Any) -> tuple[Any, ...]:
+    if not isinstance(data, Mapping) or set(data) - {"image"}:
+        raise RequestError(
+            f"multi_modal_data={data!r:.80}: must be a dict with 'image', an image or a list of "
+            "them; audio and video are not served"
+        )
+    images = data.get("image")
+    if images is None:
+        return ()
+    return tuple(images) if isinstance(images, (list, tuple)) else (images,)
 
 
 def _is_one_row(prompts: object) -> bool:

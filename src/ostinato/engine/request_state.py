@@ -11,6 +11,7 @@ from ostinato.engine.outputs import CompletionOutput, Logprob, RequestOutput, Re
 from ostinato.engine.request_validation import PreparedRequest
 from ostinato.engine.stop_strings import StopChecker
 from ostinato.engine.token_table import TokenTable
+from ostinato.runner.image_store import ServedImage
 from ostinato.sched.sequence import Sequence as SchedSequence
 
 
@@ -81,6 +82,7 @@ class RequestState:
         request: As it was added.
         error: Why it failed.
         known: The text of its prompt with its tokens, if its answers are to be remembered.
+        images: Held here for as long as steps may need them.
         load_note: What a tier had of its prompt; None if nothing, or not yet.
     """
 
@@ -89,6 +91,7 @@ class RequestState:
         self.request, self.params = made.request, made.params
         self.error: str | None = None
         self.known = made.known
+        self.images: tuple[ServedImage, ...] = ()
         self.load_note: LoadNote | None = None
         self._prompt = made.prompt
         self._prompt_token_ids = made.request.prompt_token_ids.tolist()  # one list for all outputs

@@ -19,6 +19,7 @@ from ostinato.core.tokens import pack_tokens
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.tokenized_text import TokenizedText
+from ostinato.runner.image_store import ServedImage
 from ostinato.runner.model_loader import LoadedModel
 
 MAX_SAMPLES = 16384
@@ -41,6 +42,7 @@ class PreparedRequest:
         seeds: One per continuation.
         arrival_s: By the engine's clock.
         known: The text of its prompt with its tokens, to be remembered; None if it is not.
+        images: Among its tokens.
     """
 
     request: Request
@@ -49,6 +51,7 @@ class PreparedRequest:
     seeds: tuple[int, ...]
     arrival_s: float
     known: TokenizedText | None = None
+    images: tuple[ServedImage, ...] = ()
 
 
 def tokenize(

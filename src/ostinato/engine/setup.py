@@ -18,6 +18,7 @@ from ostinato.runner.attention.choice import AttentionCase, check_asked_for, cho
 from ostinato.runner.compute_path import ComputePath
 from ostinato.runner.forward.places import weight_bytes
 from ostinato.runner.heap import keep_large_blocks
+from ostinato.runner.image_store import ImageStore
 from ostinato.runner.layer_groups import LayerGroups, group_layers
 from ostinato.runner.memory import memory_for, num_blocks_for
 from ostinato.runner.model_loader import LoadedModel, load_model, load_tokenizer
@@ -87,6 +88,7 @@ def set_up(config: EngineConfig) -> Setup:
         config.forward,
         config.revision,
         config.quantization,
+        config.max_images > 0,
     )
     if other_tokenizer is not None:
         loaded = replace(loaded, tokenizer=other_tokenizer)
@@ -104,6 +106,8 @@ def set_up(config: EngineConfig) -> Setup:
     runner = ModelRunner(
         loaded, sizes.all, config.block_size, kv_dtype, attention, groups, num_slots
     )
+    if loaded.vision is not None:
+        runner.images = ImageStore(loaded.vision, config.mm_encoder_cache_bytes)
     compute_path = ComputePath.of(loaded, config.attention, case)
     gib = weight_bytes(loaded.model) / 2**30
     logger.info("%s computes in %s; weights take %.2f GiB", loaded.name, compute_path, gib)

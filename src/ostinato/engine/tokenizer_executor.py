@@ -20,6 +20,7 @@ from ostinato.core.plan import TokenConstraint
 from ostinato.engine.chat import Message, render_text
 from ostinato.engine.engine import Engine
 from ostinato.engine.grammar_check import NUM_WORKERS
+from ostinato.engine.image_prompts import decode_prompt
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.request_validation import (
     PreparedRequest,
@@ -34,9 +35,13 @@ from ostinato.engine.text_tokenizer import PartlyTokenized
 from ostinato.engine.thread_bridge import AnswerT
 from ostinato.engine.token_table import TokenTable
 from ostinato.engine.tokenized_text import TokenizedText
+from ostinato.images.picture import Picture
 
 SHORT_TOKENS = 8192
 """Ids that are checked on the event loop: within half a millisecond."""
+
+IMAGE_DECODERS = 2
+"""Images that are decoded at once."""
 
 LONG_CHARACTERS = 32768
 """Texts from here on are tokenized apart from shorter ones, which take 10 ms at most."""
@@ -52,6 +57,7 @@ class TokenizerExecutor:
         self._texts = TenantQueue("tokenizer")
         self._long_texts = TenantQueue("long-tokenizer")
         self._grammars = TenantQueue("grammar", NUM_WORKERS)
+        self._images = TenantQueue("images", IMAGE_DECODERS)
 
     async def request(
         self, prompt: Prompt, params: SamplingParams, request_id: str | None, priority: int
@@ -71,8 +77,9 @@ class TokenizerExecutor:
             with self._making:
                 return self._engine.make_request(known, params, request_id, priority, constraint)
 
+        prompt = self._engine.with_placeholders(prompt)
         if prompt.text is None:
-            if _num_ids(prompt) <= SHORT_TOKENS:
+            if _num_ids(prompt) <= SHORT_TOKENS and not prompt.images:
                 return make(prompt)
             return await self._texts.run(_tenant(prompt.cache_salt), lambda: make(prompt))
 
@@ -80,6 +87,19 @@ class TokenizerExecutor:
         if isinstance(params, SamplingParams):
             keep = kept_prompt_tokens(params, most)
         return await self._with_ids(prompt, most, keep, make)
+
+    async def load_images(
+        self, messages: Sequence[Message], cache_salt: str
+    ) -> tuple[Sequence[Any], tuple[Picture, ...]]:
+        """Fetch and decode the images of a conversation; tenants take turns at decoding.
+
+        Raises:
+            RequestError: The model takes none or not as many, or one cannot be had.
+        """
+        self._engine.owner.check()
+        return await self._engine.image_prompts.load(
+            messages, lambda work: self._images.run(_tenant(cache_salt), work)
+        )
 
     async def do(self, work: Callable[[], AnswerT], cache_salt: str = "") -> AnswerT:
         """Do something short with the tokenizer, off the event loop.
@@ -110,8 +130,12 @@ class TokenizerExecutor:
         tokenizer = self._engine.loaded.tokenizer
         if tokenizer is None:
             return [" ".join(map(str, row)) for row in rows]
-        table = TokenTable(tokenizer)
-        return await self.do(lambda: list(map(table.decode, rows)))
+        table, vision = TokenTable(tokenizer), self._engine.loaded.vision
+
+        def text_of(row: list[int]) -> str:
+            return decode_prompt(row, table.decode, vision)
+
+        return await self.do(lambda: list(map(text_of, rows)))
 
     async def pieces(self, prompt: Prompt) -> list[str]:
         """Return the text of each token by itself."""
@@ -134,7 +158,8 @@ class TokenizerExecutor:
         tokenizer = self._engine.loaded.require_tokenizer()
 
         def write() -> str:
-            return render_text(tokenizer, messages, **settings)
+            text = render_text(tokenizer, messages, has_images=bool(whose.images), **settings)
+            return self._engine.image_prompts.spelled(text, whose.images)
 
         return await self._tokenized(whose, write, self._engine.max_model_len, lambda known: known)
 

@@ -23,7 +23,7 @@ _ONE_PROCESS = "a model runs in one process; run several engines behind a load b
 _NO_CUDA = "nothing is compiled or captured in CUDA graphs"
 _NO_LORA = "LoRA adapters are kept whole, in the model's dtype; max_loras counts all loaded ones"
 _NO_PROMPT_ADAPTERS = "prompt adapters are not served; LoRA adapters are"
-_NO_IMAGES = "prompts are text; images, audio and video are not served"
+_NO_IMAGES = "images are processed as the checkpoint says; audio and video are not served"
 _NO_GPU_MEMORY = "set kv_cache_memory (bytes) or num_blocks; unset, half of the free memory is used"
 _NO_SWAP = "nothing is moved between memories; blocks of preempted requests stay cached"
 _NO_REMOTE_CODE = "code that comes with a checkpoint is never run"
@@ -170,7 +170,6 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
         "enable_return_routed_experts": (False,),
     },
     _NO_IMAGES: {
-        "limit_mm_per_prompt": ({},),
         "mm_processor_kwargs": ({},),
         "mm_processor_cache_gb": (0, 0.0),
         "mm_processor_cache_type": (),
@@ -185,8 +184,6 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
         "disable_chunked_mm_input": (False,),
         "disable_mm_preprocessor_cache": (False, True),
         "language_model_only": (False,),
-        "allowed_local_media_path": ("",),
-        "allowed_media_domains": ([],),
     },
     _NO_LORA: {
         "max_cpu_loras": (),

@@ -16,6 +16,7 @@ from ostinato.core.errors import BrokenCheckpoint, ConfigError
 from ostinato.runner.checkpoint import quantized_fingerprint
 from ostinato.runner.forward.places import WeightPlace, replace_weights, weight_places
 from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.vision import Vision
 
 WeightSource = str | Path | Mapping[str, Tensor]
 """A checkpoint as ``LLM`` takes it, or tensors by name."""
@@ -39,11 +40,13 @@ class WeightUpdate:
         tensors: By name; a part of the model's.
         digest: SHA-256 over names and content, or of the whole checkpoint.
         is_complete: Whether nothing of the old weights stays.
+        vision: The encoder of images that comes with them; None keeps the model's.
     """
 
     tensors: Mapping[str, Tensor]
     digest: bytes
     is_complete: bool
+    vision: Vision | None = None
 
     def apply(self, loaded: LoadedModel) -> LoadedModel:
         """Overwrite a model's weights in place.
@@ -53,6 +56,8 @@ class WeightUpdate:
             engine would have; that of a part also depends on the weights before.
         """
         replace_weights(loaded.model, self.tensors)
+        if loaded.vision is not None and self.vision is not None:
+            loaded.vision.replace_weights(self.vision)
         partial = hashlib.sha256(loaded.fingerprint + self.digest).digest()
         return replace(loaded, fingerprint=self.digest if self.is_complete else partial)
 
@@ -80,7 +85,8 @@ def read_weights(source: WeightSource, loaded: LoadedModel) -> WeightUpdate:
             f"{type(source).__name__}"
         )
     dtype: Any = str(loaded.dtype).removeprefix("torch.")
-    fresh = load_model(source, dtype, loaded.device, forward="plain")
+    has_images = loaded.vision is not None
+    fresh = load_model(source, dtype, loaded.device, forward="plain", images=has_images)
     _check_same_config(fresh, loaded)
     tensors = fresh.model.state_dict()
     _check_checkpoint(tensors, loaded, fresh.path)
@@ -88,7 +94,7 @@ def read_weights(source: WeightSource, loaded: LoadedModel) -> WeightUpdate:
     digest = quantized_fingerprint(fresh.fingerprint, quantization)
     # What was quantized by another is quantized anew here, by its format alone.
     is_complete = loaded.quantization is None or loaded.quantization.stored is None
-    return WeightUpdate(tensors, digest, is_complete)
+    return WeightUpdate(tensors, digest, is_complete, fresh.vision)
 
 
 def _check_tensors(given: Mapping[str, Tensor], loaded: LoadedModel) -> None:

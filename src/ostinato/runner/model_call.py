@@ -43,30 +43,37 @@ class ModelCall:
         step: LayerAttention | None,
         rows: Ints | None = None,
         adapters: StepAdapters | None = None,
+        vectors: Tensor | None = None,
     ) -> Tensor:
         """Return logits, shape (num_rows, vocab_size).
 
         Args:
             input_ids: Shape (num_tokens,), int64.
-            position_ids: Shape (num_tokens,), int64; None lets the model count by itself.
+            position_ids: Shape (num_tokens,), or (3, num_tokens) for time, row and column, int64;
+                None lets the model count by itself.
             step: What the layers' attention is handed; None for the model's own attention.
             rows: Rows whose logits are wanted, shape (num_rows,), int64; None wants all.
             adapters: Rows that adapters compute; None is none.
+            vectors: What goes into the first layer in place of the ids' embeddings, shape
+                (num_tokens, width).
 
         Effects: hooks on the linear layers that an adapter is the first to change.
         """
         keywords: dict[str, Any] = {} if step is None else {STEP_KEYWORD: step}
         if position_ids is not None:
-            keywords["position_ids"] = self._tensor(position_ids)[None]
+            keywords["position_ids"] = self._tensor(position_ids).unsqueeze(-2)
         kept = None if rows is None else self._tensor(rows)
         if kept is not None and self._keeps_rows:
             keywords["logits_to_keep"] = kept
-        ids = self._tensor(input_ids)[None]
+        if vectors is None:
+            keywords["input_ids"] = self._tensor(input_ids)[None]
+        else:
+            keywords["inputs_embeds"] = vectors[None]
         for segment in () if adapters is None else adapters.segments:
             self._hook_linears(segment.adapter)
         self._step, self._adapters = step, adapters
         try:
-            output = self.model(input_ids=ids, use_cache=False, **keywords)
+            output = self.model(use_cache=False, **keywords)
         finally:
             self._step = self._adapters = None
         logits = cast(Tensor, output.logits)[0]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import torch
+from torch import nn
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -57,6 +58,7 @@ from ostinato.runner.support import (
     check_config,
     length_limit,
 )
+from ostinato.runner.vision import Vision, load_vision, take_encoder
 from ostinato.runner.word_codes import WordCheckpoint, is_in_words, read_words
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "float64"]
@@ -85,6 +87,8 @@ class LoadedModel:
         state_spec: What each layer carries from token to token.
         forward: How steps are computed, and why not faster.
         quantization: How linear layers were quantized when they were loaded; None for not at all.
+        vision: The encoder of images; None if text alone is served.
+        why_no_images: Why that is so; empty if images are served.
     """
 
     name: str
@@ -103,6 +107,8 @@ class LoadedModel:
     state_spec: StateSpec
     forward: ChosenForward
     quantization: Quantization | None = None
+    vision: Vision | None = None
+    why_no_images: str = ""
 
     @property
     def weight_format(self) -> str:
@@ -141,6 +147,7 @@ def load_model(
     forward: ForwardName = "auto",
     revision: str | None = None,
     quantization: QuantizationName | None = None,
+    images: bool = True,
 ) -> LoadedModel:
     """Load a model and make sure that it can be served correctly.
 
@@ -152,6 +159,7 @@ def load_model(
         forward: How steps may be computed, see ``runner.forward.choose``.
         revision: Branch, tag or commit of a hub repository.
         quantization: Of the linear layers; None leaves their weights as they are.
+        images: Whether to keep the encoder of images, if the model has one.
 
     Raises:
         ConfigError: An unknown dtype or forward, a device that is not there, or one on which
@@ -177,12 +185,15 @@ def load_model(
         own_dtype = _torch_dtype(dtype, config)
         words = _read_words(path, files, config, own_dtype)
         model = _load_weights(path, config, own_dtype, device, words)
+        encoder = take_encoder(model)
+        _drop_encoders(model)
         if quantized is None and forward != "plain":
             quantized = _codes_of_checkpoint(path, model, words)
         call = ModelCall(model)
         probed = probe_model(model, call, attention)
         chosen = choose_forward(model, call, probed, forward, quantized)
         tokenizer = load_tokenizer(path)
+        vision, why_no_images = _load_vision(path, encoder if images else None, model, tokenizer)
     return LoadedModel(
         name=str(name),
         path=path,
@@ -200,7 +211,24 @@ def load_model(
         state_spec=probed.states,
         forward=chosen,
         quantization=quantized,
+        vision=vision,
+        why_no_images=why_no_images if images else "images are switched off (limit_mm_per_prompt)",
     )
+
+
+def _load_vision(
+    path: Path,
+    encoder: nn.Module | None,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> tuple[Vision | None, str]:
+    """Return the encoder of images, or why there is none."""
+    if encoder is None:
+        return None, f"images of {model.config.model_type} are not served"
+    try:
+        return load_vision(path, encoder, model, tokenizer), ""
+    except UnsupportedModel as error:
+        return None, str(error)
 
 
 def _read_words(
@@ -307,7 +335,6 @@ def _load_weights(
                 f"{path}: {len(names)} {kind.replace('_', ' ')} among the weights, such as "
                 f"{', '.join(names[:3])}: they do not belong to this config"
             )
-    _drop_encoders(model)
     if words is not None and (path / "generation_config.json").exists():
         model.generation_config = GenerationConfig.from_pretrained(path)
     return cast(PreTrainedModel, model.eval().to(device))

@@ -14,7 +14,10 @@ from torch import Tensor
 
 from ostinato.core.plan import SequenceResult, StepPlan, StepResult, TokenLogprob
 from ostinato.runner.attention.backend import AttentionBackend, GroupedStep
+from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.attention.torch_backend import TorchAttention
+from ostinato.runner.image_step import ImageStep, SeeingAhead, adapted_ahead, lay_out
+from ostinato.runner.image_store import ImageStore
 from ostinato.runner.inputs import StepInputs, build_inputs
 from ostinato.runner.layer_groups import LayerGroups, one_group
 from ostinato.runner.lora import LoraAdapter, StepAdapters
@@ -32,6 +35,7 @@ class ModelRunner:
         groups: Which layers share block tables.
         attention: Who reads the blocks.
         kv_stores: Keys and values of all blocks, one store per group.
+        images: The images of live requests; None for a model that serves text alone.
         adapters: Loaded adapters by their digests.
         states: States of all slots.
         num_tokens_computed: Tokens that went through the model so far, law 1's witness.
@@ -72,6 +76,7 @@ class ModelRunner:
             )
             for group, size in zip(range(self.groups.num_groups), sizes, strict=True)
         )
+        self.images: ImageStore | None = None
         self.adapters: dict[bytes, LoraAdapter] = {}
         self.states = StateStore(loaded.state_spec, num_state_slots, loaded.device)
         self.num_tokens_computed = 0
@@ -94,13 +99,24 @@ class ModelRunner:
         longest = max(sequence.end for sequence in plan.sequences)
         assert longest <= self.loaded.max_model_len, "the scheduler knows the model's limit"
         inputs = build_inputs(plan, self.kv_stores[0].block_size, self.loaded.device)
+        laid_out = None
+        if self.images is not None and any(sequence.images for sequence in plan.sequences):
+            laid_out = lay_out(plan, inputs, self.images)
         self.states.copy(plan.state_loads)
-        logits = self.forward(inputs, StepAdapters.of(plan, self.adapters))
+        adapters = StepAdapters.of(plan, self.adapters)
+        if laid_out is not None:
+            adapters = adapted_ahead(adapters, laid_out.images, self.adapters)
+        logits = self.forward(inputs, adapters, laid_out)
         self.states.copy(plan.state_saves)
         self.num_tokens_computed += plan.num_tokens
         return self._result(plan, inputs, logits)
 
-    def forward(self, inputs: StepInputs, adapters: StepAdapters | None = None) -> Tensor:
+    def forward(
+        self,
+        inputs: StepInputs,
+        adapters: StepAdapters | None = None,
+        images: ImageStep | None = None,
+    ) -> Tensor:
         """Run the model; returns logits of the wanted rows, shape (num_wanted, vocab_size)."""
         steps = tuple(
             self.attention.start(metadata, store)
@@ -108,7 +124,14 @@ class ModelRunner:
         )
         states = None if inputs.states is None else StateStep(inputs.states, self.states)
         step = GroupedStep(steps, self.groups.of_layer, states)
-        return self._call(inputs.input_ids, inputs.position_ids, step, inputs.logit_rows, adapters)
+        ids, rows = inputs.input_ids, inputs.logit_rows
+        if images is None:
+            return self._call(ids, inputs.position_ids, step, rows, adapters)
+        attention: LayerAttention = step
+        if self.images is not None and self.images.vision.sees_ahead and images.images:
+            num_rows = len(ids)
+            attention = SeeingAhead(step, images.images, num_rows, self.kv_stores, self.groups)
+        return self._call(ids, images.positions, attention, rows, adapters, images.vectors)
 
     def _result(self, plan: StepPlan, inputs: StepInputs, logits: Tensor) -> StepResult:
         """Sample where asked to, and give prompt tokens their log-probs."""

@@ -15,7 +15,8 @@ no attention interface (ALiBi)  the attention cannot be replaced by one that rea
 unknown kinds of RoPE           frequencies might depend on how long the call is
 ==============================  ==========================================================
 
-Models for images and text (Mistral 3, Qwen-VL, Gemma 3) serve text, with their language model.
+Models for images and text serve text with their language model; which take images as well,
+``vision`` says.
 
 Dynamic and long RoPE change every frequency once a call reaches past a certain position; up
 to there they are plain RoPE. Such models are served up to there.

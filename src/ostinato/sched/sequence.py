@@ -198,16 +198,15 @@ class ScheduledChunk:
         """Write the chunk down for the runner."""
         sequence, start = self.sequence, self.sequence.num_computed
         assert sequence.table is not None
-        seeds = (sequence.seed, *(child.seed for child in self.children))
         return ScheduledSequence(
             sequence.sequence_id,
             sequence.key.tokens[start : self.end],
             start,
             sequence.table.groups,
-            sequence.sample_task(seeds) if self.samples else None,
+            sequence.sample_task(tuple(m.seed for m in self.members)) if self.samples else None,
             sequence.prompt_targets(start, self.end),
             sequence.request.params.prompt_logprobs or 0,
-            sequence.key.identity, sequence.table.state_slot,
+            sequence.key.identity, sequence.table.state_slot, sequence.key.images,
         )  # fmt: skip
 
 
@@ -227,6 +226,5 @@ class SequenceUpdate:
 def tables_of(chunks: Iterable[ScheduledChunk]) -> list[BlockTable]:
     """List the tables of a step, publishers before those who share their blocks."""
     chunks = list(chunks)
-    members = [chunk.sequence for chunk in chunks]
-    members += [child for chunk in chunks for child in chunk.children]
+    members = [c.sequence for c in chunks] + [child for c in chunks for child in c.children]
     return [member.table for member in members if member.table is not None]

@@ -5,7 +5,7 @@ how far the whole prompt agrees: no template needs to be understood for that.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ostinato.core.errors import RequestError
@@ -13,6 +13,7 @@ from ostinato.core.tokens import num_common_tokens
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt, PromptDict
 from ostinato.engine.tokenized_text import TokenizedText
+from ostinato.images.parts import images_in, without_sources
 from ostinato.server.held_prefixes import HeldPrefixes
 from ostinato.server.prompting import render_prompt
 from ostinato.server.protocol.messages import CountBody
@@ -63,48 +64,74 @@ class Kept:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """What a breakpoint covers of a prompt.
+
+    Attributes:
+        num_tokens: From its beginning on.
+        num_images: Among them.
+        terms: For how long they are kept.
+    """
+
+    num_tokens: int
+    num_images: int
+    terms: LeaseTerms
+
+
 async def measure(
     state: ServerState, whose: Prompt, body: CountBody, tokens: TokenizedText
-) -> list[tuple[int, LeaseTerms]]:
-    """Return how many tokens of the prompt each breakpoint covers, and for how long, in order."""
+) -> list[Covered]:
+    """Return how much of the prompt each breakpoint covers, and for how long, in order."""
     places = []
     for mark in body.breakpoints():
         messages = body.conversation(mark.num_blocks)
+        images = whose.images[: len(images_in(messages))]
+        messages = without_sources(messages)
         if not any(message["role"] == "user" for message in messages):
             messages = [*messages, _STAND_IN]
         try:
             use = body.tool_use()
             head = await render_prompt(
-                state, messages, use, whose, opens_turn=False, **body.template()
+                state,
+                messages,
+                use,
+                replace(whose, images=images),
+                opens_turn=False,
+                **body.template(),
             )
         except RequestError as error:
             raise RequestError(f"cache_control cannot be placed there: {error}") from error
         num_common = num_common_tokens(head.tokens.tobytes(), tokens.tokens.tobytes())
-        places.append((num_common, mark.terms))
+        num_tokens = state.llm.num_tokens(images, tokens.tokens[:num_common])
+        places.append(Covered(num_tokens, len(images), mark.terms))
     return places
 
 
 async def keep(
     held: HeldPrefixes,
     whose: PromptDict,
-    places: Sequence[tuple[int, LeaseTerms]],
+    places: Sequence[Covered],
     output: RequestOutput,
 ) -> Kept:
     """Keep a prompt up to its breakpoints, now that it is computed.
 
     Args:
         held: What is kept already.
-        whose: Salt and public prefixes of the request.
+        whose: Salt, public prefixes and images of the request.
         places: As ``measure`` returns them.
         output: The first of the request.
     """
     tokens, num_cached = output.prompt_token_ids, output.num_cached_tokens
     done, written = num_cached, {True: 0, False: 0}
-    for num_tokens, terms in places:
-        if not num_tokens:
+    images = whose.get("multi_modal_data", {}).get("image", ())
+    for place in places:
+        if not place.num_tokens:
             continue
-        receipt = await held.hold(whose, tokens[:num_tokens], terms, num_cached)
-        written[terms == ANTHROPIC_1H] += max(0, receipt.num_tokens - done)
+        if images:
+            whose = {**whose, "multi_modal_data": {"image": images[: place.num_images]}}
+        receipt = await held.hold(whose, tokens[: place.num_tokens], place.terms, num_cached)
+        written[place.terms == ANTHROPIC_1H] += max(0, receipt.num_tokens - done)
         done = max(done, receipt.num_tokens)
     loaded = {tier: count for tier, count in output.cached_tokens_from.items() if tier != "pool"}
     kept = output.num_kept_tokens

@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ostinato.engine.prompts import PromptDict, TokenIds
 from ostinato.engine.sampling_params import SamplingParams
@@ -18,6 +19,7 @@ class GenerateCall:
         params: How to sample.
         text: The prompt; or
         token_ids: its ids.
+        images: In the order of their placeholders.
         adapter: Name of a loaded LoRA adapter; empty for the base model.
         cache_salt: Only requests of the same salt share blocks; narrows the caller's.
         cache_read: Whether cached KV may be used.
@@ -36,6 +38,7 @@ class GenerateCall:
     params: SamplingParams
     text: str | None = None
     token_ids: TokenIds | None = None
+    images: tuple[Any, ...] = ()
     adapter: str = ""
     cache_salt: str = ""
     cache_read: bool = True
@@ -65,6 +68,8 @@ class GenerateCall:
             keep_tokens=self.keep_tokens,
             sections=self.sections,
         )
+        if self.images:
+            prompt["multi_modal_data"] = {"image": self.images}
         if self.token_ids is not None:
             prompt["prompt_token_ids"] = self.token_ids
         else:

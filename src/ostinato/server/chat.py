@@ -27,7 +27,13 @@ from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.models import adapter_of
-from ostinato.server.prompting import AnswerReader, read_with, render_prompt, sender
+from ostinato.server.prompting import (
+    AnswerReader,
+    load_images,
+    read_with,
+    render_prompt,
+    sender,
+)
 from ostinato.server.protocol.answers import ChatCompletion
 from ostinato.server.protocol.chat import ChatBody
 from ostinato.server.protocol.logprobs import chat_logprobs, prompt_logprobs
@@ -35,6 +41,7 @@ from ostinato.server.protocol.usage import Usage
 from ostinato.server.serving import check_room, serve
 from ostinato.server.state import ServerState
 from ostinato.server.streaming import DONE, begin, event, until_gone
+from ostinato.server.tools import Message
 
 ENDPOINT = "/v1/chat/completions"
 
@@ -47,7 +54,7 @@ async def chat(body: ChatBody, request: Request, caller: CallerOfRequest) -> Res
     state: ServerState = request.app.state.server
     adapter = adapter_of(state, body.model)
     use = body.tool_use()
-    messages = [message.rendered() for message in body.messages]
+    messages: Sequence[Message] = [message.rendered() for message in body.messages]
     call = GenerateCall(
         endpoint=ENDPOINT,
         adapter=adapter,
@@ -60,11 +67,13 @@ async def chat(body: ChatBody, request: Request, caller: CallerOfRequest) -> Res
     )
     check_room(state, caller, [call])  # before work is put into the prompt
     whose = sender(caller, body.cache_salt, body.keep_tokens)
+    messages, whose = await load_images(state, messages, whose)
     tokens = await render_prompt(
         state, messages, use, whose, body.add_generation_prompt, **body.template()
     )
     reader = await read_with(state, tokens, use, body.add_generation_prompt)
-    call = replace(call, token_ids=tokens, params=reader.settle(call.params))
+    params = reader.settle(call.params)
+    call = replace(call, token_ids=tokens, images=whose.images, params=params)
     answer = Answer(state, body, caller, call, reader)
     if body.stream:
         return await begin(request, answer.events())

@@ -40,7 +40,7 @@ class HeldPrefixes:
         """Keep a prefix that a request has just computed or found.
 
         Args:
-            whose: Salt, public prefixes and adapter of the request.
+            whose: Salt, public prefixes, adapter and images of the request.
             tokens: Its ids.
             terms: For how long.
             num_cached: Tokens of its prompt that the request found, which refreshed their lease.
@@ -48,8 +48,11 @@ class HeldPrefixes:
         Returns:
             What is held of it, by a new lease or by one from before.
         """
-        content = pack_tokens(tokens).tobytes() + whose.get("adapter", "").encode()
-        key = whose["cache_salt"], terms, hashlib.sha256(content).digest()
+        content = hashlib.sha256(pack_tokens(tokens).tobytes())
+        content.update(whose.get("adapter", "").encode())
+        for picture in whose.get("multi_modal_data", {}).get("image", ()):
+            content.update(picture.digest)
+        key = whose["cache_salt"], terms, content.digest()
         async with self._holding:
             prompt = PromptDict(**whose, prompt_token_ids=tokens)
             return await self._hold(key, prompt, num_cached)

@@ -31,18 +31,23 @@ from ostinato.server.answer_parser import (
     TextPiece,
     parse_answer,
 )
-from ostinato.server.breakpoints import Kept, keep, measure
+from ostinato.server.breakpoints import Covered, Kept, keep, measure
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.models import adapter_of
-from ostinato.server.prompting import AnswerReader, read_with, render_prompt, sender
+from ostinato.server.prompting import (
+    AnswerReader,
+    load_images,
+    read_with,
+    render_prompt,
+    sender,
+)
 from ostinato.server.protocol.answers import Counted, MessageBody
 from ostinato.server.protocol.messages import CountBody, MessagesBody
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
 from ostinato.server.streaming import begin, named_event, until_gone
-from ostinato.tenants.terms import LeaseTerms
 
 ENDPOINT = "/v1/messages"
 
@@ -56,8 +61,8 @@ async def create_message(body: MessagesBody, request: Request, caller: CallerOfR
     adapter = adapter_of(state, body.model)
     params, use = body.params(state.formats), body.tool_use()
     state.check_room(1, 1)
-    conversation = body.conversation()
     whose = sender(caller, body.cache_salt, body.keep_tokens)
+    conversation, whose = await load_images(state, body.conversation(), whose)
     tokens = await render_prompt(state, conversation, use, whose, **body.template())
     reader = await read_with(state, tokens, use)
     call = GenerateCall(
@@ -65,6 +70,7 @@ async def create_message(body: MessagesBody, request: Request, caller: CallerOfR
         adapter=adapter,
         params=reader.settle(params),
         token_ids=tokens,
+        images=whose.images,
         cache_salt=body.cache_salt,
         cache_read=body.cache.read,
         cache_write=body.cache.write,
@@ -88,10 +94,9 @@ async def count_tokens(
     state: ServerState = request.app.state.server
     adapter_of(state, body.model)
     whose = sender(caller, body.cache_salt, body.keep_tokens)
-    tokens = await render_prompt(
-        state, body.conversation(), body.tool_use(), whose, **body.template()
-    )
-    return {"input_tokens": len(tokens)}
+    conversation, whose = await load_images(state, body.conversation(), whose)
+    tokens = await render_prompt(state, conversation, body.tool_use(), whose, **body.template())
+    return {"input_tokens": state.llm.num_tokens(whose.images, tokens.tokens)}
 
 
 @dataclass(slots=True)
@@ -103,7 +108,7 @@ class MessageAnswer:
     caller: Caller
     call: GenerateCall
     reader: AnswerReader
-    places: list[tuple[int, LeaseTerms]]
+    places: list[Covered]
     _num_blocks: int = 0
     _open: str | None = None  # kind of the block that is under way
 
@@ -152,6 +157,8 @@ class MessageAnswer:
             public_prefixes=self.caller.public_prefixes,
             adapter=self.call.adapter,
         )
+        if self.call.images:
+            whose["multi_modal_data"] = {"image": self.call.images}
         return await keep(self.state.held_prefixes, whose, self.places, output)
 
     def _pieces(self, delta: Delta, parser: AnswerParser) -> Iterator[bytes]:

@@ -90,6 +90,26 @@ async def read_with(
     return AnswerReader(formats, use, True, is_begun or (reasoning.is_assumed and opens_turn))
 
 
+async def load_images(
+    state: ServerState, messages: Sequence[Message], whose: Prompt
+) -> tuple[Sequence[Message], Prompt]:
+    """Fetch and decode the images of a conversation.
+
+    Args:
+        state: Of the server.
+        messages: In OpenAI's form.
+        whose: As ``sender`` made it.
+
+    Returns:
+        The conversation as ``render_prompt`` takes it, and its sender's prompt with the images.
+
+    Raises:
+        RequestError: The model takes none or not as many, or one cannot be had.
+    """
+    loaded, images = await state.llm.load_images(messages, whose.cache_salt)
+    return loaded, replace(whose, images=images)
+
+
 async def render_prompt(
     state: ServerState,
     messages: Sequence[Message],
@@ -100,9 +120,11 @@ async def render_prompt(
 ) -> TokenizedText:
     """Write a conversation as token ids, through the model's chat template.
 
+    An image is one placeholder token; there are more once the prompt has its images.
+
     Args:
         state: Of the server.
-        messages: In OpenAI's form, contents as text.
+        messages: In OpenAI's form, contents as text, or as ``load_images`` returns them.
         use: The tools that are offered.
         whose: As ``sender`` made it: whose turn at the tokenizer it takes, and what it knows.
         opens_turn: Whether the assistant is to speak next.

@@ -105,6 +105,8 @@ async def _keep(
         public_prefixes=record.caller.public_prefixes,
         adapter=record.call.adapter,
     )
+    if record.call.images:
+        whose["multi_modal_data"] = {"image": record.call.images}
     record.lease = await state.held_prefixes.hold(
         whose, output.prompt_token_ids, terms, output.num_cached_tokens
     )

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from ostinato.server.callers import CallerOfRequest
 from ostinato.server.models import adapter_of
-from ostinato.server.prompting import render_prompt, sender
+from ostinato.server.prompting import load_images, render_prompt, sender
 from ostinato.server.protocol.answers import Detokenized, Tokenized
 from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
 from ostinato.server.protocol.chat import ChatMessage, TemplateFields
@@ -57,11 +57,12 @@ async def tokenize(body: TokenizeBody, request: Request, caller: CallerOfRequest
     adapter_of(state, body.model or state.config.model_names[0])
     whose = sender(caller, body.cache_salt, body.keep_tokens)
     if body.messages is not None:
-        messages, use = [m.rendered() for m in body.messages], tool_use(body.tools, None, True)
+        conversation, use = [m.rendered() for m in body.messages], tool_use(body.tools, None, True)
+        messages, whose = await load_images(state, conversation, whose)
         rendered = await render_prompt(
             state, messages, use, whose, body.add_generation_prompt, **body.template()
         )
-        tokens = rendered.tokens.tolist()
+        tokens = await state.llm.with_images(rendered, whose.images)
     else:
         adds = body.add_special_tokens is not False
         tokens = await state.llm.encode(body.prompt or "", whose=whose, add_special_tokens=adds)

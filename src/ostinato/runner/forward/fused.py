@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.decoder import Decoder, DecoderLayer, Projection
-from ostinato.runner.forward.lookups import Angles, Vectors
+from ostinato.runner.forward.lookups import Angles, Lookup, Vectors
 from ostinato.runner.forward.ops import NativeOps
 from ostinato.runner.forward.parts import Heads, Norm, Turns
 from ostinato.runner.forward.steps import Steps
@@ -61,6 +61,7 @@ class FusedForward:
         step: LayerAttention | None,
         rows: Ints | None = None,
         adapters: StepAdapters | None = None,
+        vectors: Tensor | None = None,
     ) -> Tensor:
         """Return logits, shape (num_rows, vocab_size).
 
@@ -70,16 +71,19 @@ class FusedForward:
             step: Who answers the layers' attention.
             rows: Rows whose logits are wanted, shape (num_rows,), int64; None wants all.
             adapters: Rows that adapters compute; None is none.
+            vectors: What goes into the first layer in place of the ids' embeddings, shape
+                (num_tokens, width).
 
         Effects: overwrites the workspace.
         """
         assert position_ids is not None and step is not None, "a step of ours"
         decoder = self._decoder
-        vectors, angles = self._vectors.of(input_ids), self._angles.of(position_ids)
-        found = self._steps.run(vectors, angles, step, rows, adapters)
+        given = self._vectors.of(input_ids) if vectors is None else Lookup.whole(vectors)
+        angles = self._angles.of(position_ids)
+        found = self._steps.run(given, angles, step, rows, adapters)
         if found is not None:
             return found
-        stream = vectors.rows()  # (num_tokens, width): the residual stream, added to in place
+        stream = given.rows()  # (num_tokens, width): the residual stream, added to in place
         turns = Turns(*angles.rows().chunk(2, dim=1))
         normed = self._workspace.rows("normed", *stream.shape)
         for first, last in self._chunks(len(stream)):

@@ -1,5 +1,6 @@
 """What holds for every body?"""
 
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, model_validator
@@ -48,18 +49,45 @@ _MEDIA = {
 """Parts of messages that are not text, in the words of every API."""
 
 
-def _refuse_media(part: Any) -> Any:
+def _refuse_media(part: Any, taken: str = "") -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     medium = _MEDIA.get(kind) if isinstance(kind, str) else None
-    if medium is None:
+    if medium is None or kind == taken:
         return part
     raise PydanticCustomError(
         "unsupported_content",
-        "a part of type {kind}: {medium} input is not served yet, also by models that know it; "
-        "leave the part out, or give what it says as text",
-        {"kind": repr(kind), "medium": medium},
+        "a part of type {kind}: {medium} input is not served here, also by models that know it; "
+        "leave the part out, or give what it says as text{instead}",
+        {
+            "kind": repr(kind),
+            "medium": medium,
+            "instead": "; images are taken as image_url by /v1/chat/completions, and as image by "
+            "/v1/messages"
+            if medium == "image"
+            else "",
+        },
     )
 
 
 TextOnly = BeforeValidator(_refuse_media)
 """Refuses parts that are images, sound, video or files, and says what to do instead."""
+
+TextOrImageUrl = BeforeValidator(partial(_refuse_media, taken="image_url"))
+"""Lets OpenAI's images pass."""
+
+TextOrImage = BeforeValidator(partial(_refuse_media, taken="image"))
+"""Lets Anthropic's images pass."""
+
+
+def parts_of(content: str | list[Any]) -> str | list[dict[str, Any]]:
+    """Return a content as chat templates read it: as one text, or as parts if it has images.
+
+    Args:
+        content: A text, or bodies with a method ``part`` that returns a part as OpenAI has it.
+    """
+    if isinstance(content, str):
+        return content
+    parts = [body.part() for body in content]
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts

@@ -11,7 +11,7 @@ from ostinato.core.errors import InvalidSamplingParams
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.call_grammar import form_of
-from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items, TextOnly
+from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items, TextOrImageUrl, parts_of
 from ostinato.server.protocol.sampling import SamplingFields, ShortText
 from ostinato.server.protocol.tools import (
     MOST_TOOLS,
@@ -23,21 +23,51 @@ from ostinato.server.protocol.tools import (
     form_of_format,
     tool_use,
 )
-from ostinato.server.tools import ToolUse, add_reasoning, text_of
+from ostinato.server.tools import ToolUse, add_reasoning
 
 
 class TextPart(Body):
-    """A piece of a message; of pieces, texts alone are taken."""
+    """A piece of a message that is text."""
 
     type: Literal["text"]
     text: str
+
+    def part(self) -> dict[str, Any]:
+        """Return it as chat templates read it."""
+        return {"type": "text", "text": self.text}
+
+
+class ImageUrl(Body):
+    """Where an image is."""
+
+    url: str = Field(
+        min_length=1,
+        description="A data URI; files and http(s) URLs where the operator allows them.",
+    )
+    detail: Literal["auto", "low", "high", "original"] | None = Field(
+        default=None, description="Images are resized as the model's processor says."
+    )
+
+
+class ImagePart(Body):
+    """A piece of a message that is an image."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+    def part(self) -> dict[str, Any]:
+        """Return it with its URL alone."""
+        return {"type": "image_url", "image_url": {"url": self.image_url.url}}
+
+
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
 class ChatMessage(Body):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Items[Annotated[TextPart, TextOnly]] | None = None
+    content: str | Items[Annotated[Part, TextOrImageUrl]] | None = None
     tool_calls: Items[CallBody] | None = Field(default=None, description="Of the assistant.")
     tool_call_id: CallId | None = Field(default=None, description="Which call this answers.")
     name: ShortText | None = None
@@ -54,16 +84,17 @@ class ChatMessage(Body):
             raise ValueError(f"reasoning in a message of role={self.role!r}: the assistant thinks")
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise ValueError("tool_call_id says which call a message of role='tool' answers")
+        images = [] if isinstance(self.content, str) else self.content or []
+        if self.role != "user" and any(isinstance(part, ImagePart) for part in images):
+            raise ValueError(f"an image in a message of role={self.role!r}: users send images")
         if self.content is None and not self.tool_calls:
             raise ValueError("content is missing: a message without tool_calls needs one")
         return self
 
     def rendered(self) -> dict[str, Any]:
-        """Return what chat templates read: texts joined, and the developer as the system."""
-        parts = self.content
-        text = text_of(parts if isinstance(parts, str) else [p.model_dump() for p in parts or ()])
+        """Return what is rendered: texts without images joined, and the developer as the system."""
         role = "system" if self.role == "developer" else self.role
-        message: dict[str, Any] = {"role": role, "content": text}
+        message: dict[str, Any] = {"role": role, "content": parts_of(self.content or "")}
         if self.name is not None:
             message["name"] = self.name
         add_reasoning(message, self.reasoning or self.reasoning_content)

@@ -14,7 +14,14 @@ from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.call_grammar import form_of
-from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items, TextOnly
+from ostinato.server.protocol.body import (
+    MOST_MESSAGES,
+    Body,
+    Items,
+    TextOnly,
+    TextOrImage,
+    parts_of,
+)
 from ostinato.server.protocol.sampling import KEEP_TOKENS, CacheUse, FormBody, ShortText
 from ostinato.server.protocol.tools import MOST_TOOLS, CallId, ToolName
 from ostinato.server.tools import (
@@ -51,6 +58,44 @@ class TextBlock(Body):
     text: str
     cache_control: CacheControl | None = None
     citations: list[Any] = Field(default_factory=list, max_length=0)
+
+    def part(self) -> dict[str, Any]:
+        """Return it as chat templates read it."""
+        return {"type": "text", "text": self.text}
+
+
+class ImageSource(Body):
+    """An image's file, or where it is."""
+
+    type: Literal["base64", "url"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"] | None = None
+    data: str | None = Field(default=None, description="The file in base64.")
+    url: str | None = Field(
+        default=None, description="Fetched only where the operator allows the host."
+    )
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> "ImageSource":
+        if (self.data is not None, self.url is not None) != (
+            self.type == "base64",
+            self.type == "url",
+        ):
+            raise ValueError("a source of type 'base64' has data, one of type 'url' has a url")
+        return self
+
+
+class ImageBlock(Body):
+    """An image."""
+
+    type: Literal["image"]
+    source: ImageSource
+    cache_control: CacheControl | None = None
+
+    def part(self) -> dict[str, Any]:
+        """Return it as OpenAI has it."""
+        source = self.source
+        url = source.url or f"data:{source.media_type or 'image/png'};base64,{source.data}"
+        return {"type": "image_url", "image_url": {"url": url}}
 
 
 class ToolUseBlock(Body):
@@ -90,8 +135,10 @@ class RedactedThinkingBlock(Body):
     cache_control: None = None
 
 
-Block = TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
-BlockBody = Annotated[Annotated[Block, Field(discriminator="type")], TextOnly]
+Block = (
+    TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
+)
+BlockBody = Annotated[Annotated[Block, Field(discriminator="type")], TextOrImage]
 
 
 class AnthropicMessage(Body):
@@ -103,11 +150,12 @@ class AnthropicMessage(Body):
     @model_validator(mode="after")
     def _blocks_fit_the_role(self) -> "AnthropicMessage":
         others = (ToolUseBlock, ThinkingBlock, RedactedThinkingBlock)
-        kinds = ToolResultBlock if self.role == "assistant" else others
+        kinds = (ToolResultBlock, ImageBlock) if self.role == "assistant" else others
         if any(isinstance(block, kinds) for block in self.blocks):
             raise ValueError(
                 f"a message of role={self.role!r} holds a block that only the other side writes: "
-                "the assistant thinks and calls with tool_use, the user answers with tool_result"
+                "the assistant thinks and calls with tool_use, the user sends images and answers "
+                "with tool_result"
             )
         return self
 
@@ -329,22 +377,22 @@ class MessagesBody(CountBody):
 def _written(role: str, blocks: list[Block]) -> list[Message]:
     """Write the blocks of one message in the form that chat templates read."""
     messages: list[Message] = []
-    texts: list[str] = []
+    content: list[TextBlock | ImageBlock] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for block in blocks:
         match block:
             case ThinkingBlock():
                 thoughts.append(block.thinking)
-            case TextBlock():
-                texts.append(block.text)
+            case TextBlock() | ImageBlock():
+                content.append(block)
             case ToolUseBlock():
                 function = {"name": block.name, "arguments": block.input}
                 calls.append({"id": block.id, "type": "function", "function": function})
             case ToolResultBlock():
                 messages.append(_result(block))
-    if texts or calls:
-        message: Message = {"role": role, "content": "".join(texts)}
+    if content or calls:
+        message: Message = {"role": role, "content": parts_of(content)}
         add_reasoning(message, "".join(thoughts))
         messages.append({**message, "tool_calls": calls} if calls else message)
     return messages

@@ -1,0 +1,180 @@
+"""Gives the images of a prompt their places among its tokens.
+
+A text has one placeholder token per image; the prompt has as many of them as the image has
+vectors::
+
+    text       Look:  <image>                        What is it?
+    tokens     Look:  <image> <image> ... <image>    What is it?
+                      └─ ImageSpan(digest, start, length)
+"""
+
+import asyncio
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, groupby
+from typing import Any
+
+import numpy as np
+
+from ostinato.core.errors import RequestError
+from ostinato.core.identity import ImageSpan
+from ostinato.core.tokens import pack_tokens
+from ostinato.images.media import MediaLimits, fetch
+from ostinato.images.parts import Message, images_in, without_sources
+from ostinato.images.picture import Picture, as_picture
+from ostinato.runner.image_store import ServedImage
+from ostinato.runner.model_loader import LoadedModel
+from ostinato.runner.vision import Vision
+
+Apart = Callable[[Callable[[], Picture]], Awaitable[Picture]]
+"""Does work outside of the event loop."""
+
+
+class ImagePrompts:
+    """Loads the images of prompts and lays them out; safe in any thread."""
+
+    def __init__(self, loaded: LoadedModel, limits: MediaLimits, most: int) -> None:
+        """Serve a model's prompts.
+
+        Args:
+            loaded: The model.
+            limits: What is fetched and decoded.
+            most: Most images of a prompt.
+        """
+        self._loaded, self._limits, self._most = loaded, limits, most
+
+    async def load(
+        self, messages: Sequence[Message], apart: Apart = asyncio.to_thread
+    ) -> tuple[Sequence[Any], tuple[Picture, ...]]:
+        """Fetch and decode the images of a conversation.
+
+        Args:
+            messages: In order.
+            apart: Decodes outside of the event loop.
+
+        Returns:
+            The conversation as chat templates read it, and its images in order.
+
+        Raises:
+            RequestError: The model takes none or not as many, or one cannot be had.
+        """
+        sources = images_in(messages)
+        if not sources:
+            return messages, ()
+        self._vision_for(len(sources))
+        pictures = []
+        for number, source in enumerate(sources, 1):
+            image = await fetch(source, self._limits) if isinstance(source, str) else source
+            pictures.append(await apart(self._decoder(image, number)))
+        return without_sources(messages), tuple(pictures)
+
+    def load_now(self, messages: Sequence[Message]) -> tuple[Sequence[Any], tuple[Picture, ...]]:
+        """Do as ``load``, and wait for it."""
+        if not images_in(messages):
+            return messages, ()
+        with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop of its own
+            return thread.submit(asyncio.run, self.load(messages)).result()
+
+    def spelled(self, text: str, images: Sequence[Any]) -> str:
+        """Return a prompt's text with one placeholder token for each image."""
+        return self._vision_for(len(images)).spelled(text) if images else text
+
+    def num_tokens(self, images: Sequence[Picture], tokens: "array[int]") -> int:
+        """Return how many tokens a prompt's beginning has once its images have their places.
+
+        Args:
+            images: Of the whole prompt.
+            tokens: Its beginning, with one placeholder per image.
+        """
+        if not images or (vision := self._loaded.vision) is None:
+            return len(tokens)
+        begun = images[: tokens.count(vision.placeholder_id)]
+        return len(tokens) + sum(vision.grid(p.height, p.width).num_tokens - 1 for p in begun)
+
+    def place(
+        self, images: Sequence[Any], tokens: "array[int]", tenant: bytes
+    ) -> tuple["array[int]", tuple[ServedImage, ...], tuple[ImageSpan, ...]]:
+        """Return a prompt's tokens with as many placeholders as its images have vectors.
+
+        Args:
+            images: Of any kind that ``as_picture`` takes.
+            tokens: With one placeholder per image, or with all of them.
+            tenant: Salt of the prompt.
+
+        Returns:
+            The tokens, the images, and where they are.
+
+        Raises:
+            RequestError: The model takes none or not as many, one is broken, or there are more
+                or fewer places for them.
+        """
+        vision = self._vision_for(len(images))
+        decoded = [self._decoder(image, number)() for number, image in enumerate(images, 1)]
+        served = [ServedImage.of(p.pixels, p.digest, vision, tenant) for p in decoded]
+        lengths = [image.grid.num_tokens for image in served]
+        ids = np.frombuffer(tokens, dtype=np.uint32)
+        places = np.flatnonzero(ids == vision.placeholder_id)
+        if len(places) == len(lengths):
+            repeats = np.ones(len(ids), dtype=np.int64)
+            repeats[places] = lengths
+            ids = np.repeat(ids, repeats)
+            starts = places + np.array([0, *accumulate(n - 1 for n in lengths[:-1])])
+        elif len(places) == sum(lengths) and not _gaps(places, lengths):
+            starts = places[[0, *accumulate(lengths[:-1])]]
+        else:
+            raise self._misplaced(vision, len(lengths), len(places))
+        spans = tuple(
+            ImageSpan(image.digest, start, length)
+            for image, start, length in zip(served, starts.tolist(), lengths, strict=True)
+        )
+        return pack_tokens(ids), tuple(served), spans
+
+    def _decoder(self, image: Any, number: int) -> Callable[[], Picture]:
+        return lambda: as_picture(image, self._limits.max_pixels, f"image {number}")
+
+    def _vision_for(self, num_images: int) -> Vision:
+        """Return the model's encoder, if it takes so many images."""
+        loaded = self._loaded
+        if loaded.vision is None:
+            raise RequestError(
+                f"the prompt has {num_images} images, and model {loaded.name!r} serves text "
+                f"alone: {loaded.why_no_images}"
+            )
+        if num_images > self._most:
+            raise RequestError(
+                f"the prompt has {num_images} images: at most limit_mm_per_prompt="
+                f"{{'image': {self._most}}} are taken; send fewer, or raise it"
+            )
+        return loaded.vision
+
+    def _misplaced(self, vision: Vision, num_images: int, num_places: int) -> RequestError:
+        tokenizer, token = self._loaded.tokenizer, f"token {vision.placeholder_id}"
+        if tokenizer is not None:
+            token = repr(tokenizer.convert_ids_to_tokens(vision.placeholder_id))
+        return RequestError(
+            f"the prompt has {num_images} images and {num_places} places for them: write {token} "
+            "once for each image where it belongs, or use a chat template that does"
+        )
+
+
+def decode_prompt(
+    ids: Sequence[int], decode: Callable[[list[int]], str], vision: Vision | None
+) -> str:
+    """Return the text of ids, in which an image is one piece, however many tokens it has."""
+    if vision is None or vision.placeholder_id not in ids:
+        return decode(list(ids))
+    texts = []
+    for is_image, run in groupby(ids, lambda token: token == vision.placeholder_id):
+        tokens = list(run)
+        texts.append(f"[image: {len(tokens)} tokens]" if is_image else decode(tokens))
+    return "".join(texts)
+
+
+def _gaps(places: Any, lengths: list[int]) -> bool:
+    """Whether a run of placeholders is interrupted."""
+    ends = list(accumulate(lengths))
+    return any(
+        places[end - 1] - places[end - length] != length - 1
+        for end, length in zip(ends, lengths, strict=True)
+    )

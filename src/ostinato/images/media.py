@@ -1,0 +1,228 @@
+"""Fetches the bytes of an image from a data URI, a file or a URL.
+
+A URL is a request that somebody else's text makes from inside the operator's network. So nothing
+is fetched unless the operator names domains, and then only from public addresses: the resolver
+that checks an address is the one that the connection is made with, for the first URL and for each
+redirect, so that a second DNS answer changes nothing.
+"""
+
+import asyncio
+import base64
+import binascii
+import ipaddress
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urljoin, urlsplit
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.resolver import ThreadedResolver
+
+from ostinato.core.errors import RequestError
+
+MOST_REDIRECTS = 3
+"""Redirects that are followed; each is checked as the first URL is."""
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+
+@dataclass(frozen=True, slots=True)
+class MediaLimits:
+    """What may be fetched, and how much of it.
+
+    Attributes:
+        local_path: Directory below which files may be read; empty for none.
+        domains: Hosts that may be asked over HTTP; a host's subdomains are not included. ``*`` is
+            every public one; empty is none.
+        max_bytes: Longest file, as it is encoded.
+        max_pixels: Most pixels of an image.
+        timeout_s: Time for one URL, redirects included.
+    """
+
+    local_path: str = ""
+    domains: tuple[str, ...] = ()
+    max_bytes: int = 20 * 2**20
+    max_pixels: int = 2**25
+    timeout_s: float = 5.0
+
+
+async def fetch(url: str, limits: MediaLimits) -> bytes:
+    """Return the content of an image's URL.
+
+    Args:
+        url: ``data:``, ``file://``, ``http://`` or ``https://``.
+        limits: What the operator allows.
+
+    Raises:
+        RequestError: It is not allowed, is not there, is too long or takes too long.
+    """
+    scheme = url.partition(":")[0].lower()
+    if scheme == "data":
+        return _of_data(url, limits)
+    if scheme == "file":
+        return await asyncio.to_thread(_of_file, url, limits)
+    if scheme in ("http", "https"):
+        try:
+            async with asyncio.timeout(limits.timeout_s):
+                return await _of_web(url, limits)
+        except RequestError:
+            raise
+        except TimeoutError as error:
+            raise RequestError(
+                f"image {url!r:.120} took more than media_timeout_s={limits.timeout_s:g} seconds"
+            ) from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise RequestError(f"image {url!r:.120} cannot be fetched: {error!s:.120}") from error
+    raise RequestError(
+        f"image {url!r:.80}: must be a data URI such as 'data:image/png;base64,...'"
+        + (", a file:// URL" if limits.local_path else "")
+        + (", an http(s):// URL" if limits.domains else "")
+    )
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address is one of the open internet, under every notation of it."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(parsed, ipaddress.IPv6Address):
+        inner = parsed.ipv4_mapped or parsed.sixtofour or (parsed.teredo or (None, None))[1]
+        if inner is not None:
+            return is_public(str(inner))
+        if parsed in _NAT64:
+            return is_public(str(ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF)))
+    return parsed.is_global and not parsed.is_multicast and not parsed.is_reserved
+
+
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+class PublicResolver(AbstractResolver):
+    """Resolves hosts to public addresses only."""
+
+    def __init__(self, inner: AbstractResolver | None = None) -> None:
+        """Filter another resolver's answers; None is the system's."""
+        self._inner = inner or ThreadedResolver()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Return a host's public addresses.
+
+        Raises:
+            OSError: It has none.
+        """
+        found = await self._inner.resolve(host, port, family)
+        public = [answer for answer in found if is_public(answer["host"])]
+        if not public:
+            raise OSError(f"{host} has no public address, and others are never connected to")
+        return public
+
+    async def close(self) -> None:
+        """Close the other resolver."""
+        await self._inner.close()
+
+
+def _of_data(url: str, limits: MediaLimits) -> bytes:
+    head, comma, body = url.partition(",")
+    if not comma or not head.lower().endswith(";base64"):
+        raise RequestError(f"image {head!r:.80}: a data URI must be 'data:image/...;base64,...'")
+    if len(body) * 3 // 4 > limits.max_bytes + 2:
+        raise _too_long("of a data URI", limits)
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RequestError(f"image {head!r:.80}: its base64 is broken ({error})") from error
+
+
+def _of_file(url: str, limits: MediaLimits) -> bytes:
+    """Read a file below the directory that the operator allows, links resolved."""
+    if not limits.local_path:
+        raise RequestError(
+            f"image {url!r:.120}: files are not read here; start with allowed_local_media_path "
+            "(--allowed-local-media-path), or send a data URI"
+        )
+    parts = urlsplit(url)
+    content = None
+    if parts.netloc in ("", "localhost"):
+        content = _read_below(Path(limits.local_path), unquote(parts.path), limits.max_bytes + 1)
+    if content is None:
+        raise RequestError(f"image {url!r:.120}: no such file in allowed_local_media_path")
+    if len(content) > limits.max_bytes:
+        raise _too_long(f"{url!r:.120}", limits)
+    return content
+
+
+def _read_below(root: Path, name: str, most: int) -> bytes | None:
+    """Read a file up to ``most`` bytes; None if it is elsewhere or cannot be read.
+
+    Which of the two is not for a client to know.
+    """
+    try:
+        path = Path(name).resolve()
+        if not path.is_relative_to(root.resolve()) or not path.is_file():
+            return None
+        with path.open("rb") as file:
+            return file.read(most)
+    except (OSError, ValueError):
+        return None
+
+
+async def _of_web(url: str, limits: MediaLimits, resolver: AbstractResolver | None = None) -> bytes:
+    """Get a URL; redirects are followed by hand, so that each target is checked."""
+    connector = aiohttp.TCPConnector(resolver=PublicResolver(resolver), use_dns_cache=False)
+    async with aiohttp.ClientSession(connector=connector, trust_env=False) as session:
+        for _ in range(MOST_REDIRECTS + 1):
+            _check_target(url, limits)
+            async with session.get(url, allow_redirects=False) as response:
+                if response.status in _REDIRECTS:
+                    target = response.headers.get("Location", "")
+                    url = urljoin(url, target)
+                    continue
+                if response.status != 200:
+                    raise RequestError(
+                        f"image {url!r:.120} cannot be fetched: HTTP status {response.status}"
+                    )
+                return await _body(response, url, limits)
+    raise RequestError(f"image {url!r:.120}: more than {MOST_REDIRECTS} redirects")
+
+
+def _check_target(url: str, limits: MediaLimits) -> None:
+    """Refuse a URL whose host the operator did not name, or that is a private address."""
+    parts = urlsplit(url)
+    host = (parts.hostname or "").rstrip(".").lower()
+    allowed = {domain.rstrip(".").lower() for domain in limits.domains}
+    if parts.scheme not in ("http", "https") or not host:
+        raise RequestError(f"image {url!r:.120}: only http and https are fetched")
+    if host not in allowed and "*" not in allowed:
+        raise RequestError(
+            f"image {url!r:.120}: images are not fetched from {host!r}; start with "
+            "allowed_media_domains (--allowed-media-domains) naming it, or send a data URI"
+        )
+    # aiohttp does not resolve what is an address already.
+    if _is_address(host) and not is_public(host):
+        raise RequestError(f"image {url!r:.120}: {host} is no public address")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+async def _body(response: Any, url: str, limits: MediaLimits) -> bytes:
+    """Read a body up to the limit."""
+    body = bytearray()
+    async for piece in response.content.iter_chunked(2**16):
+        body += piece
+        if len(body) > limits.max_bytes:
+            raise _too_long(f"{url!r:.120}", limits)
+    return bytes(body)
+
+
+def _too_long(what: str, limits: MediaLimits) -> RequestError:
+    return RequestError(
+        f"image {what} is longer than max_image_bytes={limits.max_bytes}: send a smaller one"
+    )

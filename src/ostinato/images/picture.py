@@ -1,0 +1,120 @@
+"""Decodes an image, and names it by its content."""
+
+import hashlib
+import io
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps
+
+from ostinato.core.errors import RequestError
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
+"""Formats that are decoded; others have decoders that few have tried to break."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image as the model's processor takes it.
+
+    Attributes:
+        pixels: RGB, shape (height, width, 3), uint8; never written to.
+    """
+
+    pixels: npt.NDArray[np.uint8]
+
+    @property
+    def height(self) -> int:
+        """Rows of pixels."""
+        return int(self.pixels.shape[0])
+
+    @property
+    def width(self) -> int:
+        """Columns of pixels."""
+        return int(self.pixels.shape[1])
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 over size and pixels; files that decode to the same pixels have one digest."""
+        content = hashlib.sha256()
+        for side in (self.height, self.width):
+            content.update(side.to_bytes(8, "little"))
+        content.update(np.ascontiguousarray(self.pixels).data)
+        return content.digest()
+
+
+def decode(encoded: bytes, max_pixels: int, name: str = "the image") -> Picture:
+    """Decode a file's content.
+
+    Args:
+        encoded: In one of ``FORMATS``; of an animation, the first frame is taken.
+        max_pixels: Most pixels.
+        name: Of the image, for the error.
+
+    Raises:
+        RequestError: It is no image, is broken, or has too many pixels; those are counted before
+            anything is decoded.
+    """
+    try:
+        with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+            return _converted(image, max_pixels, name)
+    except RequestError:
+        raise
+    except Exception as error:  # decoders raise whatever they like about broken files
+        raise RequestError(
+            f"{name} cannot be decoded ({type(error).__name__}: {error!s:.120}): it must be a "
+            f"whole file in one of the formats {', '.join(FORMATS)}"
+        ) from error
+
+
+def as_picture(image: Any, max_pixels: int, name: str = "the image") -> Picture:
+    """Return an image of any kind that Python callers have.
+
+    Args:
+        image: A ``PIL.Image``, an array of shape (height, width, 3) of uint8, an encoded file's
+            bytes, or a ``Picture``.
+        max_pixels: Most pixels.
+        name: Of the image, for the error.
+
+    Raises:
+        RequestError: It is none of them, is broken, or has too many pixels.
+    """
+    if isinstance(image, Picture):
+        return image
+    if isinstance(image, (bytes, bytearray, memoryview)):
+        return decode(bytes(image), max_pixels, name)
+    if isinstance(image, np.ndarray):
+        if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:
+            raise RequestError(
+                f"{name} is an array of shape {image.shape} and {image.dtype}: it must be RGB, "
+                "shape (height, width, 3), uint8"
+            )
+        _check_size(image.shape[1], image.shape[0], max_pixels, name)
+        return Picture(image.copy())
+    if not isinstance(image, Image.Image):
+        raise RequestError(
+            f"{name} is a {type(image).__name__}: give a PIL.Image, a uint8 array of shape "
+            "(height, width, 3), or an image file's bytes"
+        )
+    try:
+        return _converted(image, max_pixels, name)
+    except OSError as error:
+        raise RequestError(f"{name} cannot be decoded: {error}") from error
+
+
+def _converted(image: Image.Image, max_pixels: int, name: str) -> Picture:
+    """Decode the pixels, turned upright as the file says."""
+    _check_size(image.width, image.height, max_pixels, name)
+    upright = ImageOps.exif_transpose(image) or image
+    return Picture(np.asarray(upright.convert("RGB")))
+
+
+def _check_size(width: int, height: int, max_pixels: int, name: str) -> None:
+    if width * height > max_pixels:
+        raise RequestError(
+            f"{name} has {width} x {height} = {width * height} pixels: at most "
+            f"max_image_pixels={max_pixels} are decoded; send a smaller one"
+        )

@@ -1,0 +1,234 @@
+"""How is a step with images computed?
+
+As any other, but for three things:
+
+* rows of placeholders get the encoder's vectors in place of their embeddings;
+* where a model gives an image's tokens a row and a column, an image takes as many positions as
+  its longer side, and all that follows it moves forward (Qwen2-VL, arXiv 2409.12191)::
+
+      tokens      a  b  [image of 2 x 3]  c  d
+      time        0  1  2 2 2 2 2 2       5  6
+      row         0  1  2 2 2 3 3 3       5  6
+      column      0  1  2 3 4 2 3 4       5  6
+
+* where an image's tokens see each other (Gemma 3), their rows attend a second time, to all keys of
+  the image. A chunk may end within an image; the rest of the image is then computed ahead in the
+  same step, and its keys and values are kept for this step only::
+
+      computed before │ this chunk            │ ahead
+      a b c [i i      │ i i                   │ i i ] d
+                        └─ see i i i i i i ─┘
+
+  So chunks may end and hits may begin anywhere, at the cost of the rest of one image per chunk.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostinato.core.errors import UnsupportedModel
+from ostinato.core.identity import ImageSpan
+from ostinato.core.plan import ScheduledSequence, StepPlan
+from ostinato.runner.attention.backend import AttentionStyle
+from ostinato.runner.attention.registration import LayerAttention
+from ostinato.runner.image_store import ImageStore
+from ostinato.runner.inputs import Ints, StepInputs
+from ostinato.runner.kv_store import KVStore
+from ostinato.runner.layer_groups import LayerGroups
+from ostinato.runner.lora import AdapterSegment, LoraAdapter, StepAdapters
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRows:
+    """The rows of a step that belong to one image.
+
+    Attributes:
+        span: Its place in the sequence.
+        sequence: Whose it is.
+        first: Position of its first token in the step.
+        last: Position after its last token in the step.
+        row: Row of the first.
+        ahead: Row of the first of the tokens from ``last`` on, if they are computed ahead.
+    """
+
+    span: ImageSpan
+    sequence: ScheduledSequence
+    first: int
+    last: int
+    row: int
+    ahead: int
+
+    @property
+    def num_ahead(self) -> int:
+        """Tokens of the image that the step computes ahead."""
+        return 0 if self.ahead < 0 else self.span.end - self.last
+
+    def rows(self) -> Tensor:
+        """Return its rows in the step, in the order of their positions."""
+        here = torch.arange(self.row, self.row + self.last - self.first)
+        return torch.cat((here, torch.arange(self.ahead, self.ahead + self.num_ahead)))
+
+
+@dataclass(frozen=True, slots=True)
+class ImageStep:
+    """What a model is called with instead of a step's ids.
+
+    Attributes:
+        vectors: What goes into the first layer, shape (num_rows, width); None where ids do.
+        positions: Shape (num_rows,) or (3, num_rows), int64.
+        images: Rows of images.
+    """
+
+    vectors: Tensor | None
+    positions: Ints
+    images: tuple[ImageRows, ...]
+
+
+def lay_out(plan: StepPlan, inputs: StepInputs, store: ImageStore) -> ImageStep:
+    """Return what a step with images is computed from; may run the encoder."""
+    vision = store.vision
+    images = _image_rows(plan, inputs, vision.sees_ahead)
+    positions, ids = inputs.position_ids, inputs.input_ids
+    if vision.has_grid_positions:
+        shifted = [_grid_positions(sequence, store) for sequence in plan.sequences]
+        positions = np.concatenate(shifted, axis=1)
+    if not images:
+        return ImageStep(None, positions[0] if positions.ndim == 2 else positions, ())
+    for image in images:
+        ahead = np.arange(image.last, image.last + image.num_ahead)
+        positions = np.concatenate((positions, ahead), axis=-1) if len(ahead) else positions
+        ids = np.concatenate((ids, np.full(len(ahead), vision.placeholder_id)))
+    vectors = vision.embed(torch.from_numpy(ids).to(inputs.groups[0].device))
+    for image in images:
+        found = store.vectors(image.span.digest)[image.first - image.span.start :]
+        rows = image.rows()
+        vectors[rows.to(vectors.device)] = found[: len(rows)]
+    return ImageStep(vectors, positions, images)
+
+
+def adapted_ahead(
+    adapters: StepAdapters | None,
+    images: tuple[ImageRows, ...],
+    loaded: Mapping[bytes, LoraAdapter],
+) -> StepAdapters | None:
+    """Return a step's adapters with those of the rows that are computed ahead."""
+    ahead = tuple(
+        AdapterSegment(image.ahead, image.ahead + image.num_ahead, loaded[identity.adapter])
+        for image in images
+        if (identity := image.sequence.identity).adapter
+        and image.num_ahead
+        and image.last >= identity.adapter_start
+    )
+    if not ahead:
+        return adapters
+    return StepAdapters((*(() if adapters is None else adapters.segments), *ahead))
+
+
+def _image_rows(plan: StepPlan, inputs: StepInputs, sees_ahead: bool) -> tuple[ImageRows, ...]:
+    found = []
+    next_ahead = len(inputs.input_ids)
+    for sequence, start in zip(plan.sequences, inputs.groups[0].starts.tolist(), strict=False):
+        for span in sequence.images:
+            first, last = max(span.start, sequence.start), min(span.end, sequence.end)
+            if first >= last:
+                continue
+            row = start + first - sequence.start
+            ahead = next_ahead if sees_ahead and last < span.end else -1
+            found.append(ImageRows(span, sequence, first, last, row, ahead))
+            next_ahead += found[-1].num_ahead
+    return tuple(found)
+
+
+def _grid_positions(sequence: ScheduledSequence, store: ImageStore) -> Ints:
+    """Return time, row and column of a sequence's new tokens, shape (3, num_new_tokens)."""
+    start, end = sequence.start, sequence.end
+    positions = np.tile(np.arange(start, end), (3, 1))
+    shift = 0
+    for span in sequence.images:
+        grid = store.grid(span.digest)
+        first, last = max(span.start, start), min(span.end, end)
+        if first < last:
+            within = np.arange(first, last) - span.start
+            places = (0 * within, within // grid.columns, within % grid.columns)
+            positions[:, first - start : last - start] = span.start + shift + np.stack(places)
+        shift += max(grid.rows, grid.columns) - span.length
+        after = max(span.end - start, 0)
+        positions[:, after:] = np.arange(start + after, max(end, start + after)) + shift
+    return positions
+
+
+class SeeingAhead:
+    """A step's attention in which each token of an image sees all of them.
+
+    Called like any ``LayerAttention``; rows beyond those of the plan are computed ahead.
+    """
+
+    def __init__(
+        self,
+        inner: LayerAttention,
+        images: tuple[ImageRows, ...],
+        num_rows: int,
+        stores: tuple[KVStore, ...],
+        groups: LayerGroups,
+    ) -> None:
+        """Attend through ``inner`` with the plan's ``num_rows`` rows, then anew for images."""
+        self._inner, self._images, self._num_rows = inner, images, num_rows
+        self._stores, self._groups = stores, groups
+        self.states = inner.states
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
+    ) -> Tensor:
+        """Answer one layer's call; shapes as in ``AttentionStep.attend``."""
+        planned = slice(0, self._num_rows)
+        seen = self._inner.attend(layer, queries[planned], keys[planned], values[planned], style)
+        attended = seen.new_empty(len(queries), *seen.shape[1:])
+        attended[planned] = seen
+        group = self._groups.of_layer[layer]
+        for image in self._images:
+            rows = image.rows().to(queries.device)
+            begin = 0 if style.window is None else max(0, image.first - style.window + 1)
+            kept = self._stores[group].read(layer, self._slots(image, group, begin))
+            ahead = slice(image.ahead, image.ahead + image.num_ahead) if image.num_ahead else None
+            if ahead is not None:
+                kept = (torch.cat((kept[0], keys[ahead])), torch.cat((kept[1], values[ahead])))
+            attended[rows] = _attend_both_ways(queries[rows], *kept, image.first - begin, style)
+        return attended
+
+    def _slots(self, image: ImageRows, group: int, begin: int) -> Tensor:
+        """Return where keys from position ``begin`` up to the chunk's end are."""
+        store = self._stores[group]
+        places = np.arange(begin, image.last)
+        table = np.frombuffer(image.sequence.tables[group], dtype=np.uint32).astype(np.int64)
+        slots = table[places // store.block_size] * store.block_size + places % store.block_size
+        return torch.from_numpy(slots).to(store.device)
+
+
+def _attend_both_ways(
+    queries: Tensor, keys: Tensor, values: Tensor, first: int, style: AttentionStyle
+) -> Tensor:
+    """Attend to all keys within the window before each query, and to all behind it.
+
+    Args:
+        queries: Shape (num_queries, num_heads, key_dim).
+        keys: Shape (num_keys, num_kv_heads, key_dim).
+        values: Shape (num_keys, num_kv_heads, value_dim).
+        first: Which of the keys is that of the first query.
+        style: How scores are made.
+    """
+    if style.sinks is not None:
+        raise UnsupportedModel("attention sinks among the tokens of an image are not computed")
+    dtype = torch.promote_types(queries.dtype, torch.float32)
+    repeats = queries.shape[1] // keys.shape[1]
+    keys, values = (t.to(dtype).repeat_interleave(repeats, dim=1) for t in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", queries.to(dtype), keys) * style.scale
+    if style.soft_cap is not None:
+        scores = torch.tanh(scores / style.soft_cap) * style.soft_cap
+    if style.window is not None:
+        places = torch.arange(len(keys), device=keys.device)
+        own = first + torch.arange(len(queries), device=keys.device)
+        scores.masked_fill_(places <= own[:, None] - style.window, -torch.inf)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), values).to(queries.dtype)

@@ -1,0 +1,93 @@
+"""Prompts with images are continued as ``transformers`` does, in float64, whatever is cached."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from ostinato import LLM, RequestOutput, SamplingParams
+from ostinato.engine.prompts import parse_prompt
+from tests.images.conftest import MakeImageLLM
+from tests.support.images import FAMILIES, PLACES, ImageReference, picture
+
+NUM_NEW = 6
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+FIRST, SECOND = picture(1), picture(2, 84, 56)
+ReferenceOf = Callable[[str], ImageReference]
+
+
+def prompt(text: str, *images: Image.Image) -> dict[str, Any]:
+    return {"prompt": text, "multi_modal_data": {"image": list(images)}}
+
+
+def serve(llm: LLM, *prompts: dict[str, Any]) -> list[RequestOutput]:
+    return llm.generate(list(prompts), GREEDY, use_tqdm=False)
+
+
+def assert_exact(output: RequestOutput, given: dict[str, Any], reference: ImageReference) -> None:
+    images = given.get("multi_modal_data", {}).get("image", [])
+    expected = reference.generated(list(output.prompt_token_ids), images, NUM_NEW)
+    assert list(output.outputs[0].token_ids) == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("budget", [7, 512])
+def test_cold_and_warm_prompts_are_continued_as_by_transformers(
+    family: str, budget: int, make_image_llm: MakeImageLLM, reference_of: ReferenceOf
+):
+    """Chunks end within images; beside a stranger; hits end before, inside and behind images."""
+    llm = make_image_llm(family, max_num_batched_tokens=budget, max_num_seqs=3)
+    place, reference = PLACES[family], reference_of(family)
+    both = prompt(f"Once upon {place} a time {place} there was", FIRST, SECOND)
+    asked = prompt(f"Once upon {place} a time {place} who was it?", FIRST, SECOND)
+    other = prompt(f"Once upon {place} a time {place} there was", FIRST, FIRST)
+    stranger = {"prompt": "Another prefix, another block of sixteen tokens"}
+
+    cold = serve(llm, both, stranger)
+    warm = serve(llm, asked, other, both)
+    num_encoded = llm.engine.runner.images.num_encoded
+
+    assert [output.num_cached_tokens for output in cold] == [0, 0]
+    assert warm[0].num_cached_tokens > warm[1].num_cached_tokens >= 8, "behind, and before"
+    assert warm[2].num_cached_tokens == len(warm[2].prompt_token_ids) - 1
+    assert num_encoded == 2, "an image that was seen is not encoded again"
+    for output, given in zip([*cold, *warm], [both, stranger, asked, other, both], strict=True):
+        assert_exact(output, given, reference)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_hit_may_end_inside_an_image(
+    family: str, make_image_llm: MakeImageLLM, reference_of: ReferenceOf
+):
+    """A request is cancelled when half of its image is computed; the next one finds that half."""
+    given = prompt(f"Hi {PLACES[family]} you", SECOND)
+    llm = make_image_llm(family, max_num_batched_tokens=4, max_num_seqs=2)
+    made = llm.engine.make_request(parse_prompt(given), GREEDY)
+    [span] = made.request.images
+    llm.engine.add(made)
+    half = span.start // 4 * 4 + 4
+    for _ in range(half // 4):
+        llm.engine.step()
+    llm.engine.cancel(made.request.request_id)
+
+    [warm] = serve(llm, given)
+
+    assert span.start < warm.num_cached_tokens == half < span.end
+    assert_exact(warm, given, reference_of(family))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_image_is_encoded_again_when_its_output_was_dropped(
+    family: str, make_image_llm: MakeImageLLM, reference_of: ReferenceOf
+):
+    """Only the newest output is kept, and two images take turns in chunks of one step."""
+    llm = make_image_llm(
+        family, max_num_batched_tokens=16, max_num_seqs=2, mm_encoder_cache_bytes=0
+    )
+    first, second = (prompt(f"{PLACES[family]} what is it?", image) for image in (FIRST, SECOND))
+
+    for output, given in zip(serve(llm, first, second), [first, second], strict=True):
+        assert_exact(output, given, reference_of(family))
+    images = llm.engine.runner.images
+    assert images is not None and len(images) == 1

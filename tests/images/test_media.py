@@ -1,0 +1,182 @@
+"""What is decoded and fetched, and what is refused before anything is read."""
+
+import asyncio
+import base64
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from ostinato.core.errors import ConfigError, RequestError
+from ostinato.engine.config import EngineConfig
+from ostinato.images import media
+from ostinato.images.media import MediaLimits, PublicResolver, fetch, is_public
+from ostinato.images.picture import as_picture, decode
+from tests.support.images import picture, png
+
+FILE = png(picture(1))
+BOMB = png(picture(1, 2000, 2000))[:5000]
+
+
+def get(url: str, limits: MediaLimits) -> bytes:
+    return asyncio.run(fetch(url, limits))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "cannot be decoded"),
+        (b"no image", "cannot be decoded"),
+        (FILE[: len(FILE) // 2], "cannot be decoded"),
+        (BOMB, "2000 x 2000 = 4000000 pixels: at most max_image_pixels=1000000"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "cannot be decoded"),
+    ],
+)
+def test_what_is_no_whole_image_of_an_allowed_size_is_refused(content: bytes, said: str):
+    with pytest.raises(RequestError, match=said):
+        decode(content, 10**6)
+
+
+@pytest.mark.parametrize("given", [None, 5, "a.png", [1, 2]])
+def test_what_stands_for_no_image_is_refused(given: object):
+    with pytest.raises(RequestError, match=r"give a PIL\.Image"):
+        as_picture(given, 10**6)
+
+
+def test_a_data_uri_is_read_up_to_the_limit():
+    url = "data:image/png;base64," + base64.b64encode(FILE).decode()
+    assert get(url, MediaLimits()) == FILE
+    with pytest.raises(RequestError, match="longer than max_image_bytes=99"):
+        get(url, MediaLimits(max_bytes=99))
+    with pytest.raises(RequestError, match="base64 is broken"):
+        get("data:image/png;base64,%%%%", MediaLimits())
+    with pytest.raises(RequestError, match="must be 'data:image"):
+        get("data:image/png,abc", MediaLimits())
+
+
+def test_files_are_read_below_the_allowed_directory_alone(tmp_path: Path):
+    inside, outside = tmp_path / "in", tmp_path / "secret.png"
+    inside.mkdir()
+    (inside / "a.png").write_bytes(FILE)
+    outside.write_bytes(FILE)
+    (inside / "link.png").symlink_to(outside)
+    limits = MediaLimits(local_path=str(inside))
+
+    assert get(f"file://{inside}/a.png", limits) == FILE
+    for url in (f"{inside}/../secret.png", f"{inside}/link.png", outside, f"{inside}/none.png"):
+        with pytest.raises(RequestError, match="no such file in allowed_local_media_path"):
+            get(f"file://{url}", limits)
+    with pytest.raises(RequestError, match="--allowed-local-media-path"):
+        get(f"file://{inside}/a.png", MediaLimits())
+
+
+PRIVATE = """127.0.0.1 10.1.2.3 192.168.0.1 169.254.169.254 100.64.0.1 0.0.0.0 224.0.0.1 ::1
+255.255.255.255 fe80::1%eth0 fd00::1 ::ffff:127.0.0.1 64:ff9b::a00:1 2002:7f00:1:: ff02::1"""
+
+
+def test_addresses_inside_a_network_are_not_public_in_any_notation():
+    assert [address for address in PRIVATE.split() if is_public(address)] == []
+
+
+def test_open_addresses_are_public():
+    assert is_public("93.184.216.34") and is_public("2606:2800:220:1:248:1893:25c8:1946")
+
+
+class Answers(AbstractResolver):
+    """A resolver that gives one answer after the other."""
+
+    def __init__(self, *addresses: str) -> None:
+        self._addresses = list(addresses)
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        address = self._addresses.pop(0)
+        return [ResolveResult(hostname=host, host=address, port=port, family=family, proto=0,
+                              flags=0)]  # fmt: skip
+
+    async def close(self) -> None:
+        pass
+
+
+def test_a_host_that_resolves_to_a_private_address_is_not_connected_to():
+    """The first answer is public, the second one, to the same question, is not."""
+    resolver = PublicResolver(Answers("93.184.216.34", "127.0.0.1"))
+    assert asyncio.run(resolver.resolve("example.org", 80))[0]["host"] == "93.184.216.34"
+    with pytest.raises(OSError, match="no public address"):
+        asyncio.run(resolver.resolve("example.org", 80))
+
+
+@asynccontextmanager
+async def website(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[str], str]]:
+    """Serve images at this machine, which counts as public; ``inner`` does not."""
+
+    async def image(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=FILE)
+
+    async def moved(request: web.Request) -> web.StreamResponse:
+        raise web.HTTPFound(request.query["to"])
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await asyncio.Event().wait()
+        return response
+
+    app = web.Application()
+    app.add_routes([web.get("/a.png", image), web.get("/moved", moved), web.get("/slow", slow)])
+    runner = web.AppRunner(app, shutdown_timeout=0.01)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    monkeypatch.setattr(media, "is_public", lambda address: address == "127.0.0.1")
+    try:
+        yield lambda path: f"http://127.0.0.1:{port}{path}"
+    finally:
+        await runner.cleanup()
+
+
+def test_urls_are_fetched_from_allowed_hosts_and_public_addresses(monkeypatch: pytest.MonkeyPatch):
+    async def check() -> None:
+        async with website(monkeypatch) as at:
+            allowed = MediaLimits(domains=("127.0.0.1", "inner.example", "10.0.0.1"), timeout_s=5)
+            assert await fetch(at("/a.png"), allowed) == FILE
+            assert await fetch(at("/moved?to=/a.png"), allowed) == FILE
+            for url, limits, said in (
+                (at("/a.png"), MediaLimits(), "--allowed-media-domains"),
+                (at("/a.png"), MediaLimits(domains=("example.org",)), "not fetched from"),
+                (at("/moved?to=http://other.example/"), allowed, "not fetched from 'other"),
+                (at("/moved?to=http://10.0.0.1/"), allowed, "no public address"),
+                (at("/moved?to=file:///etc/passwd"), allowed, "only http and https"),
+                (at("/moved?to=/moved?to=/moved"), allowed, "HTTP status|redirects"),
+                (at("/none"), allowed, "HTTP status 404"),
+                (at("/a.png"), MediaLimits(domains=("*",), max_bytes=9), "longer than"),
+                (at("/slow"), MediaLimits(domains=("*",), timeout_s=0.05), "media_timeout_s=0.05"),
+            ):
+                with pytest.raises(RequestError, match=said):
+                    await fetch(url, limits)
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"limit_mm_per_prompt": {"image": -1}},
+        {"limit_mm_per_prompt": {"video": 1}},
+        {"limit_mm_per_prompt": 3},
+        {"mm_encoder_cache_bytes": -1},
+        {"max_image_pixels": 0},
+        {"media_timeout_s": 0},
+        {"allowed_media_domains": "example.org"},
+        {"allowed_local_media_path": "/no/such/directory"},
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(settings: dict[str, object]):
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        EngineConfig(**settings)

@@ -1,0 +1,111 @@
+"""Official clients send images."""
+
+import asyncio
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from ostinato import AsyncLLM
+from ostinato.server.config import ServerConfig
+from ostinato.server.state import ServerState
+from tests.support.checkpoints import Checkpoints, checkpoints
+from tests.support.images import image_checkpoint, picture, png
+from tests.support.servers import await_idle, serving
+from tests.support.waiting import wait_until
+
+__all__ = ["checkpoints"]
+
+BASE64 = base64.b64encode(png(picture(1))).decode()
+URL = f"data:image/png;base64,{BASE64}"
+
+
+@pytest.fixture(scope="module")
+def viewer(checkpoints: Checkpoints) -> Iterator[str]:
+    """Serve a tiny model that takes images; after the tests nothing is left running (law 9)."""
+    path = image_checkpoint(checkpoints, "llava")
+    llm = AsyncLLM(
+        path,
+        dtype="float32",
+        num_blocks=128,
+        limit_mm_per_prompt={"image": 2},
+        max_image_pixels=9000,
+    )
+    with serving(ServerState(llm, ServerConfig(model_names=("viewer",)))) as url:
+        yield url
+        wait_until(lambda: not llm.engine.has_work)
+        asyncio.run(llm.reset_prefix_cache())  # breakpoints are leases
+    await_idle(llm)
+    llm.shutdown()
+
+
+def ask(url: str, *images: str, text: str = "What is it?") -> Any:
+    parts: list[Any] = [{"type": "image_url", "image_url": {"url": image}} for image in images]
+    messages: list[Any] = [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        return client.chat.completions.create(model="viewer", messages=messages, max_tokens=2)
+
+
+def test_openais_client_sends_images_and_later_questions_hit_them(viewer: str):
+    first, second = ask(viewer, URL, URL), ask(viewer, URL, URL, text="Whose is it?")
+
+    assert first.usage.prompt_tokens > 32
+    assert second.usage.prompt_tokens_details.cached_tokens >= 32
+
+
+def test_anthropics_client_sends_images_and_keeps_them_by_breakpoints(viewer: str):
+    source: Any = {"type": "base64", "media_type": "image/png", "data": BASE64}
+    image: Any = {"type": "image", "source": source, "cache_control": {"type": "ephemeral"}}
+    messages: Any = [{"role": "user", "content": [image, {"type": "text", "text": "Whose?"}]}]
+    with anthropic.Anthropic(base_url=viewer, api_key="none", max_retries=0) as client:
+        counted = client.messages.count_tokens(model="viewer", messages=messages)
+        answer = client.messages.create(model="viewer", messages=messages, max_tokens=2)
+
+    usage = answer.usage
+    cached = (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+    assert counted.input_tokens == usage.input_tokens + cached > 16
+    assert cached >= 16
+
+
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [
+        (["data:image/png;base64,AAAA"], "image 1 cannot be decoded"),
+        ([URL, "data:image/png;base64," + base64.b64encode(png(picture(1, 99, 99))).decode()],
+         "image 2 has 99 x 99"),
+        ([URL] * 3, "'image': 2"),
+        (["http://169.254.169.254/latest"], "--allowed-media-domains"),
+        (["file:///etc/hosts"], "--allowed-local-media-path"),
+    ],
+)  # fmt: skip
+def test_images_that_cannot_be_had_are_refused_and_nothing_else_suffers(
+    images: list[str], said: str, viewer: str
+):
+    with pytest.raises(openai.BadRequestError, match=said):
+        ask(viewer, *images)
+    assert ask(viewer, URL).usage.completion_tokens
+
+
+def test_a_text_model_refuses_images(http: httpx.Client):
+    part = {"type": "image_url", "image_url": {"url": URL}}
+    body = {"model": "bard", "messages": [{"role": "user", "content": [part]}]}
+
+    answer = http.post("/v1/chat/completions", json=body)
+
+    assert answer.status_code == 400 and "serves text alone" in answer.text
+
+
+def test_the_page_and_tokenize_show_an_image_as_one(viewer: str):
+    ask(viewer, URL)
+    part = {"type": "image_url", "image_url": {"url": URL}}
+    body = {"model": "viewer", "messages": [{"role": "user", "content": [part]}]}
+    with httpx.Client(base_url=viewer, timeout=60) as client:
+        prefixes = client.get("/ui/state").json()["prefixes"]
+        counted = client.post("/tokenize", json=body).json()
+
+    assert any("[image: 16 tokens]" in prefix["head"] + prefix["branch"] for prefix in prefixes)
+    assert counted["count"] > 16
