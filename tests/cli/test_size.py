@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import numpy as np
 import pytest
 from huggingface_hub import errors
+from safetensors.numpy import save_file
 
 from ostinato.core.errors import ConfigError
+from ostinato.lab.adapter_bytes import adapter_bytes
 from ostinato.lab.quantities import read_bytes, write_bytes
 
 from .terminal import Terminal
@@ -261,3 +264,13 @@ def row(text: str, name: str) -> str:
     """What stands behind a name in the table."""
     [line] = [line for line in text.splitlines() if line.startswith(f" {name}  ")]
     return line.removeprefix(f" {name}").strip()
+
+
+def test_adapters_take_a_part_of_the_memory(terminal: Terminal, checkpoint: Path):
+    """Ten low-rank matrices of 4 x 4096 in bfloat16."""
+    tensors = {str(number): np.zeros((4, 4096), np.float32) for number in range(10)}
+    save_file(tensors, checkpoint / "adapter_model.safetensors")
+    text = terminal.show("size", str(checkpoint), "--lora", str(checkpoint))
+    assert "The adapters take 320 KiB of the memory" in text
+    with pytest.raises(ConfigError, match="cannot be read"):
+        adapter_bytes([str(checkpoint / "nowhere")])

@@ -208,6 +208,7 @@ class Recorder:
                 prompt=bytes(chain.names),
                 tenant=self._names.salt(request.identity.tenant),
                 adapter=self._names.name(request.identity.adapter),
+                adapter_start=request.identity.adapter_start,
                 head=self._names.public_prefix(request.identity.public_prefix),
                 epoch=request.identity.epoch,
                 images=tuple(

@@ -293,6 +293,7 @@ def _request(event: Added, sequences: tuple[SequenceEnd, ...]) -> Request:
         identity=Identity(
             epoch=event.epoch,
             adapter=event.adapter.encode(),
+            adapter_start=event.adapter_start,
             tenant=event.tenant.encode(),
             public_prefix=_public_prefix(event.head),
         ),

@@ -87,6 +87,7 @@ class Added(Event, frozen=True):
         cache_read: Whether it may hit.
         cache_write: Whether others may hit what it computes.
         prompt_logprobs: Whether it needs the logits of its prompt, and so does not read the cache.
+        adapter_start: First token that the adapter computes.
     """
 
     at_us: int
@@ -104,6 +105,7 @@ class Added(Event, frozen=True):
     cache_read: bool = True
     cache_write: bool = True
     prompt_logprobs: bool = False
+    adapter_start: int = 0
 
 
 class Steps(Event, frozen=True):
