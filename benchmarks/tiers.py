@@ -228,9 +228,11 @@ def main() -> None:
         model = options.model or make_checkpoint(
             Path(name) / "model", SMALL if options.small else FULL
         )
-        parts = [run_part(part, options, model, Path(name)) for part in PARTS]
+        computed, loaded, loaded_long = (
+            run_part(part, options, model, Path(name)) for part in PARTS
+        )
         chats = {} if options.small else run_part("chat", options, model, Path(name))
-        report(*parts, chats=chats, sizes=sizes)
+        report(computed, loaded, loaded_long, chats, sizes)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from ostinato.cli._engine_options import SamplingOptions, ServedEngineOptions
 from ostinato.cli._option_groups import grouped
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.sampling_params import SamplingParams
+from ostinato.lab.quantities import read_bytes
 
 from .terminal import Terminal
 
@@ -53,7 +54,9 @@ def test_an_option_of_two_groups_is_a_mistake_of_ours():
 
 def test_every_setting_of_an_engine_is_an_option_with_the_same_default():
     settings = {s.name: s.default for s in fields(EngineConfig) if s.name not in NO_OPTIONS}
-    assert {option.name: option.default for option in fields(ServedEngineOptions)} == settings
+    options = {option.name: option.default for option in fields(ServedEngineOptions)}
+    options["kv_disk_bytes"] = read_bytes("kv_disk_bytes", options["kv_disk_bytes"])
+    assert options == settings
 
 
 def test_options_of_sampling_are_named_as_its_parameters_are():

@@ -55,9 +55,9 @@ def test_times_come_from_the_real_scheduler(terminal: Terminal, trace):
 
 def test_a_disk_behind_the_pool_finds_what_a_larger_pool_would(terminal: Terminal, trace):
     """Ten blocks and a disk of a hundred hit as a hundred blocks do, and sooner than ten alone."""
-    args = ("-p", "lru", "-c", "10,100", "--tiers", "100", "--timed-capacity", "10")
-    args += ("--slowdown", "1", "--prefill-rate", "1000", "--no-bounds", "--json")
-    figures = json.loads(terminal.show("simulate", trace, *args))
+    disk = ("-p", "lru", "-c", "10,100", "--tiers", "100", "--timed-capacity", "10")
+    args = ("--slowdown", "1", "--prefill-rate", "1000", "--no-bounds", "--json")
+    figures = json.loads(terminal.show("simulate", trace, *disk, *args))
     small, large = figures["hit_ratio"]["lru"]
     assert figures["disk"]["hit_ratio"] == [large, large] and small < large
     assert figures["disk"]["loaded_tokens"][0] > 0 == figures["disk"]["loaded_tokens"][1]
