@@ -79,13 +79,14 @@ async def load_named(state: ServerState, name: str, path: str | Path) -> dict[st
             400, f"lora_name={name!r} is the base model's: choose another", param="lora_name"
         )
     adapters = state.llm.engine.adapters
-    old = adapters.by_name.get(name)
-    taken = await state.llm.list_loras()
-    number = next(n for n in range(1, len(taken) + 2) if n not in taken)
-    if old is not None:
-        number = old.request.lora_int_id
-    loaded = await state.llm.add_lora(LoRARequest(name, number, str(path)))
-    digest = adapters.of(name).digest.hex()
+    async with state.loading_adapter:
+        old = adapters.by_name.get(name)
+        taken = await state.llm.list_loras()
+        number = next(n for n in range(1, len(taken) + 2) if n not in taken)
+        if old is not None:
+            number = old.request.lora_int_id
+        loaded = await state.llm.add_lora(LoRARequest(name, number, str(path)))
+        digest = adapters.of(name).digest.hex()
     return {"lora_name": name, "lora_int_id": number, "digest": digest, "loaded": loaded}
 
 

@@ -1,5 +1,6 @@
 """What does one server know while it runs?"""
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 
@@ -31,6 +32,7 @@ class ServerState:
         started_s: When it was made, in seconds since 1970.
         formats: How answers of the model are written.
         num_live: Continuations under way, running and waiting.
+        loading_adapter: Held while one is loaded, so that each gets a number of its own.
         is_draining: Whether it takes no more requests, and ends when the last has ended.
     """
 
@@ -45,6 +47,7 @@ class ServerState:
     held_prefixes: HeldPrefixes = field(init=False)
     formats: AnswerFormats = field(init=False)
     num_live: int = 0
+    loading_adapter: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_draining: bool = False
 
     @property
