@@ -1,15 +1,19 @@
 """Prompts with images are continued as ``transformers`` does, in float64, whatever is cached."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from ostinato import LLM, RequestOutput, SamplingParams
+from ostinato import LLM, LoRARequest, RequestOutput, SamplingParams
 from ostinato.engine.prompts import parse_prompt
 from tests.images.conftest import MakeImageLLM
-from tests.support.images import FAMILIES, PLACES, ImageReference, picture
+from tests.support.adapters import save_adapter
+from tests.support.checkpoints import Checkpoints
+from tests.support.images import FAMILIES, PLACES, ImageReference, image_checkpoint, picture
 
 NUM_NEW = 6
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
@@ -91,3 +95,23 @@ def test_an_image_is_encoded_again_when_its_output_was_dropped(
         assert_exact(output, given, reference_of(family))
     images = llm.engine.runner.images
     assert images is not None and len(images) == 1
+
+
+def test_the_rest_of_an_image_is_computed_ahead_with_the_adapter_of_its_request(
+    make_image_llm: MakeImageLLM, checkpoints: Checkpoints, tmp_path: Path
+):
+    """Chunks that end within an image change nothing, with an adapter as without."""
+    given = prompt(f"A block {PLACES['gemma3']} of sixteen", SECOND)
+    base = image_checkpoint(checkpoints, "gemma3")
+    wanted = ["o_proj", "gate_proj", "up_proj", "down_proj"]
+    adapter = save_adapter(base, tmp_path / "adapter", 1, target_modules=wanted)
+    scored, said = replace(GREEDY, logprobs=0), []
+    for budget in (512, 8):
+        llm = make_image_llm(
+            "gemma3", max_num_batched_tokens=budget, max_num_seqs=2, enable_lora=True
+        )
+        request = LoRARequest("one", 1, str(adapter))
+        [output] = llm.generate([given], scored, use_tqdm=False, lora_request=request)
+        said.append(output.outputs[0].cumulative_logprob)
+
+    assert said[0] == pytest.approx(said[1], abs=1e-9)

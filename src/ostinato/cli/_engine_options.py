@@ -197,7 +197,7 @@ class ServedEngineOptions(EngineOptions):
         "Most that may be written to it in a day, such as 200GiB; else there is no bound.",
     )
     kv_remote: str | None = _tiers(
-        None, "Server of prefixes that several engines share, such as redis://127.0.0.1:6379/0."
+        None, "Server of prefixes that several engines share, such as redis://HOST:6379/0."
     )
     kv_sealed: bool | None = _tiers(
         None,
