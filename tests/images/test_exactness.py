@@ -103,7 +103,8 @@ def test_the_rest_of_an_image_is_computed_ahead_with_the_adapter_of_its_request(
     """Chunks that end within an image change nothing, with an adapter as without."""
     given = prompt(f"A block {PLACES['gemma3']} of sixteen", SECOND)
     base = image_checkpoint(checkpoints, "gemma3")
-    wanted = ["o_proj", "gate_proj", "up_proj", "down_proj"]
+    layers = [f"language_model.layers.{n}.self_attn" for n in range(2)]
+    wanted = [f"{layer}.{name}_proj" for layer in layers for name in "qkv"]
     adapter = save_adapter(base, tmp_path / "adapter", 1, target_modules=wanted)
     scored, said = replace(GREEDY, logprobs=0), []
     for budget in (512, 8):
