@@ -1,5 +1,7 @@
 """KV that outlives the pool: what an engine loads from a tier, writes to it, and says about it."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -241,6 +243,19 @@ def test_a_disk_is_read_by_the_next_process(tmp_path: Path):
         assert after.cached_tokens_from == {"disk": 128}
         assert after.outputs[0].token_ids == before.outputs[0].token_ids
         assert llm.erase("").tiers[0].num_extents > 0
+
+
+@pytest.mark.nightly
+def test_an_engine_that_is_never_closed_ends_without_a_word(tmp_path: Path):
+    program = """
+import sys
+from ostinato import LLM
+llm = LLM(num_blocks=64, max_model_len=256, kv_disk=sys.argv[1])
+llm.generate({"prompt_token_ids": list(range(60))}, use_tqdm=False)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "kv")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "Error" not in ended.stderr, ended.stderr
 
 
 def test_two_engines_share_a_prefix_through_a_server(tmp_path: Path):

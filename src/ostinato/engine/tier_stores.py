@@ -251,7 +251,10 @@ class TierStores(CacheObserver):
 
     def settle(self) -> None:
         """Wait until nothing is on its way."""
-        self._writer.submit(bool).result()
+        try:
+            self._writer.submit(bool).result()
+        except RuntimeError:  # the interpreter ends, and has waited for its threads before this
+            logger.debug("the writer of tiers has ended already")
 
     def forget(self, tenant: bytes) -> None:
         """Write nothing more of a tenant; when this returns, nothing of it is on its way."""
