@@ -7,9 +7,12 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 LEFT_OUT = (
     *("runner", "engine", "server", "cli", "lab", "models", "traces"),
-    *("router", "fleet"),
+    *("router", "fleet", "ray", "images", "tiers"),
 )
 """Rooms and files that need more: torch, FastAPI, msgspec, aiohttp, matplotlib."""
+
+KEPT = ("tiers/__init__.py", "tiers/port.py")
+"""What other rooms need of those: receipts of an erasure name tiers."""
 
 
 class CoreFiles(BuildHookInterface):
@@ -20,7 +23,8 @@ class CoreFiles(BuildHookInterface):
         package = Path(self.root, "../../src/ostinato").resolve()
         for path in (*package.rglob("*.py"), package / "py.typed"):
             name = path.relative_to(package)
-            if not any(name.is_relative_to(part) for part in LEFT_OUT):
+            is_left_out = any(name.is_relative_to(part) for part in LEFT_OUT)
+            if not is_left_out or str(name) in KEPT:
                 build_data["force_include"][str(path)] = f"ostinato/{name}"
         licence = Path(self.root, "../../LICENSE").resolve()
         build_data["extra_metadata"][str(licence)] = "LICENSE"

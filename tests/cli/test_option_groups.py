@@ -11,7 +11,6 @@ from ostinato.cli._engine_options import SamplingOptions, ServedEngineOptions
 from ostinato.cli._option_groups import grouped
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.sampling_params import SamplingParams
-from ostinato.lab.quantities import read_bytes
 
 from .terminal import Terminal
 
@@ -53,10 +52,10 @@ def test_an_option_of_two_groups_is_a_mistake_of_ours():
 
 
 def test_every_setting_of_an_engine_is_an_option_with_the_same_default():
-    settings = {s.name: s.default for s in fields(EngineConfig) if s.name not in NO_OPTIONS}
-    options = {option.name: option.default for option in fields(ServedEngineOptions)}
-    options["kv_disk_bytes"] = read_bytes("kv_disk_bytes", options["kv_disk_bytes"])
-    assert options == settings
+    settings = {setting.name for setting in fields(EngineConfig)} - NO_OPTIONS
+    assert {option.name for option in fields(ServedEngineOptions)} == settings
+    given = ServedEngineOptions().settings("tiny-shakespeare")
+    assert EngineConfig.of("tiny-shakespeare", given) == EngineConfig(model="tiny-shakespeare")
 
 
 def test_options_of_sampling_are_named_as_its_parameters_are():

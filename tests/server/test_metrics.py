@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import ostinato.server
 from ostinato import AsyncLLM, SamplingParams
 from ostinato.engine.engine import Engine
+from ostinato.engine.tiered_cache import TierCounts
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
 from ostinato.server.config import ServerConfig
@@ -21,6 +22,7 @@ from ostinato.server.errors import ApiError
 from ostinato.server.metrics import hit_share_label
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
+from ostinato.server.tier_metrics import tier_metrics
 from tests.support.servers import await_idle, serving
 from tests.support.waiting import queued_commands, until
 
@@ -396,5 +398,6 @@ def test_the_page_of_the_docs_lists_every_metric(llm) -> None:
         family.name: "_total" if family.type == "counter" else "" for family in page.families
     }
     assert {name for name in ours if f"`{name}{endings[name]}`" not in text} == set()
+    ours |= {family.name for family in tier_metrics(TierCounts())}
     listed = {name.removesuffix("_total") for name in re.findall(r"`(ostinato_\w+)`", text)}
     assert listed - ours == set()

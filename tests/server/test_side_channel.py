@@ -224,6 +224,7 @@ def test_no_endpoint_was_forgotten(keyed: Keyed):
     harmless = {"/tokenize", "/detokenize", "/v1/messages/count_tokens"}
     harmless.add("/v1/responses/{response_id}/cancel")
     administers = {path for path in posts if path.startswith("/admin/")} | {"/reset_prefix_cache"}
+    administers |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
     left = posts - administers - harmless
     assert left <= set(ENDPOINTS), f"not probed: {left - set(ENDPOINTS)}"
 

@@ -138,8 +138,8 @@ class ImagePrompts:
         loaded = self._loaded
         if loaded.vision is None:
             raise RequestError(
-                f"the prompt has {num_images} images, and model {loaded.name!r} serves text "
-                f"alone: {loaded.why_no_images}"
+                f"the prompt has images, and the model serves text alone: {loaded.why_no_images}; "
+                "leave them out"
             )
         if num_images > self._most:
             raise RequestError(
