@@ -29,38 +29,28 @@ def found(tmp_path_factory):
     return json.loads((out / "found.json").read_text()), out
 
 
-def test_every_engine_that_is_there_is_measured(found):
-    rows = {row["name"]: row for row in found[0]["measures"]}
+def test_a_run_measures_who_is_there_leaves_out_what_is_slow_and_is_stamped(found):
+    """Greedy tokens agree: both compute in bfloat16, and round alike in a model of two layers."""
+    told, _ = found
+    rows = {row["name"]: row for row in told["measures"]}
     assert set(rows["cold_prefill"]["figures"]) == {"ours", "transformers"}
     assert set(rows["conversations"]["figures"]) == {"ours"}
     assert rows["conversations"]["left_out"]["transformers"].endswith("have no scheduler")
-    assert set(rows["manager_hit"]["figures"]) == {"ours-manager"}
+    assert set(rows["manager_hit"]["figures"]) == {"ours-manager"} and told["absent"] == ["vllm"]
     for row in rows.values():
         for figure in row["figures"].values():
             assert 0 < figure["lowest"] <= figure["median"] <= figure["highest"]
-    assert found[0]["absent"] == ["vllm"]
-
-
-def test_greedy_tokens_are_those_of_transformers(found):
-    """Both compute in bfloat16, and round alike in a model of two layers."""
-    assert found[0]["agreement"] == {"ours": 1.0, "transformers": 1.0}
-    assert len(found[0]["engines"]["ours"]["first_outputs"]) == 4
-
-
-def test_a_sample_beyond_the_limit_is_the_last_for_all_engines_and_that_is_said(found):
-    [row] = [row for row in found[0]["measures"] if row["name"] == "cold_prefill"]
-    for name in ("ours", "transformers"):
-        assert row["figures"][name]["samples"] == 1
-        assert row["left_out"][name].startswith("1 of 2 repetitions: a sample took")
-
-
-def test_a_run_is_stamped_with_machine_load_and_commit(found):
-    stamp = found[0]["stamp"]
-    assert stamp["bandwidth_gb_s"] > 0 and stamp["cores"] >= 1
-    assert stamp["commit"] and stamp["date"] and stamp["threads"] == 1
-    for row in found[0]["measures"]:
         for taken in row["samples"].values():
             assert all(sample["others"] >= 0 and sample["cpu_s"] >= 0 for sample in taken)
+
+    assert told["agreement"] == {"ours": 1.0, "transformers": 1.0}
+    assert len(told["engines"]["ours"]["first_outputs"]) == 4
+    for name in ("ours", "transformers"):
+        assert rows["cold_prefill"]["figures"][name]["samples"] == 1
+        assert rows["cold_prefill"]["left_out"][name].startswith("1 of 2 repetitions: a sample")
+    stamp = told["stamp"]
+    assert stamp["bandwidth_gb_s"] > 0 and stamp["cores"] >= 1
+    assert stamp["commit"] and stamp["date"] and stamp["threads"] == 1
 
 
 @pytest.mark.parametrize(
