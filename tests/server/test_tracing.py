@@ -28,7 +28,8 @@ def spans_of(state: ServerState, config: ServerConfig, *texts: str, leave: bool 
     tracer = RequestTracer(provider, config)
 
     async def ask(text: str) -> None:
-        params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+        most = 100 if leave else 3  # the engine must not have ended before the reader leaves
+        params = SamplingParams(max_tokens=most, temperature=0, ignore_eos=True)
         stream = serve(state, ANN, GenerateCall(endpoint="/test", params=params, text=text))
         async for _ in stream:
             if leave:

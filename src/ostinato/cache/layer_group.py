@@ -141,5 +141,6 @@ def shorten(match: PrefixMatch, key: PrefixKey, groups: Sequence[LayerGroup]) ->
             return match
     if end < num_seen or match.tail is not None:
         match = match.index.match(key, end * match.block_size)
-    match.num_seen_tokens = num_seen * match.block_size
+    if any(group.cuts is not None for group in groups):
+        match.num_seen_tokens = num_seen * match.block_size
     return match

@@ -52,8 +52,8 @@ class PrefixMatch:
         index: Which index was asked.
         version: Of the index, at the look-up.
         group_tails: What to copy the tail from in each other group of layers.
-        num_seen_tokens: Tokens in whole blocks that full attention has, where a group of layers
-            shortened the match.
+        num_seen_tokens: Tokens in whole blocks that full attention has, where a state was missing
+            to use all of them.
     """
 
     block_size: int

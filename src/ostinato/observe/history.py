@@ -144,8 +144,7 @@ class RequestHistory(CacheObserver):
         self._number += 1
         record = RequestRecord(
             self._number, table.table_id, key.identity, key.images, num_tokens,
-            table.num_shared_tokens, table.num_copied_tokens,
-            table.num_seen_tokens if table.state_slot >= 0 else 0,
+            table.num_shared_tokens, table.num_copied_tokens, table.num_seen_tokens,
             is_first=is_first,
             writes=table.writes, key=key, at_s=self._clock(), charge=num_tokens,
         )  # fmt: skip
