@@ -1,6 +1,6 @@
 """Threads that look prefixes up in a tier, and read them into blocks of the pool.
 
-Blocks that are being filled belong to nobody else, so steps run meanwhile. What threads bring is
+Blocks that are being filled are in no other table, so steps run meanwhile. What threads bring is
 in a ``LookUp`` or a ``Read``, which the engine's thread reads between steps.
 """
 

@@ -1,6 +1,6 @@
 """Fetches the bytes of an image from a data URI, a file or a URL.
 
-A URL is a request that somebody else's text makes from inside the operator's network. So nothing
+A URL in a prompt is a request that a client makes from inside the operator's network. So nothing
 is fetched unless the operator names domains, and then only from public addresses: the resolver
 that checks an address is the one that the connection is made with, for the first URL and for each
 redirect, so that a second DNS answer changes nothing.

@@ -224,7 +224,7 @@ def swapped_records_are_a_miss(medium: Medium) -> None:
 
 @check
 def a_lost_value_is_a_miss(medium: Medium) -> None:
-    """The server evicted it, or somebody removed a file."""
+    """The server evicted it, or a file was removed."""
     _damage(medium, _lose, num_faults=5)
 
 
