@@ -15,7 +15,7 @@ from ostinato.tiers.breaker import CircuitBreaker
 from ostinato.tiers.byte_store import StoreError
 from ostinato.tiers.conformance import NAMESPACE, assert_nowhere, conversation, get, payload, put
 from ostinato.tiers.port import LoadFault, StoreResult
-from ostinato.tiers.remote import RemoteOptions, RemoteTier
+from ostinato.tiers.remote import RemoteOptions, RemoteTier, open_store
 from ostinato.tiers.valkey_store import ValkeyStore
 from tests.support.redis_server import redis_server
 from tests.tiers.media import SECRET, RealServer, Server, ServerInMemory
@@ -55,6 +55,12 @@ def test_two_engines_share_a_prefix_and_only_until_its_tenant_is_erased(server):
     assert get(two, prefix) == 8
     for tier in (one, two, other):
         tier.close()
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "host:6379"])
+def test_an_address_of_another_kind_is_refused_with_those_that_are_taken(url):
+    with pytest.raises(ConfigError, match=r"kv_remote begins with .*redis.*s3"):
+        open_store(url)
 
 
 def test_values_end_by_themselves_and_leases_keep_them(server):

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
 
+from ostinato.core.errors import ConfigError
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 from ostinato.tiers.breaker import CallThreads, CircuitBreaker
 from ostinato.tiers.byte_store import ByteStore, StoredKeys, StoreError
@@ -380,6 +381,10 @@ class _Search:
         return num_common_tokens(tokens[(block - first) * width :], wanted) // size
 
 
+_SERVERS = ("redis", "rediss", "valkey", "valkeys", "unix")
+_BUCKETS = ("s3", "gs", "az", "file", "memory")
+
+
 def open_store(url: str, timeout_s: float = 1.0) -> ByteStore:
     """Return the store of an address: an object store, or else a server of the Redis protocol.
 
@@ -390,9 +395,15 @@ def open_store(url: str, timeout_s: float = 1.0) -> ByteStore:
     Raises:
         ConfigError: Its client is not installed, or it is no such address.
     """
-    if urlsplit(url).scheme in ("s3", "gs", "az", "file", "memory"):
+    scheme = urlsplit(url).scheme
+    if scheme in _BUCKETS:
         return BucketStore(url, timeout_s)
-    return ValkeyStore(url, timeout_s)
+    if scheme in _SERVERS:
+        return ValkeyStore(url, timeout_s)
+    raise ConfigError(
+        f"kv_remote begins with {scheme + '://' if scheme else 'no scheme'}: give the address of a "
+        f"server ({', '.join(_SERVERS)}) or of an object store ({', '.join(_BUCKETS)})"
+    )
 
 
 def look_back(prefix: Prefix) -> int:
