@@ -6,7 +6,7 @@
              shared  own   private
              ─── published ──►     (the index's path covers them)
 
-The manager and its groups of layers alone change a table. ``first_published`` and ``duplicates``
+The manager alone changes a table. ``first_published`` and ``duplicates``
 live from plan to commit: they are what a failed step has to take back.
 """
 
@@ -67,10 +67,14 @@ class BlockTable:
     summary: RequestSummary = field(default_factory=RequestSummary)
     duplicates: list[tuple[int, BlockId]] = field(default_factory=list)
     num_slots: int = 0
-    groups: "tuple[array[int], ...]" = ()
+    groups: "tuple[array[int], ...]" = field(init=False)
     held: Sequence[Any] = ()
     num_seen_tokens: int = 0
     state_slot: int = -1
+
+    def __post_init__(self) -> None:
+        """Begin with a row for full attention."""
+        self.groups = (self.blocks,)
 
     @property
     def num_cached_tokens(self) -> int:
