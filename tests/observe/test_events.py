@@ -217,7 +217,7 @@ def test_a_recorder_says_what_an_image_adds_to_each_block():
     key = prefix_key("ABCDEFGHIJKL", [ImageSpan(b"cat", 2, 4)])
     recorder = EventRecorder(log, BlockHasher(4, sha256))
     blocks = array("i", [0, 1, 2])
-    table = BlockTable(key, blocks)
+    table = BlockTable(key, blocks, groups=(blocks,))
     recorder.on_publish(table, 1, 3, PublishResult())
     log.flush()
     [batch] = log.replay(0)

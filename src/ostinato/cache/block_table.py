@@ -67,14 +67,10 @@ class BlockTable:
     summary: RequestSummary = field(default_factory=RequestSummary)
     duplicates: list[tuple[int, BlockId]] = field(default_factory=list)
     num_slots: int = 0
-    groups: "tuple[array[int], ...]" = field(init=False)
+    groups: "tuple[array[int], ...]" = ()
     held: Sequence[Any] = ()
     num_seen_tokens: int = 0
     state_slot: int = -1
-
-    def __post_init__(self) -> None:
-        """Begin with a row for full attention."""
-        self.groups = (self.blocks,)
 
     @property
     def num_cached_tokens(self) -> int:

@@ -192,7 +192,7 @@ class CacheManager:
         table = self._hold(key, match)
         may_publish = key.identity.public_prefix is None or self._may_publish(key, hit)
         table.writes = writes and may_publish and self.config.enable_prefix_caching
-        self._enter(table, hit)
+        self._enter(table, hit, self._tables)
         for notify in self.observers.on_admit:
             notify(table, context, preempted)
         self._take(table, num_tokens, room)
@@ -222,7 +222,6 @@ class CacheManager:
         """
         last = num_tokens // self.block_size
         if num_tokens > table.num_slots or (last > table.num_published and table.writes):
-            self._check_table(table)
             self._check_range(table, num_tokens, "publish")
             self._publish(table, num_tokens)
         table.num_planned = num_tokens
@@ -232,7 +231,7 @@ class CacheManager:
     ) -> int:
         """Return where a chunk from ``start`` ends, at ``end`` or before; ``start`` if nowhere.
 
-        Sequences that wait may part with this one in the chunk.
+        Those that wait may part with the table's sequence within it.
         """
         return end
 
@@ -284,7 +283,6 @@ class CacheManager:
         Raises:
             StepInProgress: It has published in this step: ``commit`` or ``fail`` comes first.
         """
-        self._check_table(table)
         self._check_range(table, num_tokens, "release")
         if table.first_published is not None:
             raise StepInProgress(
@@ -310,7 +308,6 @@ class CacheManager:
         Returns:
             The child's table and the slots to copy; None, with no effect, if it does not fit.
         """
-        self._check_table(table)
         self._check_range(table, num_tokens, "fork")
         needed = self.blocks_for(num_tokens)
         missing = self._num_to_fork(table, num_tokens)
@@ -318,7 +315,7 @@ class CacheManager:
         if any(count > pool.num_free_for(table.tenant) for pool, count in pairs):
             return None
         child = self._fork(table, needed - missing[0])
-        self._enter(child, num_tokens)
+        self._enter(child, num_tokens, self._tables)
         for notify in self.observers.on_fork:
             notify(table, child)
         self._take(child, num_tokens, num_tokens)
@@ -346,18 +343,15 @@ class CacheManager:
         self.check_between_steps()
         num_tokens -= num_tokens % self.block_size
         table = self._hold(key, self.match_first(key, num_tokens))
-        table.writes, table.num_planned = False, num_tokens
-        table.table_id = self._num_tables = self._num_tables + 1
-        self._pinned[table.table_id] = table
+        table.writes = False
+        self._enter(table, num_tokens, self._pinned)
         return table
 
     def unpin(self, table: BlockTable) -> None:
         """Release what ``pin`` returned."""
         if self._pinned.get(table.table_id) is not table:
             raise ReleasedTable("the table is not pinned in this cache, or not any more")
-        del self._pinned[table.table_id]
-        self._release_path(table)
-        table.table_id = table.num_slots = -1
+        self._release_path(table, self._pinned)
 
     def remove(self, belongs: Callable[[CacheEntry], bool]) -> int:
         """Free every evictable block whose entry matches; return how many."""
@@ -424,17 +418,18 @@ class CacheManager:
     def _hold(self, key: PrefixKey, match: PrefixMatch) -> BlockTable:
         """Hold a match, and the source of what will be copied; the table is not live yet."""
         table = BlockTable(key, match.blocks[:], key.identity.owner)
-        table.num_shared_tokens = match.num_shared_tokens
-        table.num_copied_tokens = match.num_copied_tokens
-        table.needs_settling = match.tail is not None
+        table.groups, table.num_published = (table.blocks,), len(table.blocks)
+        table.num_shared_tokens = table.num_published * self.block_size
+        if match.tail is not None:
+            table.num_copied_tokens, table.needs_settling = match.tail.num_tokens, True
         table.found = match.entries[-1] if match.entries else None
         table.path, table.copy_source = self.index.acquire(key, match)
-        table.num_published = len(match.blocks)
         return table
 
     def _fork(self, table: BlockTable, num_shared: int) -> BlockTable:
         """Share a table's first blocks, which are published, with a new one."""
         child = BlockTable(table.key.copy(), table.blocks[:num_shared], table.tenant)
+        child.groups = (child.blocks,)
         for position, canonical in table.duplicates:
             child.blocks[position] = canonical
         child.writes, child.num_published = table.writes, num_shared
@@ -508,11 +503,13 @@ class CacheManager:
             self.pool.release((table.copy_source,))
             table.copy_source = None
 
-    def _release_path(self, table: BlockTable) -> None:
+    def _release_path(self, table: BlockTable, tables: dict[int, BlockTable]) -> None:
         """Release what a table shares, and evict what its tenant has above its quota."""
         self.index.release(table.path, table.summary)
         if self.pool.shares.are_limited:
             self.pool.enforce_quota(table, self.index)
+        del tables[table.table_id]
+        table.table_id = table.num_slots = -1
 
     def _check_state(self, tables: list[BlockTable]) -> None:
         """Assert that pool, index and tables agree."""
@@ -525,11 +522,11 @@ class CacheManager:
         for pool in self.pools if not tables else ():
             assert pool.num_free == pool.num_blocks, "blocks leaked (law 9)"
 
-    def _enter(self, table: BlockTable, num_planned: int) -> None:
-        """Number a table; it is live from now on."""
+    def _enter(self, table: BlockTable, num_planned: int, tables: dict[int, BlockTable]) -> None:
+        """Number a table, which is live or pinned from now on."""
         table.table_id = self._num_tables = self._num_tables + 1
         table.num_planned = num_planned
-        self._tables[table.table_id] = table
+        tables[table.table_id] = table
 
     def _leave(self, table: BlockTable, num_tokens: int, sealed: bool) -> None:
         """Release all that a table holds: private blocks first, then what it shares.
@@ -541,9 +538,7 @@ class CacheManager:
         findable = num_tokens if sealed else table.num_published * self.block_size
         for notify in self.observers.on_release:
             notify(table, num_tokens, findable, sealed)
-        self._release_path(table)
-        del self._tables[table.table_id]
-        table.table_id = table.num_slots = -1
+        self._release_path(table, self._tables)
         if table.key.identity.epoch < self.epoch:
             self._remove_stale()
 
@@ -578,6 +573,7 @@ class CacheManager:
             )
 
     def _check_range(self, table: BlockTable, num_tokens: int, verb: str) -> None:
+        self._check_table(table)
         most = min(table.num_slots, len(table.key.tokens))
         if num_tokens > most:
             raise TableOverrun(
@@ -631,4 +627,4 @@ class CacheManager:
                     lines[block] = f"{name!r} after run {run.parent}, {entry.ref_count} holders"
         blocks = [f"block {block}: {line}" for block, line in lines.items()]
         tables = [f"table {table}" for table in self._tables.values()]
-        return "\n".join([f"free order: {list(self.pool.free_order())}", *blocks, *tables])
+        return "\n".join([f"free order: {[*self.pool.free_order()]}", *blocks, *tables])
