@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ostinato.cache.block_shares import BlockShares
 from ostinato.cache.block_table import StepCopies
-from ostinato.cache.eviction import EvictionPolicy, PolicyFactory
+from ostinato.cache.eviction import BlockShares, EvictionPolicy, PolicyFactory
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver, Observers
 from ostinato.cache.pool import BlockPool, FreeBlocks

@@ -22,26 +22,18 @@ import time
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from threading import get_ident
 from typing import Any
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.block_shares import BlockShares
 from ostinato.cache.block_table import BlockTable, StepCopies
-from ostinato.cache.eviction import LeastRecentlyUsed
+from ostinato.cache.eviction import BlockShares, LeastRecentlyUsed
+from ostinato.cache.live_tables import LiveTables
 from ostinato.cache.observer import CacheObserver, Observers
 from ostinato.cache.pool import BlockPool, Contents, FreeBlocks
 from ostinato.cache.prefix_index import PrefixIndex, PrefixMatch
 from ostinato.cache.radix_index import RadixIndex
 from ostinato.core.config import CacheConfig
-from ostinato.core.errors import (
-    PromptTooLong,
-    ReleasedTable,
-    StaleMatch,
-    StepInProgress,
-    TableOverrun,
-    WrongThread,
-)
+from ostinato.core.errors import PromptTooLong, StaleMatch
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockId
 from ostinato.core.plan import CopyRun
@@ -106,11 +98,7 @@ class CacheManager:
         self.copies = StepCopies(config.block_size)
         self._may_publish = may_publish
         self._weights: bytes | None = None
-        self._tables: dict[int, BlockTable] = {}
-        self._pinned: dict[int, BlockTable] = {}
-        self._publishing: dict[int, BlockTable] = {}  # in the running step
-        self._num_tables = 0
-        self._thread = get_ident()
+        self._tables = LiveTables()
 
     @property
     def contents(self) -> list[Contents]:
@@ -120,17 +108,17 @@ class CacheManager:
     @property
     def num_live_tables(self) -> int:
         """Sequences that hold blocks."""
-        return len(self._tables)
+        return len(self._tables.live)
 
     @property
     def live_tables(self) -> list[BlockTable]:
         """What sequences hold; what is pinned for no sequence is not among them."""
-        return list(self._tables.values())
+        return list(self._tables.live.values())
 
     @property
     def pinned_tables(self) -> list[BlockTable]:
         """What is held for no sequence."""
-        return list(self._pinned.values())
+        return list(self._tables.pinned.values())
 
     # --- one sequence ---
 
@@ -177,7 +165,7 @@ class CacheManager:
             StaleMatch: The match is of another key or cache, or the index has changed since.
             WrongThread: Another thread's tables are live.
         """
-        self._check_thread()
+        self._tables.check_thread()
         self._check_match(key, match)
         num_tokens, hit = len(key.tokens), match.num_tokens
         wanted = num_tokens if most_new is None else min(num_tokens, hit + most_new)
@@ -192,7 +180,7 @@ class CacheManager:
         table = self._hold(key, match)
         may_publish = key.identity.public_prefix is None or self._may_publish(key, hit)
         table.writes = writes and may_publish and self.config.enable_prefix_caching
-        self._enter(table, hit, self._tables)
+        self._tables.enter(table, hit)
         for notify in self.observers.on_admit:
             notify(table, context, preempted)
         self._take(table, num_tokens, room)
@@ -202,7 +190,7 @@ class CacheManager:
         """Return how many tokens ``grow`` could give slots to, at most ``num_tokens``."""
         if num_tokens <= table.num_slots:
             return num_tokens
-        self._check_table(table)
+        self._tables.check_live(table)
         return self._room_to_grow(table, num_tokens)
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
@@ -222,7 +210,7 @@ class CacheManager:
         """
         last = num_tokens // self.block_size
         if num_tokens > table.num_slots or (last > table.num_published and table.writes):
-            self._check_range(table, num_tokens, "publish")
+            self._tables.check_range(table, num_tokens, "publish")
             self._publish(table, num_tokens)
         table.num_planned = num_tokens
 
@@ -249,7 +237,7 @@ class CacheManager:
         for table in tables:
             # Most decodes have nothing to settle, and there is one per sequence and step.
             if table.needs_settling:
-                self._check_table(table)
+                self._tables.check_live(table)
                 self._settle(table)
         self._end_step()
 
@@ -263,7 +251,7 @@ class CacheManager:
             StepInProgress: A table that published in this step is missing.
         """
         failed = list(tables)
-        self._check_failed(failed)
+        self._tables.check_failed(failed)
         self.copies.clear()
         for table in failed:
             self._release_tail(table)
@@ -283,12 +271,8 @@ class CacheManager:
         Raises:
             StepInProgress: It has published in this step: ``commit`` or ``fail`` comes first.
         """
-        self._check_range(table, num_tokens, "release")
-        if table.first_published is not None:
-            raise StepInProgress(
-                "a table cannot be released between publish and commit: its blocks are findable "
-                "and not computed; commit the step, or fail it, which releases its tables"
-            )
+        self._tables.check_range(table, num_tokens, "release")
+        self._tables.check_computed(table)
         table.summary.num_output_tokens = num_output_tokens
         self._release_tail(table)
         self._leave(table, num_tokens, self._publish_partial(table, num_tokens))
@@ -308,14 +292,14 @@ class CacheManager:
         Returns:
             The child's table and the slots to copy; None, with no effect, if it does not fit.
         """
-        self._check_range(table, num_tokens, "fork")
+        self._tables.check_range(table, num_tokens, "fork")
         needed = self.blocks_for(num_tokens)
         missing = self._num_to_fork(table, num_tokens)
         pairs = zip(self.pools, missing, strict=True)
         if any(count > pool.num_free_for(table.tenant) for pool, count in pairs):
             return None
         child = self._fork(table, needed - missing[0])
-        self._enter(child, num_tokens, self._tables)
+        self._tables.enter(child, num_tokens)
         for notify in self.observers.on_fork:
             notify(table, child)
         self._take(child, num_tokens, num_tokens)
@@ -344,14 +328,13 @@ class CacheManager:
         num_tokens -= num_tokens % self.block_size
         table = self._hold(key, self.match_first(key, num_tokens))
         table.writes = False
-        self._enter(table, num_tokens, self._pinned)
+        self._tables.enter(table, num_tokens, is_pinned=True)
         return table
 
     def unpin(self, table: BlockTable) -> None:
         """Release what ``pin`` returned."""
-        if self._pinned.get(table.table_id) is not table:
-            raise ReleasedTable("the table is not pinned in this cache, or not any more")
-        self._release_path(table, self._pinned)
+        self._tables.check_pinned(table)
+        self._release_path(table)
 
     def remove(self, belongs: Callable[[CacheEntry], bool]) -> int:
         """Free every evictable block whose entry matches; return how many."""
@@ -368,7 +351,7 @@ class CacheManager:
         """
         self.epoch += 1
         self._weights = weights
-        for table in self._tables.values():
+        for table in self.live_tables:
             table.writes = False
         for notify in self.observers.on_clear:
             notify(everything=False)
@@ -381,9 +364,8 @@ class CacheManager:
         return PrefixKey(identity, key.tokens, key.images)
 
     def check_between_steps(self) -> None:
-        """Raise ``StepInProgress`` while blocks are published and not computed."""
-        if self._publishing:
-            raise StepInProgress("a step is under way: commit or fail it first")
+        """Raise StepInProgress while blocks are published and not computed."""
+        self._tables.check_between_steps()
 
     def blocks_for(self, num_tokens: int) -> int:
         """Number of blocks that so many tokens fill or begin."""
@@ -459,7 +441,7 @@ class CacheManager:
         fresh = first + len(result.duplicates)  # they come before new content
         if fresh < last and table.first_published is None:
             table.first_published = fresh
-            self._publishing[table.table_id] = table
+            self._tables.publishing[table.table_id] = table
         for notify in self.observers.on_publish:
             notify(table, first, last, result)
 
@@ -503,13 +485,12 @@ class CacheManager:
             self.pool.release((table.copy_source,))
             table.copy_source = None
 
-    def _release_path(self, table: BlockTable, tables: dict[int, BlockTable]) -> None:
+    def _release_path(self, table: BlockTable) -> None:
         """Release what a table shares, and evict what its tenant has above its quota."""
         self.index.release(table.path, table.summary)
         if self.pool.shares.are_limited:
             self.pool.enforce_quota(table, self.index)
-        del tables[table.table_id]
-        table.table_id = table.num_slots = -1
+        self._tables.leave(table)
 
     def _check_state(self, tables: list[BlockTable]) -> None:
         """Assert that pool, index and tables agree."""
@@ -522,12 +503,6 @@ class CacheManager:
         for pool in self.pools if not tables else ():
             assert pool.num_free == pool.num_blocks, "blocks leaked (law 9)"
 
-    def _enter(self, table: BlockTable, num_planned: int, tables: dict[int, BlockTable]) -> None:
-        """Number a table, which is live or pinned from now on."""
-        table.table_id = self._num_tables = self._num_tables + 1
-        table.num_planned = num_planned
-        tables[table.table_id] = table
-
     def _leave(self, table: BlockTable, num_tokens: int, sealed: bool) -> None:
         """Release all that a table holds: private blocks first, then what it shares.
 
@@ -538,13 +513,13 @@ class CacheManager:
         findable = num_tokens if sealed else table.num_published * self.block_size
         for notify in self.observers.on_release:
             notify(table, num_tokens, findable, sealed)
-        self._release_path(table, self._tables)
+        self._release_path(table)
         if table.key.identity.epoch < self.epoch:
             self._remove_stale()
 
     def _end_step(self) -> None:
         """Tell observers that a step has ended."""
-        self._publishing.clear()
+        self._tables.publishing.clear()
         for notify in self.observers.on_commit:
             notify()
         self.settle()
@@ -552,34 +527,6 @@ class CacheManager:
     def _remove_stale(self) -> None:
         """Remove what was computed under old weights and is not held."""
         self.remove(lambda entry: entry.identity.epoch < self.epoch)
-
-    # --- what is refused ---
-
-    def _check_thread(self) -> None:
-        thread = get_ident()
-        if thread != self._thread:
-            if self._tables:
-                raise WrongThread(
-                    f"the cache belongs to the thread that its {len(self._tables)} live tables "
-                    "were admitted by: release them, or give each thread a cache of its own"
-                )
-            self._thread = thread
-
-    def _check_table(self, table: BlockTable) -> None:
-        if self._tables.get(table.table_id) is not table:
-            raise ReleasedTable(
-                "the table is not live in this cache: it was released, its step failed (which "
-                "releases its tables), or another cache admitted it; admit the sequence again"
-            )
-
-    def _check_range(self, table: BlockTable, num_tokens: int, verb: str) -> None:
-        self._check_table(table)
-        most = min(table.num_slots, len(table.key.tokens))
-        if num_tokens > most:
-            raise TableOverrun(
-                f"{verb} {num_tokens} tokens: the table has {table.num_slots} slots and its "
-                f"sequence {len(table.key.tokens)} tokens; append tokens and grow the table first"
-            )
 
     def _check_match(self, key: PrefixKey, match: PrefixMatch) -> None:
         is_fresh = match.key is key and match.index is self.index
@@ -599,19 +546,11 @@ class CacheManager:
                 "the prompt, or raise num_blocks"
             )
 
-    def _check_failed(self, failed: list[BlockTable]) -> None:
-        for table in failed:
-            self._check_table(table)
-        if len({table.table_id for table in failed}) < len(failed):
-            raise ReleasedTable("a table is listed twice: a step fails each of its tables once")
-        if self._publishing.keys() - {table.table_id for table in failed}:
-            raise StepInProgress("a table that published in this step is missing: fail all of them")
-
     # --- for pictures and checks ---
 
     def check(self) -> None:
         """Assert every invariant of pool and index, and show the whole state; slow, for tests."""
-        tables = [*self._tables.values(), *self._pinned.values()]
+        tables = [*self.live_tables, *self.pinned_tables]
         try:
             self._check_state(tables)
         except AssertionError as error:
@@ -626,5 +565,5 @@ class CacheManager:
                     name = entry.name_of(place, self.block_size)
                     lines[block] = f"{name!r} after run {run.parent}, {entry.ref_count} holders"
         blocks = [f"block {block}: {line}" for block, line in lines.items()]
-        tables = [f"table {table}" for table in self._tables.values()]
+        tables = [f"table {table}" for table in self.live_tables]
         return "\n".join([f"free order: {[*self.pool.free_order()]}", *blocks, *tables])

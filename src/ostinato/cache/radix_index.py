@@ -242,7 +242,8 @@ class RadixIndex:
         """
         uses = 1
         if self._pool.learns:
-            recalled = self._pool.recall(key, node.end, len(blocks), self.block_size, summary)
+            policy = self._pool.shares.policy_of(key.identity.owner)
+            recalled = policy.recall(key, node.end, len(blocks), self.block_size, summary)
             uses, blocks = recalled[0] + 1, blocks[: recalled[1]]
         identity, next_stage = key.identity_of(node.end, self.block_size)
         if next_stage - node.end < len(blocks):

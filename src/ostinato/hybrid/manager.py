@@ -189,10 +189,10 @@ class HybridCacheManager(CacheManager):
         for group, held in self._pairs(table):
             group.release_tail(held)
 
-    def _release_path(self, table: BlockTable, tables: dict[int, BlockTable]) -> None:
+    def _release_path(self, table: BlockTable) -> None:
         for group, held in self._pairs(table):
             group.release(table, held)
-        super()._release_path(table, tables)
+        super()._release_path(table)
         for group in self.layer_groups if self.pool.shares.are_limited else ():
             group.pool.enforce_quota(table, group)
 
