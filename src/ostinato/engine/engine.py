@@ -316,6 +316,8 @@ class Engine:
         for request_id, note in self.tiers.begin_step():
             if request_id in self._states:
                 self._states[request_id].load_note = note
+        if self.tiers.wait_for_loads():
+            return []
         try:
             return self._step()
         finally:

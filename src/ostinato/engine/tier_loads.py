@@ -84,7 +84,7 @@ class _Load:
     def is_ready(self) -> bool:
         """Whether threads have brought what it waits for."""
         if self.read is not None:
-            return not self.read.num_left
+            return not self.read.num_running
         if self.after is not None:
             return self.after.is_ready
         return self.look_up.refs is not None
@@ -188,7 +188,7 @@ class TierLoads:
         for load in self._loads.values():
             load.stop()
             reads += [] if load.read is None else [load.read]
-        self._reader.wait_for(lambda: not any(read.num_left for read in reads))
+        self._reader.wait_for(lambda: not any(read.num_running for read in reads))
         for load in self._loads.values():
             if load.table is not None:
                 self._publish(load)
@@ -225,7 +225,7 @@ class TierLoads:
     def _go_on(self, load: _Load, num_seats: int) -> bool:
         """Take a load as far as it goes now; returns whether it has ended."""
         if load.read is not None:
-            return not load.read.num_left and self._publish(load)
+            return not load.read.num_running and self._publish(load)
         if load.is_unwanted:
             return True
         if load.after is not None:

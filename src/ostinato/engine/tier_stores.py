@@ -51,10 +51,10 @@ EXTENT_BLOCKS = 64
 STAGING_BYTES = 32 << 20
 """Memory for copies on their way."""
 
-SHARE = 0.015
+SHARE = 0.0125
 """Of the processors' time, for storing while requests run."""
 
-MOST_CREDIT_S = 0.25
+MOST_CREDIT_S = 0.1
 """Processor time that may be saved up for it."""
 
 MOST_WAITING = 4096

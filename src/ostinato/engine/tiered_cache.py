@@ -33,8 +33,8 @@ from ostinato.tiers.port import KVTier, Namespace, TierReceipt, TierStats
 NUMERICS = 1
 """Raised when the same tokens give other keys and values than in the release before."""
 
-WAIT_S = 0.002
-"""How long the engine sleeps at a time while it has nothing to do but to wait for a tier."""
+WAIT_S = 0.005
+"""How long the engine sleeps at most while all it has to do is to wait for a tier."""
 
 FLUSH_S = 20.0
 """How long closing may take to write what is cached; the usual patience after SIGTERM is 30 s."""
@@ -109,7 +109,7 @@ class TieredCache:
             most_extent_bytes: The longest record that the tier takes.
         """
         self._tier, self._cache, self._scheduler, self._runner = tier, cache, scheduler, runner
-        self._compute_path = compute_path
+        self._compute_path, self._held = compute_path, held
         self._namespaces: dict[Identity, Namespace] = {}
         store = runner.kv_stores[0]
         self.loads = TierLoads(tier, cache.manager, store, held, self.namespace_of)
@@ -191,6 +191,18 @@ class TieredCache:
         self._begun_s = time.perf_counter()
         self._begun_tokens = self._scheduler.stats.computed_prompt_tokens
         return ended
+
+    def wait_for_loads(self) -> bool:
+        """Wait a moment if no request can run before a load ends; returns whether it was so.
+
+        Planning in vain would take the interpreter from the threads that load.
+        """
+        if not self.loads or self._scheduler.num_running:
+            return False
+        if len(self._held) < self._scheduler.num_waiting:
+            return False
+        self.loads.wait(WAIT_S)
+        return True
 
     def end_step(self) -> None:
         """Note how long a step took; if nothing could run, wait a moment for a tier."""

@@ -37,6 +37,8 @@ RETRY_S = 60.0
 """How long the tier stays read-only after a failed write."""
 MAX_READ_ERRORS = 3
 """Consecutive reads that may fail before the tier is off."""
+READ_BYTES = 1 << 20
+"""What a reference names, unless one block is more: read and copied while it is in a cache."""
 _DAY_S = 86_400.0
 
 
@@ -143,10 +145,12 @@ class DiskTier:
             return []
         block, size = start // prefix.namespace.block_size, prefix.namespace.block_bytes
         key, refs = self._key(prefix), list[ExtentRef]()
+        most = max(1, READ_BYTES // size)
         for record, first, count in self._index.matches(prefix, block):
-            where, until = _Locator(record, first, key), record.lease[1]
-            refs.append(ExtentRef(self.name, start, count, size, where, until))
-            start += count * prefix.namespace.block_size
+            for skipped in range(0, count, most):
+                where, part = _Locator(record, first + skipped, key), min(most, count - skipped)
+                refs.append(ExtentRef(self.name, start, part, size, where, record.lease[1]))
+                start += part * prefix.namespace.block_size
         if refs:
             self._index.use(prefix, start // prefix.namespace.block_size)
         return refs
