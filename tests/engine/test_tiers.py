@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ostinato import LLM, OPENAI_24H, RequestOutput, SamplingParams
+from ostinato import ANTHROPIC_1H, LLM, OPENAI_24H, RequestOutput, SamplingParams
 from ostinato.core.errors import ConfigError
 from ostinato.engine import engine as engine_module
 from ostinato.tiers.port import LoadFault, StoreResult
@@ -194,6 +194,43 @@ def test_a_lease_of_a_day_survives_a_restart(new_llm: NewLLM, tier: MemoryTier):
     assert llm.end_lease(lease.lease_id)
     llm.engine.tiers.stores.flush(10)
     assert set(tier.keep_until.values()) == {0.0}
+
+
+def test_a_lease_that_a_use_starts_anew_ends_later_on_the_tier(new_llm: NewLLM, tier: MemoryTier):
+    """Closing writes the end that the last use gave it, and a restart holds it for the rest."""
+    llm = new_llm()
+    ask(llm)
+    llm.lease({"prompt_token_ids": TEXT}, ANTHROPIC_1H)
+    llm.engine.tiers.stores.flush(10)
+    tier.keep_until = dict.fromkeys(tier.keep_until, time.time() + 60)  # as if an hour ago
+    ask(llm)
+    llm.close()
+    (end,) = set(tier.keep_until.values())
+    assert time.time() + 3000 < end <= time.time() + 3600
+    llm = new_llm()
+    ask(llm)
+    (lease,) = llm.engine.cache.admin.leases()
+    assert 3000 < lease.terms.ttl_s <= 3600
+
+
+def test_a_preempted_request_loads_again_what_the_pool_has_lost(new_llm: NewLLM):
+    """It goes on to the same answer; what it loaded after its first admission is no hit."""
+    llm = new_llm()
+    before = ask(llm)
+    llm.reset_prefix_cache()
+    engine = llm.engine
+    engine.add(engine.make_request(engine_prompt(TEXT), GREEDY, "preempted"))
+    engine.step()
+    engine.tiers.stores.want_everything()
+    engine.tiers.stores.flush(10)
+    engine.reset_cache(preempt_running=True)
+    outputs = [
+        s.output() for _ in range(99) if engine.has_work for s in engine.step() if s.finished
+    ]
+    assert outputs[0].outputs[0].token_ids == before.outputs[0].token_ids
+    assert outputs[0].cached_tokens_from == {}
+    assert engine.tiers.counts.loaded_tokens == {"disk": 128}
+    assert engine.scheduler_stats.num_preemptions == 1
 
 
 def test_what_may_soon_be_evicted_is_written_before(new_llm: NewLLM, tier: MemoryTier):

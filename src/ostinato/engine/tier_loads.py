@@ -18,13 +18,13 @@ Rules:
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.core.identity import Identity, PrefixKey
-from ostinato.core.ids import RequestId
+from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.request import RequestContext
 from ostinato.engine.load_note import LoadNote, Rate
 from ostinato.engine.tier_reader import LookUp, Read, TierReader, pieces_of
@@ -89,6 +89,12 @@ class _Load:
             return self.after.is_ready
         return self.look_up.refs is not None
 
+    def knows(self, num_tokens: int) -> None:
+        """Note that so many tokens are there before its request is first admitted."""
+        if self.sequence.first_planned_s is None:
+            known = max(self.sequence.num_known_tokens, num_tokens)
+            self.sequence.num_known_tokens = known
+
     def stop(self) -> None:
         """Let threads do no more for it than they have begun."""
         self.look_up.is_unwanted = True
@@ -129,6 +135,9 @@ class TierLoads:
         self._size = manager.block_size
         self._loads: dict[RequestId, _Load] = {}
         self._complete: list[tuple[BlockTable, int]] = []  # held until their requests are planned
+        self._returning: dict[
+            tuple[SequenceId, int], int
+        ] = {}  # known tokens, asked for what follows
         self._reader = TierReader(tier, store)
 
     def __len__(self) -> int:
@@ -137,7 +146,26 @@ class TierLoads:
 
     def begin(self, sequence: Sequence) -> None:
         """Hold a request that has just arrived back, while tiers are asked for its prefix."""
-        key, first = sequence.key, sequence.num_known_tokens // self._size
+        self._begin(sequence, sequence.num_known_tokens)
+
+    def begin_again(self, preempted: Iterable[Sequence]) -> None:
+        """Ask tiers for what the pool has lost of preempted requests, each loss once.
+
+        Args:
+            preempted: Those that wait, and may soon be admitted again.
+        """
+        returning: dict[tuple[SequenceId, int], int] = {}
+        for sequence in preempted:
+            name = sequence.sequence_id, sequence.num_preemptions
+            known = self._manager.match(sequence.key).num_shared_tokens
+            asked = self._returning.get(name, len(sequence.key))
+            returning[name] = min(known, asked)
+            if known < asked and sequence.request.request_id not in self._loads:
+                self._begin(sequence, known)
+        self._returning = returning
+
+    def _begin(self, sequence: Sequence, num_known: int) -> None:
+        key, first = sequence.key, num_known // self._size
         num_blocks = (len(key) - 1) // self._size  # the last token is computed (law 4)
         if sequence.reading_is_off or key.images or num_blocks <= first:
             return
@@ -148,7 +176,7 @@ class TierLoads:
         if load.after is None:
             self._reader.look_up(load.look_up)
 
-    def poll(self, num_seats: int) -> list[tuple[RequestId, LoadNote]]:
+    def poll(self, num_seats: int) -> list[tuple[Sequence, LoadNote]]:
         """Go on with every load, right before a step is planned.
 
         Args:
@@ -166,7 +194,7 @@ class TierLoads:
                 del self._loads[load.name]
                 self.held.discard(load.name)
                 if load.note is not None:
-                    ended.append((load.name, load.note))
+                    ended.append((load.sequence, load.note))
             num_seats -= load.table is not None
         return ended
 
@@ -245,7 +273,7 @@ class TierLoads:
         assert leader is not None
         before = load.look_up.first_block * self._size
         known = self._manager.match(load.sequence.key).num_shared_tokens
-        load.sequence.num_known_tokens = max(load.sequence.num_known_tokens, known)
+        load.knows(known)
         if leader.note is not None:
             load.note = leader.note.between(before, known)
         if load.look_up.prefix.num_blocks * self._size <= known:
@@ -305,7 +333,7 @@ class TierLoads:
         self._manager.publish(load.table, note.end)
         self._manager.commit([load.table])
         self._complete.append((load.table, note.end))
-        load.sequence.num_known_tokens = max(load.sequence.num_known_tokens, note.end)
+        load.knows(note.end)
         load.note = note
         self._count(note, time.monotonic() - load.began_s, is_wanted=not load.is_unwanted)
         return True

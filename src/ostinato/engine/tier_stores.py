@@ -196,11 +196,15 @@ class TierStores(CacheObserver):
         return len(self._waiting)
 
     def lease(self, key: PrefixKey, num_tokens: int, keep_until: float) -> None:
-        """Write a leased prefix before all others, and set the end of its lease."""
-        prefix = prefix_of(key, num_tokens, self._namespace_of)
-        self._writer.submit(_logged, self._tier.lease, prefix, keep_until)
+        """Write a leased prefix before all others, with the end of its lease."""
+        self.set_lease_end(key, num_tokens, keep_until)
         if keep_until:
             self._waiting.appendleft(_Wanted(key, num_tokens, keep_until))
+
+    def set_lease_end(self, key: PrefixKey, num_tokens: int, keep_until: float) -> None:
+        """Set the end of the lease of what is written of a prefix; 0 ends it."""
+        prefix = prefix_of(key, num_tokens, self._namespace_of)
+        self._writer.submit(_logged, self._tier.lease, prefix, keep_until)
 
     def look_at_tier(self) -> None:
         """Have the writer look at the tiers: a medium may take its time to answer."""
