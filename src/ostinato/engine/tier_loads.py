@@ -27,11 +27,11 @@ from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.request import RequestContext
 from ostinato.engine.load_note import LoadNote, Rate
-from ostinato.engine.tier_reader import LookUp, Read, TierReader, pieces_of
+from ostinato.engine.tier_reader import LookUp, Piece, Read, TierReader, pieces_of
 from ostinato.runner.kv_store import KVStore
 from ostinato.sched.sequence import Sequence
 from ostinato.scheduling.held_requests import HeldRequests
-from ostinato.tiers.port import KVTier, LoadFault, Namespace, Prefix
+from ostinato.tiers.port import KVTier, LoadFault, Namespace, Prefix, TierListener
 
 LOOK_UP_PATIENCE_S = 0.002
 """How long a step waits for look-ups; those of a disk are done in memory."""
@@ -89,6 +89,11 @@ class _Load:
             return self.after.is_ready
         return self.look_up.refs is not None
 
+    @property
+    def pieces(self) -> list[Piece]:
+        """What is read for it, in token order."""
+        return [] if self.read is None else self.read.pieces
+
     def knows(self, num_tokens: int) -> None:
         """Note that so many tokens are there before its request is first admitted."""
         if self.sequence.first_planned_s is None:
@@ -122,8 +127,10 @@ class TierLoads:
         store: KVStore,
         held: HeldRequests,
         namespace_of: Callable[[Identity], Namespace],
+        listener: TierListener,
     ) -> None:
         """Start without a load."""
+        self._listener = listener
         self.held = held
         self.reading, self.computing = Rate(), Rate()
         self.num_cheaper = 0
@@ -286,7 +293,7 @@ class TierLoads:
     def _is_worth_it(self, load: _Load) -> bool:
         """Whether loading is faster than computing, as far as is known; notes it if not."""
         num_blocks, refs = load.look_up.num_blocks, load.look_up.refs
-        ahead = sum(len(p.blocks) for x in self._loads.values() if x.read for p in x.read.pieces)
+        ahead = sum(len(piece.blocks) for x in self._loads.values() for piece in x.pieces)
         load_s = self.reading.seconds_for((num_blocks + ahead) * self._block_bytes)
         compute_s = self.computing.seconds_for(num_blocks * self._size)
         if load_s is None or compute_s is None or load_s <= compute_s:
@@ -326,7 +333,7 @@ class TierLoads:
         assert load.table is not None and load.read is not None and load.look_up.refs
         start, refs = load.table.num_shared_tokens, load.look_up.refs
         note = LoadNote(refs[0].tier, start, load.look_up.end_block * self._size)
-        for piece in load.read.pieces:
+        for piece in load.pieces:
             note = note.with_part(piece.ref, piece.num_loaded * self._size, piece.fault)
             if piece.fault is not None:
                 break
@@ -335,8 +342,20 @@ class TierLoads:
         self._complete.append((load.table, note.end))
         load.knows(note.end)
         load.note = note
+        self._report(load, note)
         self._count(note, time.monotonic() - load.began_s, is_wanted=not load.is_unwanted)
         return True
+
+    def _report(self, load: _Load, note: LoadNote) -> None:
+        """Tell the listener what tiers have, and what turned out to be bad."""
+        prefix, size = load.look_up.prefix, self._size
+        for tier, start, stop in note.loaded:
+            extent = prefix.extent(start // size, (stop - start) // size)
+            self._listener.on_stored(tier, extent)
+        if note.fault in (LoadFault.CHECKSUM, LoadFault.SHORT, LoadFault.MISSING):
+            bad = next(piece for piece in load.pieces if piece.fault is not None)
+            end = bad.ref.start // size + bad.ref.num_blocks
+            self._listener.on_removed(bad.ref.tier, prefix.digests[note.end // size : end])
 
     def _count(self, note: LoadNote, seconds: float, is_wanted: bool) -> None:
         if note.fault is not None and is_wanted:
@@ -355,4 +374,4 @@ def prefix_of(
     """Name a sequence's first tokens as tiers do."""
     identity, public = key.identity, key.identity.public_prefix
     salt = b"" if public is None else public.tenant
-    return Prefix(namespace_of(identity), identity.tenant, key.tokens[:num_tokens], salt)
+    return Prefix(namespace_of(identity), identity.tenant, key.tokens[:num_tokens], salt, key)

@@ -36,6 +36,7 @@ from ostinato.cache.prefix_index import Removal
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.request import RequestContext
 from ostinato.core.tokens import TOKEN_BYTES
+from ostinato.engine.tier_events import TierEvents
 from ostinato.engine.tier_loads import prefix_of
 from ostinato.runner.kv_store import KVStore
 from ostinato.tiers.port import Extent, KVTier, Namespace, StoreResult, TierStats
@@ -101,6 +102,7 @@ class TierStores(CacheObserver):
         copy_s: Time that copying took, in the engine's thread.
         write_s: Processor time that checking and writing took.
         tier_stats: State and counts of the tiers, as last seen by the writer.
+        events: Announces what tiers store and remove.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -109,6 +111,7 @@ class TierStores(CacheObserver):
         self.num_left_out = 0
         self.copied_bytes, self.copy_s, self.write_s = 0, 0.0, 0.0
         self.tier_stats: tuple[TierStats, ...] = ()
+        self.events = TierEvents()
         self._size = block_size
         self._waiting: deque[_Wanted] = deque()
         self._marked: set[int] = set()  # blocks that are stored, or on their way
@@ -175,6 +178,7 @@ class TierStores(CacheObserver):
         self._waiting.clear()
         if everything:
             self._marked.clear()
+            self.events.clear()
 
     def mark(self, blocks: Iterable[int]) -> None:
         """Note that blocks were loaded, and need not be written."""

@@ -119,8 +119,9 @@ class TieredCache:
         self._compute_path, self._held = compute_path, held
         self._namespaces: dict[Identity, Namespace] = {}
         store = runner.kv_stores[0]
-        self.loads = TierLoads(tier, cache.manager, store, held, self.namespace_of)
+        self.loads = TierLoads(tier, cache.manager, store, held, self.namespace_of, stores.events)
         self.stores = stores
+        stores.events.open(cache.events, cache.manager)
         stores.open(tier, cache.manager, store, self.namespace_of, most_extent_bytes)
         self._notes: OrderedDict[RequestId, LoadNote] = OrderedDict()
         self._begun_s, self._begun_tokens = 0.0, 0
@@ -201,6 +202,7 @@ class TieredCache:
                     ended.append((sequence.request.request_id, note))
             self._remember(ended)
         self.stores.pump()
+        self.stores.events.flush()
         self._write_lease_ends()
         self._begun_s = time.perf_counter()
         self._begun_tokens = self._scheduler.stats.computed_prompt_tokens
@@ -233,7 +235,9 @@ class TieredCache:
         """Write in an idle moment; returns whether there is more to do."""
         self.loads.drain()  # of requests that were cancelled
         self._write_lease_ends()
-        if not self.stores.pump(is_idle=True):
+        has_more = self.stores.pump(is_idle=True)
+        self.stores.events.flush()
+        if not has_more:
             return False
         self.stores.wait(WAIT_S)
         return True
@@ -258,7 +262,9 @@ class TieredCache:
         self.drain()
         self.loads.wipe()
         self.stores.forget(salt)
-        return tuple(self._tier.erase(salt))
+        receipts = tuple(self._tier.erase(salt))
+        self.stores.events.forget(salt)
+        return receipts
 
     def close(self) -> None:
         """Write what is cached, as far as time allows, and close the tiers."""

@@ -24,6 +24,7 @@ from ostinato.tiers.port import (
     LoadResult,
     Prefix,
     StoreResult,
+    TierListener,
     TierReceipt,
     TierStats,
 )
@@ -94,6 +95,7 @@ class DiskTier:
         folder: Its path, mode 0700 from now on; or what stands for one in tests.
         options: Settings.
         clock: Wall-clock time, of leases and of the daily budget.
+        listener: Is told what is stored and evicted.
 
     Raises:
         ConfigError: The limit is too small, another process uses the folder, it holds other
@@ -107,11 +109,12 @@ class DiskTier:
         folder: str | Path | Folder,
         options: DiskOptions,
         clock: Callable[[], float] = time.time,
+        listener: TierListener | None = None,
     ) -> None:
         LogLimits(options.limit_bytes, options.segment_bytes).check()
         self._folder = LocalFolder(folder) if isinstance(folder, str | Path) else folder
         self._options, self._clock = options, clock
-        self._index = ExtentIndex()
+        self._index, self._listener = ExtentIndex(), listener or TierListener()
         self._writing, self._counting = threading.RLock(), threading.Lock()
         self._state, self._reason, self._retry_at = "on", "", 0.0
         self._stores, self._loads = Counter[str](), Counter[str]()
@@ -184,7 +187,16 @@ class DiskTier:
             else:
                 results = self._store_group(extents)
             self._stores.update(results)
+            self._report(extents, results)
             return results
+
+    def _report(
+        self, extents: Sequence[tuple[Extent, Buffer]], results: Sequence[StoreResult]
+    ) -> None:
+        self._listener.on_removed(self.name, self._index.take_gone())
+        for (extent, _), result in zip(extents, results, strict=True):
+            if result in (StoreResult.STORED, StoreResult.PRESENT):
+                self._listener.on_stored(self.name, extent)
 
     def lease(self, prefix: Prefix, keep_until: float) -> int:
         """Set the end of the lease of what is stored of a prefix; see ``KVTier``."""
