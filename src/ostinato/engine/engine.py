@@ -135,7 +135,8 @@ class Engine:
             weakref.finalize(self, self.owner.only_here(self.kv_events.close))
         self.tiers: TieredCache | None = None
         if config.has_tiers:
-            tier, most = open_tier(config, self.runner), config.kv_disk_bytes // LEAST_DISK_BLOCKS
+            tier = open_tier(config, self.runner, stores.events)
+            most = config.kv_disk_bytes // LEAST_DISK_BLOCKS
             parts = self.cache, self.scheduler, self.runner, self.compute_path
             self.tiers = TieredCache(tier, stores, held, *parts, most)
             weakref.finalize(self, self.owner.only_here(self.tiers.stop))
@@ -316,6 +317,8 @@ class Engine:
         for request_id, note in self.tiers.begin_step():
             if request_id in self._states:
                 self._states[request_id].load_note = note
+        if self.tiers.wait_for_loads():
+            return []
         try:
             return self._step()
         finally:
