@@ -23,7 +23,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ostinato.core.errors import RequestError
-from ostinato.runner.lora import LoraAdapter, LoraLayer
+from ostinato.runner.lora import LoraAdapter, LoraLayer, PackedLoraLayer
+from ostinato.runner.lora_records import can_pack
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
@@ -90,10 +91,14 @@ def read_adapter(path: str | Path, model: PreTrainedModel, limits: LoraLimits) -
             f"adapter {str(folder)!r} has rank {rank}, above max_lora_rank={limits.max_rank}: "
             "raise max_lora_rank"
         )
-    num_bytes = sum(layer.down.nbytes + layer.up.nbytes for layer in layers.values())
-    _check_bytes(folder, num_bytes, limits)
     invocation = _invocation(folder, config, model)
-    return LoraAdapter(_digest(layers, invocation), rank, layers, invocation, num_bytes)
+    digest = _digest(layers, invocation)
+    kept: dict[str, LoraLayer | PackedLoraLayer] = dict(layers)
+    if can_pack(model.dtype, model.device):
+        kept = {name: layer.packed() for name, layer in layers.items()}
+    num_bytes = sum(layer.num_bytes for layer in kept.values())
+    _check_bytes(folder, num_bytes, limits)
+    return LoraAdapter(digest, rank, kept, invocation, num_bytes)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -194,7 +199,7 @@ def _layer(
     alpha = _of_pattern(config.get("alpha_pattern"), name, config["lora_alpha"])
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     to = {"dtype": model.dtype, "device": model.device}
-    return LoraLayer(down.to(**to).contiguous(), up.T.to(**to).contiguous(), scale)
+    return LoraLayer(down.to(**to).contiguous(), up.to(**to).contiguous(), scale)
 
 
 def _linear_size(
@@ -262,7 +267,7 @@ def _digest(layers: Mapping[str, LoraLayer], invocation: tuple[int, ...]) -> byt
     digest.update(struct.pack(f"<{len(invocation) + 1}Q", len(invocation), *invocation))
     for name, layer in layers.items():
         digest.update(struct.pack("<Qd", len(name.encode()), layer.scale) + name.encode())
-        for tensor in (layer.down, layer.up):
+        for tensor in (layer.down, layer.up.T.contiguous()):
             digest.update(struct.pack("<QQ", *tensor.shape))
             digest.update(tensor.cpu().view(torch.uint8).numpy().data)
     return digest.digest()

@@ -81,6 +81,11 @@ class PackedWeight:
         """Bytes of memory."""
         return self._tiles.nbytes
 
+    @property
+    def address(self) -> int:
+        """Where its tiles are."""
+        return self._tiles.data_ptr()
+
     def multiply(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return ``rows @ weight.T + bias``, a fresh tensor; between its rows there may be gaps.
 
