@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from ostinato.core.plan import StepPlan
-from ostinato.runner.forward.packed import PackedWeight
+from ostinato.runner.forward.packed import PackedWeight, allocate_tiles, packed_size
 from ostinato.runner.inputs import Ints
 
 
@@ -45,9 +45,6 @@ class LoraLayer:
         """Add the update of some rows to the layer's outputs, in place, in torch."""
         outputs[rows] += (inputs[rows] @ self.down.T) @ self.up.T * self.scale
 
-    def packed(self) -> "PackedLoraLayer":
-        """Return it as the native library computes it."""
-        return PackedLoraLayer(PackedWeight([self.down]), PackedWeight([self.up]), self.scale)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +62,16 @@ class PackedLoraLayer:
     def num_bytes(self) -> int:
         """Memory of both factors."""
         return self.down.nbytes + self.up.nbytes
+
+
+def pack_layers(layers: Mapping[str, LoraLayer]) -> dict[str, PackedLoraLayer]:
+    """Return updates as the native library computes them, side by side in large pages."""
+    factors = [factor for layer in layers.values() for factor in (layer.down, layer.up)]
+    sizes = [packed_size(*factor.shape) for factor in factors]
+    tiles = allocate_tiles(sum(sizes), factors[0].dtype).split(sizes)
+    packed = [PackedWeight([factor], own) for factor, own in zip(factors, tiles, strict=True)]
+    pairs = zip(layers, packed[::2], packed[1::2], strict=True)
+    return {name: PackedLoraLayer(down, up, layers[name].scale) for name, down, up in pairs}
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ostinato.core.errors import RequestError
-from ostinato.runner.lora import LoraAdapter, LoraLayer, PackedLoraLayer
+from ostinato.runner.lora import LoraAdapter, LoraLayer, PackedLoraLayer, pack_layers
 from ostinato.runner.lora_records import can_pack
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -95,7 +95,7 @@ def read_adapter(path: str | Path, model: PreTrainedModel, limits: LoraLimits) -
     digest = _digest(layers, invocation)
     kept: dict[str, LoraLayer | PackedLoraLayer] = dict(layers)
     if can_pack(model.dtype, model.device):
-        kept = {name: layer.packed() for name, layer in layers.items()}
+        kept = dict(pack_layers(layers))
     num_bytes = sum(layer.num_bytes for layer in kept.values())
     _check_bytes(folder, num_bytes, limits)
     return LoraAdapter(digest, rank, kept, invocation, num_bytes)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ostinato.runner.lora import AdapterSegment, LoraAdapter, LoraLayer, StepAdapters
+from ostinato.runner.lora import AdapterSegment, LoraAdapter, LoraLayer, StepAdapters, pack_layers
 from ostinato.runner.lora_records import add_updates
 from ostinato.runner.native.library import Isa
 from tests.support.instruction_sets import isa, needs_library
@@ -20,7 +20,7 @@ def plain_layer(rank: int, dtype: torch.dtype) -> LoraLayer:
 
 
 def adapter(layer: LoraLayer) -> LoraAdapter:
-    return LoraAdapter(bytes(32), len(layer.down), {NAME: layer.packed()}, (), 0)
+    return LoraAdapter(bytes(32), len(layer.down), pack_layers({NAME: layer}), (), 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
