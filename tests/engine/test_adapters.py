@@ -1,6 +1,7 @@
 """Adapters come and go while requests run, and are told apart by their content."""
 
 import json
+import os
 import shutil
 from array import array
 from collections.abc import Iterator
@@ -177,13 +178,18 @@ REFUSED = [
     ({"init_lora_weights": "pissa"}, "changes the base"),
     ({"target_parameters": ["experts.weight"]}, "target_parameters"),
     ({"alora_invocation_tokens": [10**6]}, "alora_invocation_tokens"),
+    ({"kasa_config": {"beta": 1}}, "KaSA"),
     ({"lora_alpha": "eight"}, "lora_alpha='eight'"),
+    ({"r": 10**400}, "r=1000"),
+    ({"r": 8}, "rank 4, and its config says 8"),
+    ({"alpha_pattern": {"(a+)+$": 1}}, "at most four repetitions"),
+    ({"rank_pattern": {"(": 4}}, "at most four repetitions"),
     ({"weights": float("nan")}, "not finite"),
     ({"weights": torch.ones(2, 1, 1)}, "another base model"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=str)
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=lambda it: str(it)[:60])
 def test_what_cannot_be_served_is_refused_by_name(
     llm: LLM, adapters: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ):
@@ -199,13 +205,29 @@ def test_broken_files_are_refused(llm: LLM, adapters: Path, tmp_path: Path):
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(RequestError, match="no readable adapter_model"):
         llm.add_lora(LoRARequest("bad", 1, folder))
+    weights.write_bytes((2**40).to_bytes(8, "little") + b"{" * 100)
+    with pytest.raises(RequestError, match="its head would take 1099511627776 bytes"):
+        llm.add_lora(LoRARequest("bad", 1, folder))
     weights.unlink()
     with pytest.raises(RequestError, match="cannot be read"):
         llm.add_lora(LoRARequest("bad", 1, folder))
+    os.mkfifo(weights)
+    with pytest.raises(RequestError, match="is no file"):
+        llm.add_lora(LoRARequest("bad", 1, folder))
+    weights.unlink()
+    config = folder / "adapter_config.json"
+    plain = config.read_bytes()
     save_file({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(2, 2)}, weights)
+    config.write_text("[" * 100_000)
+    with pytest.raises(RequestError, match="no readable adapter_config"):
+        llm.add_lora(LoRARequest("bad", 1, folder))
+    config.write_text(json.dumps({"peft_type": "LORA", "target_modules": ["q_proj"] * 2_000_000}))
+    with pytest.raises(RequestError, match="never above 1048576 bytes"):
+        llm.add_lora(LoRARequest("bad", 1, folder))
+    config.write_bytes(plain)
     with pytest.raises(RequestError, match="lora_embedding_A"):
         llm.add_lora(LoRARequest("bad", 1, folder))
-    for name in ("lm_head", "model.layers.9.mlp.up_proj"):
+    for name in ("lm_head", "model.layers.9.mlp.up_proj", "model.layers.0.mlp.experts.1.up_proj"):
         save_file({f"base_model.model.{name}.lora_A.weight": torch.ones(2, 2)}, weights)
         with pytest.raises(RequestError, match=name):
             llm.add_lora(LoRARequest("bad", 1, folder))

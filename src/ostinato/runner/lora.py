@@ -46,7 +46,6 @@ class LoraLayer:
         outputs[rows] += (inputs[rows] @ self.down.T) @ self.up.T * self.scale
 
 
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLoraLayer:
     """The update of one linear layer in the order in which the native library reads it.

@@ -35,9 +35,7 @@ class Part(ctypes.Structure):
         """Describe an update, which the caller keeps alive."""
         down, up = layer.down, layer.up
         assert down.num_rows == up.num_columns, "one rank"
-        return cls(
-            down.address, up.address, first_output, up.num_rows, down.num_rows, layer.scale
-        )
+        return cls(down.address, up.address, first_output, up.num_rows, down.num_rows, layer.scale)
 
 
 class _Layer(ctypes.Structure):

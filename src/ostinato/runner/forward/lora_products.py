@@ -20,9 +20,7 @@ class AdapterParts:
 
     def __init__(self, decoder: Decoder) -> None:
         """Note which linear layers each product joins."""
-        self._joined = [
-            layer.joined(product) for layer in decoder.layers for product in PRODUCTS
-        ]
+        self._joined = [layer.joined(product) for layer in decoder.layers for product in PRODUCTS]
         self._known: WeakKeyDictionary[LoraAdapter, UpdateList] = WeakKeyDictionary()
 
     def groups_of(self, adapters: StepAdapters) -> list[tuple[Ints, UpdateList]]:
