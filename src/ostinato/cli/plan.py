@@ -144,10 +144,21 @@ def _groups(trace: BlockTrace, cost: StepCost, config: Config | None) -> KVGroup
 
 
 def _gpus(cost: StepCost, num_adapter_bytes: int) -> tuple[int, int]:
-    """Return the GPUs of a replica, and the memory that weights and adapters leave of theirs."""
-    if isinstance(cost, RooflineCost):
-        return cost.machine.num_gpus, max(0, cost.kv_memory_bytes - num_adapter_bytes)
-    return 1, 0
+    """Return the GPUs of a replica, and the memory that weights and adapters leave of theirs.
+
+    Raises:
+        ConfigError: The adapters do not fit beside the weights.
+    """
+    if not isinstance(cost, RooflineCost):
+        return 1, 0
+    left_bytes = cost.kv_memory_bytes - num_adapter_bytes
+    if left_bytes < 0:
+        raise ConfigError(
+            f"--lora: adapters of {write_bytes(num_adapter_bytes)} do not fit in the "
+            f"{write_bytes(cost.kv_memory_bytes)} that the weights leave of "
+            f"{count(cost.machine.num_gpus, 'GPU')}: raise --gpus"
+        )
+    return cost.machine.num_gpus, left_bytes
 
 
 def _print(paper: Paper) -> None:
