@@ -294,7 +294,6 @@ class Engine:
         if made.images and self.runner.images is not None:
             state.images = self.runner.images.add(made.images)
         self._states[made.request.request_id] = state
-        self._states[made.request.request_id] = RequestState(made, self._tokens)
         if self.tiers is not None:
             self.tiers.begin(made.request.request_id)
         if made.known is not None and self.texts is not None:
