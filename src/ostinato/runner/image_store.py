@@ -15,7 +15,8 @@ from weakref import WeakValueDictionary
 from torch import Tensor
 
 from ostinato.core.identity import tenant_of
-from ostinato.runner.vision import ImageGrid, Pixels, Vision
+from ostinato.runner.vision import Pixels, Vision
+from ostinato.runner.vision_families import ImageGrid
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
