@@ -1,7 +1,7 @@
 """Puts caches and schedulers together from settings: the one place that knows all their rooms."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -269,9 +269,9 @@ def build_scheduler(
     config: SchedulerConfig,
     cache: PrefixCache,
     clock: Clock = time.monotonic,
-    held: HeldRequests | None = None,
+    held: Sequence[HeldRequests] = (),
 ) -> Scheduler:
-    """Make a scheduler without requests over a cache; it passes over requests that are held.
+    """Make a scheduler without requests over a cache; it passes over requests in ``held``.
 
     Raises:
         ConfigError: A step has no room for a chunk of a model with states.
@@ -292,7 +292,7 @@ def build_scheduler(
 
     def make_skipping(num_cached_tokens: NumCachedTokens) -> WaitingOrder:
         order = make_order(num_cached_tokens)
-        return order if held is None else SkipHeld(order, held)
+        return SkipHeld(order, held) if held else order
 
     return Scheduler(config, cache.manager, clock, make_skipping)
 
