@@ -1,4 +1,4 @@
-"""What would caching save, and what does it cost? No model is loaded, and no engine runs.
+"""Estimates of what caching saves and costs, without a model or an engine.
 
 Files in reading order:
 

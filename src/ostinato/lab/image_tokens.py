@@ -1,4 +1,4 @@
-"""How many tokens does an image take in a prompt, by a model's config alone?"""
+"""The tokens that an image takes in a prompt, by a model's config alone."""
 
 import math
 import re

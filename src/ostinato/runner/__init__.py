@@ -1,4 +1,4 @@
-"""How is a step computed? The only room that holds tensors.
+"""Computes a step: the only room that holds tensors.
 
 Files in reading order:
 
