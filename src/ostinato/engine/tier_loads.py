@@ -17,7 +17,9 @@ Rules:
 3. Requests that begin alike share one load.
 """
 
+import hashlib
 import time
+from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -26,6 +28,7 @@ from ostinato.cache.manager import CacheManager
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.request import RequestContext
+from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.engine.load_note import LoadNote, Rate
 from ostinato.engine.tier_reader import LookUp, Piece, Read, TierReader, pieces_of
 from ostinato.runner.kv_store import KVStore
@@ -174,7 +177,7 @@ class TierLoads:
     def _begin(self, sequence: Sequence, num_known: int) -> None:
         key, first = sequence.key, num_known // self._size
         num_blocks = (len(key) - 1) // self._size  # the last token is computed (law 4)
-        if sequence.reading_is_off or key.images or num_blocks <= first:
+        if sequence.reading_is_off or num_blocks <= first:
             return
         prefix = prefix_of(key, num_blocks * self._size, self._namespace_of)
         load = _Load(sequence, LookUp(prefix, first), time.monotonic(), self._leader(key, first))
@@ -310,8 +313,8 @@ class TierLoads:
         """Allocate blocks and have them filled; False if there is no room."""
         end, first = load.look_up.end_block, load.look_up.first_block
         sequence = load.sequence
-        key = PrefixKey(sequence.key.identity, sequence.key.tokens[: end * self._size])
-        match = replace(self._manager.match_first(key, len(key)), tail=None)
+        key = first_tokens(sequence.key, end * self._size)
+        match = replace(self._manager.match_first(key, end * self._size), tail=None)
         if len(match.blocks) >= end or len(match.blocks) < first:
             return True  # it is there meanwhile, or what it continues is not
         assert load.look_up.refs
@@ -373,5 +376,29 @@ def prefix_of(
 ) -> Prefix:
     """Name a sequence's first tokens as tiers do."""
     identity, public = key.identity, key.identity.public_prefix
-    salt = b"" if public is None else public.tenant
-    return Prefix(namespace_of(identity), identity.tenant, key.tokens[:num_tokens], salt, key)
+    namespace, salt = namespace_of(identity), b"" if public is None else public.tenant
+    tokens = key.tokens[:num_tokens]
+    if key.images:
+        _replace_images(tokens, key, namespace.block_size)
+    return Prefix(namespace, identity.tenant, tokens, salt, key)
+
+
+def _replace_images(tokens: "array[int]", key: PrefixKey, size: int) -> None:
+    """Put a digest in place of each block that shows part of an image.
+
+    Tiers compare tokens, and placeholders are the same for every image: such a block is named by
+    SHAKE-256 over its tokens and its images' content and place, as long as its tokens are.
+    """
+    shown = PrefixKey(Identity(), key.tokens, key.images)  # without the identity's boundaries
+    for block in range(len(tokens) // size):
+        start, stop = block * size, (block + 1) * size
+        if shown.extra(start, stop) is not None:
+            name = hashlib.shake_256(shown.block_name(block, size))
+            tokens[start:stop] = array("I", name.digest(size * TOKEN_BYTES))
+
+
+def first_tokens(key: PrefixKey, num_tokens: int) -> PrefixKey:
+    """Return the key of a sequence's first tokens, up to the end of an image that they cut."""
+    images = [image for image in key.images if image.start < num_tokens]
+    end = max([num_tokens, *(image.end for image in images)])
+    return PrefixKey(key.identity, key.tokens[:end], images)

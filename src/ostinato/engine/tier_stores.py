@@ -33,7 +33,7 @@ from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver, Eviction
 from ostinato.cache.prefix_index import Removal
-from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey, images_of
 from ostinato.core.request import RequestContext
 from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.engine.tier_events import TierEvents
@@ -120,7 +120,7 @@ class TierStores(CacheObserver):
         self._pressure: Literal["none", "new", "known"] = "none"
         self._paused_until_s = 0.0
         self._changed = threading.Condition()
-        self._is_open = self._is_looking = False
+        self._is_open = self._is_looking = self._has_images = False
 
     def open(
         self,
@@ -148,6 +148,7 @@ class TierStores(CacheObserver):
     def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
         """A prefix is used a second time."""
         num_blocks = table.num_shared_tokens // self._size
+        self._has_images |= bool(table.key.images)
         if num_blocks and table.writes and table.blocks[num_blocks - 1] not in self._marked:
             self._want(_Wanted(table.key, table.num_shared_tokens))
 
@@ -185,7 +186,7 @@ class TierStores(CacheObserver):
         self._marked.update(blocks)
 
     def _want(self, wanted: _Wanted) -> None:
-        if not self._is_open or wanted.key.images:
+        if not self._is_open:
             return
         if len(self._waiting) >= MOST_WAITING:
             self._waiting.popleft()
@@ -273,21 +274,25 @@ class TierStores(CacheObserver):
 
     def want_everything(self) -> None:
         """Have all that is cached written, the most used and the last used first."""
-        paths: list[array[int]] = []
+        paths: list[tuple[array[int], tuple[ImageSpan, ...]]] = []
         leaves: dict[int, tuple[bool, int, Identity]] = {}
         width = self._size * TOKEN_BYTES
         for place, run in enumerate(self._manager.index.runs()):
             entry = run.entries[0]
             own = entry.run_from(0)[1]
             own = own[: len(own) // width * width]  # without a partial block
-            before = array("I") if run.parent is None else paths[run.parent]
-            paths.append(before + array("I", own))
+            before, images = (array("I"), ()) if run.parent is None else paths[run.parent]
+            for block in range(len(own) // width if self._has_images else 0):
+                extra = entry.name_of(block, self._size)[width:]
+                shown = images_of(extra, len(before) + block * self._size)
+                images += tuple(image for image in shown if image not in images)
+            paths.append((before + array("I", own), images))
             if own:
                 leaves.pop(-1 if run.parent is None else run.parent, None)
                 leaves[place] = entry.uses > 1, entry.idle_tick, entry.identity
         ranked = sorted(leaves, key=lambda place: leaves[place][:2], reverse=True)
         for place in ranked[:MOST_WAITING]:
-            key = PrefixKey(leaves[place][2], paths[place])
+            key = whole_images(leaves[place][2], *paths[place])
             self._want(_Wanted(key, len(key)))
 
     def close(self) -> None:
@@ -351,6 +356,15 @@ class TierStores(CacheObserver):
             self.write_s += took_s
             self._credit_s -= took_s
             self._changed.notify_all()
+
+
+def whole_images(
+    identity: Identity, tokens: "array[int]", images: Iterable[ImageSpan]
+) -> PrefixKey:
+    """Return the key of a cached path, without an image that is cached in part."""
+    cut = [image.start for image in images if image.end > len(tokens)]
+    tokens = tokens[: min([len(tokens), *cut])]
+    return PrefixKey(identity, tokens, [image for image in images if image.end <= len(tokens)])
 
 
 def cuts(first: int, last: int, every: int) -> list[int]:
