@@ -89,27 +89,6 @@ def test_an_adapter_shares_with_its_own_content_alone(llm: LLM, adapters: Path, 
     assert llm.remove_lora("sql") and hit(llm, PROMPT, sql) == 20, "loaded again, by its content"
 
 
-def test_a_tier_keeps_each_adapters_prefixes_apart_by_content(
-    checkpoints: Checkpoints, adapters: Path, tmp_path: Path
-):
-    """After a restart the same content under another name hits; other content and none do not."""
-    path, ends = str(checkpoints.path("llama")), list[list[int]]()
-    half = rewritten(adapters / "sql", tmp_path / "half", weights=0.5)
-    for name, folder in (("sql", adapters / "sql"), ("renamed", adapters / "sql")):
-        with LLM(
-            path, dtype="float64", block_size=4, num_blocks=64, enable_lora=True,
-            kv_disk=tmp_path / "kv", kv_disk_bytes=2**24,
-        ) as llm:  # fmt: skip
-            request = LoRARequest(name, 1, folder)
-            (output,) = llm.generate(PROMPT, ONE, lora_request=request, use_tqdm=False)
-            ends.append(list(output.outputs[0].token_ids))
-            assert output.cached_tokens_from == ({} if name == "sql" else {"disk": 20})
-            if name == "renamed":
-                assert hit(llm, PROMPT, LoRARequest("half", 2, half)) == 0
-                assert hit(llm, PROMPT) == 0
-    assert ends[0] == ends[1]
-
-
 def test_ten_specialists_compute_their_context_once(llm: LLM, adapters: Path, tmp_path: Path):
     """Activated adapters share everything before their invocation with the base model."""
     context = list(range(20, 70))

@@ -19,7 +19,6 @@ Rules:
 import logging
 import threading
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,11 +32,10 @@ from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver, Eviction
 from ostinato.cache.prefix_index import Removal
-from ostinato.core.identity import Identity, ImageSpan, PrefixKey, images_of
+from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.request import RequestContext
-from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.engine.tier_events import TierEvents
-from ostinato.engine.tier_loads import prefix_of
+from ostinato.engine.tier_prefixes import cached_paths, prefix_of
 from ostinato.runner.kv_store import KVStore
 from ostinato.tiers.port import Extent, KVTier, Namespace, StoreResult, TierStats
 
@@ -274,25 +272,7 @@ class TierStores(CacheObserver):
 
     def want_everything(self) -> None:
         """Have all that is cached written, the most used and the last used first."""
-        paths: list[tuple[array[int], tuple[ImageSpan, ...]]] = []
-        leaves: dict[int, tuple[bool, int, Identity]] = {}
-        width = self._size * TOKEN_BYTES
-        for place, run in enumerate(self._manager.index.runs()):
-            entry = run.entries[0]
-            own = entry.run_from(0)[1]
-            own = own[: len(own) // width * width]  # without a partial block
-            before, images = (array("I"), ()) if run.parent is None else paths[run.parent]
-            for block in range(len(own) // width if self._has_images else 0):
-                extra = entry.name_of(block, self._size)[width:]
-                shown = images_of(extra, len(before) + block * self._size)
-                images += tuple(image for image in shown if image not in images)
-            paths.append((before + array("I", own), images))
-            if own:
-                leaves.pop(-1 if run.parent is None else run.parent, None)
-                leaves[place] = entry.uses > 1, entry.idle_tick, entry.identity
-        ranked = sorted(leaves, key=lambda place: leaves[place][:2], reverse=True)
-        for place in ranked[:MOST_WAITING]:
-            key = whole_images(leaves[place][2], *paths[place])
+        for key in cached_paths(self._manager, self._has_images)[:MOST_WAITING]:
             self._want(_Wanted(key, len(key)))
 
     def close(self) -> None:
@@ -356,15 +336,6 @@ class TierStores(CacheObserver):
             self.write_s += took_s
             self._credit_s -= took_s
             self._changed.notify_all()
-
-
-def whole_images(
-    identity: Identity, tokens: "array[int]", images: Iterable[ImageSpan]
-) -> PrefixKey:
-    """Return the key of a cached path, without an image that is cached in part."""
-    cut = [image.start for image in images if image.end > len(tokens)]
-    tokens = tokens[: min([len(tokens), *cut])]
-    return PrefixKey(identity, tokens, [image for image in images if image.end <= len(tokens)])
 
 
 def cuts(first: int, last: int, every: int) -> list[int]:

@@ -22,7 +22,8 @@ from ostinato.assembly import PrefixCache
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import RequestId
 from ostinato.engine.load_note import LoadNote
-from ostinato.engine.tier_loads import TierLoads, first_tokens
+from ostinato.engine.tier_loads import TierLoads
+from ostinato.engine.tier_prefixes import first_tokens
 from ostinato.engine.tier_stores import TierStores
 from ostinato.runner.compute_path import ComputePath
 from ostinato.runner.model_runner import ModelRunner
