@@ -5,10 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ostinato.cache.block_shares import BlockShares
 from ostinato.cache.block_table import StepCopies
-from ostinato.cache.eviction import EvictionPolicy, PolicyFactory
-from ostinato.cache.layer_group import LayerGroup
+from ostinato.cache.eviction import BlockShares, EvictionPolicy, PolicyFactory
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver, Observers
 from ostinato.cache.pool import BlockPool, FreeBlocks
@@ -20,6 +18,8 @@ from ostinato.eviction.classic_order import ClassicFreeBlocks
 from ostinato.eviction.learned_policy import LearnsFromMisses, MissObserver
 from ostinato.ghost.ghost import Ghost
 from ostinato.hybrid.checkpoint import LeastSavedWork
+from ostinato.hybrid.layer_group import LayerGroup
+from ostinato.hybrid.manager import HybridCacheManager
 from ostinato.hybrid.placement import Placement
 from ostinato.hybrid.prefill_cuts import StateCuts
 from ostinato.hybrid.state_group import OrphanObserver, StateGroup
@@ -83,7 +83,8 @@ class PrefixCache:
     @property
     def states(self) -> StateGroup | None:
         """The pool of states; None for a model without."""
-        groups = self.manager.layer_groups
+        manager = self.manager
+        groups = manager.layer_groups if isinstance(manager, HybridCacheManager) else ()
         return next((group for group in groups if isinstance(group, StateGroup)), None)
 
     @property
@@ -195,10 +196,12 @@ def make_manager(
 
     make_index = RadixIndex if config.index == "radix" else make_hash_index
     make_unused = _FREE_BLOCKS[config.free_order]
-    return CacheManager(
+    arguments = (
         config, clock, shares, make_index, observers, public.may_continue, epoch, make_unused,
-        make_groups,
     )  # fmt: skip
+    if config.windows or has_states:
+        return HybridCacheManager(make_groups, *arguments)
+    return CacheManager(*arguments)
 
 
 def make_states(

@@ -150,10 +150,21 @@ def _encoder_bytes(config: Config | None, image: str) -> int:
 
 
 def _gpus(cost: StepCost, num_other_bytes: int) -> tuple[int, int]:
-    """Return the GPUs of a replica, and the memory that all weights leave of theirs."""
-    if isinstance(cost, RooflineCost):
-        return cost.machine.num_gpus, max(0, cost.kv_memory_bytes - num_other_bytes)
-    return 1, 0
+    """Return the GPUs of a replica, and the memory that all weights leave of theirs.
+
+    Raises:
+        ConfigError: Adapters and encoder do not fit beside the weights.
+    """
+    if not isinstance(cost, RooflineCost):
+        return 1, 0
+    left_bytes = cost.kv_memory_bytes - num_other_bytes
+    if left_bytes < 0:
+        raise ConfigError(
+            f"adapters and the encoder of images take {write_bytes(num_other_bytes)}, more than "
+            f"the {write_bytes(cost.kv_memory_bytes)} that the weights leave of "
+            f"{count(cost.machine.num_gpus, 'GPU')}: raise --gpus"
+        )
+    return cost.machine.num_gpus, left_bytes
 
 
 def _print(paper: Paper) -> None:

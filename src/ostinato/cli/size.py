@@ -84,7 +84,7 @@ def run(
     at_least("tokens", tokens, 1)
     at_least("requests", requests, 1)
     config = load_config(model)
-    lora_bytes = adapter_bytes(lora or [])
+    lora_bytes = adapter_bytes(lora or [], packed=True)
     question = Question(model, tokens, requests, memory.strip(), lora_bytes)
     if image:
         question = _with_image(question, config, image)
@@ -234,7 +234,10 @@ def _notes(question: Question, size: KVBytes) -> Iterator[str]:
     yield from size.notes
     if question.adapter_bytes:
         adapters = write_bytes(question.adapter_bytes)
-        yield f"The adapters take {adapters} of the memory, which are not counted as KV."
+        yield (
+            f"The adapters take {adapters} of the memory, which are not counted as KV; on a CPU, "
+            "ranks count as multiples of 32."
+        )
     if size.windowed is not None:
         yield "Windows kept: for engines that free what slid out of a window."
     if size.expanded is not None:

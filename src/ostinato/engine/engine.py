@@ -140,7 +140,8 @@ class Engine:
             weakref.finalize(self, self.owner.only_here(self.kv_events.close))
         self.tiers: TieredCache | None = None
         if config.has_tiers:
-            tier, most = open_tier(config, self.runner), config.kv_disk_bytes // LEAST_DISK_BLOCKS
+            tier = open_tier(config, self.runner, stores.events)
+            most = config.kv_disk_bytes // LEAST_DISK_BLOCKS
             parts = self.cache, self.scheduler, self.runner, self.compute_path
             self.tiers = TieredCache(tier, stores, held, *parts, most)
             weakref.finalize(self, self.owner.only_here(self.tiers.stop))
@@ -319,6 +320,8 @@ class Engine:
             if request_id in self._states:
                 self._states[request_id].load_note = note
         failed = self._begin_image_step()
+        if self.tiers is not None and self.tiers.wait_for_loads():
+            return failed
         try:
             return [*failed, *self._step()]
         finally:
