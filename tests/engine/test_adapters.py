@@ -28,6 +28,7 @@ from ostinato.runner.resolve import resolve_model
 from tests.support.adapters import INVOCATION, adapters, save_adapter
 from tests.support.checkpoints import Checkpoints, checkpoints
 from tests.support.engines import assert_idle
+from tests.support.images import image_checkpoint
 from tests.support.instruction_sets import needs_library
 
 __all__ = ["adapters", "checkpoints"]
@@ -284,6 +285,18 @@ def test_broken_files_are_refused(llm: LLM, adapters: Path, tmp_path: Path):
         save_file({f"base_model.model.{name}.lora_A.weight": torch.ones(2, 2)}, weights)
         with pytest.raises(RequestError, match=name):
             llm.add_lora(LoRARequest("bad", 1, folder))
+
+
+def test_an_image_encoder_has_no_adapters(checkpoints: Checkpoints, adapters: Path, tmp_path: Path):
+    """What it makes of an image is kept by the image alone."""
+    folder = rewritten(adapters / "sql", tmp_path / "bad")
+    name = "model.vision_tower.encoder.layers.0.self_attn.q_proj"
+    tensors = {f"base_model.model.{name}.lora_{part}.weight": torch.ones(4, 4) for part in "AB"}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    base = image_checkpoint(checkpoints, "llava")
+    refused = pytest.raises(RequestError, match=r"vision_tower.*or what encodes images")
+    with LLM(str(base), num_blocks=8, enable_lora=True) as llm, refused:
+        llm.add_lora(LoRARequest("bad", 1, folder))
 
 
 def test_limits_are_named(llm: LLM, adapters: Path, monkeypatch: pytest.MonkeyPatch):
