@@ -1,8 +1,10 @@
 """Adapters come and go while requests run, and are told apart by their content."""
 
+import gc
 import json
 import os
 import shutil
+import weakref
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
@@ -123,6 +125,9 @@ def test_requests_of_an_unloaded_adapter_finish_and_publish_nothing_more(llm: LL
     engine.add(made[0])
     engine.step()
     engine.add(made[1])
+    [adapter] = engine.runner.adapters.values()
+    weights = weakref.ref(adapter)
+    del adapter
     engine.remove_adapter("sql")
     with pytest.raises(RequestError, match="was unloaded"):
         engine.add(late)
@@ -133,6 +138,8 @@ def test_requests_of_an_unloaded_adapter_finish_and_publish_nothing_more(llm: LL
         outputs.update({s.request.request_id: s.output() for s in engine.step() if s.finished})
     assert [len(outputs[name].outputs[0].token_ids) for name in "ab"] == [9, 9]
     assert not engine.runner.adapters, "its weights went with its last request"
+    gc.collect()
+    assert weights() is None, "they are nowhere else"
     whole = [*PROMPT, *outputs["a"].outputs[0].token_ids, 5]
     assert hit(llm, whole, sql) == 20, "what it had published before"
     assert hit(llm, PROMPT[::-1], sql) == 0
