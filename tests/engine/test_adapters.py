@@ -113,6 +113,19 @@ def test_an_activated_adapter_starts_at_the_last_invocation(llm: LLM, adapters: 
     assert llm.engine.identity_of(prompt, tokens[-2:]).adapter == b""
 
 
+def test_in_a_chat_the_turns_before_the_last_invocation_are_the_base_model_s(
+    llm: LLM, adapters: Path
+):
+    """Each turn has an invocation: what the adapter computed is not the next turn's prefix."""
+    judge = LoRARequest("judge", 1, adapters / "judge")
+    context, question = list(range(20, 60)), [*INVOCATION, 11, 12, 13, 14, 15]
+    first = [*context, *question]
+    second = [*first, 90, *question]
+    assert (hit(llm, first, judge), hit(llm, first, judge)) == (0, 47)
+    assert (hit(llm, second, judge), hit(llm, second, judge)) == (40, 56)
+    assert hit(llm, [*first, 90]) == 48, "computed by the base model in the second turn"
+
+
 def test_requests_of_an_unloaded_adapter_finish_and_publish_nothing_more(llm: LLM, adapters: Path):
     """One runs and one waits when it is unloaded; afterwards none of their new blocks are found."""
     engine, sql = llm.engine, LoRARequest("sql", 1, adapters / "sql")
