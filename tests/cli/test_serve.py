@@ -22,8 +22,8 @@ MODEL = "tiny-shakespeare"
 def test_it_serves_this_machine_alone_and_drains_when_it_is_told_to_end(tmp_path: Path) -> None:
     """After SIGTERM: not ready, nothing new, what runs goes on to its end, exit code 0."""
     adapter = save_adapter(resolve_model(MODEL), tmp_path / "sql", 1)
-    loaded = ("--lora-modules", f"sql={adapter}")
-    with served(MODEL, *loaded) as server, httpx.Client(base_url=server.url) as http:
+    named = ("--lora-modules", f"sql={adapter}")
+    with served(MODEL, *named) as server, httpx.Client(base_url=server.url) as http:
         assert server.url.startswith("http://127.0.0.1:")
         wait_until(lambda: "no keys: only this machine" in "".join(server.lines))
         assert "Computing in bfloat16 on cpu, instruction set" in "".join(server.lines)

@@ -31,11 +31,17 @@ HYBRID = {"model_type": "qwen3_5_text", "dtype": "bfloat16", "num_hidden_layers"
 
 def test_an_image_is_counted_in_tokens_and_bytes(tmp_path: Path, terminal: Terminal):
     """Gemma 3's images have 256 tokens, whatever their size."""
-    path = written(tmp_path, {"model_type": "gemma3", "text_config": GEMMA_3, "vision_config": {}})
+    vision = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
+              "patch_size": 14, "image_size": 896}  # fmt: skip
+    text = {**GEMMA_3, "hidden_size": 2560}
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": vision}
+    path = written(tmp_path, config)
 
     said = terminal.run("size", str(path), "--image", "640x480").stdout
 
-    assert "An image of 640x480 pixels is 256 tokens of a prompt" in " ".join(said.split())
+    said = " ".join(said.split())
+    assert "An image of 640x480 pixels is 256 tokens of a prompt" in said
+    assert "the encoder itself 800 MiB in bfloat16" in said
 
 
 @pytest.fixture

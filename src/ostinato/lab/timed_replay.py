@@ -159,7 +159,7 @@ class TimedReplica:
         written = None if disk is None else SimulatedDisk(disk.num_blocks, cache.block_size)
         more = () if written is None else (written,)
         self.cache = build_cache(cache, lambda: self.now_s, more_observers=more)
-        self.scheduler = build_scheduler(scheduling, self.cache, lambda: self.now_s, held)
+        self.scheduler = build_scheduler(scheduling, self.cache, lambda: self.now_s, [held])
         self._loads: SimulatedLoads | None = None
         if disk is not None and written is not None:
             written.open(self.cache.manager)
