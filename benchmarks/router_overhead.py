@@ -142,7 +142,7 @@ def _p99(values: list[float]) -> float:
 
 
 async def _await_ready(session: aiohttp.ClientSession, port: int) -> None:
-    for _ in range(300):
+    for _ in range(3000):
         try:
             async with session.get(f"http://127.0.0.1:{port}/ready") as answer:
                 if answer.status == 200:
