@@ -105,8 +105,10 @@ class LocalFile:
         return done
 
     def sync(self) -> None:
-        """Return when all that was written is durable."""
+        """Return when all that was written is durable; a file without a name never is."""
         os.fdatasync(self._fd)
+        if not os.fstat(self._fd).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "the folder or its files were removed")
 
     def truncate(self, size: int) -> None:
         """Cut off what follows."""
