@@ -16,6 +16,7 @@ Files in reading order:
 * ``request_validation``: tokenizes a prompt and checks a request, before it is added
 * ``text_tokenizer``: tokenizes of a text only what is not known
 * ``request_state``: the tokens, texts and times of one request
+* ``prompt_tokenizer``: turns the texts and images of prompts into token ids
 * ``setup``: loads the model and sizes its pools
 * ``weights``: checks new weights against the model
 * ``kv_events_wire``, ``kv_events_publisher``: the format of KV events, and the socket
