@@ -1,4 +1,4 @@
-"""Which low-rank updates does an adapter bring to each product of the fused forward?
+"""The low-rank updates that an adapter adds to each product.
 
 A product may join several linear layers (queries, keys and values; gate and up): an adapter's
 update of it has one part per layer, each with the columns that it changes::
