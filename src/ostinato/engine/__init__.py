@@ -26,8 +26,9 @@ Files in reading order:
 * ``adapters``: loaded LoRA adapters by name, and which are about to go
 * ``trace_writer``, ``recorder``: record what happens to an engine
 * ``audit``: computes a share of the hits again, and compares
+* ``tier_prefixes``: names the prefixes of sequences as tiers do
 * ``load_note``, ``tier_reader``, ``tier_loads``: load prefixes from tiers into the pool
-* ``tier_stores``: writes prefixes to tiers
+* ``tier_stores``, ``tier_events``: write prefixes to tiers, and announce what tiers have
 * ``tiered_cache``, ``open_tiers``: the tiers of one engine, and how they are opened
 * ``image_encoder``: runs the encoder of images beside the steps
 * ``engine``: the loop

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from ostinato.runner.forward.decoder import PRODUCTS, Decoder
 from ostinato.runner.inputs import Ints
-from ostinato.runner.lora import LoraAdapter, PackedLoraLayer, StepAdapters
+from ostinato.runner.lora import LoraAdapter, StepAdapters
 from ostinato.runner.lora_records import Part, UpdateList
 
 
@@ -36,7 +36,7 @@ class AdapterParts:
                     [
                         Part.of(layer, first)
                         for name, first in joined
-                        if isinstance(layer := adapter.layers.get(name), PackedLoraLayer)
+                        if (layer := adapter.layers.get(name)) is not None
                     ]
                     for joined in self._joined
                 ]
