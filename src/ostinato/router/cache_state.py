@@ -70,7 +70,8 @@ class CacheState:
         self._learn(request, fleet, chosen)
         reason = (
             f"{chosen.load_tokens:,} tokens queued + {weights[place]:.1f} * "
-            f"({chosen.tokens_to_compute:,} to compute + {excess[place]:,.0f} above its share lately)"
+            f"({chosen.tokens_to_compute:,} to compute + "
+            f"{excess[place]:,.0f} above its share lately)"
         )
         return Choice(place, reason, scores)
 
