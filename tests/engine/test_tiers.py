@@ -77,6 +77,17 @@ def test_a_hit_in_the_pool_asks_no_tier(new_llm: NewLLM, tier: MemoryTier):
     assert tier.num_looked_up == num_before
 
 
+def test_tiers_are_told_what_requests_used(new_llm: NewLLM, tier: MemoryTier):
+    """Also of hits in the pool; the pool's policy ranks what a tier may evict."""
+    llm = new_llm()
+    ask(llm)
+    ask(llm)
+    llm.engine.tiers.stores.flush(10)
+    assert [prefix.num_blocks for prefix, _ in tier.uses] == [8, 8]
+    policy = llm.engine.cache.manager.pool.shares.policy_of(b"")
+    assert all(reuse.forecast is policy for _, reuse in tier.uses)
+
+
 @pytest.mark.parametrize("fault", [LoadFault.CHECKSUM, LoadFault.SHORT, LoadFault.DEADLINE])
 def test_a_load_ends_at_the_first_bad_block(new_llm: NewLLM, tier: MemoryTier, fault: LoadFault):
     """Five good blocks are used, the sixth and all after it are computed."""

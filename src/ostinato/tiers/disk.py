@@ -28,6 +28,7 @@ from ostinato.tiers.port import (
     TierStats,
 )
 from ostinato.tiers.record import ALIGNMENT, record_bytes
+from ostinato.tiers.retention import ReuseClass
 from ostinato.tiers.sealing import KeyFile, Sealing, folder_secret
 from ostinato.tiers.segment_log import LogFull, LogLimits, SegmentLog
 
@@ -148,7 +149,7 @@ class DiskTier:
             refs.append(ExtentRef(self.name, start, count, size, where, until))
             start += count * prefix.namespace.block_size
         if refs:
-            self._index.use(prefix, start // prefix.namespace.block_size)
+            self._index.use(prefix, start // prefix.namespace.block_size, self._clock())
         return refs
 
     def load(
@@ -174,7 +175,7 @@ class DiskTier:
         with self._writing:
             ends = {id(x.prefix): (x.prefix, x.end_block) for x, _ in extents}
             for prefix, end in ends.values():
-                self._index.use(prefix, end)  # what it continues is worth keeping
+                self._index.use(prefix, end, self._clock())  # what it continues is worth keeping
             if not self._may_write():
                 results = [StoreResult(self._state)] * len(extents)
             else:
@@ -195,6 +196,10 @@ class DiskTier:
                 self._write_failed(error)
                 return 0
             return sum(count for *_, count in found) * prefix.namespace.block_size
+
+    def use(self, prefix: Prefix, reuse: ReuseClass) -> None:
+        """Note which request used a prefix last; see ``KVTier``."""
+        self._index.use(prefix, prefix.num_blocks, self._clock(), reuse)
 
     def erase(self, salt: bytes) -> list[TierReceipt]:
         """Destroy a tenant's keys and overwrite its records; see ``KVTier``."""
