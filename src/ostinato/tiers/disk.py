@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from ostinato.core.errors import ConfigError
@@ -67,12 +68,16 @@ class DailyBudget:
         self._limit, self._clock = bytes_per_day, clock
         self._left, self._at = float(bytes_per_day - spent), clock()
 
-    def allows(self, size: int) -> bool:
-        """Whether so many bytes may be written now."""
+    def left(self) -> float:
+        """Return how many bytes may be written now."""
         now = self._clock()
         earned = self._limit * max(0.0, now - self._at) / _DAY_S
         self._left, self._at = min(float(self._limit), self._left + earned), now
-        return not self._limit or size <= self._left
+        return self._left if self._limit else inf
+
+    def allows(self, size: int) -> bool:
+        """Whether so many bytes may be written now."""
+        return size <= self.left()
 
     def spend(self, size: int) -> None:
         """Count bytes as written."""
@@ -312,9 +317,9 @@ class DiskTier:
             key = self._sealing.key(extent.prefix, create=True)
             if key is None:  # another secret wrapped it
                 return StoreResult.READ_ONLY
-        before = self._log.written_bytes
+        before, may_copy = self._log.written_bytes, self._budget.left()
         try:
-            self._log.append(extent, payload, self._sealing.names(extent.prefix), key)
+            self._log.append(extent, payload, self._sealing.names(extent.prefix), key, may_copy)
         except LogFull:
             return StoreResult.FULL
         finally:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from math import inf
 
 from ostinato.core.errors import ConfigError
 from ostinato.tiers.folder import Folder
@@ -98,15 +99,24 @@ class SegmentLog:
             room = self.limits.segment - active.end if active else 0
             self._evict(*(self._choice(room) or (self.segments[0], [])))
 
-    def append(self, extent: Extent, payload: Buffer, names: Names, key: bytes | None) -> None:
+    def append(
+        self, extent: Extent, payload: Buffer, names: Names, key: bytes | None, may_write: float
+    ) -> None:
         """Append an extent; no look-up finds it before ``commit``.
+
+        Args:
+            extent: Its tokens and place.
+            payload: The bytes of its blocks.
+            names: Of its tenant.
+            key: The tenant's; None in the clear.
+            may_write: Bytes, with those that are copied for it: then less is worth copying.
 
         Raises:
             LogFull: What is leased leaves no room for it.
             OSError: The medium failed; ``abandon`` what is not committed.
         """
         size = record_bytes(extent, sealed=key is not None)
-        segment = self._segment_for(size)
+        segment = self._segment_for(size, may_write - size)
         buffers = encode(extent, payload, names, key, segment.seed, segment.durable)
         header = parse(bytes(buffers[0]), segment.seed)
         assert header is not None, "just encoded"
@@ -196,14 +206,14 @@ class SegmentLog:
         elif record.digests or record.open(None):
             self.index.add(record)
 
-    def _segment_for(self, size: int) -> Segment:
+    def _segment_for(self, size: int, may_copy: float) -> Segment:
         self.fit()  # an eviction may have failed before
         active, whole = self._active, self.limits.segment
         if active is not None and active.end + size <= whole:
             return active
         choice, room = None, whole - ALIGNMENT - size
         is_last = self.occupied() + 2 * whole > self.limits.limit_bytes
-        if is_last and (choice := self._choice(room)) is None:
+        if is_last and (choice := self._choice(room, may_copy)) is None:
             raise LogFull
         self.commit()
         if active is not None and active.end + ALIGNMENT <= whole:
@@ -215,7 +225,7 @@ class SegmentLog:
             self._evict(*choice)
         return created
 
-    def _choice(self, room: int) -> tuple[Segment, list[Record]] | None:
+    def _choice(self, room: int, may_copy: float = inf) -> tuple[Segment, list[Record]] | None:
         """Return the older segment to evict, and what to copy of it; None if no leases fit."""
         live = {
             segment: sorted(
@@ -224,7 +234,7 @@ class SegmentLog:
             for segment in self.segments
             if segment is not self._active
         }
-        most = min(room, int((1 - LEAST_SHARE) * self.limits.segment))
+        most = int(min(room, (1 - LEAST_SHARE) * self.limits.segment, may_copy))
         return choose_eviction(live, room, most, self._clock())
 
     def _evict(self, victim: Segment, kept: list[Record]) -> None:
