@@ -1,6 +1,7 @@
 """Adapters come and go while requests run, and are told apart by their content."""
 
 import json
+import os
 import shutil
 from array import array
 from collections.abc import Iterator
@@ -12,13 +13,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ostinato import LLM, LoRARequest, MissReason, RequestOutput, SamplingParams
+from ostinato import (
+    LLM,
+    LoRARequest,
+    MissReason,
+    RequestOutput,
+    SamplingParams,
+    StructuredOutputs,
+)
 from ostinato.core.errors import ConfigError, RequestError
 from ostinato.engine.kv_events_wire import BatchEncoder, BlockStored, decode
 from ostinato.engine.prompts import parse_prompt
-from tests.support.adapters import INVOCATION, adapters
+from ostinato.runner.resolve import resolve_model
+from tests.support.adapters import INVOCATION, adapters, save_adapter
 from tests.support.checkpoints import Checkpoints, checkpoints
 from tests.support.engines import assert_idle
+from tests.support.instruction_sets import needs_library
 
 __all__ = ["adapters", "checkpoints"]
 
@@ -168,6 +178,50 @@ def test_events_name_the_adapter_from_its_first_block_on(llm: LLM, adapters: Pat
     assert stored[1].extra_keys is not None and stored[1].extra_keys[0] is not None
 
 
+def test_a_disk_keeps_adapters_apart_over_a_restart(tmp_path: Path):
+    """What the base model and one adapter computed is found by them alone."""
+    base, tokens = resolve_model("tiny-shakespeare"), [1 + i * 37 % 61 for i in range(70)]
+    for seed, name in enumerate(("sql", "fr")):
+        save_adapter(base, tmp_path / name, seed, target_modules=["q_proj", "down_proj"])
+    sql, fr = (LoRARequest(name, n, tmp_path / name) for n, name in enumerate(("sql", "fr"), 1))
+    settings = {"num_blocks": 64, "kv_disk": tmp_path / "kv", "kv_disk_bytes": 2**26}
+    with LLM(enable_lora=True, **settings) as llm:
+        before = llm.generate([tokens] * 2, ONE, lora_request=[sql, None], use_tqdm=False)
+    with LLM(enable_lora=True, **settings) as llm:
+        after = [
+            llm.generate(tokens, ONE, lora_request=request, use_tqdm=False)[0]
+            for request in (fr, sql, None)
+        ]
+    assert [it.cached_tokens_from for it in after] == [{}, {"disk": 64}, {"disk": 64}]
+    assert [it.outputs[0].token_ids for it in after[1:]] == [
+        it.outputs[0].token_ids for it in before
+    ]
+
+
+@needs_library
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_adapters_of_a_quantized_model_answer_alike_alone_and_in_any_batch(
+    tmp_path: Path, quantization: str
+):
+    """Weights and keys of few bits, one request bound to a choice; then with hits, one by one."""
+    base = resolve_model("tiny-shakespeare")
+    sql = LoRARequest("sql", 1, save_adapter(base, tmp_path / "sql", 1))
+    some = SamplingParams(max_tokens=8, temperature=0)
+    bound = StructuredOutputs(choice=["Aye", "No"])
+    choice = SamplingParams(max_tokens=8, temperature=0, structured_outputs=bound)
+    prompts = ["ROMEO: What light through"] * 3
+    params, adapters = [some, some, choice], [sql, None, sql]
+    with LLM(
+        quantization=quantization, kv_cache_dtype="int8", enable_lora=True, num_blocks=64
+    ) as llm:
+        together = llm.generate(prompts, params, lora_request=adapters, use_tqdm=False)
+        said = [output.outputs[0].text for output in together]
+        assert said[0] != said[1] and said[2] in ("Aye", "No")
+        for prompt, one, adapter, text in zip(prompts, params, adapters, said, strict=True):
+            [alone] = llm.generate(prompt, one, lora_request=adapter, use_tqdm=False)
+            assert alone.num_cached_tokens > 0 and alone.outputs[0].text == text
+
+
 REFUSED = [
     ({"use_dora": True}, "DoRA"),
     ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
@@ -177,13 +231,18 @@ REFUSED = [
     ({"init_lora_weights": "pissa"}, "changes the base"),
     ({"target_parameters": ["experts.weight"]}, "target_parameters"),
     ({"alora_invocation_tokens": [10**6]}, "alora_invocation_tokens"),
+    ({"kasa_config": {"beta": 1}}, "KaSA"),
     ({"lora_alpha": "eight"}, "lora_alpha='eight'"),
+    ({"r": 10**400}, "r=1000"),
+    ({"r": 8}, "rank 4, and its config says 8"),
+    ({"alpha_pattern": {"(a+)+$": 1}}, "at most four repetitions"),
+    ({"rank_pattern": {"(": 4}}, "at most four repetitions"),
     ({"weights": float("nan")}, "not finite"),
     ({"weights": torch.ones(2, 1, 1)}, "another base model"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=str)
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=lambda it: str(it)[:60])
 def test_what_cannot_be_served_is_refused_by_name(
     llm: LLM, adapters: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ):
@@ -199,13 +258,29 @@ def test_broken_files_are_refused(llm: LLM, adapters: Path, tmp_path: Path):
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(RequestError, match="no readable adapter_model"):
         llm.add_lora(LoRARequest("bad", 1, folder))
+    weights.write_bytes((2**40).to_bytes(8, "little") + b"{" * 100)
+    with pytest.raises(RequestError, match="its head would take 1099511627776 bytes"):
+        llm.add_lora(LoRARequest("bad", 1, folder))
     weights.unlink()
     with pytest.raises(RequestError, match="cannot be read"):
         llm.add_lora(LoRARequest("bad", 1, folder))
+    os.mkfifo(weights)
+    with pytest.raises(RequestError, match="is no file"):
+        llm.add_lora(LoRARequest("bad", 1, folder))
+    weights.unlink()
+    config = folder / "adapter_config.json"
+    plain = config.read_bytes()
     save_file({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(2, 2)}, weights)
+    config.write_text("[" * 100_000)
+    with pytest.raises(RequestError, match="no readable adapter_config"):
+        llm.add_lora(LoRARequest("bad", 1, folder))
+    config.write_text(json.dumps({"peft_type": "LORA", "target_modules": ["q_proj"] * 2_000_000}))
+    with pytest.raises(RequestError, match="never above 1048576 bytes"):
+        llm.add_lora(LoRARequest("bad", 1, folder))
+    config.write_bytes(plain)
     with pytest.raises(RequestError, match="lora_embedding_A"):
         llm.add_lora(LoRARequest("bad", 1, folder))
-    for name in ("lm_head", "model.layers.9.mlp.up_proj"):
+    for name in ("lm_head", "model.layers.9.mlp.up_proj", "model.layers.0.mlp.experts.1.up_proj"):
         save_file({f"base_model.model.{name}.lora_A.weight": torch.ones(2, 2)}, weights)
         with pytest.raises(RequestError, match=name):
             llm.add_lora(LoRARequest("bad", 1, folder))

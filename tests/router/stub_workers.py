@@ -27,6 +27,8 @@ class StubWorker:
         bodies: That it was sent, in order.
         headers: Of these requests.
         gone: Requests whose client left before the answer's end.
+        num_waiting: Requests under way.
+        tokenizes: Whether it answers ``/tokenize``.
         url: Its address.
     """
 
@@ -35,6 +37,8 @@ class StubWorker:
     bodies: list[bytes] = field(default_factory=list)
     headers: list[Any] = field(default_factory=list)
     gone: int = 0
+    num_waiting: int = 0
+    tokenizes: bool = False
     url: str = ""
     health: int = 200
     is_ours: bool = False
@@ -49,6 +53,8 @@ class StubWorker:
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_route("*", "/v1/{rest:.*}", self._generate)
+        if self.tokenizes:
+            app.router.add_post("/tokenize", self._generate)
         if self.is_ours:
             app.router.add_get("/admin/kv/events", self._no_events)
             app.router.add_route("*", "/admin/public/{rest:.*}", self._public)
@@ -96,6 +102,7 @@ class StubWorker:
         self.bodies.append(body)
         self.headers.append(request.headers.copy())
         fields = json.loads(body) if body.startswith(b"{") else {}
+        self.num_waiting += 1
         try:
             if self.answer is not None:
                 return await self.answer(self, request, fields)
@@ -103,6 +110,8 @@ class StubWorker:
         except asyncio.CancelledError:
             self.gone += 1
             raise
+        finally:
+            self.num_waiting -= 1
 
 
 async def _let_others_run() -> None:

@@ -57,6 +57,21 @@ def test_the_second_request_of_a_cold_prefix_follows_the_first():
     assert router.route(prompt(LONG + "three"), 1).follows is None
 
 
+def test_what_waits_behind_a_long_prompt_shrinks_as_its_blocks_are_stored():
+    """By events, block by block; the last token is done when the answer begins."""
+    router = fleet("a")
+    long = router.route(prompt(LONG), 0)
+    router.route(prompt("WXYZ" * 5), 0)
+    left = []
+    for number, (start, end) in enumerate([(0, 100), (100, 200), (200, 400)]):
+        router.apply("a", batch(number, stored(LONG[start:end], LONG[:start])), 0)
+        left.append(router.workers(0)[0].load_tokens)
+        router.check()
+    assert left == [320, 220, 21]
+    router.first_token(long, 1)
+    assert router.workers(1)[0].load_tokens == 20
+
+
 def test_a_burst_of_one_new_prefix_is_computed_by_few():
     router = fleet("abcdefgh")
     counts = spread(router, [prompt(LONG + chr(500 + i) * 20) for i in range(64)], served=False)

@@ -95,20 +95,12 @@ class Observers:
 
     def __init__(self, observers: Iterable[CacheObserver] = ()) -> None:
         """Take the observers of one cache; they are called in this order."""
-        every = tuple(observers)
+        self._every = tuple(observers)
 
-        def callbacks(name: str) -> tuple[Callable[..., None], ...]:
-            default = getattr(CacheObserver, name)
-            return tuple(getattr(o, name) for o in every if getattr(type(o), name) is not default)
-
-        self.on_step = callbacks("on_step")
-        self.on_admit = callbacks("on_admit")
-        self.on_fork = callbacks("on_fork")
-        self.on_publish = callbacks("on_publish")
-        self.on_commit = callbacks("on_commit")
-        self.on_retract = callbacks("on_retract")
-        self.on_evict = callbacks("on_evict")
-        self.on_reuse = callbacks("on_reuse")
-        self.on_release = callbacks("on_release")
-        self.on_settle = callbacks("on_settle")
-        self.on_clear = callbacks("on_clear")
+    def __getattr__(self, event: str) -> tuple[Callable[..., None], ...]:
+        """Return the callbacks of an event; once, since they are an attribute from then on."""
+        default = getattr(CacheObserver, event)
+        overriding = (o for o in self._every if getattr(type(o), event) is not default)
+        callbacks = tuple(getattr(observer, event) for observer in overriding)
+        setattr(self, event, callbacks)
+        return callbacks

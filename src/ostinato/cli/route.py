@@ -53,6 +53,9 @@ class RouteOptions:
     max_tracked_tokens: int = option(16_000_000, "Tokens of known prefixes, over all workers.")
     body_timeout: float = option(60.0, "Seconds for the body of a request.")
     connect_timeout: float = option(10.0, "Seconds for a connection to a worker.")
+    silence_timeout: float = option(
+        600.0, "Seconds that a worker may send, or a client take, nothing of an answer."
+    )
     health_interval: float = option(2.0, "Seconds between two looks at a worker's health.")
     drain_timeout: float = option(30.0, "Seconds that running requests may continue after SIGTERM.")
 
@@ -101,6 +104,7 @@ def run(context: typer.Context, *, options: RouteOptions) -> None:
         max_tracked_tokens=options.max_tracked_tokens,
         body_timeout_s=options.body_timeout,
         connect_timeout_s=options.connect_timeout,
+        silence_timeout_s=options.silence_timeout,
         health_interval_s=options.health_interval,
         drain_timeout_s=options.drain_timeout,
     )

@@ -28,6 +28,7 @@ Files in reading order:
 * ``load_note``, ``tier_reader``, ``tier_loads``: load prefixes from tiers into the pool
 * ``tier_stores``: writes prefixes to tiers
 * ``tiered_cache``, ``open_tiers``: the tiers of one engine, and how they are opened
+* ``image_encoder``: runs the encoder of images beside the steps
 * ``engine``: the loop
 * ``snapshot``, ``explain_api``: copies of its counters, explanations of its requests
 * ``adapter_api``: loads and unloads adapters between steps
@@ -39,8 +40,8 @@ Files in reading order:
 
 Rules:
 
-1. The loop has no I/O and no threads; its interfaces, the event publisher, the tiers and the trace
-   writer bring their own.
+1. The loop has no I/O and no threads; its interfaces, the event publisher, the tiers, the encoder
+   of images and the trace writer bring their own.
 2. A request is checked in full before anything of it is added.
 3. A failed step ends the requests that took part in it and no others.
 4. One call at a time runs in an ``LLM``, in the process that made it.

@@ -161,8 +161,7 @@ class AdminApi:
         self._engine.grammars.forget(salt.decode(errors="replace"))
         num_texts = self._engine.forget_texts(salt)
         self._engine.audit.forget(salt)
-        if self._engine.runner.images is not None:
-            self._engine.runner.images.forget(salt)
+        self._engine.forget_images(salt)
         self._engine.recorder.on_erased(salt)
         tiers = self._engine.tiers
         return EraseReceipt(
@@ -191,8 +190,7 @@ class AdminApi:
         epoch = engine.cache.admin.new_epoch(engine.loaded.fingerprint)
         engine.recorder.on_new_epoch()
         engine.forget_texts()
-        if engine.runner.images is not None:
-            engine.runner.images.forget()
+        engine.forget_images()
         return epoch
 
     def start_recording(self, path: str | Path) -> Path:

@@ -30,6 +30,7 @@ from ostinato.engine.audit import HitAudit
 from ostinato.engine.caller import Owner
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.grammar import GrammarCompiler
+from ostinato.engine.image_encoder import ImageEncoder
 from ostinato.engine.image_prompts import ImagePrompts
 from ostinato.engine.kv_events_publisher import publish_kv_events
 from ostinato.engine.open_tiers import LEAST_DISK_BLOCKS, open_tier
@@ -51,7 +52,7 @@ from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.setup import set_up
 from ostinato.engine.text_tokenizer import PartlyTokenized, TextTokenizer
 from ostinato.engine.tier_stores import TierStores
-from ostinato.engine.tiered_cache import TieredCache
+from ostinato.engine.tiered_cache import WAIT_S, TieredCache
 from ostinato.engine.token_table import TokenTable
 from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.observe.counters import CacheStats
@@ -86,6 +87,7 @@ class Engine:
         kv_events: Publishes KV events; None unless ``kv_events_endpoint`` is set.
         texts: Tokenizes texts, and remembers them; None if the checkpoint has no tokenizer.
         image_prompts: Loads the images of prompts; safe in any thread.
+        image_encoder: Encodes them beside the steps; None for a model that serves text alone.
     """
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -115,9 +117,12 @@ class Engine:
             more = (*more, self.adapters)
         self.cache = build_cache(caching, self.recorder.clock, more_observers=more)
         self.public_prefixes = PublicPrefixes(self.cache.admin, config.block_size)
-        self.scheduler = build_scheduler(
-            scheduling, self.cache, clock, held if config.has_tiers else None
-        )
+        self.image_encoder: ImageEncoder | None = None
+        holding = [held] if config.has_tiers else []
+        if self.runner.images is not None:
+            self.image_encoder = ImageEncoder(self.runner.images)
+            holding.append(self.image_encoder.held)
+        self.scheduler = build_scheduler(scheduling, self.cache, clock, holding)
         self.audit = HitAudit(config.audit_share, config.audit_quarantine, self.runner, self.cache)
         self.is_computing = False
         self._clock = clock
@@ -135,7 +140,8 @@ class Engine:
             weakref.finalize(self, self.owner.only_here(self.kv_events.close))
         self.tiers: TieredCache | None = None
         if config.has_tiers:
-            tier, most = open_tier(config, self.runner), config.kv_disk_bytes // LEAST_DISK_BLOCKS
+            tier = open_tier(config, self.runner, stores.events)
+            most = config.kv_disk_bytes // LEAST_DISK_BLOCKS
             parts = self.cache, self.scheduler, self.runner, self.compute_path
             self.tiers = TieredCache(tier, stores, held, *parts, most)
             weakref.finalize(self, self.owner.only_here(self.tiers.stop))
@@ -291,10 +297,9 @@ class Engine:
         self.scheduler.add(made.request, made.seeds)
         self.recorder.on_added(made.request, made.arrival_s)
         state = RequestState(made, self._tokens)
-        if made.images and self.runner.images is not None:
-            state.images = self.runner.images.add(made.images)
         self._states[made.request.request_id] = state
-        self._states[made.request.request_id] = RequestState(made, self._tokens)
+        if made.images:
+            self._begin_images(state, made.images)
         if self.tiers is not None:
             self.tiers.begin(made.request.request_id)
         if made.known is not None and self.texts is not None:
@@ -311,15 +316,19 @@ class Engine:
             BaseException: Other than an ``Exception``, such as ``KeyboardInterrupt``, after the
                 step's requests have ended.
         """
-        if self.tiers is None:
-            return self._step()
-        for request_id, note in self.tiers.begin_step():
+        for request_id, note in () if self.tiers is None else self.tiers.begin_step():
             if request_id in self._states:
                 self._states[request_id].load_note = note
+        failed = self._begin_image_step()
+        if self.tiers is not None and self.tiers.wait_for_loads():
+            return failed
         try:
-            return self._step()
+            return [*failed, *self._step()]
         finally:
-            self.tiers.end_step()
+            if self.tiers is not None:
+                self.tiers.end_step()
+            if self.image_encoder is not None and not self.scheduler.num_running:
+                self.image_encoder.wait(WAIT_S)
 
     def _step(self) -> list[RequestState]:
         """Plan, run and commit a step."""
@@ -344,6 +353,33 @@ class Engine:
         updates = self.scheduler.commit(result)
         self.recorder.on_committed()
         return self._take(updates)
+
+    def _begin_images(self, state: RequestState, images: tuple[ServedImage, ...]) -> None:
+        """Hold a request back until those of its images that miss are encoded."""
+        store, encoder = self.runner.images, self.image_encoder
+        assert store is not None and encoder is not None, "prompts with images were checked"
+        state.images = store.add(images)
+        request_id = state.request.request_id
+        [sequence] = self.scheduler.requests.live[request_id]
+
+        def look_up() -> list[ServedImage]:
+            hit = self.scheduler.num_cached_tokens(sequence)
+            spans = zip(state.images, state.request.images, strict=True)
+            return [image for image, span in spans if span.end > hit]
+
+        encoder.begin(request_id, look_up)
+
+    def _begin_image_step(self) -> list[RequestState]:
+        """Take what was encoded; returns requests that ended because an image cannot be."""
+        if self.image_encoder is None:
+            return []
+        loading: HeldRequests = set() if self.tiers is None else self.tiers.loads.held
+        failed = self.image_encoder.begin_step(loading, self.scheduler.num_running)
+        touched = {request_id: self._states[request_id] for request_id in failed}
+        for request_id, error in failed.items():
+            self._cancel(request_id)
+            touched[request_id].fail(FinishReason.ERROR, error, self._clock())
+        return self._collect(touched)
 
     def cancel(self, request_id: str) -> RequestOutput | None:
         """End a request between steps, and release its blocks.
@@ -444,6 +480,15 @@ class Engine:
             return 0
         return self.texts.known.clear() if tenant is None else self.texts.known.forget(tenant)
 
+    def forget_images(self, tenant: bytes | None = None) -> None:
+        """Forget what the encoder made of a tenant's images; of all, after new weights."""
+        if self.runner.images is None or self.image_encoder is None:
+            return
+        if tenant is None:
+            self.image_encoder.start_over()
+        self.image_encoder.settle()
+        self.runner.images.forget(tenant)
+
     def identity(self, cache_salt: str) -> Identity:
         """Return the identity of a tenant's requests now."""
         return Identity(
@@ -471,6 +516,8 @@ class Engine:
         if not self.owner.is_here:
             return
         self.recorder.stop()
+        if self.image_encoder is not None:
+            self.image_encoder.stop()
         if self.tiers is not None:
             self.tiers.close()
         if self.kv_events is not None:
@@ -483,6 +530,8 @@ class Engine:
         for update in updates:
             sequence, request_id = update.sequence, update.sequence.request.request_id
             state = touched[request_id] = self._states[request_id]
+            if state.images and self.image_encoder is not None:
+                self.image_encoder.end(request_id)  # its prompt is computed
             stop = state.take(sequence, update.token, now_s)
             if stop is not None:
                 self.scheduler.finish(sequence, FinishReason.STOP, stop)
@@ -504,6 +553,8 @@ class Engine:
         for request_id, state in touched.items():
             for sequence in self.scheduler.cancel(request_id):
                 self.recorder.record_output(sequence)
+            if self.image_encoder is not None:
+                self.image_encoder.end(request_id)
             state.fail(FinishReason.ERROR, error, now_s)
         return self._collect(touched)
 
@@ -527,6 +578,8 @@ class Engine:
     def _cancel(self, request_id: RequestId) -> list[Sequence]:
         """End all sequences of a request; an unknown id has none."""
         self.recorder.tick()
+        if self.image_encoder is not None:
+            self.image_encoder.end(request_id)
         ended = self.scheduler.cancel(request_id)
         self.recorder.on_cancelled(request_id, ended)
         return ended

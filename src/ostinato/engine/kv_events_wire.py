@@ -41,7 +41,7 @@ class BlockStored(WireEvent, frozen=True, array_like=True, omit_defaults=True, g
         token_ids: Of all blocks, shape (num_blocks * block_size,).
         block_size: Tokens per block.
         lora_id: Always None: adapters have no numbers here.
-        medium: ``"CPU"`` or ``"GPU"``.
+        medium: ``"CPU"`` or ``"GPU"`` for the pool; ``"disk"`` or ``"remote"`` for a tier.
         lora_name: Content digest of the adapter in hexadecimal digits; None without one.
         extra_keys: Per block what images add to its digest, as one byte string, or None; the name
             of the tenant's salt comes last in the first block of a prompt; None if no block has
@@ -69,7 +69,7 @@ class BlockRemoved(WireEvent, frozen=True, array_like=True, omit_defaults=True, 
 
     Attributes:
         block_hashes: SHA-256 digests.
-        medium: ``"CPU"`` or ``"GPU"``.
+        medium: ``"CPU"``, ``"GPU"``, ``"disk"`` or ``"remote"``.
         group_idx: Group of layers; 0 is full attention.
     """
 
@@ -105,7 +105,7 @@ class BatchEncoder:
         """Set what all events of a cache have in common.
 
         Args:
-            medium: ``"CPU"`` or ``"GPU"``.
+            medium: ``"CPU"`` or ``"GPU"``: where the pool is.
             windows: Tokens that the layers of groups 1, 2, ... see.
             zero_s: Seconds from 1970 to the zero of the cache's clock.
         """
@@ -122,7 +122,7 @@ class BatchEncoder:
         if isinstance(event, events.BlockStored):
             return self._stored(event)
         if isinstance(event, events.BlockRemoved):
-            return BlockRemoved(event.digests, self._medium, event.group)
+            return BlockRemoved(event.digests, event.medium or self._medium, event.group)
         return AllBlocksCleared()
 
     def _stored(self, event: events.BlockStored) -> BlockStored:
@@ -134,7 +134,7 @@ class BatchEncoder:
             token_ids=tuple(event.tokens),
             block_size=event.block_size,
             lora_id=None,
-            medium=self._medium,
+            medium=event.medium or self._medium,
             lora_name=event.identity.adapter.hex() or None,
             extra_keys=extras if any(extras) else None,
             group_idx=event.group,

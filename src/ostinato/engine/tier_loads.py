@@ -18,20 +18,20 @@ Rules:
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.core.identity import Identity, PrefixKey
-from ostinato.core.ids import RequestId
+from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.request import RequestContext
 from ostinato.engine.load_note import LoadNote, Rate
-from ostinato.engine.tier_reader import LookUp, Read, TierReader, pieces_of
+from ostinato.engine.tier_reader import LookUp, Piece, Read, TierReader, pieces_of
 from ostinato.runner.kv_store import KVStore
 from ostinato.sched.sequence import Sequence
 from ostinato.scheduling.held_requests import HeldRequests
-from ostinato.tiers.port import KVTier, LoadFault, Namespace, Prefix
+from ostinato.tiers.port import KVTier, LoadFault, Namespace, Prefix, TierListener
 
 LOOK_UP_PATIENCE_S = 0.002
 """How long a step waits for look-ups; those of a disk are done in memory."""
@@ -84,10 +84,21 @@ class _Load:
     def is_ready(self) -> bool:
         """Whether threads have brought what it waits for."""
         if self.read is not None:
-            return not self.read.num_left
+            return not self.read.num_running
         if self.after is not None:
             return self.after.is_ready
         return self.look_up.refs is not None
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """What is read for it, in token order."""
+        return [] if self.read is None else self.read.pieces
+
+    def knows(self, num_tokens: int) -> None:
+        """Note that so many tokens are there before its request is first admitted."""
+        if self.sequence.first_planned_s is None:
+            known = max(self.sequence.num_known_tokens, num_tokens)
+            self.sequence.num_known_tokens = known
 
     def stop(self) -> None:
         """Let threads do no more for it than they have begun."""
@@ -116,8 +127,10 @@ class TierLoads:
         store: KVStore,
         held: HeldRequests,
         namespace_of: Callable[[Identity], Namespace],
+        listener: TierListener,
     ) -> None:
         """Start without a load."""
+        self._listener = listener
         self.held = held
         self.reading, self.computing = Rate(), Rate()
         self.num_cheaper = 0
@@ -129,6 +142,9 @@ class TierLoads:
         self._size = manager.block_size
         self._loads: dict[RequestId, _Load] = {}
         self._complete: list[tuple[BlockTable, int]] = []  # held until their requests are planned
+        self._returning: dict[
+            tuple[SequenceId, int], int
+        ] = {}  # known tokens, asked for what follows
         self._reader = TierReader(tier, store)
 
     def __len__(self) -> int:
@@ -137,7 +153,26 @@ class TierLoads:
 
     def begin(self, sequence: Sequence) -> None:
         """Hold a request that has just arrived back, while tiers are asked for its prefix."""
-        key, first = sequence.key, sequence.num_known_tokens // self._size
+        self._begin(sequence, sequence.num_known_tokens)
+
+    def begin_again(self, preempted: Iterable[Sequence]) -> None:
+        """Ask tiers for what the pool has lost of preempted requests, each loss once.
+
+        Args:
+            preempted: Those that wait, and may soon be admitted again.
+        """
+        returning: dict[tuple[SequenceId, int], int] = {}
+        for sequence in preempted:
+            name = sequence.sequence_id, sequence.num_preemptions
+            known = self._manager.match(sequence.key).num_shared_tokens
+            asked = self._returning.get(name, len(sequence.key))
+            returning[name] = min(known, asked)
+            if known < asked and sequence.request.request_id not in self._loads:
+                self._begin(sequence, known)
+        self._returning = returning
+
+    def _begin(self, sequence: Sequence, num_known: int) -> None:
+        key, first = sequence.key, num_known // self._size
         num_blocks = (len(key) - 1) // self._size  # the last token is computed (law 4)
         if sequence.reading_is_off or key.images or num_blocks <= first:
             return
@@ -148,7 +183,7 @@ class TierLoads:
         if load.after is None:
             self._reader.look_up(load.look_up)
 
-    def poll(self, num_seats: int) -> list[tuple[RequestId, LoadNote]]:
+    def poll(self, num_seats: int) -> list[tuple[Sequence, LoadNote]]:
         """Go on with every load, right before a step is planned.
 
         Args:
@@ -166,7 +201,7 @@ class TierLoads:
                 del self._loads[load.name]
                 self.held.discard(load.name)
                 if load.note is not None:
-                    ended.append((load.name, load.note))
+                    ended.append((load.sequence, load.note))
             num_seats -= load.table is not None
         return ended
 
@@ -188,7 +223,7 @@ class TierLoads:
         for load in self._loads.values():
             load.stop()
             reads += [] if load.read is None else [load.read]
-        self._reader.wait_for(lambda: not any(read.num_left for read in reads))
+        self._reader.wait_for(lambda: not any(read.num_running for read in reads))
         for load in self._loads.values():
             if load.table is not None:
                 self._publish(load)
@@ -225,7 +260,7 @@ class TierLoads:
     def _go_on(self, load: _Load, num_seats: int) -> bool:
         """Take a load as far as it goes now; returns whether it has ended."""
         if load.read is not None:
-            return not load.read.num_left and self._publish(load)
+            return not load.read.num_running and self._publish(load)
         if load.is_unwanted:
             return True
         if load.after is not None:
@@ -245,7 +280,7 @@ class TierLoads:
         assert leader is not None
         before = load.look_up.first_block * self._size
         known = self._manager.match(load.sequence.key).num_shared_tokens
-        load.sequence.num_known_tokens = max(load.sequence.num_known_tokens, known)
+        load.knows(known)
         if leader.note is not None:
             load.note = leader.note.between(before, known)
         if load.look_up.prefix.num_blocks * self._size <= known:
@@ -258,7 +293,7 @@ class TierLoads:
     def _is_worth_it(self, load: _Load) -> bool:
         """Whether loading is faster than computing, as far as is known; notes it if not."""
         num_blocks, refs = load.look_up.num_blocks, load.look_up.refs
-        ahead = sum(len(p.blocks) for x in self._loads.values() if x.read for p in x.read.pieces)
+        ahead = sum(len(piece.blocks) for x in self._loads.values() for piece in x.pieces)
         load_s = self.reading.seconds_for((num_blocks + ahead) * self._block_bytes)
         compute_s = self.computing.seconds_for(num_blocks * self._size)
         if load_s is None or compute_s is None or load_s <= compute_s:
@@ -298,17 +333,29 @@ class TierLoads:
         assert load.table is not None and load.read is not None and load.look_up.refs
         start, refs = load.table.num_shared_tokens, load.look_up.refs
         note = LoadNote(refs[0].tier, start, load.look_up.end_block * self._size)
-        for piece in load.read.pieces:
+        for piece in load.pieces:
             note = note.with_part(piece.ref, piece.num_loaded * self._size, piece.fault)
             if piece.fault is not None:
                 break
         self._manager.publish(load.table, note.end)
         self._manager.commit([load.table])
         self._complete.append((load.table, note.end))
-        load.sequence.num_known_tokens = max(load.sequence.num_known_tokens, note.end)
+        load.knows(note.end)
         load.note = note
+        self._report(load, note)
         self._count(note, time.monotonic() - load.began_s, is_wanted=not load.is_unwanted)
         return True
+
+    def _report(self, load: _Load, note: LoadNote) -> None:
+        """Tell the listener what tiers have, and what turned out to be bad."""
+        prefix, size = load.look_up.prefix, self._size
+        for tier, start, stop in note.loaded:
+            extent = prefix.extent(start // size, (stop - start) // size)
+            self._listener.on_stored(tier, extent)
+        if note.fault in (LoadFault.CHECKSUM, LoadFault.SHORT, LoadFault.MISSING):
+            bad = next(piece for piece in load.pieces if piece.fault is not None)
+            end = bad.ref.start // size + bad.ref.num_blocks
+            self._listener.on_removed(bad.ref.tier, prefix.digests[note.end // size : end])
 
     def _count(self, note: LoadNote, seconds: float, is_wanted: bool) -> None:
         if note.fault is not None and is_wanted:
@@ -327,4 +374,4 @@ def prefix_of(
     """Name a sequence's first tokens as tiers do."""
     identity, public = key.identity, key.identity.public_prefix
     salt = b"" if public is None else public.tenant
-    return Prefix(namespace_of(identity), identity.tenant, key.tokens[:num_tokens], salt)
+    return Prefix(namespace_of(identity), identity.tenant, key.tokens[:num_tokens], salt, key)

@@ -6,8 +6,10 @@ in a ``LookUp`` or a ``Read``, which the engine's thread reads between steps.
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,18 +77,26 @@ class Read:
     Attributes:
         pieces: In token order.
         deadline: By ``time.monotonic()``.
-        num_left: Pieces that no thread is done with.
+        num_running: Threads that have not finished with it.
         is_stopped: Whether the rest is not wanted, or useless after a fault.
+        waiting: Pieces that no thread has begun.
     """
 
     pieces: list[Piece]
     deadline: float
-    num_left: int = field(init=False)
+    num_running: int = NUM_READERS
     is_stopped: bool = False
+    waiting: deque[Piece] = field(init=False)
 
     def __post_init__(self) -> None:
         """Begin with all of them."""
-        self.num_left = len(self.pieces)
+        self.waiting = deque(self.pieces)
+
+    def next_piece(self) -> Piece | None:
+        """Take the next piece; None if there is none left. Called by several threads."""
+        with suppress(IndexError):
+            return self.waiting.popleft()
+        return None
 
 
 class TierReader:
@@ -106,9 +116,9 @@ class TierReader:
         self._look_ups.submit(self._look_up, wanted)
 
     def read(self, read: Read) -> None:
-        """Have pieces read, several at a time."""
-        for piece in read.pieces:
-            self._readers.submit(self._read, read, piece)
+        """Have pieces read, by all threads together."""
+        for _ in range(NUM_READERS):
+            self._readers.submit(self._read, read)
 
     def wait_for(self, is_there: Callable[[], bool], seconds: float | None = None) -> None:
         """Wait until threads have brought something."""
@@ -137,22 +147,28 @@ class TierReader:
             wanted.refs = refs
             self._changed.notify_all()
 
-    def _read(self, read: Read, piece: Piece) -> None:
-        try:
+    def _read(self, read: Read) -> None:
+        """Read pieces until none is left; the last thread to finish says so."""
+        while (piece := read.next_piece()) is not None:
             self._fill(read, piece)
-        except Exception:
-            logger.exception("a load from the tiers failed")
-            piece.num_loaded, piece.fault = 0, LoadFault.IO
         with self._changed:
-            read.num_left -= 1
-            read.is_stopped = read.is_stopped or piece.fault is not None
+            read.num_running -= 1
             self._changed.notify_all()
 
     def _fill(self, read: Read, piece: Piece) -> None:
+        try:
+            if read.is_stopped:
+                piece.fault = LoadFault.STALE
+            else:
+                self._load(read, piece)
+        except Exception:
+            logger.exception("a load from the tiers failed")
+            piece.num_loaded, piece.fault = 0, LoadFault.IO
+        if piece.fault is not None:
+            read.is_stopped = True
+
+    def _load(self, read: Read, piece: Piece) -> None:
         """Read one piece, and write what is verified into its blocks."""
-        if read.is_stopped:
-            piece.fault = LoadFault.STALE
-            return
         width, skipped = piece.ref.block_bytes, piece.num_skipped
         num_blocks = skipped + len(piece.blocks)
         buffer = self._buffer(num_blocks * width)

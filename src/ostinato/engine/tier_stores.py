@@ -36,6 +36,7 @@ from ostinato.cache.prefix_index import Removal
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.request import RequestContext
 from ostinato.core.tokens import TOKEN_BYTES
+from ostinato.engine.tier_events import TierEvents
 from ostinato.engine.tier_loads import prefix_of
 from ostinato.runner.kv_store import KVStore
 from ostinato.tiers.port import Extent, KVTier, Namespace, StoreResult, TierStats
@@ -52,10 +53,10 @@ EXTENT_BLOCKS = 64
 STAGING_BYTES = 32 << 20
 """Memory for copies on their way."""
 
-SHARE = 0.015
+SHARE = 0.0125
 """Of the processors' time, for storing while requests run."""
 
-MOST_CREDIT_S = 0.25
+MOST_CREDIT_S = 0.1
 """Processor time that may be saved up for it."""
 
 MOST_WAITING = 4096
@@ -102,6 +103,7 @@ class TierStores(CacheObserver):
         copy_s: Time that copying took, in the engine's thread.
         write_s: Processor time that checking and writing took.
         tier_stats: State and counts of the tiers, as last seen by the writer.
+        events: Announces what tiers store and remove.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -110,6 +112,7 @@ class TierStores(CacheObserver):
         self.num_left_out = 0
         self.copied_bytes, self.copy_s, self.write_s = 0, 0.0, 0.0
         self.tier_stats: tuple[TierStats, ...] = ()
+        self.events = TierEvents()
         self._size = block_size
         self._waiting: deque[_Wanted] = deque()
         self._marked: set[int] = set()  # blocks that are stored, or on their way
@@ -184,6 +187,7 @@ class TierStores(CacheObserver):
         self._used.clear()
         if everything:
             self._marked.clear()
+            self.events.clear()
 
     def mark(self, blocks: Iterable[int]) -> None:
         """Note that blocks were loaded, and need not be written."""
@@ -205,11 +209,15 @@ class TierStores(CacheObserver):
         return len(self._waiting)
 
     def lease(self, key: PrefixKey, num_tokens: int, keep_until: float) -> None:
-        """Write a leased prefix before all others, and set the end of its lease."""
-        prefix = prefix_of(key, num_tokens, self._namespace_of)
-        self._writer.submit(_logged, self._tier.lease, prefix, keep_until)
+        """Write a leased prefix before all others, with the end of its lease."""
+        self.set_lease_end(key, num_tokens, keep_until)
         if keep_until:
             self._waiting.appendleft(_Wanted(key, num_tokens, keep_until))
+
+    def set_lease_end(self, key: PrefixKey, num_tokens: int, keep_until: float) -> None:
+        """Set the end of the lease of what is written of a prefix; 0 ends it."""
+        prefix = prefix_of(key, num_tokens, self._namespace_of)
+        self._writer.submit(_logged, self._tier.lease, prefix, keep_until)
 
     def look_at_tier(self) -> None:
         """Have the writer look at the tiers: a medium may take its time to answer."""

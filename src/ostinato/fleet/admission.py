@@ -52,6 +52,7 @@ class Admission:
 
     Attributes:
         is_draining: Whether no more requests are taken.
+        num_live: Requests that were let in and have not ended.
         rate_limit: Keeps each key to its limits, for the whole fleet.
     """
 
@@ -61,7 +62,7 @@ class Admission:
         self.rate_limit = RateLimit()
         self._config = config
         self._callers = callers
-        self._num_live = 0
+        self.num_live = 0
         self._bytes: Counter[str] = Counter()
 
     def identify(self, request: web.Request) -> Caller:
@@ -77,16 +78,16 @@ class Admission:
         job = Job(request, self.identify(request), time.perf_counter())
         if self.is_draining:
             raise stopping("the router is shutting down: send the request to another one")
-        if self._num_live >= self._config.max_requests:
+        if self.num_live >= self._config.max_requests:
             raise _too_many("the router is at capacity (--max-requests)")
         self.rate_limit.enter(job.caller, 1)
-        self._num_live += 1
+        self.num_live += 1
         return job
 
     def leave(self, job: Job) -> None:
         """Count a request no longer."""
         tenant = job.caller.tenant
-        self._num_live -= 1
+        self.num_live -= 1
         self.rate_limit.leave(job.caller, 1, None)
         self._bytes[tenant] -= job.num_bytes
         if not self._bytes[tenant]:

@@ -104,6 +104,8 @@ class FleetConfig:
         max_tenant_body_bytes: Bodies of one tenant's requests under way together.
         body_timeout_s: Time for a request's body.
         connect_timeout_s: Time for a connection to a worker.
+        silence_timeout_s: Time in which a worker sends nothing of its answer, or a client takes
+            nothing of it, before it is given up.
         health_interval_s: Time between two looks at a worker's health.
         drain_timeout_s: How long running requests may go on after SIGTERM.
         max_tracked_tokens: Tokens of all prefixes that are known, over all workers.
@@ -123,6 +125,7 @@ class FleetConfig:
     max_tenant_body_bytes: int = 256 * 2**20
     body_timeout_s: float = 60.0
     connect_timeout_s: float = 10.0
+    silence_timeout_s: float = 600.0
     health_interval_s: float = 2.0
     drain_timeout_s: float = 30.0
     max_tracked_tokens: int = 16_000_000
@@ -138,7 +141,8 @@ class FleetConfig:
         for name in ("max_requests", "max_body_bytes", "max_tenant_body_bytes"):
             at_least(name, getattr(self, name), 1)
         at_least("max_tracked_tokens", self.max_tracked_tokens, 1)
-        for name in ("body_timeout_s", "connect_timeout_s", "health_interval_s"):
+        timeouts = ("body_timeout_s", "connect_timeout_s", "silence_timeout_s")
+        for name in (*timeouts, "health_interval_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be above 0")
         if not self.drain_timeout_s >= 0:

@@ -5,6 +5,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Set
+from dataclasses import dataclass
 
 import aiohttp
 
@@ -20,6 +21,14 @@ _MOST_OWNERS = 100_000
 _MOST_WORKERS = 1024
 _OVERDUE_INTERVAL_S = 2.0
 _LEAST_PROBE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose a stored answer is: the worker that has it, and the tenant that asked for it."""
+
+    worker: str
+    tenant: str
 
 
 class Fleet:
@@ -45,7 +54,7 @@ class Fleet:
         self.session = session
         self.clock = clock
         self.on_restart: list[Callable[[str], None]] = []
-        self._owners: OrderedDict[str, str] = OrderedDict()  # of what answers are named by
+        self._owners: OrderedDict[str, Owner] = OrderedDict()  # by the names of answers
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -118,13 +127,13 @@ class Fleet:
         fit = [w for w in self.workers.values() if w.name not in unfit and not w.is_draining]
         return min(fit, key=lambda worker: worker.num_live, default=None)
 
-    def owner_of(self, number: str) -> str:
-        """Return which worker gave an answer its name; empty if none did, or long ago."""
-        return self._owners.get(number, "")
+    def owner_of(self, number: str) -> Owner | None:
+        """Return whose an answer is, by its name; None if that is unknown, or forgotten."""
+        return self._owners.get(number)
 
-    def note_owner(self, number: str, worker: str) -> None:
-        """Note which worker gave an answer its name."""
-        self._owners[number] = worker
+    def note_owner(self, number: str, owner: Owner) -> None:
+        """Note whose an answer is, by its name."""
+        self._owners[number] = owner
         if len(self._owners) > _MOST_OWNERS:
             self._owners.popitem(last=False)
 

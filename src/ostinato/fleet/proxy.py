@@ -21,7 +21,7 @@ from yarl import URL
 
 from ostinato.fleet.admission import Admission, Job
 from ostinato.fleet.decisions import Decisions, Kept
-from ostinato.fleet.fleet import Fleet
+from ostinato.fleet.fleet import Fleet, Owner
 from ostinato.fleet.headers import end_to_end, headers_to_worker, keys_for_worker, told_of
 from ostinato.fleet.metrics import FleetMetrics
 from ostinato.fleet.peek import Peek
@@ -59,7 +59,9 @@ class NoAnswer(Exception):
         """Note that an exchange with a worker failed before its first byte."""
         made = cls(type(error).__name__)  # clients need not know addresses
         made.is_worth_repeating = isinstance(error, (aiohttp.ServerDisconnectedError, OSError))
-        made.is_worth_repeating &= not isinstance(error, aiohttp.ClientConnectorError)
+        made.is_worth_repeating &= not isinstance(
+            error, aiohttp.ClientConnectorError | TimeoutError
+        )
         worker.failed(error)
         return made
 
@@ -119,7 +121,8 @@ class Proxy:
             worker.is_ours for worker in self._fleet.workers.values()
         )
         salt = caller.narrow(prompt.salt) if is_apart else prompt.salt
-        session = headers.get("x-session-id", "")[:200]
+        session = headers.get("x-session-id", "")[:200] or prompt.session
+        session = f"{caller.tenant}\0{session}" if session and caller.tenant else session
         keys = keys_for_worker(headers, self._config)
         asked = await self._tokens.request(prompt, salt, caller.tenant, session, keys)
         if is_apart and caller.public_prefixes:
@@ -193,8 +196,7 @@ class Proxy:
         """Choose the next worker to try; with the decision, where the prompt decides."""
         fleet = self._fleet
         if job.asked is None:
-            number = job.request.match_info.get("number", "")
-            owner = fleet.workers.get(fleet.owner_of(number))
+            owner = fleet.workers.get(self._owner(job, job.request.match_info.get("number", "")))
             model = job.prompt.model if job.prompt else ""
             if owner is None or owner.name in job.tried:
                 owner = fleet.least_busy(model, job.tried)
@@ -202,13 +204,27 @@ class Proxy:
         assert job.prompt is not None, "what is asked was read from a prompt"
         decision = None
         if job.prompt.previous:
-            name = fleet.owner_of(job.prompt.previous)
+            name = self._owner(job, job.prompt.previous)
             decision = fleet.choose_owner(job.asked, name, job.tried)
         if decision is None:
             decision = fleet.choose(job.asked, job.prompt.model, job.tried)
         if decision is None:
             return None
         return fleet.workers[decision.worker], self._decisions.taken(decision, job.caller.tenant)
+
+    def _owner(self, job: Job, number: str) -> str:
+        """Return the worker that has a stored answer; empty if that is unknown.
+
+        Raises:
+            ApiError: Workers see one key for all callers, and the answer is not this caller's.
+        """
+        owner, caller = self._fleet.owner_of(number), job.caller
+        is_guarded = self._config.replace_keys and self._config.keys_file is not None
+        is_theirs = owner is not None and owner.tenant == caller.tenant
+        if number and is_guarded and not is_theirs and not caller.may_administer:
+            message = f"{number:.100}: this key has no such answer, or the router has forgotten it"
+            raise ApiError(404, message, code="not_found")
+        return "" if owner is None else owner.worker
 
     async def _try(self, job: Job, worker: Worker, kept: Kept | None) -> web.StreamResponse:
         """Have one worker answer.
@@ -223,7 +239,7 @@ class Proxy:
             response = await self._exchange(job, worker, kept, peek)
             status = "failed" if response.status >= 400 else "finished"
             if peek.number:
-                self._fleet.note_owner(peek.number, worker.name)
+                self._fleet.note_owner(peek.number, Owner(worker.name, job.caller.tenant))
             return response
         except asyncio.CancelledError:
             status = "cancelled"
@@ -238,13 +254,14 @@ class Proxy:
     ) -> web.StreamResponse:
         request = job.request
         try:
-            upstream = await self._fleet.session.request(
-                request.method,
-                URL(worker.spec.url + request.rel_url.raw_path_qs, encoded=True),
-                data=job.body or None,
-                headers=headers_to_worker(request.headers, self._config),
-                allow_redirects=False,
-            )
+            async with self._patience():
+                upstream = await self._fleet.session.request(
+                    request.method,
+                    URL(worker.spec.url + request.rel_url.raw_path_qs, encoded=True),
+                    data=job.body or None,
+                    headers=headers_to_worker(request.headers, self._config),
+                    allow_redirects=False,
+                )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise NoAnswer.by(worker, error) from error
         try:
@@ -262,13 +279,15 @@ class Proxy:
     ) -> web.StreamResponse:
         """Hand an answer on; its head goes out with its first bytes."""
         try:
-            piece = await upstream.content.readany()
+            async with self._patience():
+                piece = await upstream.content.readany()
+                if upstream.status in _ANOTHER_MAY_DO:
+                    piece += await upstream.content.read(_MOST_ERROR_BYTES)
         except (aiohttp.ClientError, OSError) as error:
             raise NoAnswer.by(worker, error) from error
         headers = end_to_end(upstream.headers)
         headers.update(told_of(worker, kept, job.tells))
         if upstream.status in _ANOTHER_MAY_DO:
-            piece += await upstream.content.read(_MOST_ERROR_BYTES)
             answer = web.Response(status=upstream.status, headers=headers, body=piece)
             raise NoAnswer(f"it answered {upstream.status}", answer)
         peek.status = upstream.status
@@ -280,15 +299,30 @@ class Proxy:
         await response.prepare(job.request)
         while piece:
             peek.see(piece)
-            await response.write(piece)
+            await self._write(job, response, piece)
             try:
-                piece = await upstream.content.readany()
+                async with self._patience():
+                    piece = await upstream.content.readany()
             except (aiohttp.ClientError, OSError) as error:
                 worker.failed(error)
                 self._break_off(job, worker)
                 return response
         await response.write_eof()
         return response
+
+    async def _write(self, job: Job, response: web.StreamResponse, piece: bytes) -> None:
+        """Send the next bytes of an answer, unless its client takes none for too long."""
+        try:
+            async with self._patience():
+                await response.write(piece)
+        except TimeoutError:
+            if job.request.transport is not None:
+                job.request.transport.abort()  # what is buffered would never leave
+            raise
+
+    def _patience(self) -> asyncio.Timeout:
+        """Return the limit of a silence; aiohttp's own ends with a malformed chunk."""
+        return asyncio.timeout(self._config.silence_timeout_s)
 
     def _break_off(self, job: Job, worker: Worker) -> None:
         """Close a client's connection in the middle of an answer that will not be whole."""

@@ -55,7 +55,7 @@ class PromptTokens:
             characters=how == "characters",
             adapter=self._adapter(prompt.model),
             salt=salt,
-            session=session or prompt.session,
+            session=session,
             tenant=tenant,
             max_tokens=prompt.max_tokens,
         )
@@ -83,8 +83,8 @@ class PromptTokens:
 
     async def _ask_worker(self, prompt: Prompt, headers: dict[str, str]) -> "array[int] | None":
         """Ask a worker that can tell."""
-        able = [w for w in self._fleet.workers.values() if w.is_well and w.tokenizes]
-        able = [w for w in able if w.serves(prompt.model)]
+        workers = self._fleet.workers.values()
+        able = [w for w in workers if w.can_tokenize and w.serves(prompt.model)]
         worker = min(able, key=lambda each: each.num_live, default=None)
         if worker is None:
             return None

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +16,10 @@ from ostinato.fleet.kv_feed import Endpoints, KVFeed, Snapshot
 logger = logging.getLogger("ostinato")
 
 _PROBE_TIMEOUT_S = 5.0
+_TOKENIZE_TIMEOUT_S = 5.0
+_TOKENIZE_PAUSE_S = 60.0
+"""For which a worker is not asked for tokens after it failed to give them."""
+
 _SNAPSHOT_TIMEOUT_S = 30.0
 _MOST_ANSWER_BYTES = 2**20
 _MOST_SNAPSHOT_BYTES = 2**29
@@ -62,6 +67,7 @@ class Worker:
     feed: KVFeed | None = None
     tasks: list["asyncio.Task[None]"] = field(default_factory=list)
     _num_late: int = 0
+    _tokenizes_at_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -151,23 +157,31 @@ class Worker:
             logger.warning("worker %s: no snapshot: %r", self.name, error)
             return None
 
+    @property
+    def can_tokenize(self) -> bool:
+        """Whether it may be asked for a prompt's tokens."""
+        return self.is_well and self.tokenizes and time.monotonic() >= self._tokenizes_at_s
+
     async def tokenize(self, body: dict[str, Any], headers: dict[str, str]) -> list[int] | None:
         """Return the worker's own tokens of a prompt; None if it does not tell."""
-        timeout = aiohttp.ClientTimeout(_PROBE_TIMEOUT_S)
-        async with self.session.post(
-            f"{self.spec.url}/tokenize",
-            data=msgspec.json.encode(body),
-            headers={**headers, "Content-Type": "application/json"},
-            timeout=timeout,
-            allow_redirects=False,
-        ) as answer:
-            if answer.status in (404, 405, 501):
-                self.tokenizes = False
-            if answer.status != 200:
-                return None
-            told = msgspec.json.decode(await _bounded(answer, _MOST_TOKENS_BYTES))
-            tokens = told.get("tokens") if isinstance(told, dict) else None
-            return tokens if isinstance(tokens, list) else None
+        try:
+            async with self.session.post(
+                f"{self.spec.url}/tokenize",
+                data=msgspec.json.encode(body),
+                headers={**headers, "Content-Type": "application/json"},
+                timeout=aiohttp.ClientTimeout(_TOKENIZE_TIMEOUT_S),
+                allow_redirects=False,
+            ) as answer:
+                if answer.status in (404, 405, 501):
+                    self.tokenizes = False
+                if answer.status != 200:
+                    return None
+                told = msgspec.json.decode(await _bounded(answer, _MOST_TOKENS_BYTES))
+        except (aiohttp.ClientError, OSError, ValueError):
+            self._tokenizes_at_s = time.monotonic() + _TOKENIZE_PAUSE_S
+            raise
+        tokens = told.get("tokens") if isinstance(told, dict) else None
+        return tokens if isinstance(tokens, list) else None
 
     async def administer(self, method: str, path: str, body: bytes) -> dict[str, Any]:
         """Return the answer of one of its administration's routes, an error's included."""

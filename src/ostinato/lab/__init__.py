@@ -10,6 +10,7 @@ Files in reading order:
 * ``kv_layers``: what does each layer keep of a token?
 * ``kv_bytes``: how many bytes is that, per token, per sequence, in all?
 * ``image_tokens``: how many tokens does an image take in a prompt?
+* ``encoder_weights``: how many parameters has the encoder of images?
 * ``adapter_bytes``: how much memory do LoRA adapters take beside the KV?
 * ``quantities``: how are bytes and counts written for people, and read again?
 * ``lines``: how are the records of a log read: lines of JSON or one JSON array, gzipped or not?

@@ -157,9 +157,9 @@ class SerialCache:
         table, _ = admitted
         hits = table.num_shared_tokens
         done = table.num_slots
-        if manager.cuts is not None:  # a step per cut
+        if manager.chunk_unit is not None:  # a step per cut
             done = hits
-            while (end := manager.cuts.end_of_chunk(table, done, length, ())) < length:
+            while (end := manager.end_of_chunk(table, done, length, ())) < length:
                 manager.publish(table, end)
                 manager.commit([table])
                 done = end

@@ -163,7 +163,7 @@ class TimedReplica:
         )
         more = () if written is None else (written,)
         self.cache = build_cache(cache, lambda: self.now_s, more_observers=more)
-        self.scheduler = build_scheduler(scheduling, self.cache, lambda: self.now_s, held)
+        self.scheduler = build_scheduler(scheduling, self.cache, lambda: self.now_s, [held])
         self._loads: SimulatedLoads | None = None
         if disk is not None and written is not None:
             written.open(self.cache.manager)

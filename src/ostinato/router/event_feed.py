@@ -13,7 +13,7 @@ early, so that a restart between two batches shows as well.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ostinato.router.decision import Resync, WorkerState
 from ostinato.router.events import BlockName, Cleared, EventBatch, Removed, Stored, UnusableEvents
@@ -27,20 +27,25 @@ REMEMBERED_BATCHES = 256
 
 NO_EVENTS = "no events yet"
 
+OnComputed = Callable[[int, int], None]
+"""Is told the number of a decision, and how many tokens of its prompt were computed just now."""
+
 
 class EventFeed:
     """Events of one worker, applied to the tree."""
 
-    def __init__(self, tree: PrefixTree, worker: int, name: str) -> None:
+    def __init__(self, tree: PrefixTree, worker: int, name: str, on_computed: OnComputed) -> None:
         """Start without events.
 
         Args:
             tree: Is told what the worker holds.
             worker: Its bit in the tree.
             name: For the process.
+            on_computed: Is told of blocks that were expected there.
         """
         self.sends_events = False  # so far, and none are to come
         self._tree, self._worker, self._name = tree, worker, name
+        self._on_computed = on_computed
         self._blocks: dict[tuple[int, BlockName], Node] = {}
         self._media: list[str] = []  # in the order in which they were named: fastest first
         self._group: int | None = None  # of full attention, the one that is followed
@@ -261,6 +266,8 @@ class EventFeed:
     def _hold(self, name: BlockName, node: Node, tier: int) -> None:
         assert self._group is not None
         self._blocks[self._group, name] = node
+        if (mark := (node.sent or {}).get(self._worker)) is not None:
+            self._on_computed(mark[1], self.block_size)
         if self._tree.hold(node, self._worker, tier):
             self.cached_tokens += self.block_size
 

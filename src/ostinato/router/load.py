@@ -1,8 +1,10 @@
 """How much a worker has to do: assigned and not yet done, and what it is about to get again.
 
-All figures are in tokens to compute. A paced session does nothing between its turns, but it comes
-back: its worker's *recent* work decays over as long as sessions take to return, which is measured,
-so that a worker never looks idle just because its agents think.
+All figures are in tokens to compute. Of a prompt that is being computed, the blocks that its
+worker's events tell of are done, so that what waits behind a long one is known. A paced session
+does nothing between its turns, but it comes back: its worker's *recent* work decays over as long
+as sessions take to return, which is measured, so that a worker never looks idle just because its
+agents think.
 """
 
 from collections import OrderedDict
@@ -92,6 +94,12 @@ class Load:
         self.prefill_tokens += work.prefill_tokens
         self.recent_tokens += work.prefill_tokens
         self.recent_variance += work.prefill_tokens**2
+
+    def computed(self, work: Assigned, num_tokens: int) -> None:
+        """Note that part of a prompt is computed; one token is left until the first token."""
+        done = min(num_tokens, max(0, work.prefill_tokens - 1))
+        work.prefill_tokens -= done
+        self.prefill_tokens -= done
 
     def prefilled(self, work: Assigned) -> None:
         """Note a request's first token."""

@@ -107,7 +107,7 @@ class Router:
         worker = self._workers.get(name)
         if worker is None:
             bit = next(bit for bit in range(len(self._by_bit) + 1) if bit not in self._by_bit)
-            feed = EventFeed(self._tree, bit, name)
+            feed = EventFeed(self._tree, bit, name, self._on_computed)
             worker = self._workers[name] = self._by_bit[bit] = Worker(name, bit, feed, 16)
         worker.is_draining = False
         worker.announced_size = block_size or worker.announced_size
@@ -330,6 +330,11 @@ class Router:
         self._workers[name].owes_events_since = None
         self._tree.shrink()
         return resync
+
+    def _on_computed(self, decision: int, num_tokens: int) -> None:
+        """Note that a worker stored a block of a prompt that it is computing."""
+        if (work := self._running.get(decision)) is not None:
+            self._by_bit[work.worker].load.computed(work, num_tokens)
 
     def _on_forget(self, workers: int) -> None:
         for bit, worker in self._by_bit.items():

@@ -13,9 +13,10 @@ Files in reading order:
 * ``attention/``: how does a query read scattered blocks?
 * ``lora``: which rows of a step get which low-rank update?
 * ``lora_records``: how is it added to the outputs of a linear layer?
+* ``lora_config``: what does an adapter's config ask for, and can that be served?
 * ``lora_files``: can an adapter of ``peft`` be served with this model?
 * ``model_call``: how is a model called?
-* ``vision``: how does an image become rows of the model's input?
+* ``vision_families``, ``vision``: how does an image become rows of the model's input?
 * ``image_store``: where are the images of live requests, and what was made of them?
 * ``image_step``: how is a step with images computed?
 * ``forward/``: how is it made fast on a CPU without computing anything else?
