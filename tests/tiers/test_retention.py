@@ -1,5 +1,7 @@
 """What a disk keeps when it is full: what the pool's eviction policy expects to be used again."""
 
+from functools import partial
+
 from ostinato.cache.eviction import LeastRecentlyUsed, RequestSummary
 from ostinato.eviction.reuse_hazard import ReuseHazard
 from ostinato.tiers.conformance import conversation, get, put
@@ -35,14 +37,16 @@ def used(request_class, at_s=0.0):
 
 
 def test_the_segment_with_least_worth_keeping_is_evicted_after_that_was_copied():
-    """Both have 14 blocks. The two that are worth least are in B; of equals, roots come first."""
+    """A and B have 15 blocks. The two that are worth least are in B; of equals, roots go first."""
     stale = [used(0, 9.0), used(0, 9.5)]
-    root, tail, *others = (used(1, at_s) for at_s in (5.0, 5.0, *range(10)))
-    segments = {"A": [used(1) for _ in range(14)], "B": [*stale, root, tail, *others]}
-    segment, kept = choose_eviction(segments, 12, 12, 10.0)
+    root, tail, *others = (used(1, at_s) for at_s in (5.0, 5.0, *range(11)))
+    content = {"A": [used(1) for _ in range(15)], "B": [*stale, root, tail, *others]}
+    content |= {"newer": [used(0)], "newest": []}
+    segments = {name: partial(list, items) for name, items in content.items()}
+    segment, kept = choose_eviction(segments, 20, 20, 10.0)
     assert segment == "B" and {*kept} == {root, tail, *others}
     assert kept.index(tail) == kept.index(root) + 1
-    assert choose_eviction(segments, 12, 1, 10.0) == ("B", [others[-1]])
+    assert choose_eviction(segments, 20, 1, 10.0)[0] == "A", "what is lost there is worth less"
 
 
 def test_what_a_policy_expects_back_outlives_what_was_used_later():

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 
 from ostinato.core.errors import ConfigError
@@ -197,6 +198,7 @@ class SegmentLog:
         with ThreadPoolExecutor(_SCAN_THREADS) as threads:
             list(threads.map(Segment.scan, segments))
         for record in (record for segment in segments for record in segment.records):
+            record.last_use_s = self.index.time_of_use(record.last_use_s)
             self._enter(record)
         return segments
 
@@ -227,15 +229,14 @@ class SegmentLog:
 
     def _choice(self, room: int, may_copy: float = inf) -> tuple[Segment, list[Record]] | None:
         """Return the older segment to evict, and what to copy of it; None if no leases fit."""
-        live = {
-            segment: sorted(
-                filter(self.index.is_live, segment.records), key=lambda x: x.header.first_block
-            )
-            for segment in self.segments
-            if segment is not self._active
-        }
+        older = {x: partial(self._live, x) for x in self.segments if x is not self._active}
         most = int(min(room, (1 - LEAST_SHARE) * self.limits.segment, may_copy))
-        return choose_eviction(live, room, most, self._clock())
+        return choose_eviction(older, room, most, self._clock())
+
+    def _live(self, segment: Segment) -> list[Record]:
+        """Return what look-ups can find in a segment, roots first."""
+        live = filter(self.index.is_live, segment.records)
+        return sorted(live, key=lambda record: record.header.first_block)
 
     def _evict(self, victim: Segment, kept: list[Record]) -> None:
         """Copy what is worth keeping to the active segment, then remove a segment."""
@@ -247,7 +248,7 @@ class SegmentLog:
             self.index.remove(old)
             self._segment_of(new).records.append(new)
             self._enter(new)
-        live = [x for x in victim.records if self.index.is_live(x)]
+        live = self._live(victim)
         for record in live:
             self.index.remove(record)
         self.num_evicted += len(live)
