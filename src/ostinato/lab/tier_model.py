@@ -7,7 +7,6 @@ while the pool is full (``engine.tier_stores``), and evicts by the code of ``Dis
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
@@ -123,8 +122,8 @@ class SimulatedDisk(CacheObserver):
 
     def _evict(self) -> None:
         most = self._segment_blocks - 1
-        full = {number: partial(list, blocks) for number, blocks in self._full.items()}
-        choice = choose_eviction(full, most, most, self._clock())
+        content = {number: blocks.copy for number, blocks in self._full.items()}
+        choice = choose_eviction(content, most, most, self._clock())
         assert choice is not None, "nothing is leased"
         number, kept = choice
         gone = {block.name for block in self._full.pop(number)} - {block.name for block in kept}
