@@ -4,7 +4,11 @@ Requests arrive in equal distances, whatever became of those before them (an ope
 through the router and straight at a worker, so that both see the same machine::
 
     python benchmarks/router_overhead.py                     # 500 requests/s, 4 workers
-    python benchmarks/router_overhead.py --requests 1000000 --rate 1500   # memory over a million
+    python benchmarks/router_overhead.py --requests 1000000 --at-once 16 --tracked 200000  # memory
+
+With ``--at-once`` so many connections send one request after another (a closed loop), as fast as
+the machine allows; ``--tracked`` bounds the prefixes known, of which one request in ten has a new
+one.
 """
 
 import argparse
@@ -37,6 +41,8 @@ def main() -> None:
     options.add_argument("--policy", default="cache_state")
     options.add_argument("--tokenizer", default=None, help="As of `ostinato route`.")
     options.add_argument("--direct", type=float, default=0.2, help="Share sent past the router.")
+    options.add_argument("--at-once", type=int, default=0, help="Closed loop; 0 keeps the rate.")
+    options.add_argument("--tracked", type=int, default=16_000_000, help="Tokens of prefixes.")
     given = options.parse_args()
     ports = [_free_port() for _ in range(given.workers + 1)]
     stubs = multiprocessing.Process(target=_run_stubs, args=(ports[1:],), daemon=True)
@@ -70,7 +76,10 @@ async def _measure(ports: list[int], given: argparse.Namespace, router: int) -> 
         begin = time.perf_counter()
         for number in range(given.requests):
             delay = begin + number / given.rate - time.perf_counter()
-            if delay > 0:
+            if given.at_once:
+                while len(running) >= given.at_once:
+                    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            elif delay > 0:
                 await asyncio.sleep(delay)
             if every and number % every == 0:
                 port, into = ports[1 + number % given.workers], seen.direct
@@ -93,7 +102,7 @@ async def _send(
     body = {
         "model": "stub",
         "messages": [
-            {"role": "system", "content": _SYSTEM},
+            {"role": "system", "content": _SYSTEM + (str(number) * 9 if number % 10 == 0 else "")},
             {"role": "user", "content": f"conversation {conversation}"},
             {"role": "assistant", "content": "ay " * 20},
             {"role": "user", "content": f"turn {number}"},
@@ -115,7 +124,8 @@ async def _send(
 def _print(
     seen: _Seen, rows: list[tuple[int, float]], cpu_ms: float, given: argparse.Namespace
 ) -> None:
-    print(f"{given.rate:g} requests/s, {given.workers} stub workers, {given.policy}, "
+    load = f"{given.at_once} at once" if given.at_once else f"{given.rate:g} requests/s"
+    print(f"{load}, {given.workers} stub workers, {given.policy}, "
           f"{seen.failed} failed, {cpu_ms:.2f} ms of processor time per request")  # fmt: skip
     print(f"{'':12}{'median':>10}{'p99':>10}  ms")
     for name, values in (("direct", seen.direct), ("routed", seen.routed)):
@@ -132,7 +142,7 @@ def _p99(values: list[float]) -> float:
 
 
 async def _await_ready(session: aiohttp.ClientSession, port: int) -> None:
-    for _ in range(300):
+    for _ in range(3000):
         try:
             async with session.get(f"http://127.0.0.1:{port}/ready") as answer:
                 if answer.status == 200:
@@ -145,7 +155,7 @@ async def _await_ready(session: aiohttp.ClientSession, port: int) -> None:
 
 def _start_router(ports: list[int], given: argparse.Namespace) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "ostinato.cli", "route", "--port", str(ports[0])]
-    command += ["--policy", given.policy]
+    command += ["--policy", given.policy, "--max-tracked-tokens", str(given.tracked)]
     for port in ports[1:]:
         command += ["--worker", f"http://127.0.0.1:{port}"]
     if given.tokenizer:

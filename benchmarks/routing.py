@@ -6,6 +6,7 @@ arrivals, in simulated time (``ostinato.lab.fleet_replay``)::
     python -m benchmarks.routing mooncake_synthetic.npz
     python -m benchmarks.routing agentic_a.npz --peers routers/bin/python   # see peers/routers.py
     python -m benchmarks.routing mooncake_synthetic.npz --late              # late events, and more
+    python -m benchmarks.routing --hard              # a hot tenant, paced agents, a burst: made up
 
 One simulated token stands for ``SCALE`` of the trace, with the prices of a step to match, so that
 blocks of 512 tokens are blocks of 16. Arrivals are stretched until the fleet would be busy for 80 %
@@ -24,11 +25,12 @@ import numpy as np
 
 from benchmarks.peers.routers import DYNAMO, NAMES, DynamoRouter, HttpRouter
 from ostinato.core.config import SchedulerConfig
-from ostinato.lab.block_trace import BlockTrace
+from ostinato.lab.block_trace import BlockRequest, BlockTrace
 from ostinato.lab.cost_model import CostModel
 from ostinato.lab.fleet_replay import Dispatcher, FleetConfig, FleetResult, Outage, replay_fleet
 from ostinato.lab.routed_fleet import LibraryDispatcher
 from ostinato.lab.timed_replay import slowed_to_fit
+from ostinato.lab.trace_builder import make_block_trace
 from ostinato.lab.traces import read_npz
 from ostinato.router import POLICIES, RouterConfig
 from ostinato.settings import PrefixCacheConfig
@@ -71,6 +73,45 @@ def pooled_hit_ratio(trace: BlockTrace, num_blocks: int) -> float:
         while len(cached) > num_blocks:
             cached.popitem(last=False)
     return hit_tokens / trace.total_input_tokens
+
+
+def hot_tenant() -> BlockTrace:
+    """Half of the requests are one tenant's, behind one prefix; 64 chats go on beside them."""
+    chats = [[f"chat {number}"] for number in range(64)]
+    paths = []
+    for number in range(2000):
+        chat = chats[number // 2 % 64]
+        chat += [f"{number}.{block}" for block in range(2)]
+        hot = [*range(40), *(f"{number}.{block}" for block in range(4))]
+        paths.append(hot if number % 2 else list(chat))
+    return _trace("a hot tenant", paths, [number * 0.1 for number in range(2000)])
+
+
+def paced_agents() -> BlockTrace:
+    """448 agents with one system prompt take turns one after another: no queue is ever seen."""
+    paths = [
+        [*range(8), *(f"{agent}.{block}" for block in range(3 * turn + 3))]
+        for turn in range(5)
+        for agent in range(448)
+    ]
+    return _trace("paced agents", paths, [number * 0.5 for number in range(len(paths))])
+
+
+def burst() -> BlockTrace:
+    """Within a second, 400 requests of 64 blocks ask behind one new prefix of 60."""
+    paths = [[*range(60), *(f"{n}.{block}" for block in range(4))] for n in range(400)]
+    return _trace("a burst of one new prefix", paths, [number / 400 for number in range(400)])
+
+
+def _trace(name: str, paths: list[list[int | str]], arrivals: list[float]) -> BlockTrace:
+    return make_block_trace(
+        name,
+        512 // SCALE,
+        [
+            BlockRequest(at, len(path) * 512 // SCALE + 1, 4, tuple(path))
+            for at, path in zip(arrivals, paths, strict=True)
+        ],
+    )
 
 
 class Bench:
@@ -157,10 +198,19 @@ def disturb(bench: Bench) -> None:
     bench.run("a worker lost and back", ours("cache_state"), replace(fleet, outages=(outage,)))
 
 
+def endure() -> None:
+    """Serve made-up traffic in which routers went wrong, at its own pace."""
+    for make in (hot_tenant, paced_agents, burst):
+        bench = Bench(make(), 1000, 1.0)
+        fleet = replace(bench.fleet, slowdown=1.0)
+        for policy in ("cache_state", "session", "least_loaded"):
+            bench.run(f"{bench.trace.name}, `{policy}`", bench.library(policy), fleet)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("trace", type=Path, help="an .npz of 512-token blocks")
+    parser.add_argument("trace", type=Path, nargs="?", help="an .npz of 512-token blocks")
     parser.add_argument("--requests", type=int, default=4000, help="the first so many")
     parser.add_argument("--blocks", type=int, default=1000, help="of each replica's cache")
     parser.add_argument("--load", type=float, default=1.1)
@@ -168,12 +218,21 @@ def main(arguments: list[str] | None = None) -> None:
     everything = [*POLICIES, *NAMES]
     parser.add_argument("--routers", nargs="+", choices=everything, default=everything)
     parser.add_argument("--late", action="store_true", help="late events, two routers, an outage")
+    parser.add_argument("--hard", action="store_true", help="made-up traffic in place of a trace")
     options = parser.parse_args(arguments)
+    heading = (
+        "| router | hits | imbalance | mean TTFT, s | p50 | p99 | CPU, s |\n|---|" + "--:|" * 6
+    )
+    if options.hard:
+        print(heading)
+        return endure()
+    if options.trace is None:
+        parser.error("name a trace, or --hard")
     trace = scaled(read_npz(options.trace).first(options.requests))
     bench = Bench(trace, options.blocks, options.load)
     pooled = pooled_hit_ratio(trace, options.blocks * NUM_REPLICAS)
     print(f"{trace.name}: {len(trace):,} requests; one pool of all finds {pooled:.2%}\n")
-    print("| router | hits | imbalance | mean TTFT, s | p50 | p99 | CPU, s |\n|---|" + "--:|" * 6)
+    print(heading)
     if options.late:
         disturb(bench)
     else:

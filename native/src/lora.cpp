@@ -15,8 +15,10 @@ namespace {
 
 constexpr int64_t kBlockRows = 48;
 constexpr int64_t kUpTiles = 8;  // of 32 outputs, that a unit adds to: its rows stay in the cache
-// Rows of scratch are no multiple of a line apart: else AMX would write them past the cache.
-constexpr int64_t kScratchStride = kUpTiles * kTileOutputs + 8;
+// Rows that are read again at once are no multiple of a line apart: else AMX would write them past
+// the cache.
+constexpr int64_t kApart = 8;
+constexpr int64_t kScratchStride = kUpTiles * kTileOutputs + kApart;
 
 int64_t padded_rank(const ost_lora_part &part) { return round_up(part.rank, kInputsPerStep); }
 
@@ -63,7 +65,7 @@ LoraBlocks::LoraBlocks(const ost_lora &op) : op_(op) {
       rows += num_rows;
       num_sums_ += num_rows;
     }
-    sums_stride_ = std::max(sums_stride_, total(layer, padded_rank));
+    sums_stride_ = std::max(sums_stride_, total(layer, padded_rank) + kApart);
     most_down_ = std::max(most_down_, total(layer, num_down));
     most_up_ = std::max(most_up_, total(layer, num_up));
   }

@@ -1,8 +1,10 @@
 """Adapters come and go while requests run, and are told apart by their content."""
 
+import gc
 import json
 import os
 import shutil
+import weakref
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,6 +30,7 @@ from ostinato.runner.resolve import resolve_model
 from tests.support.adapters import INVOCATION, adapters, save_adapter
 from tests.support.checkpoints import Checkpoints, checkpoints
 from tests.support.engines import assert_idle
+from tests.support.images import image_checkpoint
 from tests.support.instruction_sets import needs_library
 
 __all__ = ["adapters", "checkpoints"]
@@ -110,6 +113,19 @@ def test_an_activated_adapter_starts_at_the_last_invocation(llm: LLM, adapters: 
     assert llm.engine.identity_of(prompt, tokens[-2:]).adapter == b""
 
 
+def test_in_a_chat_the_turns_before_the_last_invocation_are_the_base_model_s(
+    llm: LLM, adapters: Path
+):
+    """Each turn has an invocation: what the adapter computed is not the next turn's prefix."""
+    judge = LoRARequest("judge", 1, adapters / "judge")
+    context, question = list(range(20, 60)), [*INVOCATION, 11, 12, 13, 14, 15]
+    first = [*context, *question]
+    second = [*first, 90, *question]
+    assert (hit(llm, first, judge), hit(llm, first, judge)) == (0, 47)
+    assert (hit(llm, second, judge), hit(llm, second, judge)) == (40, 56)
+    assert hit(llm, [*first, 90]) == 48, "computed by the base model in the second turn"
+
+
 def test_requests_of_an_unloaded_adapter_finish_and_publish_nothing_more(llm: LLM, adapters: Path):
     """One runs and one waits when it is unloaded; afterwards none of their new blocks are found."""
     engine, sql = llm.engine, LoRARequest("sql", 1, adapters / "sql")
@@ -122,6 +138,9 @@ def test_requests_of_an_unloaded_adapter_finish_and_publish_nothing_more(llm: LL
     engine.add(made[0])
     engine.step()
     engine.add(made[1])
+    [adapter] = engine.runner.adapters.values()
+    weights = weakref.ref(adapter)
+    del adapter
     engine.remove_adapter("sql")
     with pytest.raises(RequestError, match="was unloaded"):
         engine.add(late)
@@ -132,6 +151,8 @@ def test_requests_of_an_unloaded_adapter_finish_and_publish_nothing_more(llm: LL
         outputs.update({s.request.request_id: s.output() for s in engine.step() if s.finished})
     assert [len(outputs[name].outputs[0].token_ids) for name in "ab"] == [9, 9]
     assert not engine.runner.adapters, "its weights went with its last request"
+    gc.collect()
+    assert weights() is None, "they are nowhere else"
     whole = [*PROMPT, *outputs["a"].outputs[0].token_ids, 5]
     assert hit(llm, whole, sql) == 20, "what it had published before"
     assert hit(llm, PROMPT[::-1], sql) == 0
@@ -284,6 +305,18 @@ def test_broken_files_are_refused(llm: LLM, adapters: Path, tmp_path: Path):
         save_file({f"base_model.model.{name}.lora_A.weight": torch.ones(2, 2)}, weights)
         with pytest.raises(RequestError, match=name):
             llm.add_lora(LoRARequest("bad", 1, folder))
+
+
+def test_an_image_encoder_has_no_adapters(checkpoints: Checkpoints, adapters: Path, tmp_path: Path):
+    """What it makes of an image is kept by the image alone."""
+    folder = rewritten(adapters / "sql", tmp_path / "bad")
+    name = "model.vision_tower.encoder.layers.0.self_attn.q_proj"
+    tensors = {f"base_model.model.{name}.lora_{part}.weight": torch.ones(4, 4) for part in "AB"}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    base = image_checkpoint(checkpoints, "llava")
+    refused = pytest.raises(RequestError, match=r"vision_tower.*what encodes images")
+    with LLM(str(base), num_blocks=8, enable_lora=True) as llm, refused:
+        llm.add_lora(LoRARequest("bad", 1, folder))
 
 
 def test_limits_are_named(llm: LLM, adapters: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,17 +6,21 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import valkey
 
 from ostinato import ANTHROPIC_1H, LLM, OPENAI_24H, RequestOutput, SamplingParams
 from ostinato.core.errors import ConfigError
 from ostinato.engine import engine as engine_module
+from ostinato.engine.config import EngineConfig
 from ostinato.engine.kv_events_wire import BatchEncoder, decode
+from ostinato.engine.open_tiers import open_tier
 from ostinato.observe.events import BlockRemoved, BlockStored, EventBatch
-from ostinato.tiers.port import LoadFault, StoreResult
+from ostinato.tiers.port import LoadFault, StoreResult, TierListener
 from tests.support.memory_tier import MemoryTier
 from tests.support.redis_server import redis_server
 
@@ -296,12 +300,40 @@ def test_refused_stores_are_tried_again_later(new_llm: NewLLM, tier: MemoryTier)
     assert len(tier.blocks) == 8
 
 
-def test_windows_are_refused_by_name(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(engine_module, "open_tier", MemoryTier().opened)
+def test_settings_of_tiers_that_cannot_be_met_are_refused():
     with pytest.raises(ConfigError, match="kv_disk_bytes_per_day=5 without kv_disk"):
         LLM(kv_disk_bytes_per_day=5)
     with pytest.raises(ConfigError, match="must be like 'redis://"):
         LLM(kv_remote="localhost")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"windows": (512,)}, r"sliding windows \(512 tokens\).*set max_model_len to 512"),
+        ({"states": (0, 2)}, "carry a state, which is not kept; leave both out"),
+        ({"device": "cuda"}, "device='cuda'.*set device='cpu'"),
+    ],
+    ids=["windows", "states", "device"],
+)
+def test_models_whose_prefixes_tiers_cannot_keep_are_refused_before_a_folder_is_made(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+):
+    windows = changes.get("windows", ())
+    loaded = SimpleNamespace(
+        name="model",
+        state_spec=SimpleNamespace(layers=changes.get("states", ())),
+        device=torch.device(changes.get("device", "cpu")),
+    )
+    runner: Any = SimpleNamespace(
+        kv_stores=[None] * (1 + len(windows)),
+        groups=SimpleNamespace(windows=windows),
+        loaded=loaded,
+    )
+    config = EngineConfig(model="model", kv_disk=tmp_path / "kv")
+    with pytest.raises(ConfigError, match=reason):
+        open_tier(config, runner, TierListener())
+    assert not (tmp_path / "kv").exists()
 
 
 def engine_prompt(tokens: list[int], salt: str = "") -> Any:

@@ -48,7 +48,10 @@ def requests(folder: Path) -> list[LoRARequest | None]:
 def test_batches_of_adapters_and_none_agree_with_peft(
     make_llm: MakeLLM, adapters: Path, reference: PeftReference, settings: dict[str, object]
 ):
-    """Each prompt meets each adapter: cold in chunks of twelve, with hits, and as a fork."""
+    """Each prompt meets each adapter: cold in chunks of twelve, with hits, and as a fork.
+
+    The hash index takes two turns of the five, since rows are computed alike with both.
+    """
     llm = make_llm(
         "llama",
         enable_lora=True,
@@ -58,7 +61,7 @@ def test_batches_of_adapters_and_none_agree_with_peft(
         **settings,
     )
     each = requests(adapters)
-    for turn in range(len(each)):
+    for turn in range(2 if settings.get("index") == "hash" else len(each)):
         turned = each[turn:] + each[:turn]
         outputs = llm.generate(PROMPTS, GREEDY, lora_request=turned, use_tqdm=False)
         for output, prompt, request in zip(outputs, PROMPTS, turned, strict=True):

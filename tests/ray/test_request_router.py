@@ -12,12 +12,15 @@ pytest.importorskip("ray", reason="needs ostinato[ray]")
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of Ray's own modules
+    from ray.exceptions import ActorDiedError
     from ray.serve._private.common import DeploymentHandleSource, DeploymentID
     from ray.serve.request_router import ReplicaID
 
-    from ostinato.ray.call import Call
+    from ostinato.ray.call import Call, Head
+    from ostinato.ray.ingress import Ingress
     from ostinato.ray.request_router import PrefixRequestRouter
     from ostinato.router import RouteRequest
+    from ostinato.server.errors import ApiError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -96,6 +99,44 @@ def test_a_call_that_ray_sends_elsewhere_counts_there_and_one_that_ended_nowhere
         assert pickle.loads(pickle.dumps(call.args[0])).progress.decision is None
 
     asyncio.run(scene())
+
+
+class Handle:
+    """Of a deployment, some of whose replicas die before they answer."""
+
+    def __init__(self, num_lost: int) -> None:
+        self.num_lost, self.calls = num_lost, list[Call]()
+        self.respond = self
+
+    def options(self, stream: bool) -> "Handle":
+        return self
+
+    def remote(self, call: Call) -> "Handle":
+        self.calls.append(call)
+        return self
+
+    def __aiter__(self) -> "Handle":
+        return self
+
+    async def __anext__(self) -> Head:
+        if len(self.calls) <= self.num_lost:
+            raise ActorDiedError
+        return Head(200, [])
+
+
+@pytest.mark.parametrize("num_lost", [2, 3])
+def test_a_call_whose_replica_dies_before_its_answer_is_tried_elsewhere(num_lost):
+    """At three replicas in all; each attempt counts as failed where it was."""
+    handle = Handle(num_lost)
+    ingress = Ingress(handle, "tiny-shakespeare", None)
+    first = Call("POST", "/", [], b"", RouteRequest(LONG))
+    if num_lost < 3:
+        assert asyncio.run(ingress._send(first)).status_code == 200
+    else:
+        with pytest.raises(ApiError, match="try again soon"):
+            asyncio.run(ingress._send(first))
+    assert len(handle.calls) == 3
+    assert len({id(call.progress) for call in handle.calls}) == 3
 
 
 def test_prompts_of_other_deployments_are_found_in_their_arguments():

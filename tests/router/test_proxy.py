@@ -333,7 +333,9 @@ def test_a_request_goes_to_a_worker_that_serves_its_model():
 
 
 @pytest.mark.parametrize(
-    "num_requests", [300, pytest.param(10_000, marks=pytest.mark.nightly)], ids=str
+    "num_requests",
+    [300, pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)])],
+    ids=str,
 )
 def test_workers_that_are_killed_at_random_lose_nothing_that_had_not_begun(num_requests: int):
     """Each whole answer is that of its request, once; only begun streams may break off."""

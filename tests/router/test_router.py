@@ -72,10 +72,11 @@ def test_what_waits_behind_a_long_prompt_shrinks_as_its_blocks_are_stored():
     assert router.workers(1)[0].load_tokens == 20
 
 
-def test_a_burst_of_one_new_prefix_is_computed_by_few():
+def test_a_burst_of_one_new_prefix_is_computed_where_there_is_room_and_not_everywhere():
     router = fleet("abcdefgh")
     counts = spread(router, [prompt(LONG + chr(500 + i) * 20) for i in range(64)], served=False)
-    assert 1 <= len(counts) <= 3
+    assert 2 <= len(counts) <= 4
+    assert max(counts.values()) <= 64 / 2
 
 
 def test_what_failed_is_not_taken_to_be_cached():

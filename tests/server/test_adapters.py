@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import numpy as np
 import openai
 import pytest
+from safetensors.numpy import save_file
 
 from ostinato.runner.resolve import resolve_model
 from tests.server.keyed import MODEL, Keyed, keyed_server
@@ -20,7 +22,7 @@ TARGETS = ["q_proj", "v_proj"]
 
 @pytest.fixture(scope="module")
 def allowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with adapters that may be loaded, and a link to one outside."""
+    """A folder with adapters that may be loaded, links to one outside, and some not served."""
     folder, base = tmp_path_factory.mktemp("allowed"), resolve_model(MODEL)
     save_adapter(base, folder / "sql", 1, target_modules=TARGETS)
     save_adapter(base, folder / "other", 2, target_modules=TARGETS)
@@ -30,6 +32,11 @@ def allowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_adapter(base, folder / "dora", 1, target_modules=TARGETS, use_dora=True)
     save_adapter(base, folder.parent / "elsewhere", 1, target_modules=TARGETS)
     (folder / "link").symlink_to(folder.parent / "elsewhere")
+    (folder / "inner").mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (folder / "inner" / name).symlink_to(folder.parent / "elsewhere" / name)
+    weights = save_adapter(base, folder / "foreign", 1) / "adapter_model.safetensors"
+    save_file({"base_model.model.model.layers.99.mlp.up_proj.lora_A.weight": np.ones(1)}, weights)
     return folder
 
 
@@ -89,7 +96,9 @@ def test_an_adapter_is_a_model_for_the_official_clients(server: Keyed, allowed: 
         ("sql", "sql", "ann", (403, "not_an_administrator")),
         ("far", "../elsewhere", "ops", (403, "path_not_allowed")),
         ("link", "link", "ops", (403, "path_not_allowed")),
+        ("inner", "inner", "ops", (403, "path_not_allowed")),
         ("dora", "dora", "ops", (400, "invalid_value")),
+        ("foreign", "foreign", "ops", (400, "invalid_value")),
         ("none", "none", "ops", (400, "invalid_value")),
         (MODEL, "sql", "ops", (400, "")),
     ],

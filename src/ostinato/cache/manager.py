@@ -335,6 +335,7 @@ class CacheManager:
         """Release what ``pin`` returned."""
         self._tables.check_pinned(table)
         self._release_path(table)
+        self._tables.leave(table)
 
     def remove(self, belongs: Callable[[CacheEntry], bool]) -> int:
         """Free every evictable block whose entry matches; return how many."""
@@ -490,7 +491,6 @@ class CacheManager:
         self.index.release(table.path, table.summary)
         if self.pool.shares.are_limited:
             self.pool.enforce_quota(table, self.index)
-        self._tables.leave(table)
 
     def _check_state(self, tables: list[BlockTable]) -> None:
         """Assert that pool, index and tables agree."""
@@ -514,6 +514,7 @@ class CacheManager:
         for notify in self.observers.on_release:
             notify(table, num_tokens, findable, sealed)
         self._release_path(table)
+        self._tables.leave(table)
         if table.key.identity.epoch < self.epoch:
             self._remove_stale()
 

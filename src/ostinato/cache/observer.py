@@ -90,17 +90,28 @@ class CacheObserver:
         """The weights have changed, or everything was removed by an administrator."""
 
 
+Callbacks = tuple[Callable[..., None], ...]
+
+
 class Observers:
     """All callbacks, event by event; those that an observer does not override are left out."""
 
+    on_step: Callbacks
+    on_admit: Callbacks
+    on_fork: Callbacks
+    on_publish: Callbacks
+    on_commit: Callbacks
+    on_retract: Callbacks
+    on_evict: Callbacks
+    on_reuse: Callbacks
+    on_release: Callbacks
+    on_settle: Callbacks
+    on_clear: Callbacks
+
     def __init__(self, observers: Iterable[CacheObserver] = ()) -> None:
         """Take the observers of one cache; they are called in this order."""
-        self._every = tuple(observers)
-
-    def __getattr__(self, event: str) -> tuple[Callable[..., None], ...]:
-        """Return the callbacks of an event; once, since they are an attribute from then on."""
-        default = getattr(CacheObserver, event)
-        overriding = (o for o in self._every if getattr(type(o), event) is not default)
-        callbacks = tuple(getattr(observer, event) for observer in overriding)
-        setattr(self, event, callbacks)
-        return callbacks
+        every = tuple(observers)
+        for event in Observers.__annotations__:
+            default = getattr(CacheObserver, event)
+            overriding = (o for o in every if getattr(type(o), event) is not default)
+            setattr(self, event, tuple(getattr(observer, event) for observer in overriding))

@@ -66,7 +66,8 @@ class RadixIndex:
 
         Cost: O(num_tokens) compared bytes, O(depth) steps in Python.
         """
-        size, blocks, entries = self.block_size, array("i"), list[RadixNode]()
+        entries: list[RadixNode] = []
+        size, blocks = self.block_size, array("i")
         node, most, unmatched = self._roots.get(key.identity.root), num_tokens // size, 0
         if node is None:
             return PrefixMatch(size, blocks, None, entries, 0, key, self, self.version)
@@ -142,7 +143,8 @@ class RadixIndex:
         node, size = path, self.block_size
         if num_tokens % size:
             return self._publish_partial(path, key, blocks, num_tokens)
-        first, last, duplicates = node.end, num_tokens // size, list[tuple[int, BlockId]]()
+        duplicates: list[tuple[int, BlockId]] = []
+        first, last = node.end, num_tokens // size
         self.version += 1
         while node.end < last:
             name = key.block_name(node.end, size)
@@ -252,9 +254,11 @@ class RadixIndex:
         if not extends or node.parent is None or node.identity != identity:
             child = RadixNode(node, identity)
             child.ref_count, child.uses, child.born_s = 1, uses, self._pool.now()
-            start = node.end * self.block_size
-            num_text = key.num_text_tokens(start, start + self.block_size)
-            node.add_child(name, name[: num_text * TOKEN_BYTES], child)
+            start, text = node.end * self.block_size, name
+            if key.has_extras:
+                num_text = key.num_text_tokens(start, start + self.block_size)
+                text = name[: num_text * TOKEN_BYTES]
+            node.add_child(name, text, child)
             node = child
         node.append(key, blocks, self.block_size)
         return node

@@ -127,7 +127,8 @@ def status(
         typer.echo(json.dumps(answer, indent=2))
         return
     table = Table(title=f"Workers, policy {answer['policy']}", title_justify="left")
-    for heading in ("worker", "health", "cache known", "running", "cached", "hits", "computed"):
+    table.add_column("worker", no_wrap=True)
+    for heading in ("health", "cache known", "running", "cached", "hits", "computed"):
         table.add_column(heading)
     for row in answer["workers"]:
         health = "draining" if row["is_draining"] else row["trouble"] or "well"

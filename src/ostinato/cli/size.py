@@ -1,4 +1,4 @@
-"""``ostinato size``: how many bytes of KV does a model keep?"""
+"""``ostinato size``: the bytes of KV that a model keeps."""
 
 import json
 from collections.abc import Callable, Iterator

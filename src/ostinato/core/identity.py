@@ -164,6 +164,21 @@ class BlockExtra:
     num_text_tokens: int
 
 
+def images_of(encoded: bytes, start: int) -> list[ImageSpan]:
+    """Read the images back from the extra of a block that begins at a token."""
+    images, place = list[ImageSpan](), 0
+    while place < len(encoded):
+        if encoded[place : place + 4] == _BOUNDARY:
+            place += len(_BOUNDARY) + hashlib.sha256().digest_size
+            continue
+        end = place + 4 + int.from_bytes(encoded[place : place + 4], "little")
+        offset = int.from_bytes(encoded[end : end + 8], "little", signed=True)
+        length = int.from_bytes(encoded[end + 8 : end + 16], "little")
+        images.append(ImageSpan(encoded[place + 4 : end], start + offset, length))
+        place = end + 16
+    return images
+
+
 class PrefixKey:
     """A sequence as the cache sees it: identity, tokens so far, images among them.
 

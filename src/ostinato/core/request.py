@@ -64,6 +64,8 @@ class RequestContext:
     Attributes:
         name: The request's id.
         off: The setting that keeps it from reading the cache; empty if it reads.
+        prompt_sections: As of the request.
+        num_kept_tokens: As of the request.
         num_known_tokens: Tokens in whole blocks that were cached when it arrived; None if no
             lookup was made.
         waits_for: Name of the request that it waited for, if any.

@@ -21,7 +21,7 @@ from dataclasses import replace
 from ostinato.assembly import build_cache, build_scheduler
 from ostinato.cache.observer import CacheObserver
 from ostinato.core.errors import InvalidSamplingParams, RequestError
-from ostinato.core.identity import Identity, ImageSpan
+from ostinato.core.identity import Identity
 from ostinato.core.ids import RequestId
 from ostinato.core.plan import TokenConstraint
 from ostinato.core.request import FinishReason, Request
@@ -31,10 +31,10 @@ from ostinato.engine.caller import Owner
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.grammar import GrammarCompiler
 from ostinato.engine.image_encoder import ImageEncoder
-from ostinato.engine.image_prompts import ImagePrompts
 from ostinato.engine.kv_events_publisher import publish_kv_events
 from ostinato.engine.open_tiers import LEAST_DISK_BLOCKS, open_tier
 from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.prompt_tokenizer import PromptTokenizer
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.public_prefixes import PublicPrefixes, salt_of_public
 from ostinato.engine.recorder import Recorder
@@ -50,11 +50,9 @@ from ostinato.engine.request_validation import (
 )
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.setup import set_up
-from ostinato.engine.text_tokenizer import PartlyTokenized, TextTokenizer
 from ostinato.engine.tier_stores import TierStores
 from ostinato.engine.tiered_cache import WAIT_S, TieredCache
 from ostinato.engine.token_table import TokenTable
-from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.observe.counters import CacheStats
 from ostinato.runner.image_store import ServedImage
 from ostinato.runner.lora import LoraAdapter
@@ -85,6 +83,7 @@ class Engine:
         recorder: Records traces, where one was started.
         tiers: Where prefixes outlive the pool; None unless ``kv_disk`` or ``kv_remote`` is set.
         kv_events: Publishes KV events; None unless ``kv_events_endpoint`` is set.
+        prompts: Turns the texts and images of prompts into token ids.
         texts: Tokenizes texts, and remembers them; None if the checkpoint has no tokenizer.
         image_prompts: Loads the images of prompts; safe in any thread.
         image_encoder: Encodes them beside the steps; None for a model that serves text alone.
@@ -128,9 +127,8 @@ class Engine:
         self._clock = clock
         tokenizer = self.loaded.tokenizer
         self._tokens = None if tokenizer is None else TokenTable(tokenizer)
-        room = config.keep_texts_bytes if config.keep_tokens else 0
-        self.texts = None if tokenizer is None else TextTokenizer(tokenizer, room)
-        self.image_prompts = ImagePrompts(self.loaded, config.media, config.max_images)
+        self.prompts = PromptTokenizer(self.loaded, config, self.public_prefixes)
+        self.texts, self.image_prompts = self.prompts.texts, self.prompts.images
         self.grammars = GrammarCompiler(self.loaded)
         self._states: dict[RequestId, RequestState] = {}
         self._random = random.Random(config.seed)
@@ -202,9 +200,11 @@ class Engine:
                 "not cut; leave it out"
             )
         if keep is None:
-            prompt = self.tokenized(self.with_placeholders(prompt), self.max_model_len)
+            prompt = self.prompts.tokenized(
+                self.prompts.with_placeholders(prompt), self.max_model_len
+            )
         tokens = tokenize(prompt, self.loaded, self.max_model_len, keep=keep)
-        tokens, images, spans = self.placed(prompt, tokens)
+        tokens, images, spans = self.prompts.placed(prompt, tokens)
         known = prompt.known if keep is None else None
         if wanted is not None and constraint is None:
             constraint = self.grammars.compile(wanted, prompt.cache_salt)
@@ -231,53 +231,6 @@ class Engine:
             known = None
         return PreparedRequest(request, params, prompt.text, seeds, arrival_s, known, images)
 
-    def with_placeholders(self, prompt: Prompt) -> Prompt:
-        """Return a prompt whose text has one placeholder token for each of its images."""
-        if not prompt.images or prompt.text is None or prompt.token_ids is not None:
-            return prompt
-        return replace(prompt, text=self.image_prompts.spelled(prompt.text, prompt.images))
-
-    def placed(
-        self, prompt: Prompt, tokens: "array[int]"
-    ) -> tuple["array[int]", tuple[ServedImage, ...], tuple[ImageSpan, ...]]:
-        """Return a prompt's tokens, its images, and where they are among them."""
-        if not prompt.images:
-            return tokens, (), ()
-        return self.image_prompts.place(prompt.images, tokens, prompt.cache_salt.encode())
-
-    def tokenized(self, prompt: Prompt, most: int | None = None) -> Prompt:
-        """Return a prompt with its ids: those of its text as far as that is known.
-
-        Raises:
-            MissingTokenizer: It is a text, and the checkpoint has no tokenizer.
-            PromptTooLong: A text is certainly longer than ``most`` tokens.
-        """
-        if prompt.token_ids is not None:
-            return prompt
-        if self.texts is None or not self.texts.takes_prompts:
-            return replace(prompt, token_ids=tokenize(prompt, self.loaded, most))
-        partly = self.begin_text(prompt.text or "", prompt)
-        return self.with_ids(prompt, self.texts.finish(partly, most=most))
-
-    def tokenized_chat(self, prompt: Prompt, text: str) -> Prompt:
-        """Return a prompt that is a conversation, written as a text, with its ids."""
-        assert self.texts is not None, "conversations need a tokenizer"
-        text = self.image_prompts.spelled(text, prompt.images)
-        known = self.texts.finish(self.begin_text(text, prompt))
-        return replace(prompt, token_ids=known, known=known)
-
-    def begin_text(self, text: str, prompt: Prompt) -> PartlyTokenized:
-        """Find what is known of a text for the sender of a prompt; safe in any thread."""
-        assert self.texts is not None, "there is a tokenizer"
-        names = self.public_prefixes.salts_of(prompt.public_prefixes)
-        is_kept = self.config.keep_tokens and prompt.keep_tokens
-        return self.texts.begin(text, (prompt.cache_salt.encode(), *names), is_kept)
-
-    def with_ids(self, prompt: Prompt, known: TokenizedText) -> Prompt:
-        """Return a prompt that is a text with its ids."""
-        assert self.texts is not None, "there is a tokenizer"
-        return replace(prompt, token_ids=self.texts.with_special_tokens(known), known=known)
-
     def add(self, made: PreparedRequest) -> None:
         """Add a request.
 
@@ -302,8 +255,7 @@ class Engine:
             self._begin_images(state, made.images)
         if self.tiers is not None:
             self.tiers.begin(made.request.request_id)
-        if made.known is not None and self.texts is not None:
-            self.texts.known.note(made.request.identity.tenant, made.known)
+        self.prompts.note(made)
 
     def step(self) -> list[RequestState]:
         """Run one step.
@@ -394,7 +346,7 @@ class Engine:
         for sequence in ended:
             state.take(sequence, None, now_s)
         state.fail(FinishReason.ABORT, None, now_s)
-        self._note_answers(state)
+        self.prompts.note_answers(state)
         self._free_adapters()
         return state.output()
 
@@ -415,7 +367,7 @@ class Engine:
         if preempt_running:
             self.scheduler.preempt_all()
         self.cache.admin.reset()
-        self.forget_texts()
+        self.prompts.forget_texts()
         self.recorder.on_reset(preempt_running)
 
     @property
@@ -473,12 +425,6 @@ class Engine:
         """End all loads from tiers; their requests compute what is missing."""
         if self.tiers is not None:
             self.tiers.drain()
-
-    def forget_texts(self, tenant: bytes | None = None) -> int:
-        """Forget the texts of a tenant, or all; returns how many."""
-        if self.texts is None:
-            return 0
-        return self.texts.known.clear() if tenant is None else self.texts.known.forget(tenant)
 
     def forget_images(self, tenant: bytes | None = None) -> None:
         """Forget what the encoder made of a tenant's images; of all, after new weights."""
@@ -563,17 +509,11 @@ class Engine:
         for request_id, state in touched.items():
             if state.finished:
                 del self._states[request_id]
-                self._note_answers(state)
+                self.prompts.note_answers(state)
                 self.audit.note(state.request, state.num_cached_tokens)
                 self.recorder.on_ended(request_id)
         self._free_adapters()
         return list(touched.values())
-
-    def _note_answers(self, state: RequestState) -> None:
-        """Remember which tokens a prompt's continuations are made of."""
-        if state.known is not None and self.texts is not None:
-            for answer in state.answers():
-                self.texts.known.note_answer(state.request.identity.tenant, state.known, answer)
 
     def _cancel(self, request_id: RequestId) -> list[Sequence]:
         """End all sequences of a request; an unknown id has none."""

@@ -169,5 +169,6 @@ def decode_prompt(
     texts = []
     for is_image, run in groupby(ids, vision.token_ids.__contains__):
         tokens = list(run)
-        texts.append(f"[image: {len(tokens)} tokens]" if is_image else decode(tokens))
+        shown = f"[image: {len(tokens)} token{'s' * (len(tokens) > 1)}]"
+        texts.append(shown if is_image else decode(tokens))
     return "".join(texts)

@@ -15,6 +15,7 @@ with the first block of a prompt; the digests cannot be computed without the sal
 Source: vLLM's documentation of KV events (``KVEventBatch``); written anew.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -43,9 +44,10 @@ class BlockStored(WireEvent, frozen=True, array_like=True, omit_defaults=True, g
         lora_id: Always None: adapters have no numbers here.
         medium: ``"CPU"`` or ``"GPU"`` for the pool; ``"disk"`` or ``"remote"`` for a tier.
         lora_name: Content digest of the adapter in hexadecimal digits; None without one.
-        extra_keys: Per block what images add to its digest, as one byte string, or None; the name
-            of the tenant's salt comes last in the first block of a prompt; None if no block has
-            any.
+        extra_keys: Per block what images add, or None: of each a pair of its digest in hexadecimal
+            digits and its offset from the block's start, as in vLLM, then one byte string that is
+            hashed; the name of the tenant's salt comes last in the first block of a prompt. None
+            if no block has any.
         group_idx: Group of layers; 0 is full attention.
         kv_cache_spec_kind: ``"full_attention"`` or ``"sliding_window"``.
         kv_cache_spec_sliding_window: Tokens that such a layer sees; None for full attention.
@@ -143,15 +145,34 @@ class BatchEncoder:
         )
 
 
-def _extra_keys(event: events.BlockStored) -> tuple[tuple[bytes | str, ...] | None, ...]:
-    extras: list[tuple[bytes | str, ...] | None] = [
-        None if extra is None else (extra,) for extra in event.extras
+ExtraKey = tuple[str, int] | bytes | str
+"""An image, what is hashed of a block beside its tokens, or the name of a salt."""
+
+
+def _extra_keys(event: events.BlockStored) -> tuple[tuple[ExtraKey, ...] | None, ...]:
+    extras: list[tuple[ExtraKey, ...] | None] = [
+        None if extra is None else (*_images(extra), extra) for extra in event.extras
     ]
     salt = event.identity.root.tenant
     if event.parent is None and salt:
         extras = extras or [None] * len(event.digests)
         extras[0] = (*(extras[0] or ()), salt_name(salt))
     return tuple(extras)
+
+
+def _images(extra: bytes) -> Iterator[tuple[str, int]]:
+    """Yield digest and offset of each image, as ``PrefixKey.extra`` has written them."""
+    place = 0
+    while place + 4 <= len(extra):
+        if extra[place : place + 4] == b"\xff\xff\xff\xff":  # a boundary, and its SHA-256
+            place += 36
+            continue
+        end = place + 4 + int.from_bytes(extra[place : place + 4], "little")
+        if end + 16 > len(extra):
+            return
+        offset = int.from_bytes(extra[end : end + 8], "little", signed=True)
+        yield extra[place + 4 : end].hex(), offset
+        place = end + 16
 
 
 _DECODER = msgspec.msgpack.Decoder(WireBatch)

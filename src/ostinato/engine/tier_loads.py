@@ -19,7 +19,7 @@ Rules:
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
@@ -27,11 +27,12 @@ from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.request import RequestContext
 from ostinato.engine.load_note import LoadNote, Rate
-from ostinato.engine.tier_reader import LookUp, Piece, Read, TierReader, pieces_of
+from ostinato.engine.tier_prefixes import first_tokens, prefix_of
+from ostinato.engine.tier_reader import Load, LookUp, Read, TierReader, pieces_of
 from ostinato.runner.kv_store import KVStore
 from ostinato.sched.sequence import Sequence
 from ostinato.scheduling.held_requests import HeldRequests
-from ostinato.tiers.port import KVTier, LoadFault, Namespace, Prefix, TierListener
+from ostinato.tiers.port import KVTier, LoadFault, Namespace, TierListener
 
 LOOK_UP_PATIENCE_S = 0.002
 """How long a step waits for look-ups; those of a disk are done in memory."""
@@ -44,67 +45,6 @@ FIRST_DEADLINE_S = 10.0
 
 TRY_AGAIN = 32
 """Of loads that seem dearer than computing, one in so many is tried: speeds change."""
-
-
-@dataclass(slots=True, eq=False)
-class _Load:
-    """One request's prefix on its way.
-
-    Attributes:
-        sequence: The request's.
-        look_up: What is asked of the tiers.
-        asked_s: When, by ``time.monotonic()``.
-        after: Another request's load that brings the same, and is waited for.
-        table: Blocks to be filled, once they are allocated.
-        read: What fills them.
-        began_s: When that began.
-        note: What became of it, as far as there is something to tell.
-    """
-
-    sequence: Sequence
-    look_up: LookUp
-    asked_s: float
-    after: "_Load | None" = None
-    table: BlockTable | None = None
-    read: Read | None = None
-    began_s: float = 0.0
-    note: LoadNote | None = None
-
-    @property
-    def name(self) -> RequestId:
-        """Of its request."""
-        return self.sequence.request.request_id
-
-    @property
-    def is_unwanted(self) -> bool:
-        """Whether its request has ended, or was admitted while there was no room to load."""
-        return self.sequence.finish_reason is not None or self.sequence.table is not None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether threads have brought what it waits for."""
-        if self.read is not None:
-            return not self.read.num_running
-        if self.after is not None:
-            return self.after.is_ready
-        return self.look_up.refs is not None
-
-    @property
-    def pieces(self) -> list[Piece]:
-        """What is read for it, in token order."""
-        return [] if self.read is None else self.read.pieces
-
-    def knows(self, num_tokens: int) -> None:
-        """Note that so many tokens are there before its request is first admitted."""
-        if self.sequence.first_planned_s is None:
-            known = max(self.sequence.num_known_tokens, num_tokens)
-            self.sequence.num_known_tokens = known
-
-    def stop(self) -> None:
-        """Let threads do no more for it than they have begun."""
-        self.look_up.is_unwanted = True
-        if self.read is not None:
-            self.read.is_stopped = True
 
 
 class TierLoads:
@@ -140,7 +80,7 @@ class TierLoads:
         self._manager, self._block_bytes = manager, store.block_bytes
         self._namespace_of = namespace_of
         self._size = manager.block_size
-        self._loads: dict[RequestId, _Load] = {}
+        self._loads: dict[RequestId, Load] = {}
         self._complete: list[tuple[BlockTable, int]] = []  # held until their requests are planned
         self._returning: dict[
             tuple[SequenceId, int], int
@@ -174,10 +114,10 @@ class TierLoads:
     def _begin(self, sequence: Sequence, num_known: int) -> None:
         key, first = sequence.key, num_known // self._size
         num_blocks = (len(key) - 1) // self._size  # the last token is computed (law 4)
-        if sequence.reading_is_off or key.images or num_blocks <= first:
+        if sequence.reading_is_off or num_blocks <= first:
             return
         prefix = prefix_of(key, num_blocks * self._size, self._namespace_of)
-        load = _Load(sequence, LookUp(prefix, first), time.monotonic(), self._leader(key, first))
+        load = Load(sequence, LookUp(prefix, first), time.monotonic(), self._leader(key, first))
         self._loads[load.name] = load
         self.held.add(load.name)
         if load.after is None:
@@ -240,7 +180,7 @@ class TierLoads:
         self.drain()
         self._reader.close()
 
-    def _leader(self, key: PrefixKey, first: int) -> _Load | None:
+    def _leader(self, key: PrefixKey, first: int) -> Load | None:
         """Find a load that will bring more of a sequence than the pool has."""
         for load in self._loads.values():
             common = load.sequence.key.num_common_tokens(key) // self._size
@@ -257,7 +197,7 @@ class TierLoads:
                 lambda: all(look_up.refs is not None for look_up in fresh), LOOK_UP_PATIENCE_S
             )
 
-    def _go_on(self, load: _Load, num_seats: int) -> bool:
+    def _go_on(self, load: Load, num_seats: int) -> bool:
         """Take a load as far as it goes now; returns whether it has ended."""
         if load.read is not None:
             return not load.read.num_running and self._publish(load)
@@ -274,7 +214,7 @@ class TierLoads:
         self.held.discard(load.name)  # there is no room: it takes its turn, and may load then
         return False
 
-    def _follow(self, load: _Load) -> bool:
+    def _follow(self, load: Load) -> bool:
         """Go on where the load that this one waited for has ended."""
         leader, load.after = load.after, None
         assert leader is not None
@@ -290,7 +230,7 @@ class TierLoads:
         self._reader.look_up(load.look_up)
         return False
 
-    def _is_worth_it(self, load: _Load) -> bool:
+    def _is_worth_it(self, load: Load) -> bool:
         """Whether loading is faster than computing, as far as is known; notes it if not."""
         num_blocks, refs = load.look_up.num_blocks, load.look_up.refs
         ahead = sum(len(piece.blocks) for x in self._loads.values() for piece in x.pieces)
@@ -306,12 +246,12 @@ class TierLoads:
         load.note = LoadNote(refs[0].tier, start, end, is_cheaper_to_compute=True)
         return False
 
-    def _allocate(self, load: _Load) -> bool:
+    def _allocate(self, load: Load) -> bool:
         """Allocate blocks and have them filled; False if there is no room."""
         end, first = load.look_up.end_block, load.look_up.first_block
         sequence = load.sequence
-        key = PrefixKey(sequence.key.identity, sequence.key.tokens[: end * self._size])
-        match = replace(self._manager.match_first(key, len(key)), tail=None)
+        key = first_tokens(sequence.key, end * self._size)
+        match = replace(self._manager.match_first(key, end * self._size), tail=None)
         if len(match.blocks) >= end or len(match.blocks) < first:
             return True  # it is there meanwhile, or what it continues is not
         assert load.look_up.refs
@@ -328,7 +268,7 @@ class TierLoads:
         self._reader.read(load.read)
         return True
 
-    def _publish(self, load: _Load) -> bool:
+    def _publish(self, load: Load) -> bool:
         """Publish what was loaded; it stays held until its request is planned."""
         assert load.table is not None and load.read is not None and load.look_up.refs
         start, refs = load.table.num_shared_tokens, load.look_up.refs
@@ -346,7 +286,7 @@ class TierLoads:
         self._count(note, time.monotonic() - load.began_s, is_wanted=not load.is_unwanted)
         return True
 
-    def _report(self, load: _Load, note: LoadNote) -> None:
+    def _report(self, load: Load, note: LoadNote) -> None:
         """Tell the listener what tiers have, and what turned out to be bad."""
         prefix, size = load.look_up.prefix, self._size
         for tier, start, stop in note.loaded:
@@ -366,12 +306,3 @@ class TierLoads:
         num_blocks = (note.end - note.start) // self._size
         if num_blocks or note.fault is LoadFault.DEADLINE:
             self.reading.add(max(1, num_blocks) * self._block_bytes, seconds)
-
-
-def prefix_of(
-    key: PrefixKey, num_tokens: int, namespace_of: Callable[[Identity], Namespace]
-) -> Prefix:
-    """Name a sequence's first tokens as tiers do."""
-    identity, public = key.identity, key.identity.public_prefix
-    salt = b"" if public is None else public.tenant
-    return Prefix(namespace_of(identity), identity.tenant, key.tokens[:num_tokens], salt, key)

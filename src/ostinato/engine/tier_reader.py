@@ -6,8 +6,8 @@ in a ``LookUp`` or a ``Read``, which the engine's thread reads between steps.
 
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import abc, deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +15,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from ostinato.cache.block_table import BlockTable
+from ostinato.core.ids import RequestId
+from ostinato.engine.load_note import LoadNote
 from ostinato.runner.kv_store import KVStore
+from ostinato.sched.sequence import Sequence
 from ostinato.tiers.port import ExtentRef, KVTier, LoadFault, Prefix
 
 logger = logging.getLogger("ostinato")
@@ -64,7 +68,7 @@ class Piece:
     """
 
     ref: ExtentRef
-    blocks: Sequence[int]
+    blocks: abc.Sequence[int]
     num_skipped: int = 0
     num_loaded: int = 0
     fault: LoadFault | None = None
@@ -97,6 +101,67 @@ class Read:
         with suppress(IndexError):
             return self.waiting.popleft()
         return None
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """One request's prefix on its way.
+
+    Attributes:
+        sequence: The request's.
+        look_up: What is asked of the tiers.
+        asked_s: When, by ``time.monotonic()``.
+        after: Another request's load that brings the same, and is waited for.
+        table: Blocks to be filled, once they are allocated.
+        read: What fills them.
+        began_s: When that began.
+        note: What became of it, as far as there is something to tell.
+    """
+
+    sequence: Sequence
+    look_up: LookUp
+    asked_s: float
+    after: "Load | None" = None
+    table: BlockTable | None = None
+    read: Read | None = None
+    began_s: float = 0.0
+    note: LoadNote | None = None
+
+    @property
+    def name(self) -> RequestId:
+        """Of its request."""
+        return self.sequence.request.request_id
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether its request has ended, or was admitted while there was no room to load."""
+        return self.sequence.finish_reason is not None or self.sequence.table is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether threads have brought what it waits for."""
+        if self.read is not None:
+            return not self.read.num_running
+        if self.after is not None:
+            return self.after.is_ready
+        return self.look_up.refs is not None
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """What is read for it, in token order."""
+        return [] if self.read is None else self.read.pieces
+
+    def knows(self, num_tokens: int) -> None:
+        """Note that so many tokens are there before its request is first admitted."""
+        if self.sequence.first_planned_s is None:
+            known = max(self.sequence.num_known_tokens, num_tokens)
+            self.sequence.num_known_tokens = known
+
+    def stop(self) -> None:
+        """Let threads do no more for it than they have begun."""
+        self.look_up.is_unwanted = True
+        if self.read is not None:
+            self.read.is_stopped = True
 
 
 class TierReader:
@@ -188,7 +253,7 @@ class TierReader:
         return kept.data[:num_bytes]
 
 
-def pieces_of(found: LookUp, table: Sequence[int], num_known: int) -> Iterator[Piece]:
+def pieces_of(found: LookUp, table: abc.Sequence[int], num_known: int) -> Iterator[Piece]:
     """Cut what was found into pieces, without the blocks that the pool has by now.
 
     Args:

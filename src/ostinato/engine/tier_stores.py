@@ -19,7 +19,6 @@ Rules:
 import logging
 import threading
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,9 +34,8 @@ from ostinato.cache.observer import CacheObserver, Eviction
 from ostinato.cache.prefix_index import Removal
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.request import RequestContext
-from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.engine.tier_events import TierEvents
-from ostinato.engine.tier_loads import prefix_of
+from ostinato.engine.tier_prefixes import cached_paths, prefix_of
 from ostinato.runner.kv_store import KVStore
 from ostinato.tiers.port import Extent, KVTier, Namespace, StoreResult, TierStats
 from ostinato.tiers.retention import ReuseClass, remember_for_tier, reuse_class
@@ -122,7 +120,7 @@ class TierStores(CacheObserver):
         self._pressure: Literal["none", "new", "known"] = "none"
         self._paused_until_s = 0.0
         self._changed = threading.Condition()
-        self._is_open = self._is_looking = self._is_telling = False
+        self._is_open = self._is_looking = self._is_telling = self._has_images = False
 
     def open(
         self,
@@ -152,6 +150,7 @@ class TierStores(CacheObserver):
     def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
         """A prefix is used a second time."""
         num_blocks = table.num_shared_tokens // self._size
+        self._has_images |= bool(table.key.images)
         if num_blocks and table.writes and table.blocks[num_blocks - 1] not in self._marked:
             self._want(_Wanted(table.key, table.num_shared_tokens))
 
@@ -194,7 +193,7 @@ class TierStores(CacheObserver):
         self._marked.update(blocks)
 
     def _want(self, wanted: _Wanted) -> None:
-        if not self._is_open or wanted.key.images:
+        if not self._is_open:
             return
         if len(self._waiting) >= MOST_WAITING:
             self._waiting.popleft()
@@ -286,21 +285,7 @@ class TierStores(CacheObserver):
 
     def want_everything(self) -> None:
         """Have all that is cached written, the most used and the last used first."""
-        paths: list[array[int]] = []
-        leaves: dict[int, tuple[bool, int, Identity]] = {}
-        width = self._size * TOKEN_BYTES
-        for place, run in enumerate(self._manager.index.runs()):
-            entry = run.entries[0]
-            own = entry.run_from(0)[1]
-            own = own[: len(own) // width * width]  # without a partial block
-            before = array("I") if run.parent is None else paths[run.parent]
-            paths.append(before + array("I", own))
-            if own:
-                leaves.pop(-1 if run.parent is None else run.parent, None)
-                leaves[place] = entry.uses > 1, entry.idle_tick, entry.identity
-        ranked = sorted(leaves, key=lambda place: leaves[place][:2], reverse=True)
-        for place in ranked[:MOST_WAITING]:
-            key = PrefixKey(leaves[place][2], paths[place])
+        for key in cached_paths(self._manager, self._has_images)[:MOST_WAITING]:
             self._want(_Wanted(key, len(key)))
 
     def close(self) -> None:

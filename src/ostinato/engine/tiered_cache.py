@@ -23,6 +23,7 @@ from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import RequestId
 from ostinato.engine.load_note import LoadNote
 from ostinato.engine.tier_loads import TierLoads
+from ostinato.engine.tier_prefixes import first_tokens
 from ostinato.engine.tier_stores import TierStores
 from ostinato.runner.compute_path import ComputePath
 from ostinato.runner.model_runner import ModelRunner
@@ -312,8 +313,7 @@ class TieredCache:
         self.stores.mark(match.blocks[note.start // manager.block_size :])
         ttl_s = note.keep_until - time.time()
         if ttl_s > 0:
-            leased = PrefixKey(key.identity, key.tokens[: note.leased])
-            self._cache.admin.lease(leased, LeaseTerms(ttl_s))
+            self._cache.admin.lease(first_tokens(key, note.leased), LeaseTerms(ttl_s))
 
 
 def _config_digest(config: dict[str, object]) -> bytes:

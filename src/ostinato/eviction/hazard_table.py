@@ -26,7 +26,7 @@ EDGES_S = (
     *(128.0, 160.0, 192.0, 256.0, 320.0, 384.0, 512.0, 768.0, 1024.0, 1536.0, 2048.0, 3072.0),
     1e9,
 )
-"""Ends of the age bins: finer where people and tools answer, coarser where hours go by."""
+"""Ends of the age bins: finer where people and tools answer, coarser over hours."""
 
 NUM_BINS = len(EDGES_S) - 1
 

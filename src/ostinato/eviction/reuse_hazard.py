@@ -196,10 +196,11 @@ class ReuseHazard(EvictionPolicy):
         self, key: PrefixKey, first: int, last: int, block_size: int, summary: RequestSummary
     ) -> None:
         """End lives of blocks that were evicted and are asked for."""
-        self._advance()
         self.shadow.settle(self._num_idle)
         self.shadow.num_looked_up += last
-        while first < last:
+        if self._memory:
+            self._advance()
+        while self._memory and first < last:
             run = self._memory.take(key, first, last - first, block_size)
             if run is None:
                 return
@@ -212,9 +213,10 @@ class ReuseHazard(EvictionPolicy):
         self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
     ) -> tuple[int, int]:
         """Tell of blocks that were evicted and are published anew."""
-        run = _looked_up(summary, first, most)
+        run = _looked_up(summary, first, most) if summary is not None else None
         if run is None:
-            run = self._memory.take(key, first, most, block_size)
+            if self._memory:
+                run = self._memory.take(key, first, most, block_size)
             if run is None:
                 if summary is not None:
                     summary.num_new_blocks += most
@@ -364,9 +366,9 @@ class ReuseHazard(EvictionPolicy):
                 cells.discard(cohort, cohort.cell)
 
 
-def _looked_up(summary: RequestSummary | None, first: int, most: int) -> EvictedRun[Cohort] | None:
+def _looked_up(summary: RequestSummary, first: int, most: int) -> EvictedRun[Cohort] | None:
     """Take what a request's look-up has noted of a block and those after it."""
-    while summary is not None and summary.recalled and summary.recalled[0].start <= first:
+    while summary.recalled and summary.recalled[0].start <= first:
         run: EvictedRun[Cohort] = summary.recalled.pop(0)
         if run.start < first:
             continue  # another request has published it meanwhile

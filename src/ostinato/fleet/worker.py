@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -240,7 +241,9 @@ class Worker:
 
 def _short(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
-        return f"cannot be reached: {error.os_error.strerror or error.os_error}"[:200]
+        number = error.os_error.errno
+        why = os.strerror(number) if number and number > 0 else error.os_error
+        return f"cannot be reached: {why}"[:200]
     return f"{type(error).__name__}: {error}"[:200]
 
 

@@ -1,4 +1,4 @@
-"""How much memory do LoRA adapters take beside the KV? Counted from the heads of their files."""
+"""The memory that LoRA adapters take beside the KV. Counted from the heads of their files."""
 
 import json
 import math

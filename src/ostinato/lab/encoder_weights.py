@@ -1,4 +1,4 @@
-"""How many parameters does the encoder of images have, by a model's config alone?
+"""The parameters of an encoder of images, by a model's config alone.
 
 ::
 

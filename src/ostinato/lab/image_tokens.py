@@ -1,4 +1,4 @@
-"""How many tokens does an image take in a prompt, by a model's config alone?
+"""The tokens that an image takes in a prompt, by a model's config alone.
 
 Where the image processor's settings matter, those of the published checkpoints are assumed; they
 are in a file of their own, not in the model's config.

@@ -1,4 +1,4 @@
-"""What would a cache of a given size and policy have found of a trace?
+"""The hits of a cache of a given size and policy on a trace.
 
 One request after another goes through the real ``CacheManager``: match, admit, publish, release,
 at the recorded arrival, with nothing else running. Blocks of the cache hold one token each, and

@@ -1,4 +1,4 @@
-"""How would the load have felt: first tokens, queues, and who holds the memory?
+"""Replays a load in time: first tokens, queues, and who holds the memory.
 
 The trace's requests arrive at their times at the real scheduler over the real cache; in place of
 the model stands a clock that a cost model moves on, step by step::

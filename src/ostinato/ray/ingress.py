@@ -9,9 +9,11 @@ import logging
 from array import array
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import msgspec
+from ray.exceptions import RayActorError
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
@@ -20,7 +22,7 @@ from ostinato.core.errors import ConfigError
 from ostinato.fleet.peek import Peek
 from ostinato.fleet.prompts import Prompt, read_prompt
 from ostinato.fleet.tokenizer import LocalTokenizer
-from ostinato.ray.call import Call, Head
+from ostinato.ray.call import Call, Head, Progress
 from ostinato.router import RouteRequest
 from ostinato.server.callers import AnyCaller, Caller, KeyedCallers
 from ostinato.server.errors import ApiError, body_of, body_too_long
@@ -28,6 +30,7 @@ from ostinato.server.errors import ApiError, body_of, body_too_long
 logger = logging.getLogger("ostinato")
 
 _MOST_BODY_BYTES = 8 * 2**20
+_MOST_ATTEMPTS = 3
 _ROUTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 _HANDED_ON = ("/v1/messages/count_tokens", "/v1/embeddings", "/tokenize", "/detokenize")
 _NOT_PASSED = (b"host", b"origin", b"content-length", b"transfer-encoding", b"connection")
@@ -79,6 +82,28 @@ class Ingress:
             call.asked = await self._asked(path, body, caller, request)
         return await self._send(call)
 
+    async def _answered(self, call: Call) -> tuple[Call, Any, Head]:
+        """Return an answer that has begun; a replica that dies before that has others tried.
+
+        Raises:
+            ApiError: Replicas died again and again (503).
+        """
+        for _ in range(_MOST_ATTEMPTS):
+            answer = self._engines.respond.remote(call)
+            try:
+                head = await anext(aiter(answer))
+            except RayActorError:
+                call.progress.ended()
+                call = replace(call, progress=Progress())
+            except BaseException:
+                call.progress.ended()
+                raise
+            else:
+                assert isinstance(head, Head), "a replica sends the head first"
+                return call, answer, head
+        message = "the engines that had this request were lost: try again soon"
+        raise ApiError(503, message, "server_error", code="no_worker", headers={"Retry-After": "1"})
+
     async def _asked(
         self, path: str, body: bytes, caller: Caller, request: Request
     ) -> RouteRequest:
@@ -107,13 +132,7 @@ class Ingress:
 
     async def _send(self, call: Call) -> Response:
         """Have a replica answer; its head decides the response's."""
-        answer = self._engines.respond.remote(call)
-        try:
-            head = await anext(aiter(answer))
-        except BaseException:
-            call.progress.ended()
-            raise
-        assert isinstance(head, Head), "a replica sends the head first"
+        call, answer, head = await self._answered(call)
         response = StreamingResponse(_relay(call, answer, head.status), head.status)
         decision = call.progress.decision
         response.raw_headers = [h for h in head.headers if h[0] != b"transfer-encoding"]

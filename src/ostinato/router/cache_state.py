@@ -5,17 +5,17 @@ What a request costs the fleet if a worker serves it, in tokens to compute::
     score =   queued                         prompts ahead of it there: it waits for them
             + weight * ( to compute          its own work, which all that come behind it wait for
                        + excess )            work that the worker got lately, above the mean
-    weight =  L + price
+    weight =  waiting there + price
 
-* ``L`` is the mean number of requests per worker that wait for their first token, as measured: in a
-  queue, each token of work delays the work behind it by ``1 / (1 - utilisation)``, which is
-  ``1 + L``.
+* The more requests *wait there* for their first token, the longer the queue has been full and will
+  be, and each token of work delays all that come until it is empty. Where nothing waits, computing
+  a prefix once more delays nobody: a burst of one new prefix is computed wherever there is room.
 * A *hit given up* is a token that another worker has cached. Where waiting for it costs more than
   computing it anew, it is right to give it up, but each such token is cached twice from then on.
   Fleets have one budget for it: ``GIVEN_UP`` of all hits in sight.
 * The *price* is what makes the choices spend that budget where it saves the most waiting, and no
   more. It is found, not set: it rises with each hit given up, and falls with the budget. It is the
-  multiplier of the budget's constraint, by dual ascent, and at least the 1 of ``1 + L``.
+  multiplier of the budget's constraint, by dual ascent, and at least 1.
 * *Excess* counts from two standard deviations of chance above the mean on, so that noise moves
   nothing. Work counts until sessions come back, so that agents which think between turns are not
   all sent to one worker, and a hot prefix is computed on a second worker once it brings its first
@@ -53,24 +53,24 @@ class CacheState:
     def __init__(self) -> None:
         """Start with a price that a few requests correct."""
         self._price = _FIRST_PRICE
-        self._waiting = 0.0  # requests per worker before their first token
         self._mean_hit = 1.0
         self._num_choices = 0
 
     def choose(self, request: RouteRequest, fleet: Fleet) -> Choice:
         """Return the candidate of the lowest score; of equals, that with the least recent work."""
-        excess, weight = self._excess(fleet), self._waiting + self._price
+        excess = self._excess(fleet)
+        weights = [load.num_waiting + self._price for load in fleet.loads]
         scores = [
             each.load_tokens + weight * (each.tokens_to_compute + more)
-            for each, more in zip(fleet.candidates, excess, strict=True)
+            for each, weight, more in zip(fleet.candidates, weights, excess, strict=True)
         ]
         recent = [load.recent_tokens for load in fleet.loads]
         place = min(range(len(scores)), key=lambda at: (scores[at], recent[at]))
         chosen = fleet.candidates[place]
         self._learn(request, fleet, chosen)
         reason = (
-            f"{chosen.load_tokens:,} tokens queued + {weight:.1f} * ({chosen.tokens_to_compute:,} "
-            f"to compute + {excess[place]:,.0f} above its share lately)"
+            f"{chosen.load_tokens:,} tokens queued + {weights[place]:.1f} * "
+            f"({chosen.tokens_to_compute:,} to compute + {excess[place]:,.0f} above its share lately)"
         )
         return Choice(place, reason, scores)
 
@@ -83,8 +83,6 @@ class CacheState:
     def _learn(self, request: RouteRequest, fleet: Fleet, chosen: Candidate) -> None:
         """Move the price towards the one that keeps the budget, and the means."""
         self._num_choices += 1
-        waiting = fmean(load.num_waiting for load in fleet.loads)
-        self._waiting += (waiting - self._waiting) * _SMOOTHING
         least = min(each.tokens_to_compute for each in fleet.candidates)
         in_sight = max(0, len(request.tokens) - least)
         newest = max(_SMOOTHING, 1 / self._num_choices)

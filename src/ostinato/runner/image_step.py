@@ -1,4 +1,4 @@
-"""How is a step with images computed?
+"""Computes a step with images.
 
 As any other, but for three things:
 

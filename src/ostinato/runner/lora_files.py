@@ -157,8 +157,9 @@ class _BaseModel:
         module, is_expert = self._modules.get(name), ".experts." in f".{name}."
         if module is None and not is_expert:
             raise RequestError(
-                f"adapter {str(folder)!r} is for another base model ({config.base}): this one has "
-                f"no layer {name!r:.200}"
+                f"adapter {str(folder)!r} changes {name!r:.200}, which the decoder here does not "
+                f"have: it is for another base model ({config.base}), or for what encodes images, "
+                "where adapters are not served"
             )
         is_served = module in self._decoder and not is_expert
         if is_served and isinstance(module, Conv1D):

@@ -31,8 +31,9 @@ class Part(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, layer: PackedLoraLayer, first_output: int = 0) -> "Part":
+    def of(cls, layer: LoraLayer | PackedLoraLayer, first_output: int = 0) -> "Part":
         """Describe an update, which the caller keeps alive."""
+        assert isinstance(layer, PackedLoraLayer), "the library reads packed factors"
         down, up = layer.down, layer.up
         assert down.num_rows == up.num_columns, "one rank"
         return cls(down.address, up.address, first_output, up.num_rows, down.num_rows, layer.scale)

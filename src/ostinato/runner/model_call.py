@@ -1,4 +1,4 @@
-"""How is a model called?"""
+"""Calls a model."""
 
 import inspect
 from functools import partial

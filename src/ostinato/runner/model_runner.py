@@ -1,4 +1,4 @@
-"""How is one step executed?
+"""Executes one step.
 
 One call of the model over one row, then one call of the sampler::
 

@@ -1,4 +1,4 @@
-"""Which models can be served correctly?
+"""Checks that a model can be served correctly.
 
 Two nets. Here are the rules that a config can be held against before gigabytes are read; what
 they let through, the probe tries out. The rules are about prefixes: the keys and values of a

@@ -1,4 +1,4 @@
-"""How does an image become rows of the model's input?
+"""Turns an image into rows of the model's input.
 
 A model for images and text has an encoder, which turns an image into as many vectors as the image
 has tokens; they take the places of these tokens' embeddings. The encoder is taken out of the

@@ -1,4 +1,4 @@
-"""How does each family of models lay out an image?
+"""How each family of models lays out an image.
 
 ============== ================================ ============================================
 family         positions of an image's tokens   attention among them

@@ -1,4 +1,4 @@
-"""How is a conversation continued that the server may remember? ``/v1/responses``."""
+"""``/v1/responses``."""
 
 import json
 import time

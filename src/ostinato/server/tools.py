@@ -1,4 +1,4 @@
-"""Which tools may the model call, and how is it told of them?
+"""The tools that a model may call, and how it is told of them.
 
 A chat template that shows tools, and calls in a format of ``answer_formats``, is handed them. For
 every other template they are described in the system message in Hermes' format, calls of earlier

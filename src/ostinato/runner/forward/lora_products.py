@@ -1,4 +1,4 @@
-"""Which low-rank updates does an adapter bring to each product of the fused forward?
+"""The low-rank updates that an adapter adds to each product.
 
 A product may join several linear layers (queries, keys and values; gate and up): an adapter's
 update of it has one part per layer, each with the columns that it changes::
@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from ostinato.runner.forward.decoder import PRODUCTS, Decoder
 from ostinato.runner.inputs import Ints
-from ostinato.runner.lora import LoraAdapter, PackedLoraLayer, StepAdapters
+from ostinato.runner.lora import LoraAdapter, StepAdapters
 from ostinato.runner.lora_records import Part, UpdateList
 
 
@@ -36,7 +36,7 @@ class AdapterParts:
                     [
                         Part.of(layer, first)
                         for name, first in joined
-                        if isinstance(layer := adapter.layers.get(name), PackedLoraLayer)
+                        if (layer := adapter.layers.get(name)) is not None
                     ]
                     for joined in self._joined
                 ]

@@ -48,7 +48,9 @@ def row_stride(width: int) -> int:
 
 def packed_size(num_rows: int, num_columns: int) -> int:
     """Return the numbers of a packed weight, with those that only fill tiles up."""
-    return padded_width(num_rows) * padded_width(num_columns)
+    native = library()
+    assert native is not None, "weights are packed where the native library is"
+    return int(native.ost_packed_size(num_rows, num_columns))
 
 
 def allocate_tiles(size: int, dtype: torch.dtype) -> Tensor:

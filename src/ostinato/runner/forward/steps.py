@@ -1,4 +1,4 @@
-"""How is a step computed without Python between its operations?
+"""Computes a step without Python between its operations.
 
 A decode step is over in some tens of milliseconds and has some three hundred operations: called one
 by one, Python would take an eighth of it. So they are laid down as one program, from the ids to the

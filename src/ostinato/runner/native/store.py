@@ -1,4 +1,4 @@
-"""Where do keys and values live, if the library is to read them?
+"""A store of keys and values that the library reads.
 
 As many bytes as in a plain store, in the order in which kernels read them: sixteen tokens side by
 side for each element of a key, and for bfloat16 two elements of a key, or two tokens of a value,

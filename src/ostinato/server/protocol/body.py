@@ -1,4 +1,4 @@
-"""What holds for every body?"""
+"""What every body has in common."""
 
 from functools import partial
 from typing import Annotated, Any, TypeVar

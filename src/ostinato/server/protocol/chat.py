@@ -1,4 +1,4 @@
-"""What may be asked of ``/v1/chat/completions``?"""
+"""The body of ``/v1/chat/completions``."""
 
 import inspect
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What may be asked of Anthropic's ``/v1/messages``?
+"""The body of Anthropic's ``/v1/messages``.
 
 A request is a row of blocks: those of the system text, then those of each message. Tools come
 before all of them, as in the prompt, so that a breakpoint is a place in the row.

@@ -1,4 +1,4 @@
-"""What may be asked of ``/v1/responses``: text, images, streams and tools that are functions?"""
+"""The body of ``/v1/responses``: text, images, streams and tools that are functions."""
 
 import uuid
 from dataclasses import replace

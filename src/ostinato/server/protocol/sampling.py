@@ -1,4 +1,4 @@
-"""Which fields do completions and chats share?
+"""The fields that completions and chats share.
 
 OpenAI's, vLLM's additions under vLLM's names, and ours about the cache. Ranges are checked by
 ``SamplingParams``, which knows them; here are the types alone.
