@@ -159,7 +159,7 @@ class TierStores(CacheObserver):
     ) -> None:
         """What a request leaves may be evicted before its second use."""
         pool, whole = self._manager.pool, num_findable // self._size
-        if whole and not table.key.images:
+        if whole:
             policy = pool.shares.policy_of(table.tenant)
             used = table.key, whole * self._size, reuse_class(policy, table.summary)
             self._used.append(used)
