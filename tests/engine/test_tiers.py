@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import valkey
 
 from ostinato import ANTHROPIC_1H, LLM, OPENAI_24H, RequestOutput, SamplingParams
 from ostinato.core.errors import ConfigError
@@ -81,6 +83,17 @@ def test_a_hit_in_the_pool_asks_no_tier(new_llm: NewLLM, tier: MemoryTier):
     num_before = tier.num_looked_up
     assert ask(llm).cached_tokens_from == {"pool": 129}
     assert tier.num_looked_up == num_before
+
+
+def test_tiers_are_told_what_requests_used(new_llm: NewLLM, tier: MemoryTier):
+    """Also of hits in the pool; the pool's policy ranks what a tier may evict."""
+    llm = new_llm()
+    ask(llm)
+    ask(llm)
+    llm.engine.tiers.stores.flush(10)
+    assert [prefix.num_blocks for prefix, _ in tier.uses] == [8, 8]
+    policy = llm.engine.cache.manager.pool.shares.policy_of(b"")
+    assert all(reuse.forecast is policy for _, reuse in tier.uses)
 
 
 @pytest.mark.parametrize("fault", [LoadFault.CHECKSUM, LoadFault.SHORT, LoadFault.DEADLINE])
@@ -372,3 +385,37 @@ def test_two_engines_share_a_prefix_through_a_server(tmp_path: Path):
             two.engine.tiers.stores.on_clear(everything=True)
             one.erase("acme")
             assert ask(two, salt="acme").num_cached_tokens == 0
+
+
+def test_a_byte_search_of_pool_files_and_server_finds_nothing_erased(tmp_path: Path):
+    """Tokens and each layer's keys and values are found in all three places, then in none."""
+    folder, tokens = tmp_path / "kv", array("I", TEXT[:16]).tobytes()
+    with redis_server(tmp_path) as url, LLM(num_blocks=64, kv_disk=folder, kv_remote=url) as llm:
+        store, stores = llm.engine.runner.kv_stores[0], llm.engine.tiers.stores
+        client: Any = valkey.Valkey.from_url(url)
+
+        def places() -> dict[str, bytes]:
+            pool = bytearray(64 * store.block_bytes)
+            store.export_blocks(range(64), memoryview(pool))
+            files = b"".join(path.read_bytes() for path in sorted(folder.iterdir()))
+            return {
+                "pool": bytes(pool),
+                "copies": bytes(stores._staging),
+                "files": files,
+                "server": b"".join(client.get(key) for key in client.scan_iter()),
+            }
+
+        ask(llm, salt="acme")
+        stores.want_everything()
+        stores.flush(20)
+        block = bytes(places()["copies"][: store.block_bytes])
+        found = {name: (block in held, tokens in held) for name, held in places().items()}
+        assert found == {
+            "pool": (True, False), "copies": (True, False),
+            "files": (True, True), "server": (True, True),
+        }  # fmt: skip
+        receipts = llm.erase("acme").tiers
+        assert [(receipt.tier, receipt.num_extents > 0) for receipt in receipts] == [
+            ("disk", True), ("remote", True),
+        ]  # fmt: skip
+        assert not any(block in held or tokens in held for held in places().values())

@@ -16,6 +16,7 @@ from ostinato.tiers.port import (
     TierReceipt,
     TierStats,
 )
+from ostinato.tiers.retention import ReuseClass
 
 
 class MemoryTier:
@@ -29,6 +30,7 @@ class MemoryTier:
         refusal: What stores are answered, if they are refused.
         gate: Loads wait for it.
         num_looked_up: Look-ups so far.
+        uses: What requests released, with their class.
     """
 
     name = "disk"
@@ -42,6 +44,7 @@ class MemoryTier:
         self.gate = threading.Event()
         self.gate.set()
         self.num_looked_up = 0
+        self.uses: list[tuple[Prefix, ReuseClass]] = []
         self.num_loads = 0
         self.listener = TierListener()
 
@@ -100,6 +103,9 @@ class MemoryTier:
         known = [digest for digest in prefix.digests if digest in self.blocks]
         self.keep_until.update(dict.fromkeys(known, keep_until))
         return len(known) * prefix.namespace.block_size
+
+    def use(self, prefix: Prefix, reuse: ReuseClass) -> None:
+        self.uses.append((prefix, reuse))
 
     def erase(self, salt: bytes) -> list[TierReceipt]:
         gone = [digest for digest, salts in self.salts.items() if salt in salts]

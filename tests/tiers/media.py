@@ -155,15 +155,18 @@ class Server:
 
     def __init__(self, store: ByteStore | None = None, options: RemoteOptions | None = None):
         self.store: Any = store or ServerInMemory()
+        self.store.close = lambda: None  # the next client uses it as well
         self.options = options or RemoteOptions()
-        self.tiers = []
+        self.tiers = list[RemoteTier]()
 
     def open(self) -> KVTier:
         self.tiers.append(RemoteTier(self.store, self.options))
         return self.tiers[-1]
 
     def kill(self) -> None:
-        """Nothing survives in a client but its connections."""
+        """End the threads, which are all that a client has."""
+        while self.tiers:
+            self.tiers.pop().close()
 
     def values(self) -> dict[str, bytes]:
         return {key: self.store.get(key, 0, 1 << 30) for key in self.store.keys("ostinato/")}

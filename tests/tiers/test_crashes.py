@@ -73,10 +73,14 @@ def crash(seed: int, options: DiskOptions) -> int:
     folder.faults.kill_after = rng.randrange(60_000)
     durable = live(folder, options, rng, first)
     folder = folder.after_power_loss(rng) if seed % 2 else folder.after_kill()
+    segments = {*folder.names()}
     if seed % 3 == 0:  # the next process is killed as well, while it recovers or soon after
         folder.faults.kill_after = rng.randrange(3000)
         durable += live(folder, options, rng, first + 100)
         folder = folder.after_kill()
+    open_tier(folder, options).close()
+    if not segments <= {*folder.names()}:  # a crash in an eviction: the next start evicts as well
+        durable = []
     return check(folder, options, durable, first)
 
 

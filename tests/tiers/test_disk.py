@@ -140,6 +140,18 @@ def test_bytes_per_day_bound_what_is_written_also_over_a_restart():
     assert put(tier, conversation(98)) == [StoreResult.STORED] * 2
 
 
+def test_copies_of_what_is_kept_count_as_written():
+    """A disk that evicts: all that its segments ever took, headers left out, is in the budget."""
+    folder, clock = SimulatedFolder(), Clock()
+    tier = DiskTier(folder, replace(SMALL, bytes_per_day=300_000), clock)
+    fill(tier, 0, 400)
+    stats = tier.stats()[0]
+    assert stats.num_evicted > 100 and stats.stores["budget"] > 0
+    assert 250_000 < stats.written_bytes <= 300_000
+    num_segments = tier._log.segments[-1].sequence
+    assert stats.written_bytes > 0.9 * num_segments * (SMALL.segment_bytes - 2 * 512) - 8192
+
+
 def test_a_budget_comes_back_in_the_course_of_a_day():
     clock = Clock()
     budget = DailyBudget(1000, clock)

@@ -38,6 +38,7 @@ from ostinato.engine.tier_events import TierEvents
 from ostinato.engine.tier_prefixes import cached_paths, prefix_of
 from ostinato.runner.kv_store import KVStore
 from ostinato.tiers.port import Extent, KVTier, Namespace, StoreResult, TierStats
+from ostinato.tiers.retention import ReuseClass, remember_for_tier, reuse_class
 
 logger = logging.getLogger("ostinato")
 
@@ -113,12 +114,13 @@ class TierStores(CacheObserver):
         self._size = block_size
         self._waiting: deque[_Wanted] = deque()
         self._marked: set[int] = set()  # blocks that are stored, or on their way
+        self._used: deque[tuple[PrefixKey, int, ReuseClass]] = deque(maxlen=MOST_WAITING)
         self._running: Future[None] | None = None
         self._credit_s = MOST_CREDIT_S
         self._pressure: Literal["none", "new", "known"] = "none"
         self._paused_until_s = 0.0
         self._changed = threading.Condition()
-        self._is_open = self._is_looking = self._has_images = False
+        self._is_open = self._is_looking = self._is_telling = self._has_images = False
 
     def open(
         self,
@@ -139,6 +141,8 @@ class TierStores(CacheObserver):
         self._staging = np.empty(self._group_blocks * store.block_bytes, np.uint8)
         self._writer = ThreadPoolExecutor(1, "ostinato-tier-write")
         self._is_open = True
+        limit = max((stats.limit_bytes for stats in tier.stats()), default=0)
+        remember_for_tier(manager.pool.shares.policies(), limit // store.block_bytes)
         self.look_at_tier()
 
     # --- what the cache does ---
@@ -155,6 +159,10 @@ class TierStores(CacheObserver):
     ) -> None:
         """What a request leaves may be evicted before its second use."""
         pool, whole = self._manager.pool, num_findable // self._size
+        if whole:
+            policy = pool.shares.policy_of(table.tenant)
+            used = table.key, whole * self._size, reuse_class(policy, table.summary)
+            self._used.append(used)
         if pool.num_unused >= LOW_UNUSED * pool.num_blocks:
             self._pressure = "none"
         elif self._pressure == "none":
@@ -175,6 +183,7 @@ class TierStores(CacheObserver):
     def on_clear(self, everything: bool) -> None:
         """Nothing that waits can be read any more, or it was removed on purpose."""
         self._waiting.clear()
+        self._used.clear()
         if everything:
             self._marked.clear()
             self.events.clear()
@@ -228,6 +237,9 @@ class TierStores(CacheObserver):
         if self._running is not None and not self._running.done():
             return True
         self._running = None
+        if self._used and not self._is_telling:
+            self._is_telling = True
+            self._writer.submit(_logged, self._tell_uses)
         if self._pressure == "new":
             self._pressure = "known"
             self.want_everything()
@@ -267,6 +279,7 @@ class TierStores(CacheObserver):
         """Write nothing more of a tenant; when this returns, nothing of it is on its way."""
         kept = [one for one in self._waiting if not one.key.identity.belongs_to(tenant)]
         self._waiting = deque(kept)
+        self._used.clear()
         self.settle()
         self._staging.fill(0)
 
@@ -285,6 +298,13 @@ class TierStores(CacheObserver):
     def _look(self) -> None:
         self._is_looking = False
         self.tier_stats = tuple(self._tier.stats())
+
+    def _tell_uses(self) -> None:
+        """Tell the tiers what requests used, in the writer's thread: it takes digests."""
+        self._is_telling = False
+        while self._used:
+            key, num_tokens, reuse = self._used.popleft()
+            self._tier.use(prefix_of(key, num_tokens, self._namespace_of), reuse)
 
     def _copy_out(self, wanted: _Wanted) -> None:
         """Copy as much of a prefix as fits the staging memory, and have it written."""

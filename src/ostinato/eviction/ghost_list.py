@@ -56,7 +56,12 @@ class EvictedRun(Generic[Note]):
 
 
 class GhostList(Generic[Note]):
-    """The runs that were evicted last, as many as fit."""
+    """The runs that were evicted last, as many as fit.
+
+    Attributes:
+        num_blocks: Remembered.
+        most_blocks: Of them.
+    """
 
     def __init__(self, most_blocks: int, dropped: Callable[[EvictedRun[Note]], None]) -> None:
         """Remember up to so many blocks.
@@ -65,7 +70,7 @@ class GhostList(Generic[Note]):
             most_blocks: Bound; the run that was evicted first is dropped first.
             dropped: Is told of each run that is not remembered any more.
         """
-        self._most_blocks = most_blocks
+        self.most_blocks = most_blocks
         self._dropped = dropped
         self._runs: dict[_Name, EvictedRun[Note]] = {}
         self.num_blocks = 0
@@ -80,7 +85,7 @@ class GhostList(Generic[Note]):
         owner = CacheEntry(entry.identity)  # not the entry, which would keep its ancestors
         run = EvictedRun(owner, start, tokens, num_blocks, entry.uses, entry.idle_since_s, note)
         self._insert(run, len(tokens) // num_blocks)
-        while self.num_blocks > self._most_blocks:
+        while self.num_blocks > self.most_blocks:
             self._dropped(self._pop(next(iter(self._runs))))
 
     def take(
@@ -113,7 +118,7 @@ class GhostList(Generic[Note]):
     def check(self) -> None:
         """Assert that blocks are counted and bounded."""
         assert self.num_blocks == sum(run.num_blocks for run in self._runs.values())
-        assert self.num_blocks <= self._most_blocks, "too much is remembered"
+        assert self.num_blocks <= self.most_blocks, "too much is remembered"
 
     def runs(self) -> list[EvictedRun[Note]]:
         """Return the remembered runs, earliest evicted first."""

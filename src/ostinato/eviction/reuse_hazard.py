@@ -53,7 +53,8 @@ _FIRST_CLASS = [bisect_left(_USES, uses) * _CLASSES_PER_USES for uses in range(_
 _AGES_S = EDGES_S[1:-1]
 
 _MEMORY = 8
-"""Evicted blocks that are remembered, in pools."""
+_MEMORY_WITH_TIER = 64
+"""Evicted blocks that are remembered, in pools; with a tier, at most."""
 
 
 class ReuseHazard(EvictionPolicy):
@@ -91,6 +92,12 @@ class ReuseHazard(EvictionPolicy):
     def num_remembered_blocks(self) -> int:
         """Evicted blocks whose return would be noticed."""
         return self._memory.num_blocks
+
+    def remember(self, num_blocks: int) -> None:
+        """Remember at least so many evicted blocks: a tier behind the pool has them."""
+        memory = self._memory
+        most = memory.most_blocks // _MEMORY * _MEMORY_WITH_TIER
+        memory.most_blocks = max(memory.most_blocks, min(num_blocks, most))
 
     @property
     def lru_lead(self) -> int:

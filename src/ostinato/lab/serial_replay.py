@@ -50,6 +50,7 @@ class SerialResult:
         loaded_tokens: Prompt tokens that a disk had and the pool had not, over all requests; they
             are among those that hit.
         written_blocks: Blocks that were written to it.
+        copied_blocks: Blocks that were written again, out of segments that were evicted.
     """
 
     policy: SimulatedPolicyName
@@ -61,6 +62,7 @@ class SerialResult:
     total_input_tokens: int
     loaded_tokens: int = 0
     written_blocks: int = 0
+    copied_blocks: int = 0
 
     @property
     def total_hit_tokens(self) -> int:
@@ -96,6 +98,7 @@ class SerialCache:
         manager: The real one.
         stats: Its counters.
         num_cut: Requests with more blocks than the cache.
+        disk: Behind it; None without one.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class SerialCache:
         pools: Pools,
         policy: SimulatedPolicyName,
         num_distinct: int,
-        disk: SimulatedDisk | None = None,
+        disk_blocks: int = 0,
     ) -> None:
         """Make an empty cache.
 
@@ -111,7 +114,7 @@ class SerialCache:
             pools: Its sizes; more than a trace can fill is not allocated.
             policy: Which cached block is worth least.
             num_distinct: Blocks of the trace.
-            disk: Behind it.
+            disk_blocks: Of a disk behind it; 0 has none.
         """
         self._now_s = 0.0
         self._most_blocks = pools.full
@@ -130,11 +133,12 @@ class SerialCache:
         )
         spare = [window.num_blocks - window.window for window in config.windows]
         self._step_blocks = max(1, min(spare)) if spare else None
-        make_policy, more = policy_factory(policy), () if disk is None else (disk,)
+        self.disk = SimulatedDisk(disk_blocks, 1, lambda: self._now_s) if disk_blocks else None
+        make_policy, more = policy_factory(policy), () if self.disk is None else (self.disk,)
         cache = build_cache(config, lambda: self._now_s, policy=make_policy, more_observers=more)
         self.manager, self.stats = cache.manager, cache.stats
-        if disk is not None:
-            disk.open(self.manager)
+        if self.disk is not None:
+            self.disk.open(self.manager)
 
     def key(self, path: "array[int]") -> PrefixKey:
         """Return the key of a prompt: its blocks as far as the cache could hold them."""
@@ -189,8 +193,8 @@ def replay_serially(
     Cost: about a microsecond per block under LRU, and tens of them per request.
     """
     pools = Pools(pools) if isinstance(pools, int) else pools
-    disk = SimulatedDisk(disk_blocks, 1) if disk_blocks else None
-    cache = SerialCache(pools, policy, trace.num_distinct, disk)
+    cache = SerialCache(pools, policy, trace.num_distinct, disk_blocks)
+    disk = cache.disk
     hits, cached, loaded = [0] * len(trace), [0] * len(trace), 0
     arrivals, outputs = trace.arrival_s.tolist(), trace.output_tokens.tolist()
     for number, path in enumerate(each_path(trace)):
@@ -213,6 +217,7 @@ def replay_serially(
         trace.total_input_tokens,
         loaded * trace.block_tokens,
         0 if disk is None else disk.num_written,
+        0 if disk is None else disk.num_copied,
     )
 
 

@@ -1,10 +1,11 @@
 """A disk behind the pool of a simulation: what is on it, and when loads are there.
 
 It is written as an engine writes: what is used a second time, and what a request leaves behind
-while the pool is full (``engine.tier_stores``). The disk itself keeps what was used last.
+while the pool is full (``engine.tier_stores``), and evicts by the code of ``DiskTier``
+(``tiers.retention``).
 """
 
-from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ostinato.cache.block_table import BlockTable
@@ -15,9 +16,34 @@ from ostinato.core.request import RequestContext
 from ostinato.sched.scheduler import Scheduler
 from ostinato.sched.sequence import Sequence as SchedSequence
 from ostinato.scheduling.held_requests import HeldRequests
+from ostinato.tiers.retention import (
+    Retained,
+    ReuseClass,
+    choose_eviction,
+    remember_for_tier,
+    reuse_class,
+)
 
 LOW_UNUSED = 0.125
 """Share of the pool without content below which all that requests leave is written."""
+
+NUM_SEGMENTS = 32
+"""Of a disk, as ``DiskTier`` divides one of up to 32 GiB."""
+
+
+class StoredBlock(Retained):
+    """A block on the simulated disk.
+
+    Attributes:
+        name: Its first token.
+    """
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: int) -> None:
+        """Note a block without a use."""
+        super().__init__()
+        self.name = name
 
 
 class SimulatedDisk(CacheObserver):
@@ -26,20 +52,25 @@ class SimulatedDisk(CacheObserver):
     Attributes:
         num_blocks: As many fit.
         num_written: Blocks written so far.
+        num_copied: Blocks written again, out of segments that were evicted.
         last_found: Blocks that continued the prompt admitted last, where the pool's hit ended.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, clock: Callable[[], float]) -> None:
         """Make an empty disk; ``open`` comes before the first request."""
         self.num_blocks = num_blocks
-        self.num_written = self.last_found = 0
-        self._size = block_size
-        self._blocks: OrderedDict[int, None] = OrderedDict()
-        self._unwritten: list[tuple[PrefixKey, int]] = []  # left before the pool was full
+        self.num_written = self.num_copied = self.last_found = 0
+        self._size, self._clock = block_size, clock
+        self._blocks: dict[int, StoredBlock] = {}
+        self._segment_blocks = max(1, num_blocks // NUM_SEGMENTS)
+        self._active: list[StoredBlock] = []
+        self._full: dict[int, list[StoredBlock]] = {}  # by number
+        self._unwritten: list[tuple[PrefixKey, int, ReuseClass]] = []  # until the pool is full
 
     def open(self, manager: CacheManager) -> None:
-        """Watch a pool."""
+        """Watch a pool, and have its policies remember for the disk."""
         self._pool = manager.pool
+        remember_for_tier(manager.pool.shares.policies(), self.num_blocks)
 
     def num_found(self, key: PrefixKey, first: int) -> int:
         """Count the blocks on the disk that continue a prompt from its ``first`` block on."""
@@ -52,27 +83,54 @@ class SimulatedDisk(CacheObserver):
             return
         num_shared = table.num_shared_tokens // self._size
         self.last_found = self.num_found(table.key, num_shared)
-        self._write(table.key, num_shared + self.last_found)
+        self._write(table.key, num_shared)
 
     def on_release(
         self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool
     ) -> None:
-        """Write what a request leaves in a full pool."""
-        self._unwritten.append((table.key, num_findable // self._size))
+        """Note what a request used, and write what it leaves in a full pool."""
+        reuse = reuse_class(self._pool.shares.policy_of(table.tenant), table.summary)
+        self._unwritten.append((table.key, num_findable // self._size, reuse))
         if self._pool.num_unused < LOW_UNUSED * self._pool.num_blocks:
-            for key, num_blocks in self._unwritten:
+            for key, num_blocks, known in self._unwritten:
                 self._write(key, num_blocks)
+                self._use(key, num_blocks, known)
             self._unwritten.clear()
 
     def _write(self, key: PrefixKey, num_blocks: int) -> None:
-        """Have a sequence's first blocks, as used last; ancestors go later than descendants."""
-        known = self._blocks
-        for name in reversed(key.tokens[: num_blocks * self._size : self._size]):
-            self.num_written += name not in known
-            known[name] = None
-            known.move_to_end(name)
-        while len(known) > self.num_blocks:
-            known.popitem(last=False)
+        """Have a sequence's first blocks."""
+        for name in key.tokens[: num_blocks * self._size : self._size]:
+            if name not in self._blocks:
+                self._blocks[name] = block = StoredBlock(name)
+                self.num_written += 1
+                self._append(block)
+
+    def _use(self, key: PrefixKey, num_blocks: int, reuse: ReuseClass) -> None:
+        """Note that a request used a sequence's first blocks."""
+        now_s = self._clock()
+        for name in key.tokens[: num_blocks * self._size : self._size]:
+            if (block := self._blocks.get(name)) is not None:
+                block.use(now_s, reuse)
+
+    def _append(self, block: StoredBlock) -> None:
+        if len(self._active) >= self._segment_blocks:
+            self._full[self.num_written] = self._active
+            self._active = []
+            if (len(self._full) + 1) * self._segment_blocks > self.num_blocks:
+                self._evict()
+        self._active.append(block)
+
+    def _evict(self) -> None:
+        most = self._segment_blocks - 1
+        content = {number: blocks.copy for number, blocks in self._full.items()}
+        choice = choose_eviction(content, most, most, self._clock())
+        assert choice is not None, "nothing is leased"
+        number, kept = choice
+        gone = {block.name for block in self._full.pop(number)} - {block.name for block in kept}
+        for name in gone:
+            del self._blocks[name]
+        self._active += kept
+        self.num_copied += len(kept)
 
 
 @dataclass(frozen=True, slots=True)

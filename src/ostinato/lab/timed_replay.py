@@ -156,7 +156,11 @@ class TimedReplica:
         self._trace, self._cost = trace, cost
         self.now_s = 0.0
         held: HeldRequests = set()
-        written = None if disk is None else SimulatedDisk(disk.num_blocks, cache.block_size)
+        written = (
+            None
+            if disk is None
+            else SimulatedDisk(disk.num_blocks, cache.block_size, lambda: self.now_s)
+        )
         more = () if written is None else (written,)
         self.cache = build_cache(cache, lambda: self.now_s, more_observers=more)
         self.scheduler = build_scheduler(scheduling, self.cache, lambda: self.now_s, [held])

@@ -2,6 +2,7 @@
 
 Files in reading order:
 
+* ``retention``: what is kept when there is no more room
 * ``port``: ``KVTier``, the four calls, and what they take and return
 * ``record``: how an extent is laid out, checked and sealed
 * ``sealing``: names and keys of tenants
@@ -14,6 +15,7 @@ Files in reading order:
 * ``breaker``: calls that end in time, and a server that fails is left alone
 * ``valkey_store``: a server of the Redis protocol
 * ``object_store``: S3, Google, Azure, a folder
+* ``remote_search``: where a prefix continues on a server
 * ``remote``: ``RemoteTier``
 * ``chain``: several tiers as one
 * ``conformance``: the suite that every tier passes, and a storm of faults

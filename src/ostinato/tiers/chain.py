@@ -15,6 +15,7 @@ from ostinato.tiers.port import (
     TierReceipt,
     TierStats,
 )
+from ostinato.tiers.retention import ReuseClass
 
 
 class TierChain:
@@ -58,6 +59,11 @@ class TierChain:
     def lease(self, prefix: Prefix, keep_until: float) -> int:
         """Lease in every tier; returns the most tokens that one of them has."""
         return max((tier.lease(prefix, keep_until) for tier in self.tiers), default=0)
+
+    def use(self, prefix: Prefix, reuse: ReuseClass) -> None:
+        """Tell every tier."""
+        for tier in self.tiers:
+            tier.use(prefix, reuse)
 
     def erase(self, salt: bytes) -> list[TierReceipt]:
         """Erase from every tier."""

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from ostinato.core.errors import ConfigError
@@ -29,6 +30,7 @@ from ostinato.tiers.port import (
     TierStats,
 )
 from ostinato.tiers.record import ALIGNMENT, record_bytes
+from ostinato.tiers.retention import ReuseClass
 from ostinato.tiers.sealing import KeyFile, Sealing, folder_secret
 from ostinato.tiers.segment_log import LogFull, LogLimits, SegmentLog
 
@@ -69,12 +71,16 @@ class DailyBudget:
         self._limit, self._clock = bytes_per_day, clock
         self._left, self._at = float(bytes_per_day - spent), clock()
 
-    def allows(self, size: int) -> bool:
-        """Whether so many bytes may be written now."""
+    def left(self) -> float:
+        """Return how many bytes may be written now."""
         now = self._clock()
         earned = self._limit * max(0.0, now - self._at) / _DAY_S
         self._left, self._at = min(float(self._limit), self._left + earned), now
-        return not self._limit or size <= self._left
+        return self._left if self._limit else inf
+
+    def allows(self, size: int) -> bool:
+        """Whether so many bytes may be written now."""
+        return size <= self.left()
 
     def spend(self, size: int) -> None:
         """Count bytes as written."""
@@ -155,7 +161,7 @@ class DiskTier:
                 refs.append(ExtentRef(self.name, start, part, size, where, record.lease[1]))
                 start += part * prefix.namespace.block_size
         if refs:
-            self._index.use(prefix, start // prefix.namespace.block_size)
+            self._index.use(prefix, start // prefix.namespace.block_size, self._clock())
         return refs
 
     def load(
@@ -181,7 +187,7 @@ class DiskTier:
         with self._writing:
             ends = {id(x.prefix): (x.prefix, x.end_block) for x, _ in extents}
             for prefix, end in ends.values():
-                self._index.use(prefix, end)  # what it continues is worth keeping
+                self._index.use(prefix, end, self._clock())  # what it continues is worth keeping
             if not self._may_write():
                 results = [StoreResult(self._state)] * len(extents)
             else:
@@ -211,6 +217,10 @@ class DiskTier:
                 self._write_failed(error)
                 return 0
             return sum(count for *_, count in found) * prefix.namespace.block_size
+
+    def use(self, prefix: Prefix, reuse: ReuseClass) -> None:
+        """Note which request used a prefix last; see ``KVTier``."""
+        self._index.use(prefix, prefix.num_blocks, self._clock(), reuse)
 
     def erase(self, salt: bytes) -> list[TierReceipt]:
         """Destroy a tenant's keys and overwrite its records; see ``KVTier``."""
@@ -323,9 +333,9 @@ class DiskTier:
             key = self._sealing.key(extent.prefix, create=True)
             if key is None:  # another secret wrapped it
                 return StoreResult.READ_ONLY
-        before = self._log.written_bytes
+        before, may_copy = self._log.written_bytes, self._budget.left()
         try:
-            self._log.append(extent, payload, self._sealing.names(extent.prefix), key)
+            self._log.append(extent, payload, self._sealing.names(extent.prefix), key, may_copy)
         except LogFull:
             return StoreResult.FULL
         finally:

@@ -2,12 +2,14 @@
 
 import threading
 from dataclasses import dataclass, field
+from math import inf, nextafter
 from typing import Protocol
 
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 from ostinato.tiers.folder import File
 from ostinato.tiers.port import Prefix, block_digests
 from ostinato.tiers.record import Header
+from ostinato.tiers.retention import Retained, ReuseClass
 
 
 class Place(Protocol):
@@ -20,7 +22,7 @@ class Place(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Record:
+class Record(Retained):
     """A stored extent, as the index knows it.
 
     Attributes:
@@ -31,7 +33,6 @@ class Record:
         tokens: Packed; empty while it is sealed and its key was not seen yet.
         digests: One per block; empty like ``tokens``.
         num_indexed: Blocks that look-ups find here, and not in a newer record.
-        last_use: Counts up with each use of any record; 0 before the first.
         erased: Its bytes are overwritten, or about to be.
     """
 
@@ -42,8 +43,17 @@ class Record:
     tokens: bytes = b""
     digests: list[bytes] = field(default_factory=list)
     num_indexed: int = 0
-    last_use: int = 0
     erased: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes in its segment."""
+        return self.header.total_bytes
+
+    @property
+    def keep_until(self) -> float:
+        """Wall-clock end of its lease; 0 without one."""
+        return self.lease[1]
 
     def open(self, key: bytes | None) -> bool:
         """Read its tokens; returns whether the key is the record's."""
@@ -77,7 +87,7 @@ class ExtentIndex:
         self._places = dict[bytes, tuple[Record, int]]()
         self._locked = dict[bytes, list[Record]]()
         self._lock = threading.RLock()
-        self._uses = 0
+        self._last_use_s = 0.0
         self._gone = set[bytes]()
 
     def __len__(self) -> int:
@@ -138,13 +148,19 @@ class ExtentIndex:
                 return record.num_indexed > 0
             return record in self._locked.get(record.header.names[0], ())
 
-    def use(self, prefix: Prefix, end: int) -> None:
-        """Note that blocks before ``end`` are in use: those of a prefix keep its tail reachable."""
+    def use(self, prefix: Prefix, end: int, now_s: float, reuse: ReuseClass | None = None) -> None:
+        """Note that blocks before ``end`` are in use: the root as much as the tail."""
         with self._lock:
-            self._uses += 1
-            for digest in prefix.digests[:end]:
-                if (place := self._places.get(digest)) is not None:
-                    place[0].last_use = self._uses
+            now_s = self.time_of_use(now_s)
+            places = [self._places.get(digest) for digest in prefix.digests[:end]]
+            for record in dict.fromkeys(place[0] for place in places if place is not None):
+                record.use(now_s, reuse)
+
+    def time_of_use(self, now_s: float) -> float:
+        """Return the time of a use: later than that of all before it, whatever the clock does."""
+        with self._lock:
+            self._last_use_s = max(now_s, nextafter(self._last_use_s, inf))
+            return self._last_use_s
 
     def matches(self, prefix: Prefix, block: int, end: int | None = None) -> list[Match]:
         """Return what continues a prefix from a block on, run by run, at least up to ``end``."""

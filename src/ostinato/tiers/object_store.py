@@ -31,7 +31,9 @@ class BucketStore:
             raise ConfigError(
                 f"kv_remote={url!r} needs the client: pip install 'ostinato[remote]'"
             ) from error
-        options: Any = {"timeout": f"{timeout_s}s", "connect_timeout": f"{timeout_s}s"}
+        wait = f"{timeout_s}s"
+        # Without TLS only where the endpoint says so, such as a server of one's own.
+        options: Any = {"timeout": wait, "connect_timeout": wait, "allow_http": True}
         retries: Any = {"max_retries": 0}
         local = url.startswith(("memory:", "file:"))
         try:
@@ -59,7 +61,16 @@ class BucketStore:
         except FileNotFoundError:
             return b""
         except self._failed as error:
+            if self._ends_before(key, start):
+                return b""
             raise StoreError(str(error)) from error
+
+    def _ends_before(self, key: str, start: int) -> bool:
+        """Whether a value has no bytes from an offset on: servers refuse to return none."""
+        try:
+            return bool(self._api.head(self._store, key)["size"] <= start)
+        except self._failed:
+            return False
 
     def put(self, key: str, value: bytes, ttl_s: float, only_new: bool = False) -> bool:
         """Set a value as a whole."""

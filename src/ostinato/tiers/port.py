@@ -10,6 +10,7 @@ that it was computed from. It knows nothing of models, and the engine nothing of
 
     tier.store([(prefix.extent(first_block, num_blocks), payload)])
     tier.lease(prefix, keep_until)
+    tier.use(prefix, reuse)                           # what a request released, for eviction
     tier.erase(salt)
 
 All calls are thread-safe and block; an engine makes them from worker threads. None raises for a
@@ -27,6 +28,7 @@ from typing import Protocol
 from ostinato.core.errors import ConfigError
 from ostinato.core.identity import tenant_of
 from ostinato.core.tokens import TOKEN_BYTES
+from ostinato.tiers.retention import ReuseClass
 
 Buffer = bytes | bytearray | memoryview
 
@@ -390,6 +392,15 @@ class KVTier(Protocol):
 
         Returns:
             Leading tokens of the prefix that are stored, and now leased.
+        """
+        ...
+
+    def use(self, prefix: Prefix, reuse: ReuseClass) -> None:
+        """Note that a request has released a prefix; a hint for what to keep.
+
+        Args:
+            prefix: What it used, stored or not.
+            reuse: Ranks what is to be evicted; see ``tiers.retention``.
         """
         ...
 

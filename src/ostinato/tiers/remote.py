@@ -19,7 +19,6 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from ostinato.core.errors import ConfigError
-from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 from ostinato.tiers.breaker import CallThreads, CircuitBreaker
 from ostinato.tiers.byte_store import ByteStore, StoredKeys, StoreError
 from ostinato.tiers.object_store import BucketStore
@@ -35,15 +34,15 @@ from ostinato.tiers.port import (
     TierReceipt,
     TierStats,
 )
-from ostinato.tiers.record import (
-    FIXED_BYTES,
-    Header,
-    encode,
-    header_length,
-    names_and_size,
-    parse,
-    record_bytes,
+from ostinato.tiers.record import FIXED_BYTES, encode, names_and_size, record_bytes
+from ostinato.tiers.remote_search import (
+    LONGEST_WINDOW,
+    FoundExtent,
+    PrefixSearch,
+    look_back,
+    verify,
 )
+from ostinato.tiers.retention import ReuseClass
 from ostinato.tiers.sealing import Sealing
 from ostinato.tiers.valkey_store import ValkeyStore
 
@@ -51,11 +50,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 KEYS, RECORDS = "ostinato/1/keys/", "ostinato/1/kv/"
-MAX_EXTENT_BYTES, MAX_EXTENT_BLOCKS = 8 << 20, 64
-"""Larger extents are refused, unless they are one block."""
-_FIRST_WINDOW, _LONGEST_WINDOW = 64, 1024
-_START_BYTES = 1024
-_MAX_HEADER_BYTES = 1 << 20
 _READ_BYTES = 4 << 20
 
 
@@ -78,14 +72,6 @@ class RemoteOptions:
     sealed: bool = False
     secret: bytes = b""
     num_threads: int = 4
-
-
-@dataclass(frozen=True, slots=True)
-class _Locator:
-    place: str
-    header: Header
-    first: int
-    key: bytes | None
 
 
 class RemoteTier:
@@ -134,7 +120,7 @@ class RemoteTier:
         self, ref: ExtentRef, into: memoryview, num_blocks: int, deadline: float
     ) -> LoadResult:
         """Read and verify blocks; see ``KVTier``."""
-        assert isinstance(ref.locator, _Locator), "a reference of another tier"
+        assert isinstance(ref.locator, FoundExtent), "a reference of another tier"
         where, done, fault = ref.locator, 0, None
         wanted = min(num_blocks, ref.num_blocks)
         step = max(1, _READ_BYTES // ref.block_bytes)
@@ -145,7 +131,7 @@ class RemoteTier:
                 fault = answer
             else:
                 place = into[done * ref.block_bytes : (done + count) * ref.block_bytes]
-                good, fault = _verify(where, done, answer, place)
+                good, fault = verify(where, done, answer, place)
                 done += good
         if fault in (LoadFault.CHECKSUM, LoadFault.SHORT):
             self._attempt(lambda: self._store.delete([where.place]))
@@ -167,11 +153,14 @@ class RemoteTier:
     def lease(self, prefix: Prefix, keep_until: float) -> int:
         """Let what is stored of a prefix live as long as its lease; see ``KVTier``."""
         refs = self.look_up(prefix, 0)
-        places = [ref.locator.place for ref in refs if isinstance(ref.locator, _Locator)]
+        places = [ref.locator.place for ref in refs if isinstance(ref.locator, FoundExtent)]
         ttl = max(self._options.ttl_s, keep_until - time.time())
         if not places or self._attempt(lambda: self._expire(places, ttl)) is None:
             return 0
         return sum(ref.num_blocks for ref in refs) * prefix.namespace.block_size
+
+    def use(self, prefix: Prefix, reuse: ReuseClass) -> None:
+        """Ignore the hint: the server evicts by rules of its own."""
 
     def erase(self, salt: bytes) -> list[TierReceipt]:
         """Destroy a tenant's keys and delete its records; see ``KVTier``."""
@@ -218,9 +207,9 @@ class RemoteTier:
         tenant, namespace = self._sealing.name(prefix.tenant).hex(), prefix.namespace.digest.hex()
         return f"{RECORDS}{tenant}/{namespace[:16]}/{digest.hex()}"
 
-    def _search(self, prefix: Prefix, block: int) -> list[tuple[_Locator, int]]:
+    def _search(self, prefix: Prefix, block: int) -> list[tuple[FoundExtent, int]]:
         key = self._sealing.key(prefix, create=False)
-        search = _Search(self._store, prefix, key, lambda i: self._place(prefix, i, key))
+        search = PrefixSearch(self._store, prefix, key, lambda i: self._place(prefix, i, key))
         return search.run(block)
 
     def _expire(self, places: list[str], ttl_s: float) -> bool:
@@ -247,7 +236,9 @@ class RemoteTier:
                 self._store.where, reason,
             )  # fmt: skip
 
-    def _read(self, where: _Locator, first: int, count: int, deadline: float) -> bytes | LoadFault:
+    def _read(
+        self, where: FoundExtent, first: int, count: int, deadline: float
+    ) -> bytes | LoadFault:
         """Return stored bytes of blocks, or why there are none."""
         width = where.header.stored_block_bytes
         start = where.header.header_bytes + (where.first + first) * width
@@ -312,13 +303,13 @@ class RemoteTier:
     def _num_stored(self, extent: Extent, key: bytes | None) -> int:
         """Return how many leading blocks of an extent one that begins like it has."""
         prefix, block = extent.prefix, extent.first_block
-        search = _Search(self._store, prefix, key, lambda i: self._place(prefix, i, key))
+        search = PrefixSearch(self._store, prefix, key, lambda i: self._place(prefix, i, key))
         return min(extent.num_blocks, search.num_from(block))
 
     def _delete(self, name: bytes) -> tuple[int, int]:
         places, num_extents, num_bytes = list(self._store.keys(RECORDS)), 0, 0
-        for first in range(0, len(places), _LONGEST_WINDOW):
-            batch = places[first : first + _LONGEST_WINDOW]
+        for first in range(0, len(places), LONGEST_WINDOW):
+            batch = places[first : first + LONGEST_WINDOW]
             starts = self._store.starts(batch, FIXED_BYTES)
             owned = [(x, names_and_size(y)) for x, y in zip(batch, starts, strict=True)]
             doomed = {place: size for place, (names, size) in owned if name in names}
@@ -326,70 +317,6 @@ class RemoteTier:
             num_extents += len(doomed)
             num_bytes += sum(doomed.values())
         return num_extents, num_bytes
-
-
-class _Search:
-    """Walks through the extents that a server has of a prefix, window by window."""
-
-    def __init__(
-        self, store: ByteStore, prefix: Prefix, key: bytes | None, place: Callable[[int], str]
-    ) -> None:
-        self._store, self._prefix, self._key, self._place = store, prefix, key, place
-        self._found = dict[int, tuple[str, Header, bytes]]()
-
-    def run(self, block: int) -> list[tuple[_Locator, int]]:
-        """Return extents from a block on, and how many of their blocks agree with the prefix."""
-        runs, window = list[tuple[_Locator, int]](), _FIRST_WINDOW
-        asked = max(0, block - look_back(self._prefix) + 1)
-        while block < self._prefix.num_blocks:
-            if block >= asked:
-                end = min(self._prefix.num_blocks, block + window)
-                self._ask(range(asked, end))
-                asked, window = end, min(2 * window, _LONGEST_WINDOW)
-            count, first = self._best(block)
-            if not count:
-                break
-            place, header, _ = self._found[first]
-            runs.append((_Locator(place, header, block - first, self._key), count))
-            block += count
-        return runs
-
-    def num_from(self, block: int) -> int:
-        """Return how many blocks agree in the extent that begins with one."""
-        self._ask(range(block, block + 1))
-        return self._agreeing(block, block)
-
-    def _ask(self, blocks: range) -> None:
-        """Fetch the headers of extents that begin with one of these blocks."""
-        places = [self._place(block) for block in blocks]
-        starts = self._store.starts(places, _START_BYTES)
-        for block, place, start in zip(blocks, places, starts, strict=True):
-            header = parse(self._whole(place, start), 0) if start else None
-            opened = header.open(self._key) if header else None
-            if header is None or opened is None or header.first_block != block:
-                continue
-            is_own = header.namespace == self._prefix.namespace.digest
-            if is_own and opened[0] == self._prefix.digest_before(block):
-                self._found[block] = place, header, opened[1]
-
-    def _whole(self, place: str, start: bytes) -> bytes:
-        length = header_length(start)
-        if len(start) < length <= _MAX_HEADER_BYTES:
-            return self._store.get(place, 0, length)
-        return start
-
-    def _best(self, block: int) -> tuple[int, int]:
-        """Return how many blocks from one on agree in the best extent, and where that begins."""
-        earliest = max(0, block - look_back(self._prefix) + 1)
-        return max((self._agreeing(block, first), first) for first in range(earliest, block + 1))
-
-    def _agreeing(self, block: int, first: int) -> int:
-        if first not in self._found:
-            return 0
-        size, tokens = self._prefix.namespace.block_size, memoryview(self._found[first][2])
-        width = size * TOKEN_BYTES
-        wanted = memoryview(self._prefix.packed)[block * width : self._prefix.num_blocks * width]
-        return num_common_tokens(tokens[(block - first) * width :], wanted) // size
 
 
 _SERVERS = ("redis", "rediss", "valkey", "valkeys", "unix")
@@ -415,27 +342,3 @@ def open_store(url: str, timeout_s: float = 1.0) -> ByteStore:
         f"kv_remote begins with {scheme + '://' if scheme else 'no scheme'}: give the address of a "
         f"server ({', '.join(_SERVERS)}) or of an object store ({', '.join(_BUCKETS)})"
     )
-
-
-def look_back(prefix: Prefix) -> int:
-    """Return how many blocks an extent may have: a reader looks for its beginning so far back."""
-    return max(1, min(MAX_EXTENT_BLOCKS, MAX_EXTENT_BYTES // prefix.namespace.block_bytes))
-
-
-def _verify(
-    where: _Locator, first: int, answer: bytes, into: memoryview
-) -> tuple[int, LoadFault | None]:
-    """Check blocks and put them into the caller's memory; returns how many are good."""
-    header, width, size = where.header, where.header.stored_block_bytes, where.header.block_bytes
-    for index in range(len(into) // size):
-        stored = memoryview(answer)[index * width : (index + 1) * width]
-        place, block = into[index * size : (index + 1) * size], where.first + first + index
-        if len(stored) < width:
-            return index, LoadFault.SHORT
-        if not header.is_block(block, stored):
-            return index, LoadFault.CHECKSUM
-        if not header.sealed:
-            place[:] = stored
-        elif where.key is None or not header.unseal(where.key, block, stored, place):
-            return index, LoadFault.CHECKSUM
-    return len(into) // size, None

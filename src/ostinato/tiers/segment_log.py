@@ -2,23 +2,24 @@
 
 The limit holds by construction: a segment never grows beyond its size, and with each that is begun
 an older one is evicted, where else there were no room for a next. What is worth keeping of that is
-copied first: what is leased, and, up to half a segment, what was used since it was written: found,
-or continued by a store, roots before tails. So an eviction frees half a segment where nothing is
-leased, and hits cost no write (CLOCK, by segments). What was used is not known after a restart:
-everything counts as used once.
+copied first (``retention``). An eviction frees at least 7 % of a segment where nothing is
+leased, and hits cost no write.
 """
 
 import errno
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
 
 from ostinato.core.errors import ConfigError
 from ostinato.tiers.folder import Folder
 from ostinato.tiers.index import ExtentIndex, Record
 from ostinato.tiers.port import Buffer, Extent
 from ostinato.tiers.record import ALIGNMENT, Names, encode, lease_slot, parse, record_bytes
+from ostinato.tiers.retention import LEAST_SHARE, choose_eviction
 from ostinato.tiers.segments import SUFFIX, Segment, UnreadableSegment
 
 MAX_SEGMENT_BYTES = 1 << 30
@@ -97,23 +98,35 @@ class SegmentLog:
         while self.segments and self.occupied() + self.limits.segment > self.limits.limit_bytes:
             active = self._active
             room = self.limits.segment - active.end if active else 0
-            self._evict(self._victim(room) or self.segments[0], room)
+            self._evict(*(self._choice(room) or (self.segments[0], [])))
 
-    def append(self, extent: Extent, payload: Buffer, names: Names, key: bytes | None) -> None:
+    def append(
+        self, extent: Extent, payload: Buffer, names: Names, key: bytes | None, may_write: float
+    ) -> None:
         """Append an extent; no look-up finds it before ``commit``.
+
+        Args:
+            extent: Its tokens and place.
+            payload: The bytes of its blocks.
+            names: Of its tenant.
+            key: The tenant's; None in the clear.
+            may_write: Bytes, with those that are copied for it: then less is worth copying.
 
         Raises:
             LogFull: What is leased leaves no room for it.
             OSError: The medium failed; ``abandon`` what is not committed.
         """
         size = record_bytes(extent, sealed=key is not None)
-        segment = self._segment_for(size)
+        segment = self._segment_for(size, may_write - size)
         buffers = encode(extent, payload, names, key, segment.seed, segment.durable)
         header = parse(bytes(buffers[0]), segment.seed)
         assert header is not None, "just encoded"
         offset = segment.append(buffers, header.record_bytes)
         self.written_bytes += size
-        record = Record(header, segment, offset, header.lease, extent.packed, extent.digests)
+        lease, now_s = header.lease, self.index.time_of_use(self._clock())
+        record = Record(
+            header, segment, offset, lease, extent.packed, extent.digests, last_use_s=now_s
+        )
         self._staged.append(record)
 
     def commit(self) -> None:
@@ -171,7 +184,9 @@ class SegmentLog:
 
     def leased_bytes(self) -> int:
         """Bytes of records under a lease."""
-        return sum(self._split(segment)[0] for segment in list(self.segments))
+        records = [x for segment in list(self.segments) for x in list(segment.records)]
+        now_s = self._clock()
+        return sum(x.size for x in records if x.keep_until > now_s and self.index.is_live(x))
 
     def _open_all(self) -> list[Segment]:
         segments = list[Segment]()
@@ -183,6 +198,7 @@ class SegmentLog:
         with ThreadPoolExecutor(_SCAN_THREADS) as threads:
             list(threads.map(Segment.scan, segments))
         for record in (record for segment in segments for record in segment.records):
+            record.last_use_s = self.index.time_of_use(record.last_use_s)
             self._enter(record)
         return segments
 
@@ -192,14 +208,14 @@ class SegmentLog:
         elif record.digests or record.open(None):
             self.index.add(record)
 
-    def _segment_for(self, size: int) -> Segment:
+    def _segment_for(self, size: int, may_copy: float) -> Segment:
         self.fit()  # an eviction may have failed before
         active, whole = self._active, self.limits.segment
         if active is not None and active.end + size <= whole:
             return active
-        victim, room = None, whole - ALIGNMENT - size
+        choice, room = None, whole - ALIGNMENT - size
         is_last = self.occupied() + 2 * whole > self.limits.limit_bytes
-        if is_last and (victim := self._victim(room)) is None:
+        if is_last and (choice := self._choice(room, may_copy)) is None:
             raise LogFull
         self.commit()
         if active is not None and active.end + ALIGNMENT <= whole:
@@ -207,34 +223,24 @@ class SegmentLog:
         self._next += 1
         created = self._active = Segment.create(self._folder, self._next, self._clock())
         self.segments.append(created)
-        if victim is not None:
-            self._evict(victim, room)
+        if choice is not None:
+            self._evict(*choice)
         return created
 
-    def _victim(self, room: int) -> Segment | None:
-        """Return the older segment with least worth keeping, if its leases fit the room."""
-        others = [x for x in self.segments if x is not self._active]
-        for candidates in (others[: -(-len(others) // 2)], others):
-            worth = [(*self._split(x), x.sequence, x) for x in candidates]
-            fitting = [x for x in worth if x[0] <= room]
-            if fitting:
-                return min(fitting, key=lambda x: (x[0] + x[1], x[2]))[3]
-        return None
+    def _choice(self, room: int, may_copy: float = inf) -> tuple[Segment, list[Record]] | None:
+        """Return the older segment to evict, and what to copy of it; None if no leases fit."""
+        older = {x: partial(self._live, x) for x in self.segments if x is not self._active}
+        most = int(min(room, (1 - LEAST_SHARE) * self.limits.segment, may_copy))
+        return choose_eviction(older, room, most, self._clock())
 
-    def _split(self, segment: Segment) -> tuple[int, int]:
-        """Return bytes of a segment under a lease, and other bytes that were used."""
-        leased = used = 0
-        for record in filter(self.index.is_live, segment.records):
-            if record.lease[1] > self._clock():
-                leased += record.header.total_bytes
-            elif record.last_use:
-                used += record.header.total_bytes
-        return leased, used
+    def _live(self, segment: Segment) -> list[Record]:
+        """Return what look-ups can find in a segment, roots first."""
+        live = filter(self.index.is_live, segment.records)
+        return sorted(live, key=lambda record: record.header.first_block)
 
-    def _evict(self, victim: Segment, room: int) -> None:
+    def _evict(self, victim: Segment, kept: list[Record]) -> None:
         """Copy what is worth keeping to the active segment, then remove a segment."""
         self.commit()
-        kept = self._worth_keeping(victim, room) if victim is not self._active else []
         copies = [self._copy(record) for record in kept]
         if copies and self._active is not None:
             self._active.sync()
@@ -242,7 +248,7 @@ class SegmentLog:
             self.index.remove(old)
             self._segment_of(new).records.append(new)
             self._enter(new)
-        live = [x for x in victim.records if self.index.is_live(x)]
+        live = self._live(victim)
         for record in live:
             self.index.remove(record)
         self.num_evicted += len(live)
@@ -250,18 +256,6 @@ class SegmentLog:
         if victim is self._active:
             self._active = None
         self._folder.remove(victim.name)
-
-    def _worth_keeping(self, segment: Segment, room: int) -> list[Record]:
-        now, kept = self._clock(), list[Record]()
-        live = [x for x in segment.records if self.index.is_live(x)]
-        live.sort(key=lambda x: (x.lease[1] <= now, -x.last_use, x.header.first_block))
-        half = self.limits.segment // 2
-        for record in live:
-            is_leased, size = record.lease[1] > now, record.header.total_bytes
-            if size <= (room if is_leased else min(room, half)) and (is_leased or record.last_use):
-                kept.append(record)
-                room, half = room - size, half if is_leased else half - size
-        return kept
 
     def _copy(self, record: Record) -> Record:
         """Append a copy of a record to the active segment; neither durable nor findable yet."""
@@ -274,7 +268,7 @@ class SegmentLog:
         fresh = header.bytes_for(active.seed, active.durable, record.lease)
         offset = active.append([fresh, blocks], header.record_bytes)
         self.written_bytes += header.total_bytes
-        return Record(header, active, offset, record.lease, record.tokens, record.digests)
+        return replace(record, header=header, segment=active, offset=offset, num_indexed=0)
 
     @staticmethod
     def _segment_of(record: Record) -> Segment:

@@ -150,7 +150,7 @@ class Segment:
         self.durable = max([ALIGNMENT, *(header.durable for _, header in found)])
         intact = [x for x in found if self._is_durable(*x)]
         self.records = [
-            Record(header, self, offset, header.lease, last_use=1)
+            Record(header, self, offset, header.lease, last_use_s=self.created)
             for offset, header in intact
             if header.kind == EXTENT
         ]

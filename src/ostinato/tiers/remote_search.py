@@ -1,0 +1,125 @@
+"""How the remote tier finds a prefix on a server, and verifies what that returns.
+
+An extent's key names all tokens up to the end of its *first* block, so that one command asks for
+all places where an extent may begin. A prefix may continue in the middle of an extent, so a search
+begins as many blocks earlier as an extent may have.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
+from ostinato.tiers.byte_store import ByteStore
+from ostinato.tiers.port import LoadFault, Prefix
+from ostinato.tiers.record import Header, header_length, parse
+
+MAX_EXTENT_BYTES, MAX_EXTENT_BLOCKS = 8 << 20, 64
+"""Larger extents are refused, unless they are one block."""
+_FIRST_WINDOW, LONGEST_WINDOW = 64, 1024
+_START_BYTES = 1024
+_MAX_HEADER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FoundExtent:
+    """Where an extent is.
+
+    Attributes:
+        place: Its key on the server.
+        header: Parsed and checked.
+        first: Its first block that continues the prefix.
+        key: The tenant's; None in the clear.
+    """
+
+    place: str
+    header: Header
+    first: int
+    key: bytes | None
+
+
+class PrefixSearch:
+    """Walks through the extents that a server has of a prefix, window by window."""
+
+    def __init__(
+        self, store: ByteStore, prefix: Prefix, key: bytes | None, place: Callable[[int], str]
+    ) -> None:
+        self._store, self._prefix, self._key, self._place = store, prefix, key, place
+        self._found = dict[int, tuple[str, Header, bytes]]()
+
+    def run(self, block: int) -> list[tuple[FoundExtent, int]]:
+        """Return extents from a block on, and how many of their blocks agree with the prefix."""
+        runs, window = list[tuple[FoundExtent, int]](), _FIRST_WINDOW
+        asked = max(0, block - look_back(self._prefix) + 1)
+        while block < self._prefix.num_blocks:
+            if block >= asked:
+                end = min(self._prefix.num_blocks, block + window)
+                self._ask(range(asked, end))
+                asked, window = end, min(2 * window, LONGEST_WINDOW)
+            count, first = self._best(block)
+            if not count:
+                break
+            place, header, _ = self._found[first]
+            runs.append((FoundExtent(place, header, block - first, self._key), count))
+            block += count
+        return runs
+
+    def num_from(self, block: int) -> int:
+        """Return how many blocks agree in the extent that begins with one."""
+        self._ask(range(block, block + 1))
+        return self._agreeing(block, block)
+
+    def _ask(self, blocks: range) -> None:
+        """Fetch the headers of extents that begin with one of these blocks."""
+        places = [self._place(block) for block in blocks]
+        starts = self._store.starts(places, _START_BYTES)
+        for block, place, start in zip(blocks, places, starts, strict=True):
+            header = parse(self._whole(place, start), 0) if start else None
+            opened = header.open(self._key) if header else None
+            if header is None or opened is None or header.first_block != block:
+                continue
+            is_own = header.namespace == self._prefix.namespace.digest
+            if is_own and opened[0] == self._prefix.digest_before(block):
+                self._found[block] = place, header, opened[1]
+
+    def _whole(self, place: str, start: bytes) -> bytes:
+        length = header_length(start)
+        if len(start) < length <= _MAX_HEADER_BYTES:
+            return self._store.get(place, 0, length)
+        return start
+
+    def _best(self, block: int) -> tuple[int, int]:
+        """Return how many blocks from one on agree in the best extent, and where that begins."""
+        earliest = max(0, block - look_back(self._prefix) + 1)
+        return max((self._agreeing(block, first), first) for first in range(earliest, block + 1))
+
+    def _agreeing(self, block: int, first: int) -> int:
+        if first not in self._found:
+            return 0
+        size, tokens = self._prefix.namespace.block_size, memoryview(self._found[first][2])
+        width = size * TOKEN_BYTES
+        wanted = memoryview(self._prefix.packed)[block * width : self._prefix.num_blocks * width]
+        return num_common_tokens(tokens[(block - first) * width :], wanted) // size
+
+
+def look_back(prefix: Prefix) -> int:
+    """Return how many blocks an extent may have: a reader looks for its beginning so far back."""
+    return max(1, min(MAX_EXTENT_BLOCKS, MAX_EXTENT_BYTES // prefix.namespace.block_bytes))
+
+
+def verify(
+    where: FoundExtent, first: int, answer: bytes, into: memoryview
+) -> tuple[int, LoadFault | None]:
+    """Check blocks and put them into the caller's memory; returns how many are good."""
+    header, width, size = where.header, where.header.stored_block_bytes, where.header.block_bytes
+    for index in range(len(into) // size):
+        stored = memoryview(answer)[index * width : (index + 1) * width]
+        place, block = into[index * size : (index + 1) * size], where.first + first + index
+        if len(stored) < width:
+            return index, LoadFault.SHORT
+        if not header.is_block(block, stored):
+            return index, LoadFault.CHECKSUM
+        if not header.sealed:
+            place[:] = stored
+        elif where.key is None or not header.unseal(where.key, block, stored, place):
+            return index, LoadFault.CHECKSUM
+    return len(into) // size, None
